@@ -17,12 +17,9 @@ from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Checkpoint
 from personae.engine.config import GenerationDefaults
-from personae.engine.graphs import CudaCapture, DecodeGraphs
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
-from personae.engine.runner import Runner
-from personae.engine.sampler import Sampler
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
@@ -32,7 +29,10 @@ from personae.engine.speculation.speculator import Speculator
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine
 from personae.engine.tokens import Tokenizer
-from personae.engine.warm_up import warm_up
+from personae.engine.worker.adapters import ReadAdapter
+from personae.engine.worker.graphs import CudaCapture, DecodeGraphs
+from personae.engine.worker.runner import Runner
+from personae.engine.worker.warm_up import warm_up
 from personae.errors import AdapterError, DriverError, LoadError
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.vocabulary import Vocabulary
@@ -102,7 +102,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     retokenizer = Retokenizer(tokenizer, vocabulary.tokens)
     engine_spec = EngineSpec(
         build_step_engine=EngineBuilder(
-            model, shapes, sizes, retokenizer, options.cuda_graphs, options.speculate
+            model, shapes, sizes, retokenizer, options.cuda_graphs, library.take, options.speculate
         ).build,
         build_scheduler=lambda: Scheduler(
             layout,
@@ -134,13 +134,15 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
 @dataclass(frozen=True, slots=True)
 class EngineBuilder:
     """Builds the engine of one epoch of the engine core after the other, around the one model. `graphs`:
-    on a GPU decode steps are captured. `speculate`: whether drafts are made, see `--speculate`."""
+    on a GPU decode steps are captured. `speculate`: whether drafts are made, see `--speculate`.
+    `read_adapter` has an adapter on the host."""
 
     model: Decoder
     shapes: LoraShapes
     sizes: Sizes
     retokenizer: Retokenizer
     graphs: bool
+    read_adapter: ReadAdapter
     speculate: str = "off"
 
     def build(self) -> StepEngine:
@@ -159,7 +161,6 @@ class EngineBuilder:
     def _within(self, memory: Memory, spare_ranks: int) -> StepEngine:
         model, sizes, device = self.model, self.sizes, self.model.device
         layout, on_gpu = sizes.layout, device.type == "cuda"
-        sampler = Sampler(layout.max_seqs, model.config.vocab_size, device)
         pool = LoraPool(
             self.shapes,
             capacity_rows=sizes.ranks,
@@ -174,10 +175,10 @@ class EngineBuilder:
         captures = on_gpu and self.graphs and model.capturable
         kv = KVCache(model.config.kv_specs, layout, sizes.kv_dtype, device, spare=captures, memory=memory)
         graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture(), SideStream()) if captures else None
-        runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)
+        runner = Runner(model, kv, layout, pool, self.read_adapter, graphs)
         if on_gpu:
             warm_up(runner)
-        return StepEngine(runner, sampler, self.retokenizer, self._speculator())
+        return StepEngine(runner, self.retokenizer, self._speculator())
 
     def _speculator(self) -> Speculator | None:
         if self.speculate == "off":

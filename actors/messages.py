@@ -22,7 +22,7 @@ from personae.engine.stats import SchedulerStats, StepTimings
 from personae.errors import PersonaeError
 from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarKey, GrammarSpec
-from personae.lora.adapter import Adapter
+from personae.lora.source import AdapterSource
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -403,9 +403,11 @@ class Execute(Message, frozen=True):
 
 
 class LoadAdapter(Message, frozen=True):
-    """From the adapter store: copy this adapter to the device and hold it; answered by `AdapterLoaded`."""
+    """From the adapter store: copy this adapter from where it lies to the device and hold it; answered by
+    `AdapterLoaded`."""
 
-    adapter: Adapter
+    adapter: str
+    source: AdapterSource
 
 
 class AdapterLoadFailed(Message, frozen=True):

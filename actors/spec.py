@@ -1,6 +1,6 @@
 """What a company plays from."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,14 +8,14 @@ from personae.actors.client import ModelCard
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.tokens import Tokenizer
+from personae.engine.worker.worker import AdapterMemory
 from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarKey, GrammarSpec
-from personae.lora.adapter import Adapter
-from personae.lora.stored import Pieces
+from personae.lora.source import AdapterSource
 
 
 class StepRunner(Protocol):
-    """What runs steps and holds adapters: `engine.step.StepEngine`, or a simulation of it.
+    """What runs steps: `engine.step.StepEngine`, or a simulation of it.
 
     A step is `prepare`, `forward`, `fill`, `sample`, `finish`; what travels between them is the device's own.
     """
@@ -30,8 +30,8 @@ class StepRunner(Protocol):
         """The sequences that sat a step out that is finished, and whose masks have come since; each once."""
 
     @property
-    def adapter_stats(self) -> tuple[int, int, int]:
-        """Adapters on the device, how many were copied there, how many left for others."""
+    def worker(self) -> AdapterMemory:
+        """Where the adapters are."""
 
     def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar], /) -> Any:
         """Apply the plan's changes; all that the host does for a step before the device begins."""
@@ -51,29 +51,6 @@ class StepRunner(Protocol):
     def finish(self, launched: Any, /) -> StepResult:
         """Wait for the step and read it."""
 
-    def placing(self, adapter: Adapter, /) -> Pieces:
-        """Copy an adapter to the device, a piece at a time, and hold it there; what the pieces end with is
-        still done beside, and steps have to wait for that before they name it."""
-
-    def discard(self, digest: str, /) -> None:
-        """Undo `placing`: what is done beside has failed."""
-
-    def release(self, digest: str, /) -> None:
-        """The adapter may be evicted."""
-
-    def short_of(self, adapter: Adapter, /) -> int:
-        """How many KV pages' memory would let it in without another leaving."""
-
-    def lending(self, pages: tuple[int, ...], /) -> Iterator[None]:
-        """Adapters may have the memory of these KV pages, after the last piece."""
-
-    def repay(self, count: int, /) -> tuple[int, ...]:
-        """Up to so many of the pages that were lent, or whole runs of them, as far as adapters that nobody
-        holds can leave."""
-
-    def giving_back(self, pages: tuple[int, ...], /) -> Iterator[None]:
-        """What is left to be done, a piece at a time, before pages that are repaid may be used."""
-
 
 class GrammarService(Protocol):
     """What compiles grammars and keeps them: `grammar.compiler.GrammarCompiler`, or a simulation of it."""
@@ -89,20 +66,20 @@ class GrammarService(Protocol):
 
 
 class AdapterProvider(Protocol):
-    """Where adapters come from: `lora.library.AdapterLibrary`, or a simulation of it."""
+    """Brings adapters to the host: `lora.library.AdapterLibrary`, or a simulation of it."""
 
     @property
     def kept(self) -> tuple[int, int]:
         """Adapters on the host, and their bytes."""
 
-    def get(self, digest: str, /) -> Adapter | None:
-        """The adapter if it is on the host."""
+    def find(self, digest: str, /) -> AdapterSource | None:
+        """Where the adapter lies, if it is on the host."""
 
-    def read(self, digest: str, /) -> Adapter:
-        """The adapter from disk; on a worker thread. Raises AdapterError."""
+    def read(self, digest: str, /) -> AdapterSource:
+        """Have the adapter on the host, from disk; on a worker thread. Raises AdapterError."""
 
-    def put(self, adapter: Adapter, /) -> None:
-        """Keep an adapter that was read."""
+    def forget_offered(self) -> None:
+        """Nobody will ask for what was found or read so far."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from personae.engine.runner import PackedStep
+from personae.engine.worker.worker import PackedStep
 from personae.grammar.backend import Binding
 from personae.grammar.sandbox.masks import RemoteMatcher
 

@@ -6,15 +6,15 @@ import numpy as np
 
 from personae.engine.logprobs import PromptLogprobs, prompt_logprobs
 from personae.engine.plan import StepPlan
-from personae.engine.runner import Forward, Runner
 from personae.engine.sequence import SequenceLog
+from personae.engine.worker.worker import Forward, Worker
 from personae.kernels.upload import upload
 
 PROMPT_LOGITS_ROWS = 256  # logits of prompt tokens are made this many at a time, to bound memory
 
 
 def prompt_logprobs_of(
-    plan: StepPlan, forward: Forward, logs: Mapping[int, SequenceLog], runner: Runner
+    plan: StepPlan, forward: Forward, logs: Mapping[int, SequenceLog], worker: Worker
 ) -> dict[int, PromptLogprobs]:
     """For each row that asks: an entry per prompt token that this chunk's logits (or none) precede.
     `logs`: by slot."""
@@ -30,8 +30,7 @@ def prompt_logprobs_of(
         parts = []
         for done in range(0, len(targets), PROMPT_LOGITS_ROWS):
             wanted = targets[done : done + PROMPT_LOGITS_ROWS]
-            hidden = forward.hidden[first + done : first + done + len(wanted)]
-            logits = runner.model.logits(hidden, runner.output_of([row.slot], [len(wanted)]))
-            parts.append(prompt_logprobs(logits, upload(np.array(wanted), hidden.device), top))
+            logits = worker.prompt_logits(forward, row.slot, first + done, len(wanted))
+            parts.append(prompt_logprobs(logits, upload(np.array(wanted), logits.device), top))
         found[index] = PromptLogprobs(row.start == 0, tuple(parts), top)
     return found

@@ -45,8 +45,15 @@ from personae.kernels.upload import upload
 
 MaskWords = NDArray[np.uint32]  # a row of a bitmask
 
+Commit = Callable[[Tensor, Tensor], None]
+"""Is told slots and their tokens, both [n] int64 on the device; see `Worker.commit`."""
+
 NOT_FINITE = "the model's logits are not finite"
 NOTHING_ALLOWED = "no token is allowed next: the grammar and the logits exclude all of them"
+
+
+def _nobody(slots: Tensor, tokens: Tensor) -> None:
+    """A Commit where no step follows."""
 
 
 class HostVerification(Protocol):
@@ -139,13 +146,15 @@ class SampledTokens:
 class Sampler:
     """Chooses tokens for up to `max_slots` sequences at a time. Belongs to one thread.
 
-    `last_tokens` [max_slots] int64 on the device holds what each slot sampled last: the next step's input.
+    `commit` is told the tokens, when they are final: they are the next step's input.
     """
 
-    def __init__(self, max_slots: int, vocab_size: int, device: torch.device | str) -> None:
+    def __init__(
+        self, max_slots: int, vocab_size: int, device: torch.device | str, commit: Commit = _nobody
+    ) -> None:
         self._device = torch.device(device)
         self._vocab_size = vocab_size
-        self.last_tokens = torch.zeros(max_slots, dtype=torch.int64, device=self._device)
+        self._commit = commit
         self._penalties = Penalties(max_slots, self._device)
         self._biases = Additions(max_slots, self._device)
         self._stops: dict[int, MaskWords] = {}  # of slots with min_tokens, as a row of a bitmask
@@ -222,7 +231,7 @@ class Sampler:
         (distinct, admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU
         [S, ceil(V / 32)], all ones in rows that nothing binds. `verifications` are rows with a grammar whose
         tokens are asked about before they are taken: then `settle` what is returned before the slots change
-        hands, or `last_tokens`, `bitmask` or the memory of `logits` are used. A row is a failure if a logit
+        hands, or `bitmask` or the memory of `logits` are used. A row is a failure if a logit
         that is allowed is a NaN or plus infinity, or none is allowed: it has no token, and no other row
         notices. (Where 32 in a row of the bitmask are not allowed, their logits may be anything.)
         """
@@ -252,10 +261,10 @@ class Sampler:
             if undecided:
                 kept = np.array([row for row in range(len(slot)) if row not in undecided], np.int64)
                 counted = np.array([row for row in penalised if row not in undecided], np.int64)
-                self.last_tokens[upload(slot[kept], self._device)] = tokens[upload(kept, self._device)]
+                self._commit(upload(slot[kept], self._device), tokens[upload(kept, self._device)])
             else:
                 counted = penalised
-                self.last_tokens[device_slots] = tokens
+                self._commit(device_slots, tokens)
             if len(counted):
                 self._penalties.record(slot[counted], _take(tokens, counted, self._device))
             if raw is None:

@@ -22,22 +22,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
+import msgspec
 import numpy as np
 import torch
 
-from personae.engine.adapter_memory import AdapterMemory
 from personae.engine.deferral import Deferrals
 from personae.engine.device_event import DeviceToHostEvent
 from personae.engine.exclusion import Exclusion, excludes
 from personae.engine.logprobs import PromptLogprobs
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.prompt_logprobs import prompt_logprobs_of
-from personae.engine.runner import Forward, PackedStep, Runner
 from personae.engine.sampler import HostVerification, SampledTokens, Sampler, TokenChoices
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.engine.speculation.forced import ForcedProposer, JumpForward, KnownToken, Retokenizer, jumps
 from personae.engine.speculation.speculator import Speculator
 from personae.engine.speculation.verification import DraftRow, Slots, verify
+from personae.engine.worker.known import KnownTokens
+from personae.engine.worker.worker import Forward, PackedStep, Worker
 from personae.grammar.backend import Binding, BoundGrammar, Matcher
 from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.masks import BitmaskPool, fill_masks
@@ -83,27 +84,25 @@ class LaunchedStep:
     drafted: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
-class StepEngine(AdapterMemory):
-    """Executes plans, in the order given: the runner, the sampler and the grammar matchers of every slot.
+class StepEngine:
+    """Executes plans, in the order given: the worker, the sampler and the grammar matchers of every slot.
 
     `runs_ahead`: the device computes by itself, so that reading a step can wait until the next is launched.
     `retokenizer` is how forced text is written; without it none is. `speculator` makes drafts.
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        sampler: Sampler,
-        retokenizer: Retokenizer | None = None,
-        speculator: Speculator | None = None,
+        self, worker: Worker, retokenizer: Retokenizer | None = None, speculator: Speculator | None = None
     ) -> None:
-        super().__init__(runner)
-        self.sampler = sampler
+        self.worker = worker
+        slots, vocab_size = worker.layout.max_seqs, worker.vocab_size
+        self.sampler = Sampler(slots, vocab_size, worker.device, worker.commit)
+        self._known = KnownTokens(slots, vocab_size)
         self._retokenizer = retokenizer
-        self.runs_ahead = runner.device.type != "cpu"
+        self.runs_ahead = worker.device.type != "cpu"
         self._bitmask: torch.Tensor | None = None  # of the step whose forward pass has begun
         self._sampled: tuple[SampledTokens, int, PackedStep] | None = None  # the last, maybe not settled yet
-        self._bitmasks = BitmaskPool(runner.layout.max_seqs, runner.model.config.vocab_size)
+        self._bitmasks = BitmaskPool(slots, vocab_size)
         self._logs: dict[int, SequenceLog] = {}
         self._matchers: dict[int, Binding] = {}
         self._jump_forwards: dict[int, JumpForward] = {}
@@ -140,22 +139,23 @@ class StepEngine(AdapterMemory):
             if isinstance(matcher := self._matchers.pop(slot, None), RemoteMatcher):
                 self._deferrals.leave(slot, matcher)
             self._jump_forwards.pop(slot, None)
-        self.runner.apply(plan)
         for admission in plan.admissions:
-            log = admission.log
-            self._logs[admission.slot] = log
-            self.sampler.admit(admission.slot, log)
-            if log.grammar is not None:
-                self._bind(admission.slot, log, grammars[log.tenant, log.grammar])
-            elif excludes(log.params):
-                self._matchers[admission.slot] = Exclusion(log, self.runner.model.config.vocab_size)
-            if self._speculator is not None and log.params.speculate:
-                self._follow(self._speculator, admission.slot, log)
-        if not plan.rows:
-            return None
-        if self._speculator is None:
-            return self.runner.pack(plan.rows)
-        return self.runner.pack(*self._speculator.resolve(plan.rows))
+            self._admit(admission.slot, admission.log, grammars)
+        if plan.rows and self._speculator is not None:
+            rows, self._known.guesses = self._speculator.resolve(plan.rows)
+            plan = msgspec.structs.replace(plan, rows=rows)
+        return self.worker.begin(plan, self._known)
+
+    def _admit(self, slot: int, log: SequenceLog, grammars: Mapping[GrammarKey, AnyGrammar]) -> None:
+        self._known.admit(slot, log)
+        self._logs[slot] = log
+        self.sampler.admit(slot, log)
+        if log.grammar is not None:
+            self._bind(slot, log, grammars[log.tenant, log.grammar])
+        elif excludes(log.params):
+            self._matchers[slot] = Exclusion(log, self.worker.vocab_size)
+        if self._speculator is not None and log.params.speculate:
+            self._follow(self._speculator, slot, log)
 
     def _follow(self, speculator: Speculator, slot: int, log: SequenceLog) -> None:
         """Make drafts for a sequence, but where masks come from another process."""
@@ -192,16 +192,16 @@ class StepEngine(AdapterMemory):
                 launched.drafted[index] = drafted
 
     def _bind(self, slot: int, log: SequenceLog, grammar: AnyGrammar) -> None:
-        longest = self.runner.layout.max_model_len
+        longest = self.worker.layout.max_model_len
         if isinstance(grammar, RemoteGrammar):
             self._matchers[slot] = grammar.begin(log.budget(longest), log.tokens[log.prompt_length :])
             self._deferrals.count += 1
             return
         self._matchers[slot] = matcher = replayed(grammar, log, longest)
-        if self._retokenizer is not None and jumps(log, self.runner.graphs is None):
+        if self._retokenizer is not None and jumps(log, self.worker.graphs is None):
             limit = log.prompt_length + log.budget(longest)
             self._jump_forwards[slot] = jump = JumpForward(matcher, log, limit, self._retokenizer)
-            self.runner.extend(slot, len(log.tokens), jump.pending)
+            self._known.extend(slot, len(log.tokens), jump.pending)
 
     def forward(self, packed: PackedStep | None, overlap: Callable[[], None] = _nothing) -> Forward | None:
         """Start the forward pass of what has been prepared. `overlap` is called once, while it runs: there
@@ -211,8 +211,8 @@ class StepEngine(AdapterMemory):
             return None
         self._settle()
         if not self.runs_ahead:
-            return self.runner.forward(packed, overlap, lambda: self._logit_mask(packed))
-        launched = self.runner.forward(packed)
+            return self.worker.forward(packed, overlap, lambda: self._logit_mask(packed))
+        launched = self.worker.forward(packed)
         overlap()
         return launched
 
@@ -287,8 +287,8 @@ class StepEngine(AdapterMemory):
         drafts = {}
         if forward.packed.drafts and sampled is not None:
             drafts = self._verify(forward, sampled, matchers, jumping)
-        prompts = prompt_logprobs_of(plan, forward, self._logs, self.runner)
-        arrival = DeviceToHostEvent(self.runner.device) if prompts else None
+        prompts = prompt_logprobs_of(plan, forward, self._logs, self.worker)
+        arrival = DeviceToHostEvent(self.worker.device) if prompts else None
         ends = forward.packed.sampled_ends
         return LaunchedStep(
             plan, sampled, rows, matchers, jumping, bitmask, prompts, arrival, ends=ends, drafts=drafts
@@ -309,7 +309,7 @@ class StepEngine(AdapterMemory):
         }
         self._settle()
         assert self._speculator is not None
-        slots = Slots(self.runner.known, self._speculator.ends, self.runner.extend)
+        slots = Slots(self._known.at, self._speculator.ends, self._known.extend)
         logits = forward.logits[len(packed.sampled_rows) :]
         verify(rows, sampled.read().tokens, logits, self.sampler, self._bitmasks, slots, _verifies)
         return rows
@@ -337,7 +337,7 @@ class StepEngine(AdapterMemory):
             drafts={others.index(i): drafts for i, drafts in packed.drafts.items()},
         )
         behind = range(len(packed.sampled_rows), len(packed.sampled))
-        logits = forward.logits[upload(np.array([*others, *behind], np.int64), self.runner.device)]
+        logits = forward.logits[upload(np.array([*others, *behind], np.int64), self.worker.device)]
         launched = self._sample(plan, Forward(fewer, forward.hidden, logits))
         return replace(launched, deferred=frozenset(packed.sampled_rows[i] for i in out))
 
@@ -345,7 +345,7 @@ class StepEngine(AdapterMemory):
         """What binds the rows that choose a token, which may be known."""
         chosen = []
         for slot, end in zip(packed.sampled_slots, packed.sampled_ends, strict=True):
-            known = self.runner.known(slot, end)
+            known = self._known.at(slot, end)
             chosen.append(self._matchers.get(slot) if known is None else KnownToken(known))
         return chosen
 
@@ -444,7 +444,7 @@ class StepEngine(AdapterMemory):
             return (token,) if accepted else None
         brought = jump.take(token)
         if brought is not None and len(brought) > 1:
-            self.runner.extend(slot, position, brought)
+            self._known.extend(slot, position, brought)
         return brought
 
 

@@ -7,12 +7,14 @@ refused, not served.
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 from personae.errors import AdapterError
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.mix import mixed, parts_of
 from personae.lora.peft import read_adapter
+from personae.lora.source import AdapterSource
 from personae.lora.stored import find, store
 from personae.lora.throttle import Rest, Throttle
 
@@ -27,9 +29,10 @@ class Prepare(Protocol):
 class AdapterLibrary:
     """Reads adapters from `folder`/digest, or from where `known` says, and keeps the latest used.
 
-    `read` may run on any thread; the others belong to one. At most `cache_bytes` are kept, but always the
-    latest, in the form that `prepare` gives them. `stored`: see AdapterBounds; of what can be stored nothing
-    is kept here, and `folder` has a file of it as soon as it was read.
+    Whoever wants one on the device has it found or read, on any thread, and hands its digest and source to a
+    worker, which takes it. At most `cache_bytes` are kept, but always the latest, in the form that `prepare`
+    gives them. `stored`: see AdapterBounds; of what can be stored nothing is kept here, and `folder` has a
+    file of it as soon as it was read.
     """
 
     def __init__(
@@ -49,51 +52,92 @@ class AdapterLibrary:
         self._stored = stored
         self._cache: OrderedDict[str, Adapter] = OrderedDict()
         self._bytes = 0
+        self._offered: dict[str, Adapter] = {}  # found or read, and not taken yet
+        self._lock = Lock()  # of the cache
 
-    def get(self, digest: str) -> Adapter | None:
-        """The adapter if it is on the host."""
-        if digest in self._cache:
+    def find(self, digest: str) -> AdapterSource | None:
+        """Where the adapter lies, if it is on the host; `take` will ask for it."""
+        with self._lock:
+            found = self._cache.get(digest)
+            if found is None:
+                return None
             self._cache.move_to_end(digest)
-        return self._cache.get(digest)
+        self._offered[digest] = found
+        return self._source(found)
 
     @property
     def kept(self) -> tuple[int, int]:
         """Adapters on the host, and their bytes."""
         return len(self._cache), self._bytes
 
-    def read(self, digest: str) -> Adapter:
-        """The adapter from disk. Raises AdapterError when it is not there or not what it was.
+    def read(self, digest: str) -> AdapterSource:
+        """Have the adapter on the host, from disk; `take` will ask for it. Raises AdapterError when it is not
+        there or not what it was."""
+        adapter = self._load(digest, self._folders(digest))
+        self.put(adapter)
+        self._offered[digest] = adapter
+        return self._source(adapter)
 
-        A mix is made of its parts as their files have them.
-        """
+    def take(self, digest: str, source: AdapterSource) -> Adapter:
+        """The adapter, from the host if it has just been found or read, or is kept; else from its source.
+        Raises AdapterError as `read` does."""
+        adapter = self._offered.pop(digest, None)
+        if adapter is None:
+            with self._lock:
+                adapter = self._cache.get(digest)
+        return self._load(digest, source.folders) if adapter is None else adapter
+
+    def forget_offered(self) -> None:
+        """Nobody will `take` what was found or read so far."""
+        self._offered.clear()
+
+    def put(self, adapter: Adapter) -> None:
+        """Keep an adapter that was read, unless it is still in its file; the least recently used leave."""
+        if adapter.stored is not None:
+            return
+        with self._lock:
+            old = self._cache.pop(adapter.digest, None)
+            self._cache[adapter.digest] = adapter
+            self._bytes += adapter.nbytes - (old.nbytes if old else 0)
+            while self._bytes > self._cache_bytes and len(self._cache) > 1:
+                self._bytes -= self._cache.popitem(last=False)[1].nbytes
+
+    def _folders(self, digest: str) -> tuple[str, ...]:
+        """Of the adapter, or of a mix's parts; none if it is not known where one of them is."""
+        parts = parts_of(digest) or [(digest, 1.0)]
+        folders = [self._known.get(part) or (self._folder and self._folder / part) for part, _ in parts]
+        return tuple(map(str, folders)) if all(folders) else ()
+
+    def _source(self, adapter: Adapter) -> AdapterSource:
+        return AdapterSource(self._folders(adapter.digest), adapter.stored is not None)
+
+    def _load(self, digest: str, folders: tuple[str, ...]) -> Adapter:
+        """In the form in which the host keeps it. A mix is made of its parts as their files have them."""
+        if not folders:
+            raise _gone(digest)
         throttle = Throttle()
         parts = parts_of(digest)
         if parts is None:
-            if (stored := self._find(digest)) is not None:
+            kind = None if digest in self._known or self._folder is None else self._stored
+            folder = Path(folders[0])
+            if kind is not None and (stored := find(folder, digest, self._shapes, kind)) is not None:
                 return stored
-            adapter = self._read(digest, throttle)
-            if (stored := self._store(adapter, throttle)) is not None:
-                return stored
+            adapter = self._read(digest, folder, throttle)
+            if kind is not None:
+                store(adapter, folder, self._shapes, kind, throttle.rest)
+                if (stored := find(folder, digest, self._shapes, kind)) is not None:
+                    return stored
         else:
-            adapter = mixed(digest, [(self._read(part, throttle), weight) for part, weight in parts])
+            read = [
+                (self._read(part, Path(folder), throttle), weight)
+                for (part, weight), folder in zip(parts, folders, strict=True)
+            ]
+            adapter = mixed(digest, read)
         return adapter if self._prepare is None else self._prepare(adapter, rest=throttle.rest)
 
-    def _find(self, digest: str) -> Adapter | None:
-        if self._stored is None or self._folder is None or digest in self._known:
-            return None
-        return find(self._folder / digest, digest, self._shapes, self._stored)
-
-    def _store(self, adapter: Adapter, throttle: Throttle) -> Adapter | None:
-        """The adapter from a file that is written now, where it may be."""
-        if self._stored is None or self._folder is None or adapter.digest in self._known:
-            return None
-        store(adapter, self._folder / adapter.digest, self._shapes, self._stored, throttle.rest)
-        return self._find(adapter.digest)
-
-    def _read(self, digest: str, throttle: Throttle) -> Adapter:
-        folder = self._known.get(digest) or (self._folder and self._folder / digest)
-        if folder is None or not folder.is_dir():
-            raise AdapterError(f"adapter {digest}: it is not there any more")
+    def _read(self, digest: str, folder: Path, throttle: Throttle) -> Adapter:
+        if not folder.is_dir():
+            raise _gone(digest)
         try:
             adapter = read_adapter(folder, self._shapes, throttle.rest)
         except OSError as error:
@@ -102,12 +146,6 @@ class AdapterLibrary:
             raise AdapterError(f"adapter {folder.name!r}: its files have changed since it was registered")
         return adapter
 
-    def put(self, adapter: Adapter) -> None:
-        """Keep an adapter that was read, unless it is still in its file; the least recently used leave."""
-        if adapter.stored is not None:
-            return
-        old = self._cache.pop(adapter.digest, None)
-        self._cache[adapter.digest] = adapter
-        self._bytes += adapter.nbytes - (old.nbytes if old else 0)
-        while self._bytes > self._cache_bytes and len(self._cache) > 1:
-            self._bytes -= self._cache.popitem(last=False)[1].nbytes
+
+def _gone(digest: str) -> AdapterError:
+    return AdapterError(f"adapter {digest}: it is not there any more")

@@ -39,7 +39,7 @@ from personae.actors.messages import (
 )
 from personae.actors.spec import AdapterProvider
 from personae.errors import AdapterError
-from personae.lora.adapter import Adapter
+from personae.lora.source import AdapterSource
 
 _AT_ONCE = 4  # adapters that are being read, have been and take memory, or wait for room
 _ON_THEIR_WAY = 32  # adapters at the front that are looked at, those among them that take no memory
@@ -86,6 +86,7 @@ class AdapterStore(Actor[Message]):
     async def started(self) -> None:
         """Forget what was meant for an earlier epoch."""
         self.drain()
+        self._library.forget_offered()
         self._readers = CapacityLimiter(_AT_ONCE)
 
     async def receive(self, message: Message) -> None:
@@ -164,28 +165,27 @@ class AdapterStore(Actor[Message]):
 
     def _begin(self, digest: str) -> None:
         self._line[digest] = "read"
-        adapter = self._library.get(digest)
-        if adapter is None:
+        source = self._library.find(digest)
+        if source is None:
             self._asked[digest] = (self._asked[digest][0], "disk")
             self.start_soon(self._read, digest)
         else:
-            self._offer(adapter)
+            self._offer(digest, source)
 
     async def _read(self, digest: str) -> None:
         try:
-            adapter = await self.in_thread(self._library.read, digest, limiter=self._readers)
+            source = await self.in_thread(self._library.read, digest, limiter=self._readers)
         except AdapterError as error:
             self._settle(digest, False, error.message)
         else:
-            self._library.put(adapter)
-            self._offer(adapter)
+            self._offer(digest, source)
         self._advance()
 
-    def _offer(self, adapter: Adapter) -> None:
-        if adapter.stored is not None:
-            self._line[adapter.digest] = "in its file"
-        self._tried[adapter.digest] = self._released
-        self._executor.tell(LoadAdapter(adapter))
+    def _offer(self, digest: str, source: AdapterSource) -> None:
+        if source.stored:
+            self._line[digest] = "in its file"
+        self._tried[digest] = self._released
+        self._executor.tell(LoadAdapter(digest, source))
 
     def _reads_again(self, digest: str) -> bool:
         """Whether an adapter that could not be placed from its file is made of the upload once more."""

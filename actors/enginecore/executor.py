@@ -38,8 +38,9 @@ from personae.actors.messages import (
 )
 from personae.actors.spec import StepRunner
 from personae.engine.stats import StepTimings
+from personae.engine.worker.worker import AdapterTicket
 from personae.errors import ActorStopped, AdapterError, Overloaded
-from personae.lora.adapter import Adapter
+from personae.lora.source import AdapterSource
 
 CHORE_SHARE = 0.2
 GRACE_SECONDS = 0.001  # for the next plan, while a device computes that runs ahead; and for chores
@@ -74,7 +75,7 @@ class Executor(ThreadActor[Message]):
         self._scheduler = scheduler
         self._store = store
         self._recorder = recorder
-        self._borrowing: deque[Adapter] = deque()  # asked for memory, in this order
+        self._borrowing: deque[AdapterTicket] = deque()  # asked for memory, in this order
         self._chores: deque[Iterator[None]] = deque()
         self._owed = 0  # pages that were asked back
         self._wanted = False  # the store was told so
@@ -91,32 +92,29 @@ class Executor(ThreadActor[Message]):
             pass
         self._recorder.clear()
         self._engine = self._build()
+        self._worker = self._engine.worker
 
     def receive(self, message: Message) -> None:
         """Run a step, or place or release an adapter; a `Look` has nothing of its own to do."""
         match message:
             case Execute():
                 self._execute(message)
-            case LoadAdapter(adapter=adapter):
-                if missing := self._engine.short_of(adapter):
-                    self._borrowing.append(adapter)
-                    self.post(self._scheduler, Borrow(missing))
-                else:
-                    self._chores.append(self._placing(adapter))
+            case LoadAdapter(adapter=digest, source=source):
+                self._load(digest, source)
             case Lend(pages=pages):
                 self._chores.append(self._placing(self._borrowing.popleft(), pages))
             case Repay(count=count):
                 self._owed += count
                 self._repay()
             case AdapterLoadFailed(adapter=digest, error=error):
-                self._engine.discard(digest)
-                self.post(self._store, AdapterLoaded(digest, False, error, *self._engine.adapter_stats))
+                self._worker.discard(digest)
+                self._refuse(digest, error)
             case Look():
                 self._looking = False
             case Release(adapters=digests):
                 self._wanted = False
                 for digest in digests:
-                    self._engine.release(digest)
+                    self._worker.release(digest)
                 self._repay()
         if self._unread is not None and not self._next_is_here():
             self._read()
@@ -163,31 +161,47 @@ class Executor(ThreadActor[Message]):
 
     def _repay(self) -> None:
         """Begin to hand back what is owed and can be had now; before other chores, as sequences wait."""
-        if self._owed and (pages := self._engine.repay(self._owed)):
+        if self._owed and (pages := self._worker.repay(self._owed)):
             self._owed = max(self._owed - len(pages), 0)
             self._chores.appendleft(self._repaying(pages))
-            self.post(self._store, AdaptersEvicted(*self._engine.adapter_stats))
+            self.post(self._store, AdaptersEvicted(*self._worker.adapter_stats))
         if self._owed and not self._wanted:
             self._wanted = True
             self.post(self._store, MemoryWanted())
 
     def _repaying(self, pages: tuple[int, ...]) -> Iterator[None]:
-        yield from self._engine.giving_back(pages)
+        yield from self._worker.giving_back(pages)
         self.post(self._scheduler, Repaid(pages))
 
-    def _placing(self, adapter: Adapter, borrowed: tuple[int, ...] = ()) -> Iterator[None]:
+    def _load(self, digest: str, source: AdapterSource) -> None:
+        """Begin to place an adapter, or ask for memory first."""
+        try:
+            ticket = self._worker.load_adapter(digest, source)
+        except AdapterError as error:
+            self._refuse(digest, error.message)
+            return
+        if missing := ticket.missing:
+            self._borrowing.append(ticket)
+            self.post(self._scheduler, Borrow(missing))
+        else:
+            self._chores.append(self._placing(ticket))
+
+    def _refuse(self, digest: str, error: str) -> None:
+        self.post(self._store, AdapterLoaded(digest, False, error, *self._worker.adapter_stats))
+
+    def _placing(self, ticket: AdapterTicket, borrowed: tuple[int, ...] = ()) -> Iterator[None]:
         placed, error, kind, arriving = False, None, "RequestFailed", None
         if borrowed:
-            yield from self._engine.lending(borrowed)
+            yield from self._worker.lending(borrowed)
             self._repay()
         try:
-            arriving = yield from self._engine.placing(adapter)
+            arriving = yield from ticket.pieces()
             placed = True
         except Overloaded:
             pass
         except AdapterError as refused:
             error, kind = refused.message, "AdapterUnusable"
-        answer = AdapterLoaded(adapter.digest, placed, error, *self._engine.adapter_stats, kind)
+        answer = AdapterLoaded(ticket.digest, placed, error, *self._worker.adapter_stats, kind)
         if arriving is None:
             self.post(self._store, answer)
         else:

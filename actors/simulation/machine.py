@@ -7,27 +7,25 @@ at its position, the seed and the position. So tokens are a pure function of the
 without any device), and a wrong page, a stale write, a missing token or KV of another tenant changes them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from zlib import crc32
 
 from msgspec.structs import replace
 
-from personae.actors.simulation.libraries import SimulatedGrammar
+from personae.actors.simulation.adapters import SimulatedAdapterMemory
+from personae.actors.simulation.grammars import SimulatedGrammar
 from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs, Trouble, Wrong
 from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.sequence import SequenceLog
-from personae.errors import GRAMMAR_TOO_SLOW, Overloaded
+from personae.errors import GRAMMAR_TOO_SLOW
 from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarKey
-from personae.lora.adapter import Adapter
-from personae.lora.stored import Pieces
 
 VOCABULARY = 64  # token 0 ends a sequence: an answer has 64 tokens on average, if nothing else ends it
 EOS = (0,)
 MASK_SECONDS = 0.4  # an answer whose next mask takes longer fails
-ADAPTER_PAGES = 3  # of the KV cache, whose memory one adapter takes
 
 
 def owner_cell(log: SequenceLog) -> int:
@@ -92,8 +90,8 @@ class SimulatedStep(NamedTuple):
 
 
 class SimulatedDevice:
-    """`actors.script.Device` without a model. `adapters` is how many it holds, and one more for every
-    `ADAPTER_PAGES` that are lent to it; a step takes `drag` times as long as it should.
+    """`actors.spec.StepRunner` without a model. `adapters` is how many it holds; a step takes `drag` times as
+    long as it should.
 
     Raises Wrong when a plan breaks its contract.
     """
@@ -110,19 +108,15 @@ class SimulatedDevice:
         self.layout = layout
         self.runs_ahead = costs.runs_ahead
         self.slots: dict[int, Slot] = {}
-        self.held: set[str] = set()
         self.busy = 0.0  # seconds that the device has computed
         self._costs = costs
-        self._capacity = adapters
         self._threads = threads
         self._trouble = trouble
         self._drag = drag
         self._cells: list[list[int]] = [[0] * layout.page_size for _ in range(layout.num_pages)]
         self._readers = [0] * layout.num_pages  # slots whose table has the page
-        self._resident: dict[str, None] = {}  # least recently placed first
+        self.worker = SimulatedAdapterMemory(layout, adapters, costs, threads, self._overwrite)
         self._free_at = 0.0
-        self._copied = 0
-        self._lent: list[int] = []
         self._sitting: dict[int, int | None] = {}  # slots, by the step they sit out; None: it is finished
 
     @property
@@ -181,8 +175,8 @@ class SimulatedDevice:
         if computed > self.layout.max_batch_tokens:
             raise Wrong(f"{computed} tokens in one step of at most {self.layout.max_batch_tokens}")
         adapters.discard(None)
-        if not adapters <= self.held:
-            raise Wrong(f"computed with adapters that are not on the device: {adapters - self.held}")
+        if not adapters <= self.worker.held:
+            raise Wrong(f"computed with adapters that are not on the device: {adapters - self.worker.held}")
         costs = self._costs
         seconds = self._drag() * self._trouble.slowed(
             costs.step + computed * costs.token + len(plan.rows) * costs.row
@@ -229,6 +223,10 @@ class SimulatedDevice:
                 self._sitting[number] = None
         return launched.result
 
+    def _overwrite(self, page: int) -> None:
+        """It is lent."""
+        self._cells[page] = [-1] * self.layout.page_size
+
     def _apply(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar]) -> None:
         for number in plan.reclaimed:
             self._readers[self.slots[number].pages.pop()] -= 1
@@ -252,7 +250,7 @@ class SimulatedDevice:
         for source, target in plan.copies:
             if self._readers[target]:
                 raise Wrong(f"page {target} is copied to while a sequence reads it")
-            if source in self._lent or target in self._lent:
+            if source in self.worker.lent or target in self.worker.lent:
                 raise Wrong(f"page {source} is copied to {target}, and one of them is lent")
             self._cells[target] = list(self._cells[source])
 
@@ -291,7 +289,7 @@ class SimulatedDevice:
 
     def _compute(self, slot: Slot, row: Row, index: int, failures: dict[int, str]) -> None:
         for page in row.pages:
-            if page in self._lent:
+            if page in self.worker.lent:
                 raise Wrong(f"page {page} is lent and given to sequence {slot.log.id}")
             self._readers[page] += 1
         slot.pages += row.pages
@@ -384,78 +382,3 @@ class SimulatedDevice:
             if self._cells[slot.pages[position // size]][position % size] != cell:
                 raise Wrong(f"sequence {slot.log.id} was given another's KV for position {position}")
         slot.cell = cell
-
-    # Adapters
-
-    @property
-    def adapter_stats(self) -> tuple[int, int, int]:
-        """Adapters on the device, how many were copied there, how many left for others."""
-        return len(self._resident), self._copied, self._copied - len(self._resident)
-
-    def placing(self, adapter: Adapter) -> Pieces:
-        """In two pieces. Raises Overloaded, in the first, when held adapters fill the device."""
-        digest = adapter.digest
-        if digest not in self.held:
-            if digest not in self._resident:
-                while len(self._resident) >= self._places and self._evict():
-                    pass
-                if len(self._resident) >= self._places:
-                    raise Overloaded("no room for another adapter")
-                self._resident[digest] = None
-                self._copied += 1
-                self.held.add(digest)
-                self._threads.sleep(self._costs.place / 2)
-                yield
-                self._threads.sleep(self._costs.place / 2)
-            self.held.add(digest)
-            self._resident[digest] = self._resident.pop(digest)
-        return None
-
-    def discard(self, digest: str) -> None:
-        """Nothing is done beside, so nothing fails."""
-        raise AssertionError(f"{digest} was placed when its pieces ended")
-
-    def release(self, digest: str) -> None:
-        """It may go."""
-        self.held.discard(digest)
-
-    @property
-    def _places(self) -> int:
-        return self._capacity + len(self._lent) // ADAPTER_PAGES
-
-    def _evict(self) -> bool:
-        """The one placed first of those that nobody holds leaves, if there is one."""
-        victim = next((name for name in self._resident if name not in self.held), None)
-        if victim is not None:
-            del self._resident[victim]
-        return victim is not None
-
-    def short_of(self, adapter: Adapter) -> int:
-        """Pages that make a place, if there is none."""
-        full = self.layout.lendable and len(self._resident) >= self._places
-        return ADAPTER_PAGES if full and adapter.digest not in self._resident else 0
-
-    def lending(self, pages: tuple[int, ...]) -> Iterator[None]:
-        """They are overwritten, one after the other."""
-        for page in pages:
-            if page in self._lent:
-                raise Wrong(f"page {page} is lent twice")
-            self._cells[page] = [-1] * self.layout.page_size
-            yield
-        self._lent += pages
-
-    def repay(self, count: int) -> tuple[int, ...]:
-        """As many as adapters do not take."""
-        while (free := self._unused()) < min(count, len(self._lent)) and self._evict():
-            pass
-        pages = tuple(self._lent[: min(free, count)])
-        del self._lent[: len(pages)]
-        return pages
-
-    def giving_back(self, pages: tuple[int, ...]) -> Iterator[None]:
-        """One piece."""
-        yield
-
-    def _unused(self) -> int:
-        beyond = max(len(self._resident) - self._capacity, 0)
-        return len(self._lent) - beyond * ADAPTER_PAGES

@@ -39,8 +39,9 @@ from personae.actors.replicas.placement.random import RandomPlacement
 from personae.actors.replicas.replica import ReplicaState
 from personae.actors.replicas.replica_set import ReplicaSet
 from personae.actors.replicas.scaling import ReplicaScaler
+from personae.actors.simulation.adapters import SimulatedAdapters
 from personae.actors.simulation.faults import Faults
-from personae.actors.simulation.libraries import SimulatedAdapters, SimulatedGrammars
+from personae.actors.simulation.grammars import SimulatedGrammars
 from personae.actors.simulation.loop import SimulationLoop
 from personae.actors.simulation.machine import EOS, VOCABULARY, SimulatedDevice, Truth
 from personae.actors.simulation.process import SimulatedProcess
@@ -391,8 +392,8 @@ class World:
                 if isinstance(store, AdapterStore)
                 for digest in store._idle
             }
-            if device.held != held:
-                raise Wrong(f"all have ended, the device holds {device.held}, and the store {held}")
+            if device.worker.held != held:
+                raise Wrong(f"all have ended, the device holds {device.worker.held}, and the store {held}")
             if device.slots:
                 raise Wrong(f"all have ended, and slots are still taken: {list(device.slots)}")
 

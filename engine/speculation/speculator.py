@@ -6,7 +6,6 @@ known when it was made. Here it is, before the rows are packed.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -18,19 +17,9 @@ from personae.engine.speculation.prediction import PredictionProposer
 from personae.engine.speculation.proposer import Proposer
 from personae.engine.speculation.slot import SlotState
 from personae.engine.stats import MAX_DRAFTS
+from personae.engine.worker.known import Guess
 
 Propose = Callable[[SequenceLog], Sequence[Proposer]]
-
-
-class Guess(NamedTuple):
-    """What a row computes of a slot whose tokens the host knows: `tokens` are its input, of which the last
-    ones are `drafts`."""
-
-    tokens: tuple[int, ...]
-    drafts: tuple[int, ...]
-
-
-NO_GUESSES: dict[int, Guess] = {}
 
 
 def own_text(log: SequenceLog) -> tuple[Proposer, ...]:

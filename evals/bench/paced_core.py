@@ -57,7 +57,7 @@ def paced(engine_spec: EngineSpec, seconds: float) -> EngineSpec:
 
     def build() -> StepEngine:
         engine: Any = engine_spec.build_step_engine()
-        engine.runner.model = PacedModel(engine.runner.model.config, seconds)
+        engine.worker.model = PacedModel(engine.worker.model.config, seconds)
         return cast(StepEngine, engine)  # but for its model
 
     return replace(engine_spec, build_step_engine=build)

@@ -36,6 +36,7 @@ from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.engine.stats import SchedulerStats
 from personae.engine.step import StepEngine
+from personae.lora.stored import finished
 
 WARM_UP = 8  # steps
 PROMPTS = 8  # tokens a row, from which on a step mostly reads prompts
@@ -91,7 +92,7 @@ def engine_parts(
     engine, scheduler, parts = engine_spec.build_step_engine(), engine_spec.build_scheduler(), Parts(clock)
     assert isinstance(engine, StepEngine)
     for digest in digests(engine_spec):
-        engine.place(engine_spec.library.read(digest))
+        finished(engine.worker.load_adapter(digest, engine_spec.library.read(digest)).pieces())
     for log in logs(engine_spec, rows, mixed, prompt, steps):
         scheduler.add(log)
     while True:

@@ -18,6 +18,7 @@ from personae.engine.sequence import Delta, SequenceLog, TokenLogprobs
 from personae.engine.speculation.forced import Retokenizer
 from personae.engine.step import StepEngine, by_tenant
 from personae.engine.tokens import Tokenizer
+from personae.engine.worker.runner import Runner
 from personae.errors import GrammarError
 from personae.evals.tenants.making import AdapterMaker
 from personae.grammar.compiler import GrammarCompiler
@@ -27,6 +28,7 @@ from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter
 from personae.lora.peft import CONFIG_FILE, read_adapter
+from personae.lora.source import AdapterSource
 from personae.lora.stacking import stacked
 
 LONGEST = 192  # tokens of a sequence
@@ -50,6 +52,12 @@ class ObservedStream:
         self.prompt_logprobs += delta.prompt_logprobs
         if delta.finish is not None:
             self.end = delta.finish, delta.error
+
+
+def device_of(engine: StepEngine) -> Runner:
+    """Its only worker."""
+    assert isinstance(engine.worker, Runner)
+    return engine.worker
 
 
 class EngineFixture:
@@ -93,10 +101,13 @@ class EngineFixture:
         `speculate`: as `--speculate`."""
         sizes = Sizes(layout, self.model.dtype, 0, ranks, 0, 0)
         engine = EngineBuilder(
-            self.model, self._shapes, sizes, self._retokenizer, graphs=False, speculate=speculate
+            self.model, self._shapes, sizes, self._retokenizer, False, self._taken, speculate
         ).build()
-        engine.runner.kv.data.fill_(torch.nan)
+        device_of(engine).kv.data.fill_(torch.nan)
         return engine
+
+    def _taken(self, digest: str, source: AdapterSource) -> Adapter:
+        return self.adapters[digest]
 
     def alone(self, log: SequenceLog) -> ObservedStream:
         """One sequence on a new engine: whole prompt at once, then a token a step, each read before the next
@@ -104,7 +115,7 @@ class EngineFixture:
         layout = MemoryLayout(LONGEST // 16, 16, 1, LONGEST, LONGEST)
         engine, scheduler = self.engine(layout, self.ranks[-1]), Scheduler(layout, VirtualTokenCounters())
         if log.adapter is not None:
-            assert engine.place(self.adapters[log.adapter])
+            assert device_of(engine).place(self.adapters[log.adapter])
         stream = ObservedStream()
         scheduler.add(replace(log, after=None))
         while (plan := scheduler.plan()) is not None:

@@ -8,14 +8,14 @@ from random import Random
 from msgspec.structs import replace
 
 from personae.engine.plan import StepPlan
-from personae.engine.runner import PackedStep
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import LaunchedStep, by_tenant
-from personae.evals.isolation.fixture import EngineFixture, ObservedStream
+from personae.engine.worker.worker import PackedStep
+from personae.evals.isolation.fixture import EngineFixture, ObservedStream, device_of
 from personae.evals.isolation.traffic import IsolationScenario
 
 
@@ -69,7 +69,7 @@ class Load:
         """The next request, if there is room for its adapter."""
         log = self._coming[0]
         if log.adapter is not None:
-            if not self._engine.place(self._fixture.adapters[log.adapter]):
+            if not device_of(self._engine).place(self._fixture.adapters[log.adapter]):
                 return False
             self._held[log.adapter] += 1
         self._live[log.id] = self._coming.popleft()
@@ -87,7 +87,7 @@ class Load:
         task = self._queue.popleft()
         if isinstance(task, str):
             if not self._held[task]:
-                self._engine.release(task)
+                self._engine.worker.release(task)
             return True
         packed = self._engine.prepare(task, by_tenant(task, self._fixture.grammars))
         forward = self._engine.forward(packed, partial(self._overlap, packed))
@@ -140,4 +140,4 @@ class Load:
         self.happened["preemptions"] += self._scheduler.counters.preemptions
         self.happened["jumped tokens"] += self._scheduler.counters.jumped
         self.happened["right drafts"] += self._scheduler.counters.accepted_tokens
-        self.happened["adapters evicted"] += self._engine.adapter_stats[2]
+        self.happened["adapters evicted"] += self._engine.worker.adapter_stats[2]

@@ -24,6 +24,7 @@ from personae.actors.spec import EngineSpec, StepRunner
 from personae.api.bundled import DEMO
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
+from personae.engine.worker.runner import Runner
 from personae.evals.tenants.making import AdapterMaker
 from personae.evals.tenants.scale import FEW, RANKS, popularity, say
 from personae.lora.adapter import Adapter, LoraShapes
@@ -87,6 +88,7 @@ def main(
     assembly = assemble(options)
     engine_spec, maker = assembly.engine_spec, AdapterMaker(model, tuple(targets.split(",")))
     engine = engine_spec.build_step_engine()
+    assert isinstance(engine.worker, Runner)
     rng = random.Random(0)
     mixes = [
         [rng.choices(range(count), popularity(count), k=rows) for count in (FEW, adapters)]
@@ -95,8 +97,7 @@ def main(
     digests: dict[int, str] = {}
     for number in sorted({number for pair in mixes for mix in pair for number in mix}):
         adapter = made(maker, assembly.bounds.shapes, number)
-        for _ in engine.placing(adapter):
-            pass
+        assert engine.worker.place(adapter)
         digests[number] = adapter.digest
     found: dict[str, list[tuple[float, float]]] = {"base": [], f"{FEW}": [], f"{adapters}": []}
     for pair in mixes:

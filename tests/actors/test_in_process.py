@@ -34,6 +34,7 @@ from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine
 from personae.errors import GrammarError, Overloaded
 from personae.grammar.spec import GrammarSpec
+from personae.lora.adapter import Adapter
 from personae.lora.library import AdapterLibrary
 from personae.lora.stored import PageReader, store
 
@@ -252,13 +253,17 @@ async def test_streams_go_on_between_the_pieces_of_a_cold_adapter(
         assert steps > pieces // 4
 
 
+def taken(engine_spec: EngineSpec, digest: str) -> Adapter:
+    return engine_spec.library.take(digest, engine_spec.library.read(digest))
+
+
 async def test_streams_go_on_while_a_thread_reads_a_cold_adapter_into_its_place(
     assembly: Assembly, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine_spec = assembly.engine_spec
     digest = engine_spec.models[NAMES[0]].adapter
     (tmp_path / digest).mkdir()
-    store(engine_spec.library.read(digest), tmp_path / digest, assembly.bounds.shapes, "F32")
+    store(taken(engine_spec, digest), tmp_path / digest, assembly.bounds.shapes, "F32")
     target = AdapterLibrary(assembly.bounds.shapes, {}, tmp_path, 0, stored="F32")
     goes_on = threading.Event()
     fill = PageReader._fill
@@ -271,7 +276,9 @@ async def test_streams_go_on_while_a_thread_reads_a_cold_adapter_into_its_place(
     async with open_in_process(engine_spec) as client:
         expected = await play(client, [cold])
     monkeypatch.setattr(PageReader, "_fill", filling)
-    async with open_in_process(replace(engine_spec, library=target)) as client:
+    builder = replace(engine_spec.build_step_engine.__self__, read_adapter=target.take)
+    from_file = replace(engine_spec, library=target, build_step_engine=builder.build)
+    async with open_in_process(from_file) as client:
         answers: dict[str, Any] = {}
 
         async def ask() -> None:

@@ -91,7 +91,7 @@ def nothing_is_left(server: Running, engines: list[StepEngine]) -> None:
 
     eventually(idle, "no sequence and no page in use")
     (engine,) = engines
-    pool = engine.runner.adapters
+    pool = engine.worker.adapters
     used = server.client.stats()
     assert (used.adapter_running, used.adapter_waiting) == (Counter(), Counter())
     # The store holds those that are idle, once each; nobody else does.

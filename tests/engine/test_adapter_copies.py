@@ -32,7 +32,7 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 def poison(harness: EngineHarness) -> None:
     """What has not been written shows."""
-    for stack in harness.engine.runner.adapters.stacks.values():
+    for stack in harness.engine.worker.adapters.stacks.values():
         stack.a.fill_(torch.nan)
         stack.b.fill_(torch.nan)
 
@@ -105,7 +105,7 @@ def test_graphs_wait_until_all_has_arrived_and_are_used_then(
 def test_pages_that_change_hands_on_the_way_are_the_last_one_s(base: Path, adapters: dict[str, Path]) -> None:
     copies = LateCopies()
     harness = EngineHarness(base, copies=copies)
-    pool = harness.engine.runner.adapters
+    pool = harness.engine.worker.adapters
     shapes = harness.shapes
     first, second = (read_adapter(adapters[name], shapes) for name in ("rank-64", "rank-8-attention"))
     pool.load(first)
@@ -135,9 +135,9 @@ def test_what_was_made_ready_when_it_was_read_is_on_the_device_bit_for_bit(
         assert ready.nbytes == read.nbytes * dtype.itemsize // 4
         with monkeypatch.context() as patch:
             patch.setattr(copies, "host", None)  # there is nothing left to be done on the host
-            assert prepared.engine.place(ready)
+            assert prepared.engine.worker.place(ready)
     copies.arrive(len(copies))
-    pools = [harness.engine.runner.adapters for harness in (plain, prepared)]
+    pools = [harness.engine.worker.adapters for harness in (plain, prepared)]
     for module, stack in pools[0].stacks.items():
         other = pools[1].stacks[module]
         for slot in range(len(adapters)):

@@ -122,7 +122,7 @@ def test_answers_are_those_of_a_cpu_whatever_is_late(late: Late, base, adapters,
         assert differing(found, truth) == []
         assert gpu.machine.compiled == ready, "the warm-up left kernels for the first request to compile"
         assert gpu.machine.captures == [1, 2] * 8, "one stream for base rows, two with adapters"
-        runner = engine.engine.runner
+        runner = engine.engine.worker
         assert runner.graphs is not None
         assert runner.graphs._capture is not None, "graphs were given up"
         runner.adapters.check_integrity()
@@ -141,8 +141,8 @@ def test_chunks_of_prompts_preemption_forks_and_eviction_change_nothing(
         engine = DryEngine(gpu, base, adapters, dtype="float32", max_seqs=5, **tight)
         assert engine.layout.num_pages == 20
         ready, copied = set(gpu.machine.compiled), []
-        copy_pages = engine.engine.runner.kv.copy_pages
-        engine.engine.runner.kv.copy_pages = lambda pairs: copied.extend(pairs) or copy_pages(pairs)  # type: ignore[method-assign]
+        copy_pages = engine.engine.worker.kv.copy_pages
+        engine.engine.worker.kv.copy_pages = lambda pairs: copied.extend(pairs) or copy_pages(pairs)  # type: ignore[method-assign]
         logs = {log.id: log for log in scene(engine, compiled)}
         found: Answers = {}
         for names in (("rank-64", "rslora"), ("rank-1", "dora"), ("rank-64", "rank-8-attention")):
@@ -154,9 +154,9 @@ def test_chunks_of_prompts_preemption_forks_and_eviction_change_nothing(
             found |= engine.play(mine)
             found |= engine.play([logs["drawn"]])  # whose prompt's pages are there already
             for digest in digests:
-                engine.engine.release(digest or "")
+                engine.engine.worker.release(digest or "")
         assert differing(found, truth) == []
-        assert engine.engine.adapter_stats[2] > 0, "nobody was evicted"
+        assert engine.engine.worker.adapter_stats[2] > 0, "nobody was evicted"
         assert copied, "no page was copied"
         assert gpu.machine.compiled == ready
 
@@ -185,7 +185,7 @@ def test_a_step_waits_once_for_its_tokens_and_for_nothing_else(base, adapters) -
 def test_an_adapter_with_dora_is_placed_without_waiting_for_steps_launched_meanwhile(base, adapters) -> None:
     with PaperGpu(SMALL) as gpu:
         engine = DryEngine(gpu, base, adapters, **SIZES)
-        pieces = engine.engine.placing(engine.adapter("dora"))
+        pieces = engine.engine.worker.placing(engine.adapter("dora"))
         next(pieces)
         overlap = torch.zeros(1, device="cuda")
         overlap += 1

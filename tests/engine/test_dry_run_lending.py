@@ -19,7 +19,7 @@ from paper_gpu import Late, Mistake, PaperGpu  # noqa: E402
 from tiny_adapters import make_adapter_folder  # noqa: E402
 from tiny_models import model_folder  # noqa: E402
 
-from personae.engine import adapter_memory  # noqa: E402
+from personae.engine.worker import adapters as adapter_memory  # noqa: E402
 from personae.kernels.registry import reference_only  # noqa: E402
 from personae.lora import copies  # noqa: E402
 
@@ -72,17 +72,17 @@ def lending_engine(gpu: PaperGpu, base: Path, adapters: Path) -> DryEngine:
 def place(engine: DryEngine, name: str) -> None:
     """As the executor does."""
     adapter = engine.adapter(name)
-    if missing := engine.engine.short_of(adapter):
+    if missing := engine.engine.worker.short_of(adapter):
         pages = engine.scheduler.lend(missing)
-        for _ in engine.engine.lending(pages):
+        for _ in engine.engine.worker.lending(pages):
             pass
     engine.place(name)
 
 
 def repay(engine: DryEngine, count: int) -> int:
     """As the executor does; how many pages came back."""
-    pages = engine.engine.repay(count)
-    for _ in engine.engine.giving_back(pages):
+    pages = engine.engine.worker.repay(count)
+    for _ in engine.engine.worker.giving_back(pages):
         pass
     engine.scheduler.take_back(pages)
     engine.scheduler.check_integrity()
@@ -95,13 +95,13 @@ def lending_to_and_fro(late: Late, base: Path, adapters: Path) -> dict[str, list
     with PaperGpu(24 << 20, late=late, granule=GRANULE) as gpu:
         engine = lending_engine(gpu, base, adapters)
         assert gpu.driver is not None
-        mapped, pool = gpu.driver.held, engine.engine.runner.adapters
+        mapped, pool = gpu.driver.held, engine.engine.worker.adapters
         ready = set(gpu.machine.compiled)
         for _ in range(2):
             for name in NAMES:
                 place(engine, name)
                 found |= {id: one.tokens for id, one in engine.play(logs(engine, name)).items()}
-                engine.engine.release(engine.cards[name].adapter or "")
+                engine.engine.worker.release(engine.cards[name].adapter or "")
                 pool.check_integrity()
                 assert gpu.driver.held <= mapped + pool.budget
             assert engine.scheduler.pages_lent > 0
@@ -111,9 +111,9 @@ def lending_to_and_fro(late: Late, base: Path, adapters: Path) -> dict[str, list
             found |= {id: one.tokens for id, one in engine.play([*logs(engine, None), *load(engine)]).items()}
             repay(engine, PAGES)
             assert engine.scheduler.pages_lent == 0
-        assert engine.engine.adapter_stats[2] > 0
+        assert engine.engine.worker.adapter_stats[2] > 0
         assert gpu.machine.compiled == ready
-        graphs = engine.engine.runner.graphs
+        graphs = engine.engine.worker.graphs
         assert graphs is not None
         assert graphs._capture is not None, "graphs were given up"
     return found
@@ -138,11 +138,11 @@ def taken_from_a_step_in_flight(what: str, base: Path, adapters: Path) -> list[i
         assert plan is not None
         launched = core.sample(plan, core.forward(core.prepare(plan, {})))
         if what == "pages":
-            taken = core.lending(plan.rows[0].pages[: engine.layout.run])
+            taken = core.worker.lending(plan.rows[0].pages[: engine.layout.run])
         else:
-            core.release(digest)
-            core.runner.adapters.unload(digest)
-            taken = core.giving_back(())
+            core.worker.release(digest)
+            core.worker.adapters.unload(digest)
+            taken = core.worker.giving_back(())
         for _ in taken:
             pass
         return [token for row in core.finish(launched).tokens for token in row]
@@ -183,7 +183,7 @@ def test_a_gpu_without_the_driver_serves_with_fixed_shares_and_says_so(base, ada
             place(engine, name)
             found = engine.play(logs(engine, name))
             assert {id: one.tokens for id, one in found.items()}.items() <= truth.items()
-            engine.engine.release(engine.cards[name].adapter or "")
+            engine.engine.worker.release(engine.cards[name].adapter or "")
         assert len(engine.held) == 1
     assert [r.levelname for r in caplog.records if "fixed shares" in r.message] == ["WARNING"]
 
@@ -197,11 +197,11 @@ def test_a_driver_that_fails_at_the_start_leaves_fixed_shares(
         gpu.driver.fails.add(call)
         engine = DryEngine(gpu, base, adapters, kv_memory=PAGES * 16384, adapter_memory=290_000, **SIZES)
         for name in NAMES[:2]:
-            assert not engine.engine.short_of(engine.adapter(name))
+            assert not engine.engine.worker.short_of(engine.adapter(name))
             place(engine, name)
             found = engine.play(logs(engine, name))
             assert {id: one.tokens for id, one in found.items()}.items() <= truth.items()
-            engine.engine.release(engine.cards[name].adapter or "")
+            engine.engine.worker.release(engine.cards[name].adapter or "")
         assert len(engine.held) == 1
     warnings = [r.message for r in caplog.records if "fixed shares" in r.message]
     assert len(warnings) == 1

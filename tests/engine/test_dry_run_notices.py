@@ -22,9 +22,9 @@ from tiny_adapters import ZOO, make_adapter_folder  # noqa: E402
 from tiny_models import model_folder  # noqa: E402
 
 from personae.actors import assembly  # noqa: E402
-from personae.engine import graphs, runner  # noqa: E402
 from personae.engine.device_event import DeviceToHostEvent  # noqa: E402
 from personae.engine.layers.norm import RMSNorm  # noqa: E402
+from personae.engine.worker import graphs, runner  # noqa: E402
 from personae.kernels import upload  # noqa: E402
 from personae.kernels.side_stream import SideStream  # noqa: E402
 from personae.kernels.triton import sgmv  # noqa: E402
@@ -61,7 +61,7 @@ def answers(base: Path, adapters: Path, late: Late = Late.ALL) -> tuple[DryEngin
             found += [
                 one.tokens for one in engine.play([*logs, engine.log(name, [5], max_tokens=6)]).values()
             ]
-            engine.engine.release(engine.cards[name].adapter or "")
+            engine.engine.worker.release(engine.cards[name].adapter or "")
         return engine, found
 
 

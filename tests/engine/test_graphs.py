@@ -15,10 +15,10 @@ from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import model_folder
 
 from personae.engine.config import read_config
-from personae.engine.graphs import DecodeGraphs, buckets, check
 from personae.engine.kv import KVCache
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
+from personae.engine.worker.graphs import DecodeGraphs, buckets, check
 from personae.kernels import registry
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
@@ -57,13 +57,13 @@ def tokens(played: dict[str, Played]) -> dict[str, list[int]]:
 
 def pages(harness: EngineHarness) -> torch.Tensor:
     """The cache without its spare page."""
-    kv = harness.engine.runner.kv
+    kv = harness.engine.worker.kv
     return kv.data[:, :, : kv.num_pages]
 
 
 def standing(harness: EngineHarness) -> set[int]:
     """The memory that stays where it is for as long as the engine lives."""
-    runner = harness.engine.runner
+    runner = harness.engine.worker
     model, pool, graphs = runner.model, runner.adapters, runner.graphs
     assert graphs is not None
     weight_pools = [(stack.a, stack.b, stack.table.rank, stack.table.pages) for stack in pool.stacks.values()]
@@ -126,7 +126,7 @@ def test_rows_come_and_go_and_unused_ones_touch_no_page(base, adapters, capture)
 def test_every_step_reads_and_writes_the_same_addresses_and_they_stay(base, adapters, capture) -> None:
     harness = EngineHarness(base, adapters, capture=capture)
     harness.play(cast(harness, ["rslora", None, None], "one"))
-    graphs = harness.engine.runner.graphs
+    graphs = harness.engine.worker.graphs
     assert graphs is not None
     graphs._graphs.clear()
     harness.play(cast(harness, ["rank-1", "rank-8-attention", "rslora"], "another", length=40))
@@ -270,7 +270,7 @@ def test_buckets_are_few_and_less_than_half_too_large() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_cuda_graphs_choose_what_kernels_launched_one_by_one_choose(base, adapters) -> None:
-    from personae.engine.graphs import CudaCapture
+    from personae.engine.worker.graphs import CudaCapture
 
     eager = EngineHarness(base, adapters, device="cuda")
     graphs = EngineHarness(base, adapters, device="cuda", capture=CudaCapture())

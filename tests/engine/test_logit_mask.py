@@ -28,7 +28,7 @@ def delivered(made: EngineHarness, logprobs: int | None = None) -> dict[str, Pla
 def watched(made: EngineHarness) -> list[torch.Tensor | None]:
     """What of its logits the model is asked for, row by row, from now on."""
     asked: list[torch.Tensor | None] = []
-    logits = made.engine.runner.model.logits
+    logits = made.engine.worker.model.logits
 
     def watching(
         hidden: torch.Tensor, output: Any = None, logit_mask: torch.Tensor | None = None
@@ -36,7 +36,7 @@ def watched(made: EngineHarness) -> list[torch.Tensor | None]:
         asked.append(logit_mask if logit_mask is None else logit_mask.clone())
         return logits(hidden, output, logit_mask)
 
-    made.engine.runner.model.logits = watching
+    made.engine.worker.model.logits = watching
     return asked
 
 

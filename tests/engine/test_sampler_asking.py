@@ -34,8 +34,10 @@ def mask(rows: int) -> torch.Tensor:
     return torch.full((rows, 1), -1, dtype=torch.int32)
 
 
-def sampler(*rows: SamplingParams) -> Sampler:
-    found = Sampler(len(rows), len(LOGITS), "cpu")
+def sampler(*rows: SamplingParams, newest: torch.Tensor | None = None) -> Sampler:
+    """`newest` gets the tokens that are final, by slot."""
+    newest = torch.zeros(len(rows), dtype=torch.int64) if newest is None else newest
+    found = Sampler(len(rows), len(LOGITS), "cpu", newest.__setitem__)
     for slot, params in enumerate(rows):
         found.admit(slot, SequenceLog("s", (0,), 1, params, ()))
     return found
@@ -93,12 +95,13 @@ def test_what_is_chosen_again_is_chosen_as_if_the_refused_had_never_been_there()
 
 def test_nothing_is_final_before_everybody_has_been_asked() -> None:
     objector = Objector(1)
-    found = sampler(greedy(), greedy())
+    newest = torch.zeros(2, dtype=torch.int64)
+    found = sampler(greedy(), greedy(), newest=newest)
     sampled = found.sample(LOGITS.repeat(2, 1), [0, 1], [1, 1], mask(2), {0: objector})
     assert objector.asked == []
     sampled.settle()
     assert objector.asked == [1, 2]
-    assert found.last_tokens.tolist() == [2, 1]
+    assert newest.tolist() == [2, 1]
     assert sampled.read().tokens == [2, 1]
     assert objector.asked == [1, 2], "once"
 
@@ -115,10 +118,11 @@ def test_rows_that_are_chosen_again_together_are_chosen_as_if_alone() -> None:
 
 
 def test_the_penalties_count_the_token_that_was_taken() -> None:
-    found = sampler(greedy(presence_penalty=2.0))
+    newest = torch.zeros(1, dtype=torch.int64)
+    found = sampler(greedy(presence_penalty=2.0), newest=newest)
     assert found.sample(LOGITS[None].clone(), [0], [1], mask(1), {0: Objector(1)}).read().tokens == [2]
     assert found.sample(LOGITS[None].clone(), [0], [2]).read().tokens == [1]
-    assert found.last_tokens.tolist() == [1]
+    assert newest.tolist() == [1]
 
 
 def test_logprobs_are_those_of_the_token_that_was_taken() -> None:

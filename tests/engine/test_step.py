@@ -178,7 +178,7 @@ def test_siblings_share_the_prompt_and_differ_by_seed(base) -> None:
 
 def test_a_row_whose_logits_are_not_finite_fails_alone(base) -> None:
     harness = EngineHarness(base)
-    embedding = harness.engine.runner.model.embedding
+    embedding = harness.engine.worker.model.embedding
     poisoned = 499
     embedding[poisoned] = torch.nan
     played = harness.play(
@@ -201,4 +201,4 @@ def test_a_token_that_is_not_in_the_vocabulary_reaches_no_kernel(base: Path, dty
     harness = EngineHarness(base, dtype=dtype)
     with pytest.raises(ValueError, match="sequence strange has a token id"):
         harness.play([harness.log("strange", [5, token, 6])])
-    assert bool(torch.isnan(harness.engine.runner.kv.data).all())  # nothing was computed
+    assert bool(torch.isnan(harness.engine.worker.kv.data).all())  # nothing was computed

@@ -48,7 +48,7 @@ def harness() -> EngineHarness:
 
 def watched(harness: EngineHarness, grammar: Counting) -> None:
     """Tells the grammar when a forward pass runs."""
-    forward = harness.engine.runner.forward
+    forward = harness.engine.worker.forward
 
     def watching(*arguments):
         grammar.computing = True
@@ -57,7 +57,7 @@ def watched(harness: EngineHarness, grammar: Counting) -> None:
         finally:
             grammar.computing = False
 
-    harness.engine.runner.forward = watching
+    harness.engine.worker.forward = watching
 
 
 @pytest.mark.parametrize("lookahead", [1, 2])

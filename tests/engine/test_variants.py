@@ -207,14 +207,14 @@ def test_an_adapter_whose_dora_divides_by_zero_is_refused_and_leaves_nothing(tmp
     base = model_folder("llama")
     path = saved(tmp_path / "dora", base, 1, **VARIANTS["dora"])
     harness = EngineHarness(base)
-    weight = harness.engine.runner.model.layers[1].attention.o.plain()
+    weight = harness.engine.worker.model.layers[1].attention.o.plain()
     adapter = read_adapter(path, harness.shapes)
     pair = adapter.pairs[1, "o"]
     weight[3] = 0
     pair.b[:, 3] = 0
     with pytest.raises(AdapterError, match="a row of the changed weight is zero"):
-        harness.engine.place(adapter)
-    pool = harness.engine.runner.adapters
+        harness.engine.worker.place(adapter)
+    pool = harness.engine.worker.adapters
     pool.check_integrity()
     assert not pool.residents
     assert not pool.deltas
@@ -223,7 +223,7 @@ def test_an_adapter_whose_dora_divides_by_zero_is_refused_and_leaves_nothing(tmp
 def test_the_memory_of_extras_is_given_back_and_bounded(tmp_path: Path) -> None:
     base = model_folder("llama")
     harness = EngineHarness(base)
-    pool = harness.engine.runner.adapters
+    pool = harness.engine.worker.adapters
     names = ("dora", "saved-in-full", "embedding")
     made = [read_adapter(saved(tmp_path / name, base, 1, **VARIANTS[name]), harness.shapes) for name in names]
     most = max(adapter.extra_bytes(harness.shapes) for adapter in made)

@@ -15,19 +15,22 @@ pytestmark = pytest.mark.skipif(
 )
 from paper_gpu import PaperGpu  # noqa: E402  # below the mark, which says what they need
 
-from personae.engine.graphs import CudaCapture, DecodeGraphs  # noqa: E402
 from personae.engine.kv import KVCache  # noqa: E402
 from personae.engine.models.decoder import Decoder  # noqa: E402
 from personae.engine.plan import MemoryLayout, Row  # noqa: E402
-from personae.engine.runner import Runner  # noqa: E402
-from personae.engine.warm_up import shapes, warm_up  # noqa: E402
+from personae.engine.worker.graphs import CudaCapture, DecodeGraphs  # noqa: E402
+from personae.engine.worker.known import KnownTokens  # noqa: E402
+from personae.engine.worker.runner import Runner  # noqa: E402
+from personae.engine.worker.warm_up import shapes, warm_up  # noqa: E402
+from personae.errors import AdapterError  # noqa: E402
 from personae.evals.bench.gpu.engine import ATTENTION, SHAPE  # noqa: E402
 from personae.evals.bench.gpu.shapes import VOCAB, sampling_rows  # noqa: E402
 from personae.kernels.masks import Scratch  # noqa: E402
 from personae.kernels.sampling import choose  # noqa: E402
 from personae.kernels.side_stream import SideStream  # noqa: E402
-from personae.lora.adapter import LoraShapes  # noqa: E402
+from personae.lora.adapter import Adapter, LoraShapes  # noqa: E402
 from personae.lora.pool import LoraPool  # noqa: E402
+from personae.lora.source import AdapterSource  # noqa: E402
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
 CONFIG = replace(
@@ -42,6 +45,10 @@ CONFIG = replace(
 LAYOUT = MemoryLayout(8192, 16, 256, 131072, 4096)
 
 
+def no_adapter(digest: str, source: AdapterSource) -> Adapter:
+    raise AdapterError("there is none")
+
+
 def runner_of(graphs: bool = True) -> Runner:
     """A model of 8B's shape, but for the number of its layers."""
     model = Decoder(CONFIG, dtype=BF16, device=CUDA)
@@ -54,8 +61,7 @@ def runner_of(graphs: bool = True) -> Runner:
     )
     kv = KVCache(CONFIG.kv_specs, LAYOUT, BF16, CUDA, spare=True)
     captured = DecodeGraphs(model, kv, pool, LAYOUT, CudaCapture(), SideStream()) if graphs else None
-    newest = torch.zeros(LAYOUT.max_seqs, dtype=torch.int64, device=CUDA)
-    return Runner(model, kv, LAYOUT, pool, newest, captured)
+    return Runner(model, kv, LAYOUT, pool, no_adapter, captured)
 
 
 def drawn(runner: Runner, random: Random) -> tuple[Row, ...]:
@@ -88,7 +94,7 @@ def test_every_kernel_that_a_step_may_need_has_been_compiled(capability: tuple[i
             if number % 4 == 0:  # decode alone, with graphs and without
                 rows = tuple(Row(row.slot, row.start, 1, samples=True) for row in rows)
             runner.graphs = graphs if number % 8 else None
-            logits = runner.forward(runner.pack(rows)).logits
+            logits = runner.forward(runner.pack(rows, KnownTokens(LAYOUT.max_seqs, VOCAB))).logits
             words = torch.zeros(len(rows), -(-VOCAB // 32), dtype=torch.int32)
             choose(logits, sampling_rows(len(rows), 1), words if number % 3 else None, Scratch(CUDA))
             assert gpu.machine.compiled <= ready, gpu.machine.compiled - ready

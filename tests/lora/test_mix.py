@@ -48,7 +48,8 @@ def test_the_update_is_the_weighted_sum_that_peft_makes(tmp_path: Path) -> None:
         model.add_weighted_adapter(["default", "two"], [0.75, -1.5], "mix", combination_type="cat")
     weights = {"one": 0.75, "two": -1.5}
     library = AdapterLibrary(SHAPES, {a.digest: folders[name] for name, a in adapters.items()}, None, 2**20)
-    found = library.read(mix_id((adapters[name].digest, weight) for name, weight in weights.items()))
+    digest = mix_id((adapters[name].digest, weight) for name, weight in weights.items())
+    found = library.take(digest, library.read(digest))
     assert found.ranks == {"q": 13, "down": 4, "v": 9}
     for (layer, module), pair in found.pairs.items():
         linear = model.get_submodule(f"base_model.model.model.layers.{layer}.{PROJECTIONS[module]}")
@@ -61,7 +62,8 @@ def test_where_the_host_keeps_adapters_in_another_form_mixes_are_made_of_their_f
     adapters = {name: read_adapter(folder, SHAPES) for name, folder in folders.items()}
     known = {a.digest: folders[name] for name, a in adapters.items()}
     digest = mix_id((adapters[name].digest, weight) for name, weight in (("one", 0.75), ("two", -1.5)))
-    truth = AdapterLibrary(SHAPES, known, None, 2**20).read(digest)
+    plain = AdapterLibrary(SHAPES, known, None, 2**20)
+    truth = plain.take(digest, plain.read(digest))
 
     def host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
@@ -69,11 +71,9 @@ def test_where_the_host_keeps_adapters_in_another_form_mixes_are_made_of_their_f
     prepare = partial(made_ready, dtype=torch.bfloat16, host=host)
     library = AdapterLibrary(SHAPES, known, None, 2**20, prepare)
     for part in known:
-        library.put(library.read(part))
-        kept = library.get(part)
-        assert kept is not None
+        kept = library.take(part, library.read(part))
         assert all(pair.ready for pair in kept.pairs.values())
-    found = library.read(digest)
+    found = library.take(digest, library.read(digest))
     assert all(pair.ready for pair in found.pairs.values())
     for site, pair in truth.pairs.items():
         assert torch.equal(found.pairs[site].a, pair.a.bfloat16())

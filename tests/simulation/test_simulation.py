@@ -15,6 +15,7 @@ from patience import PATIENCE
 from personae.actors.enginecore.executor import Executor
 from personae.actors.frontend.inbox import Inbox
 from personae.actors.messages import StepFinished
+from personae.actors.simulation.adapters import SimulatedAdapterMemory
 from personae.actors.simulation.machine import SimulatedDevice
 from personae.actors.simulation.scenario import Scenario
 from personae.actors.simulation.swarm import draw
@@ -137,19 +138,19 @@ LENDING = replace(
 
 def test_memory_goes_to_adapters_and_comes_back_to_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     lent, repaid = [0], [0]
-    lending, repay = SimulatedDevice.lending, SimulatedDevice.repay
+    lending, repay = SimulatedAdapterMemory.lending, SimulatedAdapterMemory.repay
 
-    def note_lending(self: SimulatedDevice, pages):  # type: ignore[no-untyped-def]  # as the original
+    def note_lending(self: SimulatedAdapterMemory, pages):  # type: ignore[no-untyped-def]  # as the original
         lent[0] += len(pages)
         return lending(self, pages)
 
-    def note_repay(self: SimulatedDevice, count):  # type: ignore[no-untyped-def]  # as the original
+    def note_repay(self: SimulatedAdapterMemory, count):  # type: ignore[no-untyped-def]  # as the original
         pages = repay(self, count)
         repaid[0] += len(pages)
         return pages
 
-    monkeypatch.setattr(SimulatedDevice, "lending", note_lending)
-    monkeypatch.setattr(SimulatedDevice, "repay", note_repay)
+    monkeypatch.setattr(SimulatedAdapterMemory, "lending", note_lending)
+    monkeypatch.setattr(SimulatedAdapterMemory, "repay", note_repay)
     report = simulate(LENDING)
     assert report.outcomes.keys() <= {"stop", "length"}
     assert lent[0] > 24

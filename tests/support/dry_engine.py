@@ -23,6 +23,7 @@ from personae.engine.step import by_tenant
 from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
+from personae.lora.source import AdapterSource
 
 
 class DryEngine:
@@ -54,20 +55,18 @@ class DryEngine:
         """As the library has it."""
         digest = self.cards[name].adapter
         assert digest is not None
-        found = self.assembly.engine_spec.library.get(digest)
-        assert found is not None
-        return found
+        return self.assembly.engine_spec.library.take(digest, AdapterSource(()))
 
     def place(self, *names: str) -> None:
         """Have adapters copied to the device; the host does not wait until they are there."""
         for name in names:
             with self.doing("place"):
-                assert self.engine.place(self.adapter(name))
+                assert self.engine.worker.place(self.adapter(name))
 
     @property
     def held(self) -> tuple[str, ...]:
         """The digests of the adapters on the device."""
-        return self.engine.runner.adapters.residents
+        return self.engine.worker.adapters.residents
 
     def play(self, logs: Iterable[SequenceLog]) -> dict[str, Played]:
         """Run the logs to their end, all offered at once."""

@@ -2,7 +2,8 @@
 
 `Troupe(folder, adapters=..., ...)` loads; `play(logs)` runs token logs to their end and returns what each
 brought. Up to `lookahead` plans are in flight, and a step is read beside the next, if there is one, as the
-actors do it. With `capture` decode steps run as graphs. With a `policy` rows have drafts.
+actors do it. With `capture` decode steps run as graphs. With a `policy` rows have drafts. Of several `ranks`
+each has the whole model.
 """
 
 import time
@@ -17,13 +18,11 @@ import torch
 
 from personae.actors.assembly import lora_shapes
 from personae.engine.base_weights import DecoderBaseWeights
-from personae.engine.graphs import Capture, DecodeGraphs
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
+from personae.engine.models.decoder import Decoder
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan
-from personae.engine.runner import PackedStep, Runner
-from personae.engine.sampler import Sampler
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
@@ -32,6 +31,10 @@ from personae.engine.speculation.policy import Policy
 from personae.engine.speculation.speculator import Propose, Speculator, own_text
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import LaunchedStep, StepEngine, by_tenant
+from personae.engine.worker.graphs import Capture, DecodeGraphs
+from personae.engine.worker.group import as_one
+from personae.engine.worker.runner import Runner
+from personae.engine.worker.worker import PackedStep
 from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.activation import activation_start
@@ -39,6 +42,7 @@ from personae.lora.adapter import Adapter
 from personae.lora.copies import Copies
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
+from personae.lora.source import AdapterSource
 
 
 @dataclass
@@ -106,29 +110,17 @@ class EngineHarness:
         spelling: Retokenizer | None = None,
         policy: Policy | None = None,
         propose: Propose = own_text,
+        ranks: int = 1,
     ) -> None:
         at = torch.device(device)
         model = load_model(folder, device=at, dtype=dtype, max_position=max_model_len, quantize=quantize)
         layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens)
         self.shapes = lora_shapes(model)
-        pool = LoraPool(
-            self.shapes,
-            capacity_rows=512,
-            max_adapters=16,
-            dtype=getattr(torch, dtype),
-            device=at,
-            base=DecoderBaseWeights(model),
-            copies=copies,
-        )
         self.adapters: dict[str, Adapter] = {}
         self.digests: dict[str, str] = {}
-        sampler = Sampler(max_seqs, model.config.vocab_size, at)
-        kv = KVCache(model.config.kv_specs, layout, getattr(torch, dtype), at, spare=capture is not None)
-        kv.data.fill_(torch.nan)
-        graphs = None if capture is None else DecodeGraphs(model, kv, pool, layout, capture)
-        runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)
+        self.ranks = [self._rank(model, layout, getattr(torch, dtype), capture, copies) for _ in range(ranks)]
         speculator = None if policy is None else Speculator(policy, propose)
-        self.engine = StepEngine(runner, sampler, spelling, speculator)
+        self.engine = StepEngine(as_one(self.ranks), spelling, speculator)
         for name, path in (adapters or {}).items():
             self.place(name, read_adapter(path, self.shapes))
         self.scheduler = Scheduler(layout, VirtualTokenCounters(), drafts=MAX_DRAFTS if policy else 0)
@@ -137,9 +129,34 @@ class EngineHarness:
         self.steps = 0
         self.resumed = 0  # rows that sat steps out
 
+    def _rank(
+        self,
+        model: Decoder,
+        layout: MemoryLayout,
+        dtype: torch.dtype,
+        capture: Capture | None,
+        copies: Copies | None,
+    ) -> Runner:
+        pool = LoraPool(
+            self.shapes,
+            capacity_rows=512,
+            max_adapters=16,
+            dtype=dtype,
+            device=model.device,
+            base=DecoderBaseWeights(model),
+            copies=copies,
+        )
+        kv = KVCache(model.config.kv_specs, layout, dtype, model.device, spare=capture is not None)
+        kv.data.fill_(torch.nan)
+        graphs = None if capture is None else DecodeGraphs(model, kv, pool, layout, capture)
+        return Runner(model, kv, layout, pool, self._adapter, graphs)
+
+    def _adapter(self, digest: str, source: AdapterSource) -> Adapter:
+        return next(adapter for adapter in self.adapters.values() if adapter.digest == digest)
+
     def place(self, name: str, adapter: Adapter) -> None:
         """Have an adapter on the device under a name."""
-        assert self.engine.place(adapter)
+        assert all(rank.place(adapter) for rank in self.ranks)
         self.adapters[name] = adapter
         self.digests[name] = adapter.digest
 

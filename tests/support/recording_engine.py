@@ -14,6 +14,7 @@ import pytest
 from personae.actors.enginecore.executor import Executor
 from personae.actors.spec import EngineSpec
 from personae.engine.step import StepEngine
+from personae.engine.worker.runner import Runner
 
 
 class RecordingEngine(StepEngine):
@@ -28,22 +29,28 @@ class RecordingEngine(StepEngine):
         self.notes.append("step")
         return super().forward(packed, overlap)
 
-    def placing(self, adapter):  # type: ignore[no-untyped-def]  # as in StepEngine
-        return self._noting("placed", super().placing(adapter))
-
-    def lending(self, pages):  # type: ignore[no-untyped-def]  # as in StepEngine
-        return self._noting("lent", super().lending(pages))
-
-    def giving_back(self, pages):  # type: ignore[no-untyped-def]  # as in StepEngine
-        return self._noting("back", super().giving_back(pages))
-
-    def _noting(self, note: str, pieces: Generator[Any, Any, Any]) -> Generator[Any, Any, None]:
+    def noting(self, note: str, pieces: Generator[Any, Any, Any]) -> Generator[Any, Any, None]:
         for piece in pieces:
             self.notes.append(note)
             with suppress(anyio.RunFinishedError):
                 anyio.from_thread.run(anyio.wait_all_tasks_blocked, token=self.loop)
             self.executor._chored = math.inf
             yield piece
+
+
+class RecordingRunner(Runner):
+    """Its worker."""
+
+    engine: RecordingEngine
+
+    def placing(self, adapter):  # type: ignore[no-untyped-def]  # as in Runner
+        return self.engine.noting("placed", super().placing(adapter))
+
+    def lending(self, pages):  # type: ignore[no-untyped-def]  # as in Runner
+        return self.engine.noting("lent", super().lending(pages))
+
+    def giving_back(self, pages):  # type: ignore[no-untyped-def]  # as in Runner
+        return self.engine.noting("back", super().giving_back(pages))
 
 
 class KnownExecutor(Executor):
@@ -62,8 +69,8 @@ def noting(engine_spec: EngineSpec, notes: list[str], monkeypatch: pytest.Monkey
 
     def build() -> StepEngine:
         engine = engine_spec.build_step_engine()
-        engine.__class__ = RecordingEngine
-        engine.notes, engine.loop = notes, loop
+        engine.__class__, engine.worker.__class__ = RecordingEngine, RecordingRunner
+        engine.notes, engine.loop, engine.worker.engine = notes, loop, engine
         return engine
 
     return replace(engine_spec, build_step_engine=build)

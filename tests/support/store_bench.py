@@ -16,6 +16,7 @@ from personae.actors.messages import LoadAdapter, Message
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
 from personae.lora.library import AdapterLibrary
 from personae.lora.sites import sites
+from personae.lora.source import AdapterSource
 
 LIFE = 3
 
@@ -27,6 +28,11 @@ def adapter(seed: int) -> Adapter:
 
 ADAPTERS = [adapter(seed) for seed in range(1, 8)]
 DIGESTS = [each.digest for each in ADAPTERS]
+
+
+def load(number: int) -> LoadAdapter:
+    """What the executor is told of this adapter."""
+    return LoadAdapter(DIGESTS[number], AdapterSource(()))
 
 
 class StubTarget(AdapterLibrary):
@@ -57,14 +63,14 @@ class Bench:
             f"{count} have been read",
         )
         await settled()
-        return [each.adapter.digest for each in self.executor.take() if isinstance(each, LoadAdapter)]
+        return [each.adapter for each in self.executor.take() if isinstance(each, LoadAdapter)]
 
     async def tell(self, *messages: Message) -> list[str]:
         """Say it; the digests that the executor is then asked to place."""
         for message in messages:
             self.store.tell(message)
         await settled()
-        return [each.adapter.digest for each in self.executor.take() if isinstance(each, LoadAdapter)]
+        return [each.adapter for each in self.executor.take() if isinstance(each, LoadAdapter)]
 
 
 async def settled() -> None:

@@ -28,7 +28,7 @@ from typing import Any, Never
 
 import torch
 
-from personae.engine.graphs import CudaCapture
+from personae.engine.worker.graphs import CudaCapture
 from personae.evals.bench.gpu.arriving import DelayedStream, arriving_checks, arriving_table
 from personae.evals.bench.gpu.checks import (
     LIMITS,

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from personae.engine.config import ModelConfig
-from personae.engine.graphs import Capture, DecodeGraphs
 from personae.engine.kv import KVCache, pages_of_a_run
 from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import LayerSpec
@@ -17,6 +16,7 @@ from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
+from personae.engine.worker.graphs import Capture, DecodeGraphs
 from personae.evals.bench.gpu.checks import Check
 from personae.evals.bench.gpu.shapes import DIM, HEADS, HIDDEN, INNER, KV_HEADS, PAGE, attention_batch, noise
 from personae.evals.bench.gpu.timing import event_time

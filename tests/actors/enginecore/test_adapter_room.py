@@ -1,13 +1,11 @@
 """Adapters that find no room in the pool: who leaves, who must yield, and that nobody waits for ever."""
 
 import random
-from dataclasses import replace
-from pathlib import Path
 
 import anyio
 import pytest
 from recorders import MessageQueue
-from store_bench import ADAPTERS, DIGESTS, LIFE, Bench, StubTarget, bench, settled
+from store_bench import DIGESTS, LIFE, Bench, StubTarget, bench, load, settled
 from virtual_clock import virtual_clock
 
 from personae.actors.messages import (
@@ -20,7 +18,7 @@ from personae.actors.messages import (
     ReleaseRequest,
     Unpin,
 )
-from personae.lora.adapter import Adapter, StackFile
+from personae.lora.source import AdapterSource
 
 pytestmark = virtual_clock
 
@@ -56,7 +54,7 @@ async def test_for_who_finds_no_room_half_of_those_that_nobody_uses_may_leave_th
         assert await b.tell(Pin(five, LIFE)) == [five]
         b.store.tell(AdapterLoaded(five, False))
         await settled()
-        assert b.executor.take() == [Release((four[3], four[2])), LoadAdapter(ADAPTERS[4])]
+        assert b.executor.take() == [Release((four[3], four[2])), load(4)]
         assert await b.tell(Pin(four[3], LIFE), Pin(four[0], LIFE)) == [four[3]], "it may have left by now"
         for left in ((four[1],), ()):
             b.store.tell(AdapterLoaded(five, False))
@@ -130,7 +128,7 @@ async def test_who_was_told_to_yield_lets_go_at_once_though_others_were_idle_bef
         assert b.queue_of(one).take() == [Pinned(one, LIFE), ReleaseRequest(one, LIFE)]
         b.store.tell(Unpin(two, LIFE))
         await settled()
-        assert b.executor.take() == [Release((two,)), LoadAdapter(ADAPTERS[2])]
+        assert b.executor.take() == [Release((two,)), load(2)]
         b.store.tell(Unpin(one, LIFE))  # three is being tried, so it has not been refused now
         await settled()
         assert b.executor.take() == [Release((one,))]
@@ -140,8 +138,8 @@ async def test_who_was_told_to_yield_lets_go_at_once_though_others_were_idle_bef
 class Filed(StubTarget):
     """All are found at once, in files of the pool's own form."""
 
-    def get(self, digest: str) -> Adapter:
-        return replace(ADAPTERS[DIGESTS.index(digest)], stored=StackFile(Path("none"), {}))
+    def find(self, digest: str) -> AdapterSource:
+        return AdapterSource((), stored=True)
 
 
 async def test_who_found_no_room_tries_alone_when_many_have_gone_past_it() -> None:
@@ -175,7 +173,7 @@ class Pool:
                 if isinstance(message, Release):
                     self._held.difference_update(message.adapters)
                 elif isinstance(message, LoadAdapter):
-                    digest = message.adapter.digest
+                    digest = message.adapter
                     placed = sum(map(self._sizes.__getitem__, self._held | {digest})) <= 7
                     self._held |= {digest} if placed else set()
                     self._bench.store.tell(AdapterLoaded(digest, placed))

@@ -1,15 +1,12 @@
 """What the store of adapters answers and offers; test_adapter_room.py has those that find no room."""
 
-from dataclasses import replace
-from pathlib import Path
-
 import anyio
 import pytest
-from store_bench import ADAPTERS, DIGESTS, LIFE, StubTarget, bench, settled
+from store_bench import DIGESTS, LIFE, StubTarget, bench, settled
 from virtual_clock import virtual_clock
 
 from personae.actors.messages import AdapterLoaded, AdapterStats, Pin, Pinned, Unpin
-from personae.lora.adapter import Adapter, StackFile
+from personae.lora.source import AdapterSource
 
 pytestmark = virtual_clock
 
@@ -91,16 +88,15 @@ class Disk(StubTarget):
         self.in_memory: set[str] = set()
         self.most = 0
 
-    def get(self, digest: str) -> None:
+    def find(self, digest: str) -> None:
         return None
 
-    def read(self, digest: str) -> Adapter:
-        found = ADAPTERS[DIGESTS.index(digest)]
+    def read(self, digest: str) -> AdapterSource:
         if digest in self._filed:
-            return replace(found, stored=StackFile(Path("none"), {}))
+            return AdapterSource((), stored=True)
         self.in_memory.add(digest)
         self.most = max(self.most, len(self.in_memory))
-        return found
+        return AdapterSource(())
 
 
 async def test_an_adapter_that_is_read_from_disk_counts_as_such() -> None:

@@ -1,5 +1,6 @@
 """The registry through its routes: names, versions, owners, files."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -7,18 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 import torch
 from patience import soon
 from safetensors.torch import save
 from uploads import BOUNDS, CONFIG, SHAPES, TENSORS, UploadFixture, config, open_fixture, upload, whole
 
+from personae.actors.messages import LoadAdapter
 from personae.api.settings import ApiSettings
 from personae.errors import AdapterError, LoadError, Overloaded, RateLimited
 from personae.lora.adapter import LoraShapes
 from personae.lora.bounds import AdapterBounds
 from personae.lora.library import AdapterLibrary
 from personae.lora.peft import read_adapter
+from personae.lora.source import AdapterSource
 
 pytestmark = pytest.mark.anyio
 
@@ -198,7 +202,7 @@ async def test_files_that_change_under_their_digest_are_not_served(fixture: Uplo
     library = AdapterLibrary(BOUNDS.shapes, {}, fixture.data.adapters, 10**6)
     async with fixture.client() as client:
         digest = (await upload(client, "poet", whole(1))).json()["sha256"]
-    assert library.read(digest).digest == digest
+    assert library.take(digest, library.read(digest)).digest == digest
     (fixture.data.adapters / digest / TENSORS).write_bytes(whole(2)[TENSORS])
     with pytest.raises(AdapterError, match="have changed"):
         library.read(digest)
@@ -209,13 +213,50 @@ def test_the_library_keeps_what_fits_and_always_the_latest(tmp_path: Path) -> No
     library = AdapterLibrary(BOUNDS.shapes, {}, None, 2 * adapters[0].nbytes)
     for adapter in adapters[:2]:
         library.put(adapter)
-    assert library.get(adapters[0].digest) is adapters[0]
+    source = library.find(adapters[0].digest)
+    assert source is not None
+    assert library.take(adapters[0].digest, source) is adapters[0]
     library.put(adapters[2])
-    assert [library.get(adapter.digest) is not None for adapter in adapters] == [True, False, True]
+    assert [library.find(adapter.digest) is not None for adapter in adapters] == [True, False, True]
     tight = AdapterLibrary(BOUNDS.shapes, {}, None, 1)
     for adapter in adapters:
         tight.put(adapter)
-    assert [tight.get(adapter.digest) is not None for adapter in adapters] == [False, False, True]
+    assert [tight.find(adapter.digest) is not None for adapter in adapters] == [False, False, True]
+
+
+def test_what_is_said_of_an_adapter_can_be_written_down_and_read_from_by_another(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "poet", whole())
+    digest = read_adapter(folder, BOUNDS.shapes).digest
+    library = AdapterLibrary(BOUNDS.shapes, {digest: folder}, None, 10**6)
+    told = LoadAdapter(digest, library.read(digest))
+    heard = msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=LoadAdapter)
+    assert heard == LoadAdapter(digest, AdapterSource((str(folder),)))
+    other = AdapterLibrary(BOUNDS.shapes, {}, None, 10**6)
+    assert other.take(heard.adapter, heard.source).digest == digest
+    shutil.rmtree(folder)
+    with pytest.raises(AdapterError, match="not there any more"):
+        other.take(heard.adapter, heard.source)
+
+
+def test_what_was_read_is_taken_although_the_cache_has_let_go_of_it(tmp_path: Path) -> None:
+    folders = {}
+    for number in range(3):
+        folder = folder_of(tmp_path / f"{number}", whole(number))
+        folders[read_adapter(folder, BOUNDS.shapes).digest] = folder
+    library = AdapterLibrary(BOUNDS.shapes, folders, None, 1)
+    sources = {digest: library.read(digest) for digest in folders}
+    assert library.kept[0] == 1
+    for folder in folders.values():
+        shutil.rmtree(folder)
+    assert [library.take(*told).digest for told in sources.items()] == list(folders)
+    first = next(iter(folders))
+    with pytest.raises(AdapterError, match="not there any more"):
+        library.take(first, sources[first])
+    library.read = None  # type: ignore[assignment, method-assign]  # nothing is read any more
+    last = list(folders)[-1]
+    assert library.find(last) == sources[last]
+    library.forget_offered()
+    assert library.take(last, sources[last]).digest == last, "it is kept"
 
 
 @pytest.fixture

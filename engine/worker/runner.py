@@ -5,70 +5,31 @@ each adapter's tokens are neighbours and one work list serves every layer. Per-s
 indexed by slot; a step of decode rows is a handful of vector operations, whatever the number of rows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from personae.engine.graphs import DecodeGraphs
 from personae.engine.kv import KVCache
 from personae.engine.layers.step import LoraOutput
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout, Row, StepPlan
-from personae.engine.speculation.speculator import NO_GUESSES, Guess
+from personae.engine.worker.adapters import DeviceAdapters, ReadAdapter
+from personae.engine.worker.graphs import DecodeGraphs
+from personae.engine.worker.known import Ints, KnownTokens
+from personae.engine.worker.worker import Drafts, Forward, LogitMask, PackedStep, all_logits
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.upload import uploads
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch, lora_batch, segments_of
 
-Drafts = Mapping[int, tuple[tuple[int, ...], int]]
-"""Of a step, by sample: the tokens, and where their logits begin among those of drafts."""
 
+class Runner(DeviceAdapters):
+    """The worker of one device. One thread owns it.
 
-@dataclass(frozen=True, slots=True)
-class PackedStep:
-    """A plan as tensors. T tokens, B rows; `order[i]` is the plan's index of packed row i.
-
-    tokens, positions: [T] int64; of the tokens those at `newest` [N] int64 are still to be read, the last
-    ones of `newest_slots` [N] int64: the step before need not have chosen them until the forward pass begins.
-    `sampled` [S] int64 are the packed positions whose logits choose a token, `sampled_rows` and
-    `sampled_slots` the plan's row indices and slots they belong to, and `sampled_ends` the positions of the
-    tokens that they choose. Behind them `sampled` has the positions of drafts: `drafts` maps an index among
-    the S to its drafts and to where their logits begin among those of drafts.
-    """
-
-    tokens: torch.Tensor
-    newest: torch.Tensor
-    newest_slots: torch.Tensor
-    positions: torch.Tensor
-    attention: AttentionBatch
-    lora: LoraBatch | None
-    sampled: torch.Tensor
-    sampled_rows: list[int]
-    sampled_slots: list[int]
-    sampled_ends: list[int]
-    offsets: list[int]
-    order: list[int]
-    drafts: Drafts
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """A step's outcome on the device: `hidden` [T, H] of every token, `logits` [S, V] float32 of sampled
-    rows, those that are needed, and behind them those of drafts."""
-
-    packed: PackedStep
-    hidden: torch.Tensor
-    logits: torch.Tensor
-
-
-class Runner:
-    """Runs plans in order on one device. One thread owns it.
-
-    `last_tokens` ([max_seqs] int64, on the device) is the sampler's: the newest token of each slot. `graphs`
-    run the steps that can be captured.
+    `last_tokens` ([max_seqs] int64, on the device) is the newest token of each slot. `graphs` run the steps
+    that can be captured. `read_adapter` reads adapters to the host.
     """
 
     def __init__(
@@ -77,40 +38,32 @@ class Runner:
         kv: KVCache,
         layout: MemoryLayout,
         adapters: LoraPool,
-        last_tokens: torch.Tensor,
+        read_adapter: ReadAdapter,
         graphs: DecodeGraphs | None = None,
     ) -> None:
+        super().__init__(adapters, kv, layout, read_adapter)
         self.model = model
         self.graphs = graphs
-        self.kv = kv
-        self.layout = layout
-        self.adapters = adapters
-        self.last_tokens = last_tokens
-        self.device = last_tokens.device
+        self.device = model.device
+        self.vocab_size = model.config.vocab_size
+        self.last_tokens = torch.zeros(layout.max_seqs, dtype=torch.int64, device=model.device)
         pages_per_seq = -(-layout.max_model_len // layout.page_size)
         self._page_table: NDArray[np.int32] = np.zeros((layout.max_seqs, pages_per_seq), np.int32)
         self._page_count = [0] * layout.max_seqs
         self._adapter_slot: list[int | None] = [None] * layout.max_seqs
         self._late: dict[int, int] = {}  # slots whose adapter is not active from the start, and where it is
-        self._known: list[NDArray[np.int64]] = [np.empty(0, np.int64)] * layout.max_seqs
-        self._known_length = np.zeros(layout.max_seqs, np.int64)
 
-    def apply(self, plan: StepPlan) -> None:
-        """Take in what the plan changes before its forward pass: admissions, page copies, pages."""
+    def begin(self, plan: StepPlan, known: KnownTokens) -> PackedStep | None:
+        """See Worker."""
         for slot in plan.reclaimed:
             self._page_count[slot] -= 1
         for admission in plan.admissions:
-            log = admission.log
-            known = self._known[admission.slot] = np.array(log.tokens, np.int64)
-            if len(known) and not 0 <= known.min() <= known.max() < self.model.config.vocab_size:
-                # The API refuses these; a kernel would read past the embedding.
-                raise ValueError(f"sequence {log.id} has a token id that is not in the model's vocabulary")
-            self._known_length[admission.slot] = len(log.tokens)
-            self._page_count[admission.slot] = 0
-            self._adapter_slot[admission.slot] = None if log.adapter is None else self._slot(log.adapter)
-            self._late.pop(admission.slot, None)
+            slot, log = admission.slot, admission.log
+            self._page_count[slot] = 0
+            self._adapter_slot[slot] = None if log.adapter is None else self._slot(log.adapter)
+            self._late.pop(slot, None)
             if log.adapter_start:
-                self._late[admission.slot] = log.adapter_start
+                self._late[slot] = log.adapter_start
         if plan.copies:
             self.kv.copy_pages(plan.copies)
         for row in plan.rows:
@@ -118,6 +71,7 @@ class Runner:
                 have = self._page_count[row.slot]
                 self._page_table[row.slot, have : have + len(row.pages)] = row.pages
                 self._page_count[row.slot] = have + len(row.pages)
+        return self.pack(plan.rows, known) if plan.rows else None
 
     def _slot(self, digest: str) -> int:
         slot = self.adapters.slot(digest)
@@ -125,26 +79,13 @@ class Runner:
             raise RuntimeError(f"adapter {digest} is not on the device: its request would be the base's")
         return slot
 
-    def extend(self, slot: int, position: int, tokens: Sequence[int]) -> None:
-        """The slot's tokens from `position` on are known, as far as these go."""
-        known = np.resize(self._known[slot], position + len(tokens))
-        known[position:] = tokens
-        self._known[slot], self._known_length[slot] = known, len(known)
-
-    def known(self, slot: int, position: int) -> int | None:
-        """The token at a position behind the slot's log, or one after it, if it is known."""
-        return int(self._known[slot][position]) if position < self._known_length[slot] else None
-
     def forward(
         self,
         packed: PackedStep,
         overlap: Callable[[], None] | None = None,
-        logit_mask: Callable[[], torch.Tensor | None] = lambda: None,
+        logit_mask: LogitMask = all_logits,
     ) -> Forward:
-        """Run the model over packed rows. `overlap` is for a CPU: this thread does it when others have
-        begun to compute. Then `logit_mask` is asked which logits are: a bitmask [S, ceil(V / 32)], None for
-        all.
-        """
+        """See Worker."""
         tokens = self._tokens(packed)
         hidden = self._replayed(packed, tokens)
         if hidden is None:
@@ -156,9 +97,18 @@ class Runner:
         slots = packed.sampled_slots
         for index, (drafts, _) in packed.drafts.items():
             slots = slots + [packed.sampled_slots[index]] * len(drafts)
-        output = self.output_of(slots, [1] * len(slots))
+        output = self._output_of(slots, [1] * len(slots))
         logits = self.model.logits(hidden[packed.sampled], output, logit_mask())
         return Forward(packed, hidden, logits)
+
+    def prompt_logits(self, forward: Forward, slot: int, first: int, count: int) -> torch.Tensor:
+        """See Worker."""
+        hidden = forward.hidden[first : first + count]
+        return self.model.logits(hidden, self._output_of([slot], [count]))
+
+    def commit(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+        """See Worker."""
+        self.last_tokens[slots] = tokens
 
     def rehearse(self, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
         """Run rows that nobody is in, kernel by kernel: (first position, tokens) each, with as many adapters
@@ -167,7 +117,7 @@ class Runner:
         self._adapter_slot = [slot % count for slot in range(self.layout.max_seqs)]
         last = len(spans) - 1
         rows = (Row(slot, start, size, samples=slot == last) for slot, (start, size) in enumerate(spans))
-        packed = self.pack(tuple(rows))
+        packed = self.pack(tuple(rows), KnownTokens(self.layout.max_seqs, self.vocab_size))
         self._adapter_slot = [None] * self.layout.max_seqs
         tokens = self._tokens(packed)
         hidden = self.model.forward(tokens, packed.positions, self.kv, packed.attention, packed.lora)
@@ -183,15 +133,14 @@ class Runner:
             return None
         return self.graphs.run(tokens, packed.positions, packed.attention, work)
 
-    def output_of(self, slots: list[int], counts: list[int]) -> LoraOutput | None:
+    def _output_of(self, slots: list[int], counts: list[int]) -> LoraOutput | None:
         """What adapters do to the logits of these slots' rows, counts[i] each; None for nothing."""
         if not self.adapters.deltas:
             return None
         return self.adapters.deltas.of_step(segments_of([self._adapter_slot[s] for s in slots], counts))
 
-    def pack(self, rows: tuple[Row, ...], guesses: Mapping[int, Guess] = NO_GUESSES) -> PackedStep:
-        """Lay the rows' tokens side by side, grouped by adapter, base rows last: at least one row, after
-        `apply`. Of rows with `guesses`, by index, these are the tokens."""
+    def pack(self, rows: tuple[Row, ...], known: KnownTokens) -> PackedStep:
+        """Lay the rows' tokens side by side, grouped by adapter, base rows last: at least one row."""
         order = self._grouped_by_adapter(rows)
         ordered = [rows[i] for i in order]
         slots = np.array([row.slot for row in ordered], np.int64)
@@ -207,12 +156,12 @@ class Runner:
         lengths = starts + counts
         max_kv = int(lengths.max())
         samples = [i for i, row in enumerate(ordered) if row.samples]
-        ids, newest = self._logged(slots, starts, counts, offsets, int(ends[-1]))
+        ids, newest = known.inputs(slots, starts, counts, offsets, int(ends[-1]))
         chosen = ends[samples] - 1
         drafts: Drafts = {}
-        if guesses:
-            newest = newest[[order[i] not in guesses for i in newest]]
-            chosen, drafts = self._guessed(guesses, order, samples, ends, ids)
+        if known.guesses:
+            newest = newest[[order[i] not in known.guesses for i in newest]]
+            chosen, drafts = _guessed(known, order, samples, ends, ids)
         own = uploads(
             (
                 ids,
@@ -240,47 +189,11 @@ class Runner:
             sampled=sampled,
             sampled_rows=[order[i] for i in samples],
             sampled_slots=[ordered[i].slot for i in samples],
-            sampled_ends=lengths[samples].tolist() if not drafts else self._sure(lengths[samples], drafts),
+            sampled_ends=lengths[samples].tolist() if not drafts else _sure(lengths[samples], drafts),
             offsets=offsets.tolist(),
             order=order,
             drafts=drafts,
         )
-
-    def _guessed(
-        self,
-        guesses: Mapping[int, Guess],
-        order: list[int],
-        samples: list[int],
-        ends: NDArray[np.int64],
-        ids: NDArray[np.int64],
-    ) -> tuple[NDArray[np.int64], Drafts]:
-        """Writes the tokens of rows with guesses into `ids`. Returns the packed positions of logits, those
-        of drafts behind the others, and `PackedStep.drafts`."""
-        place = {row: i for i, row in enumerate(order)}
-        for row, guess in guesses.items():
-            end = ends[place[row]]
-            ids[end - len(guess.tokens) : end] = guess.tokens
-        chosen = ends[samples] - 1
-        behind: list[NDArray[np.int64]] = []
-        drafts: dict[int, tuple[tuple[int, ...], int]] = {}
-        first = 0
-        for index, i in enumerate(samples):
-            guessed = guesses.get(order[i])
-            if guessed is not None and guessed.drafts:
-                count = len(guessed.drafts)
-                chosen[index] -= count
-                behind.append(np.arange(ends[i] - count, ends[i]))
-                drafts[index] = guessed.drafts, first
-                first += count
-        return np.concatenate((chosen, *behind)), drafts
-
-    @staticmethod
-    def _sure(lengths: NDArray[np.int64], drafts: Drafts) -> list[int]:
-        """The positions of the tokens that rows choose in front of their drafts."""
-        return [
-            length - (len(drafts[index][0]) if index in drafts else 0)
-            for index, length in enumerate(lengths.tolist())
-        ]
 
     def _grouped_by_adapter(self, rows: tuple[Row, ...]) -> list[int]:
         slots = self._adapter_slot
@@ -288,9 +201,7 @@ class Runner:
         keys = [base if (slot := slots[row.slot]) is None else slot for row in rows]
         return sorted(range(len(rows)), key=keys.__getitem__)
 
-    def _lora(
-        self, slots: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]
-    ) -> LoraBatch | None:
+    def _lora(self, slots: Ints, starts: Ints, counts: Ints) -> LoraBatch | None:
         rows, lengths = slots.tolist(), counts.tolist()
         adapters = [self._adapter_slot[slot] for slot in rows]
         if not adapters or adapters[0] is None:  # base rows are last: no adapter in this step
@@ -318,19 +229,34 @@ class Runner:
             packed.tokens[packed.newest] = self.last_tokens[packed.newest_slots]
         return packed.tokens
 
-    def _logged(
-        self,
-        slots: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        counts: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        total: int,
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The input ids that the logs have, 0 for the others, and the rows of those: their input is the
-        slot's newest token, which only the device may know."""
-        ids = np.zeros(total, np.int64)
-        logged = starts < self._known_length[slots]
-        for i in np.flatnonzero(logged).tolist():
-            start, count, offset = starts[i], counts[i], offsets[i]
-            ids[offset : offset + count] = self._known[slots[i]][start : start + count]
-        return ids, np.flatnonzero(~logged)
+
+def _guessed(
+    known: KnownTokens, order: list[int], samples: list[int], ends: Ints, ids: Ints
+) -> tuple[Ints, Drafts]:
+    """Writes the tokens of rows with guesses into `ids`. Returns the packed positions of logits, those of
+    drafts behind the others, and `PackedStep.drafts`."""
+    place = {row: i for i, row in enumerate(order)}
+    for row, guess in known.guesses.items():
+        end = ends[place[row]]
+        ids[end - len(guess.tokens) : end] = guess.tokens
+    chosen = ends[samples] - 1
+    behind: list[Ints] = []
+    drafts: dict[int, tuple[tuple[int, ...], int]] = {}
+    first = 0
+    for index, i in enumerate(samples):
+        guessed = known.guesses.get(order[i])
+        if guessed is not None and guessed.drafts:
+            count = len(guessed.drafts)
+            chosen[index] -= count
+            behind.append(np.arange(ends[i] - count, ends[i]))
+            drafts[index] = guessed.drafts, first
+            first += count
+    return np.concatenate((chosen, *behind)), drafts
+
+
+def _sure(lengths: Ints, drafts: Drafts) -> list[int]:
+    """The positions of the tokens that rows choose in front of their drafts."""
+    return [
+        length - (len(drafts[index][0]) if index in drafts else 0)
+        for index, length in enumerate(lengths.tolist())
+    ]

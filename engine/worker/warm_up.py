@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from personae.engine.plan import MemoryLayout
-from personae.engine.runner import Runner
+from personae.engine.worker.runner import Runner
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows, choose
 

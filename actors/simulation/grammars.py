@@ -1,4 +1,4 @@
-"""The disk and the grammar library of a simulation: what they read and compile takes virtual time."""
+"""The grammar library of a simulation: what it compiles takes virtual time."""
 
 from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs, Trouble, Wrong
@@ -7,39 +7,6 @@ from personae.grammar.backend import Matcher
 from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.sandbox.server import SandboxLimits
 from personae.grammar.spec import GrammarKey, GrammarSpec
-from personae.lora.adapter import Adapter
-
-
-class SimulatedAdapters:
-    """`actors.script.Library`: every digest is an adapter; the first read of each takes time."""
-
-    def __init__(self, costs: Costs, threads: SimulationThreads, trouble: Trouble, keep: int) -> None:
-        self._costs = costs
-        self._threads = threads
-        self._trouble = trouble
-        self._keep = keep
-        self._host: dict[str, Adapter] = {}
-
-    @property
-    def kept(self) -> tuple[int, int]:
-        """Adapters on the host, and their bytes."""
-        return len(self._host), len(self._host)
-
-    def get(self, digest: str) -> Adapter | None:
-        """The adapter if it is on the host."""
-        return self._host.get(digest)
-
-    def read(self, digest: str) -> Adapter:
-        """From a disk that takes its time."""
-        self._threads.sleep(self._trouble.slowed(self._costs.read))
-        self._trouble.reads(digest)
-        return Adapter(digest, digest, {}, {"q": 8}, 1.0, 1)
-
-    def put(self, adapter: Adapter) -> None:
-        """Keep it; the oldest leave."""
-        self._host[adapter.digest] = adapter
-        while len(self._host) > self._keep:
-            del self._host[next(iter(self._host))]
 
 
 class SimulatedGrammar:
@@ -57,7 +24,7 @@ class SimulatedGrammar:
 
 
 class SimulatedGrammars:
-    """`actors.script.Grammars` with a cache of `keep` grammars."""
+    """`actors.spec.GrammarService` with a cache of `keep` grammars."""
 
     def __init__(self, costs: Costs, threads: SimulationThreads, trouble: Trouble, keep: int = 64) -> None:
         self._costs = costs

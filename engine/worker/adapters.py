@@ -1,0 +1,118 @@
+"""Adapters on one device: they come, are held, leave, and borrow memory of the KV cache."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from personae.engine.device_event import DeviceToHostEvent
+from personae.engine.kv import KVCache
+from personae.engine.plan import MemoryLayout
+from personae.errors import Overloaded
+from personae.lora.adapter import Adapter
+from personae.lora.pool import LoraPool
+from personae.lora.source import AdapterSource
+from personae.lora.stored import Pieces
+
+LOAN = 32  # KV pages that are lent at a time
+
+ReadAdapter = Callable[[str, AdapterSource], Adapter]
+"""Has the adapter of a digest on the host, as far as the device needs it. Raises AdapterError."""
+
+
+class DeviceAdapters:
+    """The adapters of one pool, and the KV pages whose memory they have; see `AdapterMemory`."""
+
+    def __init__(
+        self, adapters: LoraPool, kv: KVCache, layout: MemoryLayout, read_adapter: ReadAdapter
+    ) -> None:
+        self.adapters, self.kv, self.layout = adapters, kv, layout
+        self._read_adapter = read_adapter
+        self._lent: list[int] = []
+
+    def load_adapter(self, digest: str, source: AdapterSource) -> "Ticket":
+        """See AdapterMemory."""
+        return Ticket(self, self._read_adapter(digest, source))
+
+    def place(self, adapter: Adapter) -> bool:
+        """Copy an adapter to the device and hold it there, at once. False: no room now, held adapters fill
+        it."""
+        try:
+            if not self.adapters.pins(adapter.digest):
+                self.adapters.load(adapter)
+                self.adapters.pin(adapter.digest)
+        except Overloaded:
+            return False
+        return True
+
+    def placing(self, adapter: Adapter) -> Pieces:
+        """See `AdapterTicket.pieces`."""
+        if self.adapters.pins(adapter.digest):
+            return None
+        arriving = yield from self.adapters.loading(adapter)
+        self.adapters.pin(adapter.digest)
+        return arriving
+
+    def discard(self, digest: str) -> None:
+        """See AdapterMemory."""
+        self.adapters.unpin(digest)
+        self.adapters.unload(digest)
+
+    def short_of(self, adapter: Adapter) -> int:
+        """See `AdapterTicket.missing`; some more for who comes next: many neighbours are given back as fast
+        as few."""
+        return -(-self.adapters.short_of(adapter) // (LOAN * self.kv.page_bytes)) * LOAN
+
+    def lending(self, pages: tuple[int, ...]) -> Iterator[None]:
+        """See AdapterMemory."""
+        before = DeviceToHostEvent(self.kv.data.device)
+        while not before.reached:
+            yield
+        yield from self.kv.giving_back(pages)
+        self._lent += pages
+        self.adapters.budget += len(pages) * self.kv.page_bytes
+
+    def repay(self, count: int) -> tuple[int, ...]:
+        """See AdapterMemory."""
+        size, run = self.kv.page_bytes, self.layout.run
+        count = min(-(-count // run) * run, len(self._lent))
+        count = self.adapters.free_up(count * size) // (run * size) * run
+        pages = tuple(self._lent[len(self._lent) - count :])
+        del self._lent[len(self._lent) - count :]
+        self.adapters.budget -= count * size
+        return pages
+
+    def giving_back(self, pages: tuple[int, ...]) -> Iterator[None]:
+        """See AdapterMemory."""
+        yield from self.adapters.giving_back()
+        yield from self.kv.having_back(pages)
+
+    @property
+    def adapter_stats(self) -> tuple[int, int, int]:
+        """See AdapterMemory."""
+        return len(self.adapters.residents), self.adapters.loads, self.adapters.evictions
+
+    def release(self, digest: str) -> None:
+        """See AdapterMemory."""
+        if self.adapters.pins(digest):
+            self.adapters.unpin(digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """An AdapterTicket of one device."""
+
+    memory: DeviceAdapters
+    adapter: Adapter
+
+    @property
+    def digest(self) -> str:
+        """The adapter's."""
+        return self.adapter.digest
+
+    @property
+    def missing(self) -> int:
+        """See AdapterTicket."""
+        return self.memory.short_of(self.adapter)
+
+    def pieces(self) -> Pieces:
+        """See AdapterTicket."""
+        return self.memory.placing(self.adapter)

@@ -1,0 +1,243 @@
+"""Several ranks as one worker: all are told the same, and the first one's answers are everybody's.
+
+Ranks keep the same state, for they begin the same steps and place the same adapters in the same order; what
+they have to tell each other while they compute is between their layers. Each rank but the first has a thread
+of its own here. A single rank needs no group: it is the worker.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, TypeVar
+
+import torch
+
+from personae.engine.plan import MemoryLayout, StepPlan
+from personae.engine.worker.known import KnownTokens
+from personae.engine.worker.worker import (
+    AdapterMemory,
+    AdapterTicket,
+    Forward,
+    LogitMask,
+    PackedStep,
+    Worker,
+    all_logits,
+)
+from personae.lora.source import AdapterSource
+from personae.lora.stored import Pieces
+
+T = TypeVar("T")
+
+
+def as_one(ranks: Sequence[Worker]) -> Worker:
+    """The worker that these ranks are."""
+    return ranks[0] if len(ranks) == 1 else WorkerGroup(ranks)
+
+
+class WorkerGroup:
+    """The Worker that at least two ranks are. What a step raises on another rank the next one raises here."""
+
+    def __init__(self, ranks: Sequence[Worker]) -> None:
+        self._first = ranks[0]
+        self._others = [_Rank(rank, f"rank {number}") for number, rank in enumerate(ranks[1:], 1)]
+        self.device: torch.device = self._first.device
+        self.layout: MemoryLayout = self._first.layout
+        self.vocab_size: int = self._first.vocab_size
+        self.graphs = self._first.graphs
+
+    def begin(self, plan: StepPlan, known: KnownTokens) -> PackedStep | None:
+        """See Worker. All have packed when this returns, so `known` may change then."""
+        packing = [rank.begin(plan, known) for rank in self._others]
+        packed = self._first.begin(plan, known)
+        for rank, each in zip(self._others, packing, strict=True):
+            each.result()
+            rank.check()
+        return packed
+
+    def forward(
+        self,
+        packed: PackedStep,
+        overlap: Callable[[], None] | None = None,
+        logit_mask: LogitMask = all_logits,
+    ) -> Forward:
+        """See Worker."""
+        for rank in self._others:
+            rank.forward()
+        return self._first.forward(packed, overlap, logit_mask)
+
+    def prompt_logits(self, forward: Forward, slot: int, first: int, count: int) -> torch.Tensor:
+        """See Worker."""
+        for rank in self._others:
+            rank.prompt_logits(slot, first, count)
+        return self._first.prompt_logits(forward, slot, first, count)
+
+    def commit(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+        """See Worker."""
+        for rank in self._others:
+            rank.commit(slots, tokens)
+        self._first.commit(slots, tokens)
+
+    @property
+    def adapter_stats(self) -> tuple[int, int, int]:
+        """See AdapterMemory."""
+        return self._first.adapter_stats
+
+    def load_adapter(self, digest: str, source: AdapterSource) -> "GroupTicket":
+        """See AdapterMemory. Each rank reads its part."""
+        return GroupTicket(self, self._all(lambda worker: worker.load_adapter(digest, source)))
+
+    def discard(self, digest: str) -> None:
+        """See AdapterMemory."""
+        self._all(lambda worker: worker.discard(digest))
+
+    def release(self, digest: str) -> None:
+        """See AdapterMemory."""
+        self._all(lambda worker: worker.release(digest))
+
+    def lending(self, pages: tuple[int, ...]) -> Iterator[None]:
+        """See AdapterMemory."""
+        yield from self.together(self._all(lambda worker: worker.lending(pages)))
+
+    def repay(self, count: int) -> tuple[int, ...]:
+        """See AdapterMemory."""
+        return self._all(lambda worker: worker.repay(count))[0]
+
+    def giving_back(self, pages: tuple[int, ...]) -> Iterator[None]:
+        """See AdapterMemory."""
+        yield from self.together(self._all(lambda worker: worker.giving_back(pages)))
+
+    def _all(self, work: Callable[[AdapterMemory], T]) -> list[T]:
+        """What each rank answers, the first one's first."""
+        others = [rank.call(work, rank.worker) for rank in self._others]
+        return [work(self._first), *(each.result() for each in others)]
+
+    def together(self, pieces: Sequence[Iterator[None]]) -> Pieces:
+        """The pieces of all ranks, one of each at a time; they end with what is then still done beside."""
+        own, *rest = pieces
+        ends: list[Any] = [_GOES_ON] * len(pieces)
+        while _GOES_ON in ends:
+            others = [
+                rank.call(_step, one) if end is _GOES_ON else None
+                for rank, one, end in zip(self._others, rest, ends[1:], strict=True)
+            ]
+            if ends[0] is _GOES_ON:
+                ends[0] = _step(own)
+            for number, each in enumerate(others, 1):
+                if each is not None:
+                    ends[number] = each.result()
+            yield
+        return _all_of([end for end in ends if end is not None])
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTicket:
+    """An adapter that is to come to all ranks of a group."""
+
+    group: WorkerGroup
+    ranks: Sequence[AdapterTicket]
+
+    @property
+    def digest(self) -> str:
+        """The adapter's."""
+        return self.ranks[0].digest
+
+    @property
+    def missing(self) -> int:
+        """See AdapterTicket."""
+        return max(ticket.missing for ticket in self.ranks)
+
+    def pieces(self) -> Pieces:
+        """See AdapterTicket."""
+        return self.group.together([ticket.pieces() for ticket in self.ranks])
+
+
+class _Rank:
+    """A worker on a thread of its own, which does what it is told in that order."""
+
+    def __init__(self, worker: Worker, name: str) -> None:
+        self.worker = worker
+        self._thread = ThreadPoolExecutor(1, name)
+        self._told: list[Future[None]] = []
+        self._packed: PackedStep | None = None
+        self._forward: Forward | None = None
+
+    def call(self, work: Callable[..., T], *args: object) -> Future[T]:
+        """Have something done."""
+        return self._thread.submit(work, *args)
+
+    def check(self) -> None:
+        """Raise what steps raised that are done."""
+        told, self._told = self._told, []
+        for each in told:
+            each.result()
+
+    def begin(self, plan: StepPlan, known: KnownTokens) -> Future[None]:
+        """Pack a step."""
+
+        def begin() -> None:
+            self._packed = self.worker.begin(plan, known)
+
+        return self.call(begin)
+
+    def forward(self) -> None:
+        """Compute it."""
+
+        def forward() -> None:
+            assert self._packed is not None
+            self._forward = self.worker.forward(self._packed)
+
+        self._told.append(self.call(forward))
+
+    def prompt_logits(self, slot: int, first: int, count: int) -> None:
+        """Take part in them."""
+
+        def logits() -> None:
+            assert self._forward is not None
+            self.worker.prompt_logits(self._forward, slot, first, count)
+
+        self._told.append(self.call(logits))
+
+    def commit(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+        """See Worker; the tensors are the first rank's."""
+
+        def commit() -> None:
+            device = self.worker.device
+            self.worker.commit(slots.to(device), tokens.to(device))
+
+        self._told.append(self.call(commit))
+
+
+_GOES_ON = object()
+
+
+def _step(pieces: Iterator[None]) -> Any:
+    """Run a piece; what they end with, if that was the last."""
+    try:
+        next(pieces)
+    except StopIteration as end:
+        return end.value
+    return _GOES_ON
+
+
+def _all_of(futures: Sequence[Future[None]]) -> Future[None] | None:
+    """Done when all are; it fails as one of them has."""
+    if len(futures) < 2:
+        return futures[0] if futures else None
+    done: Future[None] = Future()
+    left, lock = set(futures), Lock()
+
+    def one(future: Future[None]) -> None:
+        with lock:
+            left.remove(future)
+            if left:
+                return
+        failed = [error for each in futures if (error := each.exception()) is not None]
+        if failed:
+            done.set_exception(failed[0])
+        else:
+            done.set_result(None)
+
+    for each in futures:
+        each.add_done_callback(one)
+    return done
