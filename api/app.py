@@ -132,7 +132,7 @@ def _cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
     ]
 
 
-def make_door(
+def make_context(
     client: EngineClient,
     settings: ApiSettings,
     registry: Registry | None = None,
@@ -195,7 +195,7 @@ def create_app(
     compiled, or a format is not known.
     """
     settings = settings or ApiSettings()
-    context = make_door(client, settings, registry, batches, tracing, tenants, usage, stored, scaler)
+    context = make_context(client, settings, registry, batches, tracing, tenants, usage, stored, scaler)
     app = Starlette(
         routes=[each.route() for each in OPERATIONS],
         middleware=[

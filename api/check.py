@@ -53,7 +53,7 @@ class AnswerCheck:
             return None
         found = check_at_once(parts)
         if found is None:
-            found = await _checked_elsewhere(self._tenant, parts)
+            found = await _checked_in_process(self._tenant, parts)
         if found is None:
             return Validation(None, [])
         violations = [
@@ -79,7 +79,7 @@ class AnswerCheck:
         return parts, calls
 
 
-async def _checked_elsewhere(tenant: str, parts: list[tuple[GrammarSpec, str]]) -> list[Found] | None:
+async def _checked_in_process(tenant: str, parts: list[tuple[GrammarSpec, str]]) -> list[Found] | None:
     """None if they could not be checked within the limits."""
     all_places = _PLACES.get(None)
     if all_places is None:

@@ -19,7 +19,7 @@ import anyio
 import msgspec
 
 from personae.actors.client import EngineStats
-from personae.api.app import make_door
+from personae.api.app import make_context
 from personae.api.chat import admit as admit_chat
 from personae.api.choices import Part
 from personae.api.completions import admit as admit_completion
@@ -116,7 +116,7 @@ async def open(
     except ValueError as error:
         raise LoadError(f"An option is wrong: {error}") from None
     async with open_engine(serve, on_progress) as opened:
-        yield Engine(make_door(opened.client, serve_settings(serve, opened)))
+        yield Engine(make_context(opened.client, serve_settings(serve, opened)))
 
 
 def _check_whole(fields: dict[str, Any]) -> None:

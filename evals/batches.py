@@ -160,7 +160,7 @@ def main(
             def play_alone(number: int) -> None:
                 alone.append(interactive(server.url, rate, count, seed + number, f"alone {number}"))
 
-            def play_beside(number: int) -> str:
+            def play_with_batch(number: int) -> str:
                 id = start_batch(client, made)
                 wait(client, id, 1, console)
                 beside.append(interactive(server.url, rate, count, seed + number, f"beside {number}"))
@@ -173,7 +173,7 @@ def main(
                 last = number == rounds - 1
                 if number % 2 == 0 or last:
                     play_alone(number)
-                id = play_beside(number)
+                id = play_with_batch(number)
                 if not last:
                     client.post(f"/v1/batches/{id}/cancel")
                     wait_for_end(client, id)

@@ -71,7 +71,7 @@ def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adap
             "(safe_serialization=True)",
             param=PICKLE_FILE,
         )
-    with SafetensorsFile(path, rest) as file, _told_the_base(config):
+    with SafetensorsFile(path, rest) as file, _naming_the_base(config):
         vocabulary = peft_vocabulary.find(file.entries)
         elsewhere = {name for roles in vocabulary.values() for name in roles.values()}
         places = _places((name for name in file.entries if name not in elsewhere), shapes)
@@ -90,7 +90,7 @@ def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adap
 
 
 @contextmanager
-def _told_the_base(config: PeftConfig) -> Iterator[None]:
+def _naming_the_base(config: PeftConfig) -> Iterator[None]:
     """What is refused of the tensors is refused with the name of the base that they were made for: mostly it
     is another."""
     try:

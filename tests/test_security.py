@@ -94,7 +94,7 @@ def calls(node: ast.Call, where: str) -> Iterator[str]:
         yield "listens on every address"
 
 
-def test_nothing_that_runs_foreign_code_or_opens_a_door_stands_in_the_tree() -> None:
+def test_nothing_that_runs_foreign_code_or_allows_it_stands_in_the_tree() -> None:
     found = []
     for path in FILES:
         where = str(path.relative_to(ROOT))

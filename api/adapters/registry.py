@@ -156,12 +156,12 @@ class Registry:
 
     def check_room(self, who: Identity, size: int) -> None:
         """Raises QuotaExceeded if the tenant may not have `size` more bytes of adapters."""
-        self._room(who, 0).check(size)
+        self._storage_quota(who, 0).check(size)
 
-    def _room(self, who: Identity, freed: int) -> "_Room":
+    def _storage_quota(self, who: Identity, freed: int) -> "_StorageQuota":
         """What the tenant's adapters may still take, when `freed` bytes of them go."""
         (used,) = self._data.rows("select total(bytes) from adapters where tenant = ?", (who.tenant,))[0]
-        return _Room(int(used) - freed, who.limits.bytes)
+        return _StorageQuota(int(used) - freed, who.limits.bytes)
 
     def check_name(self, who: Identity, name: str, replace: bool) -> Row | None:
         """The row that the name stands for now. Raises Conflict, or QuotaExceeded for one too many."""
@@ -189,12 +189,12 @@ class Registry:
         Raises AdapterError, Conflict or QuotaExceeded; then nothing has changed.
         """
         old = self.check_name(who, name, replace)
-        room = self._room(who, old["bytes"] if old else 0)
+        room = self._storage_quota(who, old["bytes"] if old else 0)
         digest, ranks, traits = await to_thread.run_sync(self._read, folder, room, limiter=self._readers)
         size = _bytes_in(folder)
         async with self._lock:
             old = self.check_name(who, name, replace)
-            self._room(who, old["bytes"] if old else 0).check(size)
+            self._storage_quota(who, old["bytes"] if old else 0).check(size)
             row = (
                 who.tenant,
                 name,
@@ -224,14 +224,14 @@ class Registry:
             await to_thread.run_sync(self._delete, rows[0]["id"])
             self._collect(rows[0]["digest"])
 
-    def _read(self, folder: Path, room: "_Room") -> tuple[str, dict[str, int], _Traits]:
+    def _read(self, folder: Path, quota: "_StorageQuota") -> tuple[str, dict[str, int], _Traits]:
         """Digest, ranks and traits; the tensors' memory goes here, where no stream waits for it. The folder
         has the file then that the adapter is placed from: many layers' worth, if only one has ranks."""
         throttle, shapes, kind = Throttle(), self._bounds.shapes, self._bounds.stored
         adapter = read_adapter(folder, shapes, throttle.rest)
         self._bounds.check(adapter)
         if kind is not None:
-            room.check(_bytes_in(folder) + stored_bytes(adapter, shapes, kind))
+            quota.check(_bytes_in(folder) + stored_bytes(adapter, shapes, kind))
             store(adapter, folder, shapes, kind, throttle.rest)
         return adapter.digest, dict(adapter.ranks), _Traits(adapter.traits(), adapter.invocation)
 
@@ -293,8 +293,8 @@ class Registry:
         )
 
 
-class _Room(NamedTuple):
-    """Bytes that a tenant's adapters take, and how many they may; None is without a limit."""
+class _StorageQuota(NamedTuple):
+    """The bytes that a tenant's adapters use, and the limit (None: no limit)."""
 
     used: int
     limit: int | None

@@ -109,7 +109,7 @@ async def read_form(
             param="content-type",
             code="unsupported_media_type",
         )
-    form = _Form(folder, texts, files)
+    form = _FormCallbacks(folder, texts, files)
     try:
         parser = MultipartParser(boundary, form.callbacks())
         throttle = Throttle()
@@ -205,7 +205,7 @@ class Staging:
         self._janitor.shutdown()
 
 
-class _Form:
+class _FormCallbacks:
     """What the parser's callbacks fill."""
 
     def __init__(self, folder: Path, texts: Collection[str], files: Mapping[str, int]) -> None:

@@ -36,11 +36,11 @@ def check_long_json(text: bytes) -> None:
     """`check_keys` for long text, which need not be valid, and raises PayloadTooLarge for too many values."""
     if text.count(b'"') > _MOST_QUOTES:
         raise _too_many()
-    crowded = _crowded(text, [(0, len(text))])
+    suspect = _too_many_values(text, [(0, len(text))])
     outside: list[tuple[int, int]] = []
     objects: list[set[bytes]] = []
     for string, begin, end in _between_strings(text):
-        if crowded:
+        if suspect:
             outside.append((begin, end))
         if objects and _names(text, begin, end):
             key = _unescaped(string)
@@ -49,7 +49,7 @@ def check_long_json(text: bytes) -> None:
             objects[-1].add(key)
         if text.find(b"{", begin, end) >= 0 or text.find(b"}", begin, end) >= 0:
             _enter_and_leave(text[begin:end].translate(None, _NO_BRACES), objects)
-    if crowded and _crowded(text, outside):
+    if suspect and _too_many_values(text, outside):
         raise _too_many()
 
 
@@ -106,7 +106,7 @@ def _enter_and_leave(braces: bytes, objects: list[set[bytes]]) -> None:
             objects.pop()
 
 
-def _crowded(text: bytes, spans: list[tuple[int, int]]) -> bool:
+def _too_many_values(text: bytes, spans: list[tuple[int, int]]) -> bool:
     """Whether these parts of the text have too many values, if no mark in them is within a string."""
     values = sum(text.count(b",", *span) for span in spans)
     containers = sum(text.count(mark, *span) for span in spans for mark in (b"[", b"{", b":"))

@@ -37,17 +37,17 @@ class _Object:
     path: str
     known: frozenset[str]
     struct: type[Tolerant] | None
-    below: list[tuple[str, "_Place"]]
+    below: list[tuple[str, "_Accepted"]]
 
 
 @dataclass(slots=True)
-class _Place:
-    """What may stand at one place: objects by their tag, an object without one, a list."""
+class _Accepted:
+    """What one place accepts: objects by their tag, an object without one, a list."""
 
     tag_field: str | None = None
     tagged: dict[Any, _Object] = field(default_factory=dict)
     plain: _Object | None = None
-    items: "_Place | None" = None
+    items: "_Accepted | None" = None
 
     def __bool__(self) -> bool:
         return bool(self.tagged or self.plain or self.items)
@@ -62,7 +62,7 @@ def drop_unknown_below(value: Mapping[str, Any], type: type[msgspec.Struct]) -> 
     return list(found)
 
 
-def _drop(value: Any, place: _Place, found: dict[str, None]) -> None:
+def _drop(value: Any, place: _Accepted, found: dict[str, None]) -> None:
     if isinstance(value, dict):
         object = place.plain
         if place.tag_field is not None and isinstance(tag := value.get(place.tag_field), str):
@@ -95,14 +95,14 @@ def _meant(object: _Object, key: str) -> bool:
 
 
 @cache
-def _layout(type: type[msgspec.Struct]) -> list[tuple[str, _Place]]:
+def _layout(type: type[msgspec.Struct]) -> list[tuple[str, _Accepted]]:
     """Where in a body of `type` something may be dropped; a millisecond the first time."""
     described = inspect.type_info(type)
     assert isinstance(described, inspect.StructType)
     return _below(described, "")
 
 
-def _below(struct: inspect.StructType, path: str) -> list[tuple[str, _Place]]:
+def _below(struct: inspect.StructType, path: str) -> list[tuple[str, _Accepted]]:
     places = []
     for one in struct.fields:
         name = one.encode_name
@@ -111,8 +111,8 @@ def _below(struct: inspect.StructType, path: str) -> list[tuple[str, _Place]]:
     return places
 
 
-def _place(types: Sequence[inspect.Type], path: str) -> _Place:
-    place = _Place()
+def _place(types: Sequence[inspect.Type], path: str) -> _Accepted:
+    place = _Accepted()
     for one in types:
         if isinstance(one, inspect.ListType):
             place.items = _place(_members(one.item_type), f"{path}[]") or place.items

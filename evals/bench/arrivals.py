@@ -15,7 +15,7 @@ Make = Callable[[int, int | None, int | None], Request]
 OnAnswer = Callable[[Answer], None]
 
 
-class Arrival(msgspec.Struct, frozen=True):
+class RequestTime(msgspec.Struct, frozen=True):
     """A line of a trace: seconds since its beginning, and if it says so the tokens of prompt and answer."""
 
     at: float
@@ -51,12 +51,12 @@ class Poisson(msgspec.Struct, frozen=True, tag="poisson"):
         """Send `count` requests, and wait for the answers."""
         await _open(url, make, self.times(count), on_answer)
 
-    def times(self, count: int) -> Iterator[Arrival]:
+    def times(self, count: int) -> Iterator[RequestTime]:
         """When."""
         rng, at = random.Random(f"arrivals {self.seed}"), 0.0
         for _ in range(count):
             at += rng.expovariate(self.rate)
-            yield Arrival(at)
+            yield RequestTime(at)
 
 
 class Bursts(msgspec.Struct, frozen=True, tag="bursts"):
@@ -69,9 +69,9 @@ class Bursts(msgspec.Struct, frozen=True, tag="bursts"):
         """Send `count` requests, and wait for the answers."""
         await _open(url, make, self.times(count), on_answer)
 
-    def times(self, count: int) -> Iterator[Arrival]:
+    def times(self, count: int) -> Iterator[RequestTime]:
         """When."""
-        return (Arrival(number // self.size * self.every) for number in range(count))
+        return (RequestTime(number // self.size * self.every) for number in range(count))
 
 
 class Trace(msgspec.Struct, frozen=True, tag="trace"):
@@ -85,21 +85,21 @@ class Trace(msgspec.Struct, frozen=True, tag="trace"):
         """Replay at most `count` of its requests, and wait for the answers."""
         await _open(url, make, self.times(count), on_answer)
 
-    def times(self, count: int) -> Iterator[Arrival]:
+    def times(self, count: int) -> Iterator[RequestTime]:
         """When. Raises RequestError naming the line that is no arrival."""
         lines = Path(self.path).read_text(encoding="utf-8").splitlines()[:count]
         for number, line in enumerate(lines, 1):
             try:
-                arrival = msgspec.json.decode(line, type=Arrival)
+                arrival = msgspec.json.decode(line, type=RequestTime)
             except msgspec.DecodeError as error:
                 raise RequestError(f"{self.path}, line {number}: {error}.", param="trace") from None
-            yield Arrival(arrival.at / self.speed, arrival.prompt_tokens, arrival.output_tokens)
+            yield RequestTime(arrival.at / self.speed, arrival.prompt_tokens, arrival.output_tokens)
 
 
 Arrivals = Closed | Poisson | Bursts | Trace
 
 
-async def _open(url: str, make: Make, times: Iterator[Arrival], on_answer: OnAnswer) -> None:
+async def _open(url: str, make: Make, times: Iterator[RequestTime], on_answer: OnAnswer) -> None:
     """Send each at its time, however many are on their way."""
     begun = time.perf_counter()
 

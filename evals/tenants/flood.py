@@ -112,14 +112,14 @@ async def play(model: Path, policy: str, requests: int, prompt: int, tokens: int
     mean, longest = statistics.mean(scheduler.seconds[steps:]), percentile(scheduler.seconds[steps:], 99)
     twice = 2 * percentile(alone, 99)
     print(
-        f"{policy}: alone {told(alone)}; flooded {told(flooded)}; "
+        f"{policy}: alone {in_words(alone)}; flooded {in_words(flooded)}; "
         f"steps {mean * 1e3:.0f}, p99 {longest * 1e3:.0f}; {speed:.0f} tokens/s; "
         f"bounds {(twice + mean) * 1e3:.0f} and {(twice + longest) * 1e3:.0f}",
         flush=True,
     )
 
 
-def told(times: list[float]) -> str:
+def in_words(times: list[float]) -> str:
     """In words."""
     return (
         f"p50 {statistics.median(times) * 1e3:.0f} ms, p99 {percentile(times, 99) * 1e3:.0f}, "

@@ -39,7 +39,7 @@ class UploadStress:
         self.wrong: list[str] = []
         self.statuses: Counter[int] = Counter()
 
-    def spoilt(self, number: int) -> tuple[str, Upload]:
+    def corrupted(self, number: int) -> tuple[str, Upload]:
         """The upload of that number, and how it is spoilt."""
         names = list(SPOILERS)
         how = names[number % len(names)]
@@ -55,7 +55,7 @@ class UploadStress:
 
     def attack(self, number: int) -> None:
         """Send one and judge the answer."""
-        how, upload = self.spoilt(number)
+        how, upload = self.corrupted(number)
         where = f"{number} ({how})"
         try:
             response = self.send(upload)

@@ -62,7 +62,7 @@ class DistanceBound(msgspec.Struct, frozen=True):
         """The reach of an answer of one kind and then the other."""
         return self._joined(other, self.rest + other.rest)
 
-    def beside(self, other: "DistanceBound") -> "DistanceBound":
+    def either(self, other: "DistanceBound") -> "DistanceBound":
         """The reach of an answer of either kind."""
         return self._joined(other, max(self.rest, other.rest))
 

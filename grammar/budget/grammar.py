@@ -55,7 +55,7 @@ class BudgetGrammar:
         return self.inner.nbytes + self._bytewise.nbytes
 
     @cached_property
-    def shortest_course(self) -> CompletionPath | None:
+    def shortest_path(self) -> CompletionPath | None:
         """The shortest answer, to be written."""
         return path(self.table, self.shortest_plan.piece)
 

@@ -96,7 +96,7 @@ class BudgetMatcher:
         self._following = False  # the plan alone: the backend has given up
         self._stopped = False
         if self._near:
-            self._plan = grammar.shortest_course
+            self._plan = grammar.shortest_path
 
     @property
     def searched(self) -> bool:

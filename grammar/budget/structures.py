@@ -146,7 +146,7 @@ def _bound(element: Element, measure: Measure) -> DistanceBound:
         case OneOf(parts=parts):
             total = DistanceBound(texts=True, endless=True)
             for part in parts:
-                total = total.beside(_bound(part, measure))
+                total = total.either(_bound(part, measure))
             return (
                 total
                 if _differ([_head(part) for part in parts])

@@ -52,7 +52,7 @@ class Keep(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-class Back(msgspec.Struct, frozen=True, tag=True):
+class Restore(msgspec.Struct, frozen=True, tag=True):
     """The answer goes back to where it was kept by that number. `mask`: its mask there is wanted."""
 
     id: int
@@ -81,7 +81,7 @@ class Mask(msgspec.Struct, frozen=True, tag=True):
     verifies: bool
 
 
-class Objection(msgspec.Struct, frozen=True, tag=True):
+class Veto(msgspec.Struct, frozen=True, tag=True):
     """What is to be left out instead of taking the token, as a row of a bitmask; None to let it be."""
 
     id: int
@@ -102,8 +102,8 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     token: int
 
 
-Operation = Begin | Take | Ask | Keep | Back | End
-Report = Mask | Objection | TooSlow | Refused
+Operation = Begin | Take | Ask | Keep | Restore | End
+Report = Mask | Veto | TooSlow | Refused
 
 OPERATIONS: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
 REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
@@ -145,7 +145,7 @@ class MaskServer:
             kept = self._kept.setdefault(operation.id, deque(maxlen=MOST_RESTORED))
             kept.append((operation.number, self._matchers[operation.id].snapshot()))
             return
-        if isinstance(operation, Back) and not operation.mask:
+        if isinstance(operation, Restore) and not operation.mask:
             self._back(operation)
             return
         begun = self._clock()
@@ -156,14 +156,14 @@ class MaskServer:
             report = TooSlow(operation.id)
         yield report
 
-    def _back(self, operation: Back) -> Matcher:
+    def _back(self, operation: Restore) -> Matcher:
         kept, matcher = self._kept[operation.id], self._matchers[operation.id]
         while kept[-1][0] != operation.number:
             kept.pop()
         matcher.restore(kept[-1][1])
         return matcher
 
-    def _report(self, operation: Begin | Take | Ask | Back) -> Report:
+    def _report(self, operation: Begin | Take | Ask | Restore) -> Report:
         match operation:
             case Begin(id=id, budget=budget, tokens=tokens):
                 matcher = self._matchers[id] = self._grammar.matcher(budget)
@@ -176,11 +176,11 @@ class MaskServer:
                 if not (matcher.terminated or matcher.accept(token)):
                     return Refused(id, token)
                 return self._mask(id, matcher)
-            case Back(id=id):
+            case Restore(id=id):
                 return self._mask(id, self._back(operation))
             case Ask(id=id, token=token):
                 words = self._closing(self._matchers[id]).veto(token)
-                return Objection(id, token, None if words is None else words.tobytes())
+                return Veto(id, token, None if words is None else words.tobytes())
 
     def _mask(self, id: int, matcher: Matcher) -> Mask:
         row = np.empty((1, self._words), np.int32)

@@ -25,17 +25,17 @@ from personae.grammar.bitmask import Bitmask
 from personae.grammar.sandbox.mask_server import (
     REPORTS,
     Ask,
-    Back,
     Begin,
     End,
     Keep,
     Mask,
-    Objection,
     Operation,
     Refused,
     Report,
+    Restore,
     Take,
     TooSlow,
+    Veto,
 )
 from personae.grammar.sandbox.server import HEAD
 
@@ -299,14 +299,14 @@ class RemoteMatcher:
         for place, report in enumerate(self._awaited):
             if report is not None and report > at.reports:
                 self._awaited[place] = None
-        self._await(Back(self.id, at.number, at.mask is None))
+        self._await(Restore(self.id, at.number, at.mask is None))
 
     def end(self) -> None:
         """Nobody is bound by it any more."""
         self._grammar.end(self.id)
 
-    def _await(self, operation: Take | Ask | Back) -> None:
-        if not isinstance(operation, Back) or operation.mask:
+    def _await(self, operation: Take | Ask | Restore) -> None:
+        if not isinstance(operation, Restore) or operation.mask:
             self._reports += 1
             self._awaited.append(self._reports)
         if not isinstance(operation, Ask):
@@ -321,7 +321,7 @@ class RemoteMatcher:
         match report:
             case Mask(words=words, verifies=verifies) if number == self._mask_report:
                 self._mask, self.verifies = np.frombuffer(words, np.int32), verifies
-            case Objection(token=token, words=left_out):
+            case Veto(token=token, words=left_out):
                 if token == self._asked:
                     self._heard[token] = left_out
             case TooSlow():

@@ -1,7 +1,7 @@
-"""Keywords and formats that are spelled nearly as one that binds. JSON Schema passes over what it does not
-know; in a schema that is to be enforced wholly a slip would bind nothing, and nobody would be told.
+"""Finds keywords and formats that are probably misspelled. JSON Schema ignores names that it does not know,
+so a misspelled keyword would bind nothing. A strict schema is refused instead.
 
-Names that other tools are known to write are no slips, however near they are: they pass, with a note.
+Known names of other tools are not misspellings, however close they are: they pass, with a note.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,8 +39,8 @@ FOREIGN_KEYWORDS = frozenset(
 )
 
 
-class Slip(NamedTuple):
-    """A name that binds nothing, its kind and its path; what was probably meant, None of a foreign name."""
+class CloseMatch(NamedTuple):
+    """A name that binds nothing, its kind and path, and what was probably meant (None: another tool's)."""
 
     kind: str
     name: str
@@ -49,13 +49,12 @@ class Slip(NamedTuple):
 
 
 def check_spelling(document: Schema, enforced: Callable[[Schema], bool] = lambda _: True) -> None:
-    """Raises GrammarError for all slips, with their places and what was probably meant, and for the keywords
-    that are not enforced beside them. Names that begin as none of JSON Schema's do (`x-`, `_`, `@`) are the
-    writer's own."""
-    close_matches = [slip for slip in _close_matches(document) if slip.meant is not None]
+    """Raises GrammarError for all misspellings, with their places and what was probably meant. The error also
+    names the keywords that are not enforced. Names that begin with `x-`, `_` or `@` are the writer's own."""
+    close_matches = [match for match in _close_matches(document) if match.meant is not None]
     if not close_matches:
         return
-    said = [_sentence(slip) for slip in close_matches[:_MOST_NAMED]]
+    said = [_sentence(match) for match in close_matches[:_MOST_NAMED]]
     if len(close_matches) > _MOST_NAMED:
         said.append(f"There are {len(close_matches) - _MOST_NAMED} more.")
     said.append(f"With strict set to false {'it is' if len(close_matches) == 1 else 'they are'} passed over.")
@@ -66,22 +65,22 @@ def check_spelling(document: Schema, enforced: Callable[[Schema], bool] = lambda
 
 def foreign(document: Schema | None) -> list[str]:
     """The pointers of foreign names that are near to one that binds: they bind nothing."""
-    return [pointer(slip.path) for slip in _close_matches(document) if slip.meant is None]
+    return [pointer(match.path) for match in _close_matches(document) if match.meant is None]
 
 
-def _close_matches(document: Schema | None) -> Iterator[Slip]:
+def _close_matches(document: Schema | None) -> Iterator[CloseMatch]:
     for schema, path in subschemas(document):
         for name, value in schema.items():
             if (meant := _meant_keyword(name)) is not None:
-                yield Slip("keyword", name, (*path, name), None if name in FOREIGN_KEYWORDS else meant)
+                yield CloseMatch("keyword", name, (*path, name), None if name in FOREIGN_KEYWORDS else meant)
             if name == "format" and isinstance(value, str) and (meant := _meant_format(value)) is not None:
-                yield Slip("format", value, (*path, name), None if value in FOREIGN_FORMATS else meant)
+                yield CloseMatch("format", value, (*path, name), None if value in FOREIGN_FORMATS else meant)
 
 
-def _sentence(slip: Slip) -> str:
+def _sentence(match: CloseMatch) -> str:
     return (
-        f"The {slip.kind} {slip.name[:80]!r} at {pointer(slip.path)} is not known and would bind nothing; "
-        f"did you mean {slip.meant!r}?"
+        f"The {match.kind} {match.name[:80]!r} at {pointer(match.path)} is not known and would bind nothing; "
+        f"did you mean {match.meant!r}?"
     )
 
 

@@ -55,7 +55,7 @@ class _Sgmv(ctypes.Structure):
     )
 
 
-class _Choice(ctypes.Structure):
+class _SamplingColumns(ctypes.Structure):
     _fields_ = tuple((name, c_void_p) for name in ("temperature", "top_k", "top_p", "min_p", "uniform"))
 
 
@@ -270,7 +270,7 @@ class CpuOperators:
             rows.min_p,
             uniforms(rows.streams, rows.positions),
         )
-        call = _Choice(*(column.ctypes.data for column in columns))
+        call = _SamplingColumns(*(column.ctypes.data for column in columns))
         self._choose(
             logits.data_ptr(),
             None if bitmask is None else bitmask.data_ptr(),

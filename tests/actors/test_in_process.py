@@ -157,7 +157,7 @@ async def test_a_stopped_sequence_brings_nothing_more_and_its_siblings_go_on(ass
         assert seen["0"] == seen["2"] == 30
 
 
-async def test_a_full_house_refuses_and_takes_again_when_there_is_room(assembly) -> None:
+async def test_a_full_server_refuses_and_accepts_again_when_there_is_room(assembly) -> None:
     engine_spec = replace(assembly.engine_spec, max_live=4)
     async with open_in_process(engine_spec) as client:
         async with client.stream([log(engine_spec, f"{i}", None, max_tokens=200) for i in range(3)]):

@@ -395,7 +395,7 @@ async def test_an_unknown_parameter_is_told_from_a_wrong_one(app: Starlette) -> 
         ("/v1/responses", {"input": "hi", "messages": []}, "Here it is `input`."),
     ],
 )
-async def test_a_slip_in_a_fields_name_is_told_the_served_field_that_was_meant(
+async def test_an_error_about_a_misspelled_field_names_the_field_that_was_meant(
     path: str, change: dict[str, Any], hint: str, app: Starlette
 ) -> None:
     needed = {"/v1/chat/completions": {"messages": [USER]}, "/v1/completions": {"prompt": "hi"}}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_harness import EngineHarness, Played
-from late_copies import LateCopies, LateMark
+from late_copies import LateCopies, LateEvent
 from recorded_graphs import RecordedGraphs
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import model_folder
@@ -76,7 +76,7 @@ def test_answers_are_those_of_adapters_that_were_there_and_each_layer_waits_for_
 def test_without_the_waits_the_answers_would_be_others(
     base: Path, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LateMark, "wait", lambda mark: None)
+    monkeypatch.setattr(LateEvent, "wait", lambda mark: None)
     cold = EngineHarness(base, copies=LateCopies())
     poison(cold)
     for name, path in adapters.items():
@@ -90,13 +90,13 @@ def test_graphs_wait_until_all_has_arrived_and_are_used_then(
     capture = RecordedGraphs()
     monkeypatch.setattr(registry, "operators", capture.operators)
     truth = answers(EngineHarness(base, adapters))
-    monkeypatch.setattr(LateMark, "reached", property(lambda mark: False))
+    monkeypatch.setattr(LateEvent, "reached", property(lambda mark: False))
     slow = EngineHarness(base, copies=LateCopies(), capture=capture)
     for name, path in adapters.items():
         slow.place(name, read_adapter(path, slow.shapes))
     assert {id: one.tokens for id, one in answers(slow).items()} == {id: p.tokens for id, p in truth.items()}
     assert not capture.replays, "nobody knew that they had arrived"
-    monkeypatch.setattr(LateMark, "reached", property(lambda mark: True))
+    monkeypatch.setattr(LateEvent, "reached", property(lambda mark: True))
     answers_again = slow.play([slow.log("again", range(5, 25), NAMES[0], max_tokens=12)])
     assert answers_again["again"].finish == "length"
     assert capture.replays

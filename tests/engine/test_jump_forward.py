@@ -65,7 +65,7 @@ def test_without_it_each_token_takes_a_step() -> None:
     assert made.steps >= len(played.tokens)
 
 
-CROWD: list[dict[str, Any]] = [
+REQUESTS: list[dict[str, Any]] = [
     {"grammar": grammar, "seed": seed, "temperature": 1.0, "max_tokens": budget}
     for seed, budget in enumerate((160, 110, 160, 100))
     for grammar in (OBJECT, CHOICE, None)
@@ -74,7 +74,7 @@ CROWD: list[dict[str, Any]] = [
 
 def load(made: EngineHarness) -> dict[str, Played]:
     logs = []
-    for number, changes in enumerate(CROWD):
+    for number, changes in enumerate(REQUESTS):
         jump = {"jump_forward": True} if changes["grammar"] else {"max_tokens": 30}
         logs.append(made.log(f"{number}", (*PROMPT, number), **changes | jump, eos=tokenizer().eos_ids))
     return made.play(logs)
@@ -103,7 +103,7 @@ def test_answers_are_the_same_in_any_batch_and_after_preemptions(sizes: dict[str
     played = load(made)
     for id, one in alone().items():
         assert (played[id].tokens, played[id].finish) == (one.tokens, one.finish)
-        if CROWD[int(id)]["grammar"] is OBJECT:
+        if REQUESTS[int(id)]["grammar"] is OBJECT:
             jsonschema.validate(json.loads(text_of(one)), SCHEMA)
     if "num_pages" in sizes:
         assert made.scheduler.counters.preemptions
@@ -161,7 +161,7 @@ def test_a_special_token_that_is_forced_harms_nothing() -> None:
 
 
 def test_nothing_is_forced_after_the_budget() -> None:
-    class NeverClosing:
+    class NeverEnding:
         """The grammar without a budget of its own, so that nothing but `max_tokens` ends the answer."""
 
         shortest, nbytes = 1, 0
@@ -173,7 +173,7 @@ def test_nothing_is_forced_after_the_budget() -> None:
     compiled = compiler().compile_here(grammar)
     for budget in range(1, 12):
         made = harness()
-        made.grammars[grammar] = NeverClosing()
+        made.grammars[grammar] = NeverEnding()
         assert len(answer(made, grammar, max_tokens=budget).tokens) == budget
 
 

@@ -57,14 +57,14 @@ def greedy(**params: float) -> SamplingParams:
     return SamplingParams(max_tokens=100, temperature=0.0, seed=0, **params)
 
 
-def test_the_best_token_without_an_objection_is_taken() -> None:
+def test_the_best_token_without_a_veto_is_taken() -> None:
     objector = Objector(1, 2)
     choices = ask(objector, greedy())
     assert choices.tokens == [3]
     assert objector.asked == [1, 2, 3]
 
 
-def test_an_objection_may_leave_out_many_tokens_at_once() -> None:
+def test_a_veto_may_leave_out_many_tokens_at_once() -> None:
     objector = Objector(1, 2, 3, together=True)
     assert ask(objector, greedy()).tokens == [0]
     assert objector.asked == [1, 0]

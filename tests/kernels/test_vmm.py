@@ -160,7 +160,7 @@ def double_map(memory: DeviceMemory, tensor: torch.Tensor) -> None:
     memory._driver.call("cuMemMap", tensor.data_ptr(), GRANULE, 0, memory._driver.create(), 0)
 
 
-def map_elsewhere(memory: DeviceMemory, tensor: torch.Tensor) -> None:
+def map_at_another_address(memory: DeviceMemory, tensor: torch.Tensor) -> None:
     memory._driver.call("cuMemMap", tensor.data_ptr() + GRANULE, GRANULE, 0, memory._driver.create(), 0)
 
 
@@ -184,7 +184,15 @@ def grant_unmapped(memory: DeviceMemory, tensor: torch.Tensor) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [double_unmap, double_map, map_elsewhere, map_askew, release_mapped, free_mapped, grant_unmapped],
+    [
+        double_unmap,
+        double_map,
+        map_at_another_address,
+        map_askew,
+        release_mapped,
+        free_mapped,
+        grant_unmapped,
+    ],
 )
 def test_the_driver_on_paper_refuses_what_the_driver_does(wrong) -> None:
     gpu = PaperGpu(granule=GRANULE)

@@ -218,8 +218,8 @@ def test_a_seed_replays_exactly_in_another_process_with_other_hashes() -> None:
 def leaked_page(monkeypatch: pytest.MonkeyPatch) -> None:
     release = PrefixCache.release
 
-    def leak(self: PrefixCache, lease, pages, *, keep=True):  # type: ignore[no-untyped-def]  # as the original
-        release(self, lease, pages[:-1], keep=keep)
+    def leak(self: PrefixCache, handle, pages, *, keep=True):  # type: ignore[no-untyped-def]  # as the original
+        release(self, handle, pages[:-1], keep=keep)
 
     monkeypatch.setattr(PrefixCache, "release", leak)
 

@@ -112,7 +112,7 @@ class FakeStream:
     def __init__(self, engine: FakeEngine, logs: Sequence[SequenceLog]) -> None:
         self._engine = engine
         self._turn = -1
-        self.states = {log.id: _Script(engine, log) for log in logs}
+        self.states = {log.id: _ScriptedRequest(engine, log) for log in logs}
 
     def stop(self, id: str) -> None:
         """End one now."""
@@ -143,7 +143,7 @@ class FakeStream:
         return delta
 
 
-class _Script:
+class _ScriptedRequest:
     """One sequence: what it will say and how far it is."""
 
     def __init__(self, engine: FakeEngine, log: SequenceLog) -> None:

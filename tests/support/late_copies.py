@@ -34,9 +34,9 @@ class LateCopies:
     def clear(self, target: Tensor) -> None:
         self._later("clear", target.zero_)
 
-    def mark(self) -> "LateMark":
+    def mark(self) -> "LateEvent":
         self.log.append("mark")
-        return LateMark(self, len(self._copies))
+        return LateEvent(self, len(self._copies))
 
     def overlap(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -52,7 +52,7 @@ class LateCopies:
         self._copies.append(copy)
 
 
-class LateMark:
+class LateEvent:
     """A place behind so many copies."""
 
     def __init__(self, copies: LateCopies, count: int) -> None:

@@ -179,10 +179,10 @@ def question(table: Table, parent: Table | None, rng: random.Random) -> tuple[st
     ]
     if parent is not None:
         kinds += ["join", "join_count", "join_filter", "join_group", "join"]
-    return _Asks(table, parent, rng).ask(rng.choice(kinds))
+    return _QuestionMaker(table, parent, rng).ask(rng.choice(kinds))
 
 
-class _Asks:
+class _QuestionMaker:
     def __init__(self, table: Table, parent: Table | None, rng: random.Random) -> None:
         self.t, self.p, self.rng = table, parent, rng
         self.columns = (table.label, *table.texts, *table.numbers)

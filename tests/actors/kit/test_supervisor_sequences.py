@@ -23,7 +23,7 @@ def reborn(strategy: Strategy, dead: int) -> range:
     deaths=st.lists(st.integers(0, len(NAMES) - 1), max_size=8),
     backend=st.sampled_from(("asyncio", "trio")),
 )
-def test_any_sequence_of_deaths_leaves_the_lives_that_the_strategy_says(
+def test_any_sequence_of_deaths_leaves_the_epochs_that_the_strategy_says(
     strategy: Strategy, deaths: list[int], backend: str
 ) -> None:
     diary: list[str] = []

@@ -164,7 +164,7 @@ def test_beside_others_they_have_their_allowance_and_no_more():
         it.commit()
 
 
-def test_a_newcomer_has_a_seat_at_once_although_batches_have_them_all():
+def test_a_newcomer_gets_a_slot_at_once_although_batches_have_them_all():
     it = bench(seqs=4)
     it.add(*(batch(i) for i in range(8)))
     for _ in range(5):
@@ -199,7 +199,7 @@ def test_when_memory_ends_background_goes_first_whoever_came_last():
     assert it.scheduler.counters.preemptions
 
 
-def test_one_that_was_passed_over_for_too_long_gets_a_seat_and_keeps_it():
+def test_one_that_was_passed_over_for_too_long_gets_a_slot_and_keeps_it():
     it = bench(seqs=1, patience=40)
     it.add(*(user(i, length=4 + i) for i in range(12)))
     it.add(batch(0))

@@ -13,8 +13,8 @@ from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
 
-SEATS = 16
-LAYOUT = MemoryLayout(num_pages=1000, page_size=16, max_seqs=SEATS, max_model_len=1024, max_batch_tokens=512)
+SLOTS = 16
+LAYOUT = MemoryLayout(num_pages=1000, page_size=16, max_seqs=SLOTS, max_model_len=1024, max_batch_tokens=512)
 SOON = 0.004  # before the end of a step the next is planned
 
 
@@ -92,7 +92,7 @@ def waits(fixture: Fixture, arrivals: list[tuple[float, SequenceLog]]) -> list[f
 
 
 def flooded(*, late: bool = True) -> tuple[list[float], list[float], Fixture]:
-    """The quiet tenant's waits alone and in the flood, and the house."""
+    """The quiet tenant's waits alone and in the flood, and the fixture."""
     here = fixture(late=late)
     alone = quiet(0.0, 40, "alone")
     here.play(alone)
@@ -110,7 +110,9 @@ def test_in_a_flood_nobody_else_waits_more_than_twice_as_long_and_a_step() -> No
     assert overlap[-1] <= 2 * alone[-1] + statistics.mean(here.steps)
 
 
-def test_the_step_of_another_tenants_prompt_has_none_of_who_crowds_and_the_next_has_some_again() -> None:
+def test_the_step_of_another_tenants_prompt_has_none_of_a_tenant_over_quota_and_the_next_has_some_again() -> (
+    None
+):
     layout = replace(LAYOUT, max_batch_tokens=128)
     scheduler = Scheduler(layout, VirtualTokenCounters(), sharing=True)
     prompts: list[Counter[str]] = []
@@ -143,7 +145,7 @@ def test_a_step_planned_late_saves_most_of_one_for_who_comes_meanwhile() -> None
     assert 0.6 < saved / statistics.mean(here.steps) < 1.1
 
 
-def test_prompts_of_a_tenant_that_crowds_are_spread_and_it_is_hardly_slower_for_it() -> None:
+def test_prompts_of_a_tenant_over_quota_are_spread_and_it_is_hardly_slower_for_it() -> None:
     def alone(*, sharing: bool) -> Fixture:
         here = fixture(sharing=sharing)
         here.play(quiet(0.0, 5, "before"))
@@ -152,7 +154,7 @@ def test_prompts_of_a_tenant_that_crowds_are_spread_and_it_is_hardly_slower_for_
         return here
 
     spread, plain = alone(sharing=True), alone(sharing=False)
-    full = 0.012 + 0.0008 * SEATS
+    full = 0.012 + 0.0008 * SLOTS
     assert max(spread.steps[64:]) < 1.8 * full, "once it is known what a prompt takes"
     assert max(plain.steps[64:]) > 3 * full
     assert sum(spread.steps) < 1.03 * sum(plain.steps)
@@ -167,7 +169,7 @@ def test_a_tenant_that_is_alone_is_not_slowed_down(prompt: int) -> None:
     assert both[0].steps == both[1].steps
 
 
-def test_long_prompts_of_a_tenant_that_crowds_go_on_though_others_come_all_the_time() -> None:
+def test_long_prompts_of_a_tenant_over_quota_go_on_though_others_come_all_the_time() -> None:
     here = fixture()
     here.play(quiet(0.0, 5, "before"))
     begun = here.now

@@ -68,7 +68,7 @@ def test_integrity_names_a_page_held_more_often_than_counted():
 @given(
     st.integers(1, 8), st.lists(st.tuples(st.sampled_from(["take", "share", "release"]), st.integers(0, 7)))
 )
-def test_the_books_agree_whatever_is_taken_shared_and_released(size: int, moves: list[tuple[str, int]]):
+def test_the_counts_agree_whatever_is_taken_shared_and_released(size: int, moves: list[tuple[str, int]]):
     pool = PagePool(size)
     held: list[int] = []
     for verb, number in moves:

@@ -188,7 +188,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.it.step()
 
     @invariant()
-    def the_books_agree(self):
+    def the_invariants_hold(self):
         if hasattr(self, "it"):
             self.it.scheduler.check_integrity()
 
@@ -230,7 +230,7 @@ def test_integrity_catches_a_leaked_page(monkeypatch):
         it.run()
 
 
-def test_integrity_catches_a_lease_that_is_kept(monkeypatch):
+def test_integrity_catches_a_cache_handle_that_is_kept(monkeypatch):
     it = small_world()
     monkeypatch.setattr(PrefixCache, "unpin", lambda cache, node: None)
     it.run()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from late_copies import LateCopies, LateMark
+from late_copies import LateCopies, LateEvent
 from patience import PATIENCE
 from recorded_graphs import RecordedGraphs
 
@@ -79,7 +79,7 @@ def test_steps_of_cold_adapters_are_checked_and_one_that_does_not_wait_fails(
     whole = found()
     assert len(whole) == 8
     assert [check for check in whole if not check.passed] == []
-    monkeypatch.setattr(LateMark, "wait", lambda mark: None)
+    monkeypatch.setattr(LateEvent, "wait", lambda mark: None)
     assert not any(check.passed for check in found() if "before it was there" not in check.name)
 
 

@@ -31,7 +31,7 @@ from personae.evals.bench.gpu import (  # noqa: E402
     timing,
 )
 
-HOUSE = (arriving, bench, checks, engine, layer, lending, peers, shapes, tables)
+MODULES = (arriving, bench, checks, engine, layer, lending, peers, shapes, tables)
 TINY = {
     "HIDDEN": 64,
     "INNER": 96,
@@ -66,7 +66,7 @@ TINY = {
 
 @pytest.fixture(autouse=True)
 def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in HOUSE:
+    for module in MODULES:
         for name, value in TINY.items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)

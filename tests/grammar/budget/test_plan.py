@@ -150,7 +150,7 @@ def test_what_is_said_to_leave_a_plan_as_it_is_does_so(name: str, random: random
 @pytest.mark.parametrize("name", SCHEMAS)
 @settings(max_examples=10)
 @given(st.randoms(use_true_random=False), st.integers(0, 6))
-def test_what_is_left_out_beforehand_would_have_met_with_an_objection(
+def test_what_is_left_out_beforehand_would_have_been_vetoed(
     name: str, random: random.Random, spare: int
 ) -> None:
     grammar = COMPILER.compile(GrammarSpec("json_schema", json.dumps(SCHEMAS[name])))

@@ -52,7 +52,7 @@ def test_all_keywords_are_named_and_the_rest_is_accepted(
     assert COMPILER.compile(GrammarSpec("json_schema", json.dumps(without(paths, schema)))).shortest
 
 
-def test_slips_and_keywords_are_named_together() -> None:
+def test_misspellings_and_keywords_are_named_together() -> None:
     schema = {
         "type": "object",
         "properties": {"x": UNIQUE, "y": {"type": "string", "maxlength": 3}, "z": {"format": "URI"}},

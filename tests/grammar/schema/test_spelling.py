@@ -1,4 +1,4 @@
-"""In a schema that is to be enforced wholly a slip is refused; what is no slip is an annotation."""
+"""A strict schema with a misspelled keyword is refused; other unknown names are annotations."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from personae.grammar.schema.document import parse_schema
 from personae.grammar.schema.spelling import check_spelling, foreign
 from personae.grammar.spec import GrammarSpec
 
-SLIPS: list[tuple[dict[str, Any], str, str]] = [
+MISSPELLINGS: list[tuple[dict[str, Any], str, str]] = [
     ({"maxlength": 3}, "#/maxlength", "maxLength"),
     ({"propertees": {}}, "#/propertees", "properties"),
     ({"properties": {"a": {"emum": [1]}}}, "#/properties/a/emum", "enum"),
@@ -23,8 +23,8 @@ SLIPS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "place", "meant"), SLIPS, ids=lambda value: str(value)[:30])
-def test_a_slip_is_refused_with_its_place_and_what_was_meant(
+@pytest.mark.parametrize(("schema", "place", "meant"), MISSPELLINGS, ids=lambda value: str(value)[:30])
+def test_a_misspelling_is_refused_with_its_place_and_what_was_meant(
     schema: dict[str, Any], place: str, meant: str
 ) -> None:
     with pytest.raises(GrammarError, match="did you mean") as refused:
@@ -46,7 +46,7 @@ def test_a_slip_is_refused_with_its_place_and_what_was_meant(
     ],
     ids=["annotations", "own", "names", "values", "others", "a format in use", "other tools'"],
 )
-def test_what_is_no_slip_is_passed_over(schema: dict[str, Any]) -> None:
+def test_names_that_are_no_misspelling_are_ignored(schema: dict[str, Any]) -> None:
     check_spelling(parse_schema(json.dumps(schema)))
 
 
@@ -63,7 +63,7 @@ def test_names_of_other_tools_that_are_near_are_told_by_their_places() -> None:
     assert foreign(schema) == ["#/properties/id/format", "#/properties/b/multiple"]
 
 
-def test_all_slips_are_named_at_once() -> None:
+def test_all_misspellings_are_named_at_once() -> None:
     with pytest.raises(GrammarError) as refused:
         check_spelling({"maxlength": 3, "items": {"requried": ["a"], "format": "URI"}})
     for place in ("#/maxlength", "#/items/requried", "#/items/format"):

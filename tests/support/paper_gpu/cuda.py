@@ -186,7 +186,7 @@ class Event:
 
     def __init__(self, here: Machine, **_options: Any) -> None:
         self.here = here
-        self.place: machine.Place | None = None
+        self.place: machine.StreamPosition | None = None
         self.polls = 0
 
     def record(self, stream: Stream | None = None) -> None:

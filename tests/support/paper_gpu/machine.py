@@ -119,7 +119,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamPosition:
     """Behind the first `at` jobs of a stream; of a graph's, if they are captured."""
 
     stream: Stream
@@ -136,7 +136,7 @@ class Recording:
     pool: Pool
     origin: Stream
     thread: int
-    lines: dict[Stream, list[tuple[str, Job | Place]]] = field(default_factory=dict)
+    lines: dict[Stream, list[tuple[str, Job | StreamPosition]]] = field(default_factory=dict)
     over: bool = False
 
     def __post_init__(self) -> None:
@@ -149,7 +149,7 @@ class Recording:
         while todo:
             stream = todo.pop()
             for _, entry in self.lines[stream][: reached[stream]]:
-                if isinstance(entry, Place) and entry.at > reached.get(entry.stream, 0):
+                if isinstance(entry, StreamPosition) and entry.at > reached.get(entry.stream, 0):
                     reached[entry.stream] = entry.at
                     todo.append(entry.stream)
         return [
@@ -165,7 +165,12 @@ class Recording:
         streams = {stream: Stream(self.machine, stream.name) for stream in self.lines}
         for stream, line in self.lines.items():
             streams[stream].jobs = [
-                (where, partial(streams[entry.stream].run, entry.at) if isinstance(entry, Place) else entry)
+                (
+                    where,
+                    partial(streams[entry.stream].run, entry.at)
+                    if isinstance(entry, StreamPosition)
+                    else entry,
+                )
                 for where, entry in line
             ]
         origin = streams[self.origin]
@@ -175,7 +180,7 @@ class Recording:
                 own = streams[stream]
                 while not late and own is not origin and own.done < len(line):
                     entry = line[own.done][1]
-                    if isinstance(entry, Place) and streams[entry.stream].done < entry.at:
+                    if isinstance(entry, StreamPosition) and streams[entry.stream].done < entry.at:
                         break
                     own.run(own.done + 1)
 
@@ -246,14 +251,14 @@ class Machine:
         """Whether the stream runs only when something waits for it."""
         return self.late is Late.ALL or (stream is self.main) == (self.late is Late.MAIN)
 
-    def place(self, stream: Stream) -> Place:
+    def place(self, stream: Stream) -> StreamPosition:
         """Behind what the stream was told so far."""
         recording = self.capturing
         if recording is not None and stream in recording.lines:
-            return Place(stream, len(recording.lines[stream]), recording)
-        return Place(stream, len(stream.jobs), None)
+            return StreamPosition(stream, len(recording.lines[stream]), recording)
+        return StreamPosition(stream, len(stream.jobs), None)
 
-    def wait_for(self, stream: Stream, place: Place) -> None:
+    def wait_for(self, stream: Stream, place: StreamPosition) -> None:
         """Have a stream wait for a place on another. In a capture that forks the other's graph."""
         with self.lock:
             recording = self.capturing

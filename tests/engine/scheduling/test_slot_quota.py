@@ -1,4 +1,4 @@
-"""A tenant that holds every seat gives some to others; within a tenant, priority comes first and ages."""
+"""A tenant that holds every slot gives some up; within a tenant, priority comes first and ages."""
 
 import pytest
 from fake_executor import Bench, FakeExecutor, make_log
@@ -33,7 +33,7 @@ def settle(it: Bench, steps: int = 30) -> None:
         it.step()
 
 
-def test_another_tenants_first_token_comes_within_three_steps_although_all_seats_are_taken() -> None:
+def test_another_tenants_first_token_comes_within_three_steps_although_all_slots_are_taken() -> None:
     it = bench()
     flood(it, "loud", 50)
     settle(it)
@@ -63,7 +63,7 @@ def test_without_sharing_it_waits_for_an_answer_to_end() -> None:
     ],
     ids=str,
 )
-def test_seats_go_by_weight_and_then_stay(weights: dict[str, float], slots: dict[str, int]) -> None:
+def test_slots_go_by_weight_and_then_stay(weights: dict[str, float], slots: dict[str, int]) -> None:
     it = bench()
     for tenant, weight in weights.items():
         flood(it, tenant, 20, weight=weight)
@@ -76,7 +76,7 @@ def test_seats_go_by_weight_and_then_stay(weights: dict[str, float], slots: dict
     it.run()
 
 
-def test_more_tenants_than_seats_take_nothing_from_one_that_has_one() -> None:
+def test_more_tenants_than_slots_take_nothing_from_one_that_has_one() -> None:
     it = bench(slots=2)
     for tenant in "abcdef":
         flood(it, tenant, 2, tokens=20)

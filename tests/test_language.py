@@ -1,0 +1,139 @@
+"""Names are the field's standard words: the metaphors of the first version do not come back."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("actors", "api", "engine", "evals", "grammar", "kernels", "lora", "tests")
+
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+def listed(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# No name may have one of these words, and no sentence that names a test.
+METAPHORS = listed("""
+    arena blueprint crowd crowded crowds curtain fallen lease leases objection outlook prospectus roster seat
+    seated seats settlement siege sitting sittings slips spoilt troupe untold
+""")
+# No class, function or module may have one of these words. In the sentences of tests they are plain English.
+PRIVATE_WORDS = METAPHORS | listed("""
+    affine bell beside company course desk door elsewhere house meanwhile shelf sketch slip told tour
+""")
+# No class or module may have one of these as its whole name. Within a longer name they are plain words.
+WHOLE_NAMES = listed("""
+    alone arrival asks back back_end books branch cast choice closing collector container extras flight form
+    frame front give_way growth holdings host jump letter life mark needed noise outline pace place
+    raise_curtain reach reading recall returned room script shares shut spent stage turns waiting_room words
+    yield
+""")
+# OpenAI's choices, a list of words, an OpenTelemetry collector.
+PLAIN = frozenset(
+    {"api/choices.py: Choice", "evals/demo/words.py: words", "tests/api/telemetry/test_otel.py: Collector"}
+)
+
+Name = tuple[str, str]  # its kind, and itself
+
+
+@cache
+def python_files() -> list[Path]:
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 400
+    return sorted(path for path in files if "node_modules" not in path.parts)
+
+
+@cache
+def names() -> dict[Path, list[Name]]:
+    """The file's name and those of all its classes and functions."""
+    return {path: list(_names(path)) for path in python_files()}
+
+
+def _names(path: Path) -> Iterator[Name]:
+    stem = path.parent.name if path.stem == "__init__" else path.stem
+    yield "module", stem.removeprefix("test_")
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef):
+            yield "class", node.name
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ("test" if node.name.startswith("test_") else "function"), node.name
+
+
+def words(name: str) -> list[str]:
+    """`_WaitingRoom` and `waiting_room` have the same."""
+    return [word.lower() for word in WORD.findall(name)]
+
+
+def is_private(kind: str, name: str) -> bool:
+    parts = words(name)
+    if kind == "test":
+        return not METAPHORS.isdisjoint(parts)
+    if not PRIVATE_WORDS.isdisjoint(parts):
+        return True
+    return kind in ("class", "module") and "_".join(parts) in WHOLE_NAMES
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_class_function_or_module_has_a_name_of_the_private_language(folder: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, named in names().items()
+        if path.relative_to(ROOT).parts[0] == folder
+        for kind, name in named
+        if is_private(kind, name)
+    ]
+    assert not set(found) - PLAIN, "\n".join(found)
+
+
+def test_every_exception_is_still_needed() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, named in names().items()
+        for kind, name in named
+        if is_private(kind, name)
+    }
+    assert found >= PLAIN
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("class", "Roster"),
+        ("class", "_WaitingRoom"),
+        ("class", "Prospectus"),
+        ("class", "AdapterLease"),
+        ("class", "Outlook"),
+        ("function", "end_sitting"),
+        ("function", "told"),
+        ("function", "run_beside"),
+        ("module", "life"),
+        ("module", "raise_curtain"),
+        ("test", "test_all_seats_are_taken"),
+    ],
+)
+def test_a_name_of_the_private_language_is_found(kind: str, name: str) -> None:
+    assert is_private(kind, name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("class", "Release"),
+        ("class", "LoadAdapter"),
+        ("class", "MultipartForm"),
+        ("class", "Lifetime"),
+        ("class", "WaitingQueue"),
+        ("function", "load"),
+        ("function", "outdoor"),
+        ("module", "placement"),
+        ("test", "test_one_is_told_beside_the_other"),
+    ],
+)
+def test_plain_words_are_allowed(kind: str, name: str) -> None:
+    assert not is_private(kind, name)
