@@ -2,20 +2,25 @@
 
     python -m personae.evals.placement                      # a table of the policies
     python -m personae.evals.placement --property --seconds 300
+    python -m personae.evals.placement --large --replicas 32 --requests 100000 --seed 7
 
 The table is of one day of traffic: adapters by Zipf's law, prompts that begin alike, bursts. Each policy
 serves the same requests. Times are virtual seconds. With --property scenarios are drawn from seeds, with
-faults, for so many real seconds; exit code 1 if anything happened that must not.
+faults, for so many real seconds; with --large one large one, of that seed. Exit code 1 if anything happened
+that must not.
 """
 
 import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import Annotated
 
 import typer
 
 from personae.actors.simulation.capacity import quantile
 from personae.actors.simulation.scenario import PLACEMENT_NAMES, PlacementName, Scenario, SimulationReport
-from personae.actors.simulation.swarm import draw_several
+from personae.actors.simulation.swarm import draw_several, many_engines
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import SimulatedWorkload
 from personae.actors.simulation.world import InvariantViolated, simulate
@@ -69,26 +74,37 @@ def row(placement: str, replicas: int, report: SimulationReport) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def check(seconds: float, first: int) -> bool:
-    """Draw scenarios until the time is over. True if nothing was wrong."""
-    until = time.monotonic() + seconds
-    seed, requests, restarts, moved, wrong = first, 0, 0, 0, 0
-    while time.monotonic() < until:
+def check(scenarios: Iterable[Scenario]) -> bool:
+    """Run scenarios, and say of all together what happened. True if nothing was wrong."""
+    outcomes, faults = Counter[str](), Counter[str]()
+    runs, requests, restarts, moved, wrong = 0, 0, 0, 0, 0
+    for scenario in scenarios:
+        runs += 1
         try:
-            report = simulate(draw_several(seed))
+            report = simulate(scenario)
         except InvariantViolated as error:
             wrong += 1
-            print(f"seed {seed}: {error}", flush=True)
+            print(f"seed {scenario.seed}: {error}", flush=True)
         else:
             requests += report.requests
             restarts += report.restarts
             moved += report.moved
-        seed += 1
+            outcomes += Counter(report.outcomes)
+            faults += Counter(report.faults)
     print(
-        f"{seed - first} scenarios, {requests} requests, {restarts} deaths of engines, "
-        f"{moved} streams moved: {wrong} violations"
+        f"{runs} scenarios, {requests} requests, {restarts} deaths of engines, {moved} streams moved: "
+        f"{wrong} violations\nfaults: {dict(faults)}\nends: {dict(outcomes)}"
     )
     return not wrong
+
+
+def drawn(seconds: float, first: int) -> Iterator[Scenario]:
+    """Scenarios of one seed after the other, until the time is over."""
+    until = time.monotonic() + seconds
+    for seed in count(first):
+        if time.monotonic() >= until:
+            return
+        yield draw_several(seed)
 
 
 def main(
@@ -98,17 +114,19 @@ def main(
     seed: int = 1,
     seconds: Annotated[float, typer.Option(help="Of --property.")] = 300.0,
     property_: Annotated[bool, typer.Option("--property", help="Look for violations instead.")] = False,
+    large: Annotated[bool, typer.Option("--large", help="The same, in one large scenario.")] = False,
 ) -> None:
     """Run and print."""
-    if property_:
-        raise typer.Exit(0 if check(seconds, seed) else 1)
+    if property_ or large:
+        many = (many_engines(seed, requests, number) for number in replicas or [32])
+        raise typer.Exit(0 if check(many if large else drawn(seconds, seed)) else 1)
     print(
         "| replicas | policy | tokens a busy second | first token p50, ms | p99, ms | prefix hits | loads |"
     )
     print("|---|---|---|---|---|---|---|")
-    for count in replicas or [4]:
+    for number in replicas or [4]:
         for placement in PLACEMENT_NAMES:
-            print(row(placement, count, simulate(day(placement, count, requests, rate, seed))), flush=True)
+            print(row(placement, number, simulate(day(placement, number, requests, rate, seed))), flush=True)
 
 
 if __name__ == "__main__":

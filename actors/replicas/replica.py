@@ -108,10 +108,10 @@ class Replica:
         """How long it takes until this adapter is on the device: by where it probably is, as measured."""
         if adapter is None:
             return 0.0
-        stats = self.frontend.latest.adapter_stats
-        if adapter in islice(reversed(self._used), max(stats.device, 1)):
+        stats, used = self.frontend.latest.adapter_stats, adapter in self._used
+        if used and adapter in islice(reversed(self._used), max(stats.device, 1)):
             return 0.0
-        source = "host" if stats.host and adapter in self._used else "disk"
+        source = "host" if stats.host and used else "disk"
         loads = stats.loads.get(source, 0.0)
         return stats.load_seconds.get(source, 0.0) / loads if loads else FIRST_LOAD[source]
 

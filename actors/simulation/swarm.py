@@ -108,3 +108,37 @@ def busy(seed: int, requests: int, adapters: int, rate: float, faults_every: flo
         lull=20_000,
         longest_wait=300.0,
     )
+
+
+def many_engines(seed: int, requests: int, replicas: int = 32) -> Scenario:
+    """Many engines that are busy, a thousand adapters, and a fault each second."""
+    return Scenario(
+        seed,
+        SimulatedWorkload(
+            requests=requests,
+            rate=190.0 * replicas,
+            burst=8.0,
+            adapters=1000,
+            tenants=50,
+            prompt=(4, 24),
+            answer=(1, 12),
+            schemas=0.1,
+            siblings=0.02,
+            broken=0.005,
+            bad=0.02,
+            poison=0.0001,
+        ),
+        Costs(step=0.04, adapter=0.00001, start=1.0, read=0.004, place=0.0004),
+        faults_every=1.0,
+        kinds=KINDS_OF_SEVERAL,
+        pages=2048,
+        slots=128,
+        batch=2048,
+        places=64,
+        window=32,
+        max_live=1024 * replicas,
+        lull=50_000,
+        every=4096,
+        longest_wait=300.0,
+        replicas=replicas,
+    )

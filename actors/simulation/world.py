@@ -7,6 +7,7 @@ checksum over all that clients saw and when. A violation is raised as `Invariant
 how to replay it.
 """
 
+import gc
 import logging
 import random
 from collections.abc import Callable
@@ -83,6 +84,7 @@ from personae.lora.bounds import AdapterBounds
 
 HANG_SECONDS = 4.0
 HANGS = {"hang", "stop", "lost", "silent", "partition"}  # faults by which an engine is given up
+COLLECTED = (200_000, 20, 1000)  # little is garbage, and looking for it would take 40 % of the time
 SETTLE_SECONDS = 30.0  # what was begun for one who left, a compile or a placement, may take its time
 
 
@@ -91,7 +93,7 @@ class InvariantViolated(AssertionError):
 
 
 class SimulatedSource:
-    """Places for twice as many replicas as there are at first."""
+    """Places for twice as many replicas as there are at first, or 16 more."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -100,7 +102,8 @@ class SimulatedSource:
     @property
     def most(self) -> int:
         """How many places there are."""
-        return 2 * self._world.scenario.replicas
+        first = self._world.scenario.replicas
+        return min(2 * first, first + 16)
 
     def acquire(self, replica: int) -> Launch:
         """Each replica is another engine."""
@@ -402,7 +405,8 @@ class World:
     def _scale(self, dice: random.Random) -> None:
         """Have another number of replicas."""
         if self._scaler is not None:
-            count, seconds = dice.randint(1, self._scaler.most), dice.choice((0.0, 1.0, 30.0))
+            least = max(self.scenario.replicas // 2, 1)
+            count, seconds = dice.randint(least, self._scaler.most), dice.choice((0.0, 1.0, 30.0))
             self._tasks.start_soon(self._ask_to_scale, count, seconds)
 
     async def _ask_to_scale(self, count: int, seconds: float) -> None:
@@ -509,11 +513,13 @@ def simulate(scenario: Scenario) -> SimulationReport:
         return await World(scenario, loops[0]).run()
 
     logger = logging.getLogger("personae")
-    level = logger.level
+    level, thresholds = logger.level, gc.get_threshold()
     logger.setLevel(logging.CRITICAL)  # planted deaths are no news
+    gc.set_threshold(*COLLECTED)
     try:
         return anyio.run(run, backend_options={"loop_factory": make_loop})
     except Exception as error:
         raise InvariantViolated(f"{alone(error)}\nreplay: {scenario!r}") from error
     finally:
         logger.setLevel(level)
+        gc.set_threshold(*thresholds)
