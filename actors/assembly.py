@@ -2,6 +2,7 @@
 them."""
 
 import errno
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from personae.engine.config import GenerationDefaults
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
+from personae.engine.numerics import NumericsClass, weights_digest
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
@@ -65,6 +67,7 @@ class Assembly:
     max_adapters: int
     bounds: AdapterBounds
     about: str  # for the log: where it runs, and its sizes
+    numerics: NumericsClass
 
 
 def assemble(options: EngineOptions, on_progress: Progress | None = None, *, warm: bool = False) -> Assembly:
@@ -128,7 +131,22 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         f"{device}, {model.quantization or str(model.dtype).removeprefix('torch.')}, "
         f"context {layout.max_model_len} tokens, KV cache {layout.num_pages * layout.page_size} tokens, "
         f"{layout.max_seqs} sequences and {layout.max_batch_tokens} tokens a step",
+        NumericsClass(
+            weights_digest(options.model),
+            str(model.dtype).removeprefix("torch."),
+            model.quantization,
+            str(sizes.kv_dtype).removeprefix("torch."),
+            _instructions(device),
+        ),
     )
+
+
+def _instructions(device: torch.device) -> str:
+    """The processor's instruction set, or the kind of GPU, and what drives it."""
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"{torch.cuda.get_device_name(device)} sm_{major}{minor} torch {torch.__version__}"
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
 
 
 @dataclass(frozen=True, slots=True)

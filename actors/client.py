@@ -39,7 +39,8 @@ class EngineStats(SchedulerStats, frozen=True):
 
     `backlog_seconds` is how long it takes to compute what waits. `adapter_running` and `adapter_waiting`
     count live sequences by their adapter's digest. With several replicas this is their sum: `replicas` has
-    each one's own by its number, and `moved` counts the streams that went on at another when theirs died.
+    each one's own by its number, and `moved` counts the streams that went on at another when theirs died or
+    was removed, `changed` those of them that had tokens and went to one of another numerics class.
     """
 
     ready: Annotated[bool, GaugeMetric("personae:ready", "1 when the engine can serve.")] = True
@@ -54,6 +55,7 @@ class EngineStats(SchedulerStats, frozen=True):
     adapter_waiting: dict[str, int] = msgspec.field(default_factory=dict)
     actors: tuple[Gauge, ...] = ()
     moved: int = 0
+    changed: int = 0
     replicas: "dict[int, EngineStats]" = msgspec.field(default_factory=dict)
 
 

@@ -34,6 +34,7 @@ from personae.actors.messages import (
 )
 from personae.actors.options import EngineOptions
 from personae.engine.config import GenerationDefaults
+from personae.engine.numerics import NumericsClass
 from personae.lora.bounds import AdapterBounds
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ class LoadFailed(Message, frozen=True):
 
 class Facts(msgspec.Struct, frozen=True):
     """What the frontend has to know of the model that the engine core has loaded: at most `max_seqs`
-    sequences and `max_batch_tokens` tokens are in a step."""
+    sequences and `max_batch_tokens` tokens are in a step. `numerics` is what its tokens depend on."""
 
     models: dict[str, ModelCard]
     max_model_len: int
@@ -78,6 +79,7 @@ class Facts(msgspec.Struct, frozen=True):
     about: str = ""
     max_seqs: int = 64
     max_batch_tokens: int = 512
+    numerics: NumericsClass = NumericsClass()
 
 
 class Loaded(Message, frozen=True):

@@ -127,7 +127,14 @@ def _cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
             allow_origins=origins,
             allow_methods=("GET", "POST", "PATCH", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "request-id", "retry-after", "x-personae-ignored"),
+            expose_headers=(
+                "x-request-id",
+                "request-id",
+                "retry-after",
+                "x-personae-ignored",
+                "x-personae-moved",
+                "endpoint-load-metrics",
+            ),
         )
     ]
 

@@ -19,7 +19,7 @@ class Part:
     `tokens` are the emitted ids, the stopping one included; `reasoned` counts those that were reasoning.
     `stop_reason` is the stop string or stop token id that ended the choice, None for EOS. `entries` has one
     entry per token if logprobs were asked for, an echoed prompt's tokens before the others. `validation`
-    comes with the last part, if anything was checked.
+    comes with the last part, if anything was checked. `moved`: as in `Delta`.
     """
 
     index: int
@@ -32,6 +32,7 @@ class Part:
     cached: int = 0
     reasoned: int = 0
     queued: float | None = None
+    moved: int = 0
     validation: Validation | None = None
 
     def add(self, later: "Part") -> None:
@@ -44,6 +45,7 @@ class Part:
         self.stop_reason = later.stop_reason
         self.cached += later.cached
         self.reasoned += later.reasoned
+        self.moved += later.moved
         self.queued = later.queued if self.queued is None else self.queued
         self.validation = later.validation
 
@@ -108,7 +110,7 @@ class Choice:
 
     def take(self, delta: Delta) -> Part:
         """What `delta` adds. With the last part `ended` is set; a stop string may bring it early."""
-        part = Part(self.index, cached=delta.cached or 0, queued=delta.queued)
+        part = Part(self.index, cached=delta.cached or 0, queued=delta.queued, moved=delta.moved)
         part.prompt_logprobs += delta.prompt_logprobs
         for logprobs in delta.prompt_logprobs if self._prompt else ():
             token = self._prompt[self._prompt_seen]

@@ -50,6 +50,7 @@ class RequestContext:
     `arrived` is when the request came, None for now; `patience` when its client has no more use for the
     answer. Both are on `anyio.current_time`'s clock. `fingerprint` changes when the server could answer
     otherwise than before. `ignored` names what of the request binds nothing; a header says so.
+    `answer_headers` are added to the answer's, as long as these are not sent.
     """
 
     client: EngineClient
@@ -70,6 +71,7 @@ class RequestContext:
     arrived: float | None = None
     patience: float = math.inf
     ignored: list[str] = field(default_factory=list)
+    answer_headers: dict[str, str] = field(default_factory=dict)
     background: bool = False
     fingerprint: str = ""
 
@@ -241,6 +243,12 @@ def context_of(request: Request) -> RequestContext:
     context: RequestContext = request.app.state.context
     arrived, patience = arrival(request), header_deadline(request)
     if not hasattr(request.state, "ignored"):
-        request.state.ignored = []
-    ignored = request.state.ignored
-    return replace(context, caller=caller_of(request), arrived=arrived, patience=patience, ignored=ignored)
+        request.state.ignored, request.state.answer_headers = [], {}
+    return replace(
+        context,
+        caller=caller_of(request),
+        arrived=arrived,
+        patience=patience,
+        ignored=request.state.ignored,
+        answer_headers=request.state.answer_headers,
+    )

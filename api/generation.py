@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import anyio
+from msgspec import UNSET
 from starlette.types import Receive
 
 from personae.actors.client import ModelCard
@@ -18,7 +19,7 @@ from personae.api.context import RequestContext
 from personae.api.params import sibling
 from personae.api.telemetry import logs
 from personae.api.telemetry.metrics import SequenceClock
-from personae.api.wire.answers import AnswerDetails, CachedTokens, Usage
+from personae.api.wire.answers import AnswerDetails, CachedTokens, Usage, UsageExtension
 from personae.api.wire.schema import Sampling
 from personae.engine.params import SamplingParams
 from personae.engine.sampler import NOT_FINITE
@@ -72,6 +73,7 @@ class Job:
     reasoning_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    moved: int = 0
     asked: list[tuple[int, int]] = field(default_factory=list)
     budget_param: str = "max_tokens"
     cache_salt: str | None = None
@@ -277,6 +279,8 @@ class Job:
                     self.drafted += delta.drafted[0]
                     self.accepted += delta.drafted[1]
                 self.reasoning_tokens += part.reasoned
+                if part.moved:
+                    self._note_move(part.moved)
                 clocks[delta.id].saw(part)
                 sink(part)
                 if live == 0:
@@ -315,7 +319,13 @@ class Job:
             total_tokens=self.prompt_tokens + said,
             prompt_tokens_details=CachedTokens(self.cached_tokens),
             completion_tokens_details=self._details(0 if before else self.reasoning_tokens),
+            personae=UsageExtension(self.moved) if self.moved else UNSET,
         )
+
+    def _note_move(self, times: int) -> None:
+        """A choice went on at an engine of another numerics class; a header says so if it is not too late."""
+        self.moved += times
+        self.context.answer_headers["x-personae-moved"] = str(self.moved)
 
     def _details(self, reasoned: int) -> AnswerDetails:
         if not any(log.params.prediction for log in self.logs):

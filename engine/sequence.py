@@ -64,7 +64,9 @@ class Delta(msgspec.Struct, frozen=True):
     the first prompt token's is None, nothing comes before it. `cached` (first delta only) counts prompt
     tokens whose KV came from the prefix cache. `queued` (first delta only; Front fills it in) is how many
     seconds the sequence waited before it was computed. `code` is that of an `error` that is the caller's to
-    mend. `drafted` says how many drafts the step had for it, and how many of them were right.
+    mend. `drafted` says how many drafts the step had for it, and how many of them were right. `moved` (the
+    frontend fills it in) is how often since the last delta the sequence went on at an engine whose numbers
+    differ.
     """
 
     id: str
@@ -78,3 +80,4 @@ class Delta(msgspec.Struct, frozen=True):
     queued: float | None = None
     code: str | None = None
     drafted: tuple[int, int] | None = None
+    moved: int = 0

@@ -116,6 +116,7 @@ def facts_of(assembly: Assembly) -> Facts:
         about=assembly.about,
         max_seqs=engine_spec.layout.max_seqs,
         max_batch_tokens=engine_spec.layout.max_batch_tokens,
+        numerics=assembly.numerics,
     )
 
 

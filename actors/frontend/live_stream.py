@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from personae.actors.frontend.inbox import Inbox
 from personae.actors.frontend.probation import CrashRecord
+from personae.engine.numerics import NumericsClass
 from personae.engine.sequence import Delta, SequenceLog
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ class LiveStream:
         "emitted",
         "inbox",
         "log",
+        "moved",
+        "numerics",
         "on_device",
         "opened",
         "queued",
@@ -41,12 +44,22 @@ class LiveStream:
         self.started = self.on_device = False  # in this epoch of the engine core
         self.delivered_any = False  # something was delivered, in whatever life
         self.record = CrashRecord()
+        self.numerics: NumericsClass | None = None  # of the engine where it is, with several
+        self.moved = 0  # to an engine of another class, since the last delta
 
     def begin_running(self, now: float) -> None:
         """It is computed from now on."""
         self.on_device = True
         if self.queued is None:
             self.queued = now - self.opened
+
+    def serve_at(self, numerics: NumericsClass) -> bool:
+        """It is computed by an engine of this class from now on. Whether tokens of it were computed by
+        another."""
+        other = bool(self.emitted) and self.numerics != numerics
+        self.numerics = numerics
+        self.moved += other
+        return other
 
     def begin_again(self) -> SequenceLog:
         """For a new run: the log with what has been emitted since, `after` dropped: the leader may be
@@ -62,6 +75,8 @@ class LiveStream:
         elif not self.delivered_any and self.queued is not None:
             delta = replace(delta, queued=self.queued)
         self.delivered_any = True
+        if self.moved:
+            delta, self.moved = replace(delta, moved=self.moved), 0
         entries = delta.prompt_logprobs
         if not entries:
             return delta

@@ -74,6 +74,7 @@ class Dispatcher(Actor[Message]):
         self._answer = FIRST_ANSWER
         self._shut: PersonaeError | None = None
         self.moved = 0
+        self.changed = 0  # of these, how many went to an engine of another numerics class
 
     async def receive(self, message: Message) -> None:
         """Handle one message, then place what can be placed."""
@@ -288,7 +289,7 @@ class Dispatcher(Actor[Message]):
     def _place_waiting(self, replicas: Sequence[Replica]) -> None:
         returning, self._returning = self._returning, []
         for orphan in returning:
-            self._choose(orphan, replicas, returns=True)
+            self._choose(orphan, _alike(orphan.streams[0], replicas), returns=True)
             self.moved += 1
         passed_over = 0
         while passed_over < PASSED_OVER and (group := self._waiting.choose()) is not None:
@@ -312,6 +313,8 @@ class Dispatcher(Actor[Message]):
         return True
 
     def _send(self, group: Group, replica: Replica, *, trial: bool = False) -> None:
+        for stream in group.streams:
+            self.changed += stream.serve_at(replica.numerics)
         replica.promise(group, [self._live[log.id] for log in group.logs])
         replica.frontend.ingress.tell(Transfer(tuple(group.streams), tuple(group.logs), trial))
 
@@ -345,6 +348,13 @@ class Dispatcher(Actor[Message]):
             return None
         emptiest = min(up, key=lambda replica: (len(replica.live), replica.index))
         return emptiest if not emptiest.live or not starting else None
+
+
+def _alike(stream: LiveStream, replicas: Sequence[Replica]) -> Sequence[Replica]:
+    """Those of the numerics class that computed the stream's tokens so far; all if there is none."""
+    if not stream.emitted:
+        return replicas
+    return [each for each in replicas if each.numerics == stream.numerics] or replicas
 
 
 def _by_leader(logs: Sequence[SequenceLog]) -> list[list[SequenceLog]]:

@@ -10,6 +10,7 @@ from personae.actors.replicas.frontend import ReplicaFrontend
 from personae.actors.replicas.prefixes import PrefixIndex
 from personae.actors.replicas.waiting import Group
 from personae.actors.wire import Facts
+from personae.engine.numerics import NumericsClass
 from personae.engine.scheduling.fairness import FairnessKey
 
 ADAPTERS = 4096  # of which it is remembered when they were used here
@@ -55,6 +56,7 @@ class Replica:
         self.state = ReplicaState.STARTING
         self.seqs = 64
         self.batch = 512
+        self.numerics = NumericsClass()
         self.live: dict[str, Placed] = {}
         self.work = 0  # tokens that were promised to it and are not computed
         self.prefixes = PrefixIndex()
@@ -72,6 +74,7 @@ class Replica:
     def loaded(self, facts: Facts) -> None:
         """Its engine core has said what it can do."""
         self.seqs, self.batch = facts.max_seqs, facts.max_batch_tokens
+        self.numerics = facts.numerics
 
     def has_room(self, key: FairnessKey) -> bool:
         """Whether one more request of this key may wait there. A few of each tenant may, so that the engine

@@ -112,6 +112,7 @@ class ReplicaSet:
             backlog_seconds=dispatcher.backlog_seconds(),
             actors=tuple(self.actors()),
             moved=dispatcher.moved,
+            changed=dispatcher.changed,
             replicas=each,
         )
 

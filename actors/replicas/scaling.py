@@ -136,11 +136,24 @@ class ReplicaScaler:
 
         def loaded(facts: Facts) -> None:
             replica.loaded(facts)
+            self._compare(replica)
             if facts.max_model_len < self.max_model_len:  # it never gets a request
                 replica.state = ReplicaState.DRAINING
 
         engine.on_loaded = loaded
         return replica, engine
+
+    def _compare(self, replica: Replica) -> None:
+        """Warn of an engine whose numbers differ from those of the others."""
+        others = (other for other in self.replicas if other is not replica and other.up)
+        other = next(others, replica)
+        if differing := replica.numerics.differences(other.numerics):
+            log.warning(
+                "engine %d may compute other tokens than engine %d (%s); answers that move there say so",
+                replica.index,
+                other.index,
+                ", ".join(differing),
+            )
 
     def start(self, engine: SupervisedEngine) -> None:
         """Start an engine; it loads from now on."""

@@ -20,7 +20,7 @@ class Scenario:
     seconds (None: never) one of `kinds` strikes. After every `lull` requests the next ones wait until all
     before have ended, and nothing may be left in the house. The books are checked `every` so many steps. At
     most `max_live` sequences are in the house. There are `replicas` engines, each of this size; `placement`
-    names the policy that chooses among them.
+    names the policy that chooses among them. They are of `classes` numerics classes in turn.
     """
 
     seed: int
@@ -42,6 +42,7 @@ class Scenario:
     longest_wait: float = 120.0
     replicas: int = 1
     placement: PlacementName = "estimated"
+    classes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class SimulationReport:
     """What came of it. Times are virtual seconds; `waits` are from arrival to first token, `paces` seconds a
     token after that, of each answer that ended by itself. `queries` prompt tokens were looked up in the
     prefix caches, of which `hits` were there; `loads` adapters were brought to a device, `moved` streams to
-    another replica."""
+    another replica, `changed` of them to another numerics class, of which clients were `told`."""
 
     scenario: Scenario
     seconds: float
@@ -69,3 +70,5 @@ class SimulationReport:
     hits: int = 0
     loads: int = 0
     moved: int = 0
+    changed: int = 0
+    told: int = 0

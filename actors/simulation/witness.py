@@ -57,6 +57,7 @@ class Witness:
     every: int = 64
     steps: int = 0
     tokens: int = 0
+    moves: int = 0  # to engines of another class, that clients were told
     waits: list[float] = field(default_factory=list)
     paces: list[float] = field(default_factory=list)
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -74,6 +75,7 @@ class Witness:
                 )
             sequence.tokens += 1
         self.tokens += len(delta.tokens)
+        self.moves += delta.moved
         self.trace = hash((self.trace, sequence.number, len(delta.tokens), self.now()))
         if sequence.first is None and delta.tokens:
             sequence.first = self.now()

@@ -61,6 +61,7 @@ from personae.actors.simulation.workload import (
 from personae.actors.spec import EngineSpec
 from personae.actors.wire import Facts
 from personae.engine.config import GenerationDefaults
+from personae.engine.numerics import NumericsClass
 from personae.engine.plan import MemoryLayout
 from personae.engine.sequence import SequenceLog
 from personae.engine.tokens import Tokenizer
@@ -219,6 +220,8 @@ class World:
             stats.counters.prefix_hits,
             int(sum(count for source, count in stats.adapters.loads.items() if source != "device")),
             stats.moved,
+            stats.changed,
+            witness.moves,
         )
 
     def _open(
@@ -447,6 +450,7 @@ class World:
         facts = Facts(
             {}, self.layout.max_model_len, VOCABULARY, GenerationDefaults(), scenario.places,
             AdapterBounds(LoraShapes(1, {}), 64, 1e9), "", scenario.slots, scenario.batch,
+            NumericsClass(f"{self.engines.index(engine) % scenario.classes}"),
         )  # fmt: skip
         process = SimulatedProcess(
             loop,

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from personae.api.wire.answers import Extension
+from personae.api.wire.answers import Extension, UsageExtension
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -49,6 +49,7 @@ class MessageUsage(msgspec.Struct):
     output_tokens: int
     output_tokens_details: TokensThought
     cache_creation_input_tokens: int = 0
+    personae: UsageExtension | UnsetType = UNSET
 
 
 class AnswerMessage(msgspec.Struct, tag="message", tag_field="type", kw_only=True):

@@ -130,6 +130,7 @@ class MessageBuilder(AnswerBuilder):
             cached,
             usage.completion_tokens,
             TokensThought(usage.completion_tokens_details.reasoning_tokens),
+            personae=usage.personae,
         )
         return AnswerMessage(id=self._job.id, model=self._job.model.name, content=[], usage=counts)
 

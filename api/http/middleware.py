@@ -59,6 +59,8 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 if ignored := scope["state"].get("ignored"):
                     message["headers"].append((b"x-personae-ignored", _listed(ignored)))
+                for name, value in scope["state"].get("answer_headers", {}).items():
+                    message["headers"].append((name.encode(), value.encode()))
                 if not body.complete:  # nobody will read the rest of it
                     message["headers"] = [*(h for h in message["headers"] if h[0] != b"connection"), _CLOSE]
             await send(message)

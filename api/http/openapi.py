@@ -191,7 +191,7 @@ def _content(answer: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
 def _answer(status: int, answer: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
     return {
         "description": HTTPStatus(status).phrase,
-        "headers": _REQUEST_ID | _IGNORED,
+        "headers": _REQUEST_ID | _IGNORED | _MOVED,
         "content": _content(answer, schema_of),
     }
 
@@ -215,6 +215,12 @@ _IGNORED = {
     "x-personae-ignored": {
         "schema": {"type": "string"},
         "description": "The fields of the request that were ignored, with commas between them.",
+    }
+}
+_MOVED = {
+    "x-personae-moved": {
+        "schema": {"type": "string"},
+        "description": "How often the answer went on at an engine that may compute other tokens.",
     }
 }
 _NEUTRAL = "A field of another server, accepted with values that ask for nothing."

@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from personae.api.responses.items import ReasoningText, Status, Tool, ToolChoice
 from personae.api.responses.request import ReasoningOptions, TextOptions
-from personae.api.wire.answers import AnswerDetails, CachedTokens, ContentLogprob, Extension
+from personae.api.wire.answers import AnswerDetails, CachedTokens, ContentLogprob, Extension, UsageExtension
 
 
 class OutputText(msgspec.Struct, tag="output_text", tag_field="type"):
@@ -76,6 +76,7 @@ class ResponseUsage(msgspec.Struct):
     output_tokens: int
     output_tokens_details: AnswerDetails
     total_tokens: int
+    personae: UsageExtension | UnsetType = UNSET
 
 
 class ResponseError(msgspec.Struct):

@@ -175,6 +175,7 @@ class ResponseBuilder(AnswerBuilder):
             usage.completion_tokens,
             usage.completion_tokens_details,
             usage.total_tokens,
+            usage.personae,
         )
 
     def _fresh(self) -> Response:

@@ -81,6 +81,13 @@ class EngineCollector(Collector):
         )
         moved.add_metric((self._model_name,), stats.moved)
         yield moved
+        changed = CounterMetricFamily(
+            "personae:streams_changed_numerics",
+            "Streams that went on at another replica whose numbers differ (weights, dtype, processor).",
+            labels=(_LABEL,),
+        )
+        changed.add_metric((self._model_name,), stats.changed)
+        yield changed
 
     def _step_tokens(self, counters: EngineCounters) -> Metric:
         sums = [*accumulate(counters.step_tokens)]

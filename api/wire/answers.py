@@ -21,6 +21,13 @@ class AnswerDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     rejected_prediction_tokens: int | UnsetType = UNSET
 
 
+class UsageExtension(msgspec.Struct, frozen=True):
+    """How often an answer went on at an engine that may compute other tokens: other weights, another dtype or
+    processor."""
+
+    moved: int
+
+
 class Usage(msgspec.Struct):
     """Token counts. A prompt counts once, however many answers it has."""
 
@@ -29,6 +36,7 @@ class Usage(msgspec.Struct):
     total_tokens: int
     prompt_tokens_details: CachedTokens
     completion_tokens_details: AnswerDetails
+    personae: UsageExtension | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct):

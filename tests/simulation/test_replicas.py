@@ -82,6 +82,27 @@ def test_nobody_waits_until_an_engine_that_died_has_loaded(monkeypatch: pytest.M
     assert max(report.paces) < 1.0
 
 
+def test_clients_are_told_when_an_answer_goes_on_at_an_engine_that_computes_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kill_at(monkeypatch, 0.2, 0.3, 0.5)
+    alike = simulate(BUSY)
+    assert alike.moved
+    assert (alike.changed, alike.told) == (0, 0), "a move within a class is nobody's business"
+    each_its_own = simulate(replace(BUSY, classes=3))
+    assert 0 < each_its_own.changed <= each_its_own.moved
+    assert each_its_own.told == each_its_own.changed
+
+
+def test_an_answer_stays_in_its_class_as_long_as_an_engine_of_it_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kill_at(monkeypatch, 0.3, 0.4, 0.5)
+    report = simulate(replace(BUSY, replicas=6, classes=2))
+    assert report.moved
+    assert report.changed == 0
+
+
 def test_whoever_kills_engines_is_ended_and_nobody_else() -> None:
     load = replace(CALM.workload, requests=150, poison=0.03, siblings=0.0)
     report = simulate(replace(CALM, seed=5, workload=load))
