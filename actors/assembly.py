@@ -41,6 +41,7 @@ from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.cgroup import keep_to_share
 from personae.kernels.memory import Memory, memory_of, warn_of_fixed_shares
 from personae.kernels.side_stream import SideStream
+from personae.kernels.sizes import size_text
 from personae.kernels.triton import check_launcher
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.bounds import AdapterBounds
@@ -264,7 +265,7 @@ def _loaded(options: EngineOptions, device: torch.device, on_progress: Progress 
         )
     except torch.OutOfMemoryError:
         raise LoadError(
-            f"The weights of {options.model} do not fit into the {free} bytes that are free on the GPU."
+            f"The weights of {options.model} do not fit into the {size_text(free)} that are free on the GPU."
         ) from None
     except (MemoryError, OSError, RuntimeError) as error:
         if not _is_out_of_memory(error):

@@ -15,6 +15,7 @@ from personae.kernels.cgroup import free_memory
 from personae.kernels.memory import granule_of, main_memory
 from personae.kernels.reference import FP8
 from personae.kernels.sgmv import RANK_PAGE
+from personae.kernels.sizes import size_text
 from personae.kernels.triton import FP8_CAPABILITY
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.weight_pools import pool_bytes
@@ -100,11 +101,12 @@ def _host_memory(options: EngineOptions) -> tuple[int, str]:
     installed, free = main_memory(), free_memory()
     if installed is not None and asked > installed:
         raise LoadError(
-            f"--kv-memory and --adapter-memory ask for {asked} bytes; "
-            f"this machine or container has {installed}."
+            f"--kv-memory and --adapter-memory ask for {size_text(asked, needed=True)}; "
+            f"this machine or container has {size_text(installed)}."
         )
     if free is not None and asked > free:
-        _log.warning("--kv-memory and --adapter-memory ask for %d bytes; %d are free now", asked, free)
+        sizes = size_text(asked, needed=True), size_text(free)
+        _log.warning("--kv-memory and --adapter-memory ask for %s; %s are free now", *sizes)
     default = HOST_KV_BYTES if installed is None else min(HOST_KV_BYTES, installed // 2 // options.share)
     return options.kv_memory or default, "--kv-memory"
 
@@ -115,10 +117,14 @@ def _device_memory(options: EngineOptions, reserved: int) -> tuple[int, str]:
     memory = options.kv_memory or max(int((free - reserved) * DEVICE_SHARE), 0)
     if memory + reserved > free:
         raise LoadError(
-            f"The GPU has {free} bytes free beside the weights: too little for {memory} of KV cache "
-            f"(--kv-memory) and up to {reserved} of adapters (twice --adapter-memory)."
+            f"The GPU has {size_text(free)} free beside the weights: too little for "
+            f"{size_text(memory, needed=True)} of KV cache (--kv-memory) and up to "
+            f"{size_text(reserved, needed=True)} of adapters (twice --adapter-memory)."
         )
-    return memory, "--kv-memory" if options.kv_memory else f"The GPU ({free} bytes free beside the weights)"
+    return (
+        memory,
+        "--kv-memory" if options.kv_memory else f"The GPU ({size_text(free)} free beside the weights)",
+    )
 
 
 def _longest(asked: int | None, max_position: int, num_pages: int, page_bytes: int, source: str) -> int:
@@ -132,7 +138,7 @@ def _longest(asked: int | None, max_position: int, num_pages: int, page_bytes: i
         needed = max(length, PAGE_SIZE)
         raise LoadError(
             f"{source} holds {held} tokens; a context of {needed} (--max-model-len) "
-            f"needs {-(-needed // PAGE_SIZE) * page_bytes} bytes."
+            f"needs {size_text(-(-needed // PAGE_SIZE) * page_bytes, needed=True)}."
         )
     return length
 
@@ -157,7 +163,8 @@ def _ranks(
         return sum(pages) * RANK_PAGE + SPARE_RANKS
     needed = max(pages, default=1)
     if options.adapter_memory // page_bytes < needed:
-        raise LoadError(f"--adapter-memory must be at least {needed * page_bytes} bytes for these adapters.")
+        least = size_text(needed * page_bytes, needed=True)
+        raise LoadError(f"--adapter-memory must be at least {least} for these adapters.")
     return options.adapter_memory // page_bytes * RANK_PAGE
 
 

@@ -21,7 +21,7 @@ app = typer.Typer(
     cls=CheckoutGroup,
     help="Serves many LoRA adapters of one base model from one engine.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its tables cut the names of options where there are 80 columns
 )

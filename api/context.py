@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -25,6 +26,7 @@ from personae.api.wire.conversation import Message, check_results
 from personae.api.wire.decode import LONG
 from personae.api.wire.schema import Sampling
 from personae.errors import NotFound, RequestError, TemplateTooSlow, UnsupportedParameter
+from personae.grammar.fuzzy_match import nearest
 
 if TYPE_CHECKING:
     from personae.actors.replicas.scaling import ReplicaScaler
@@ -38,6 +40,9 @@ T = TypeVar("T")
 
 _BRIEF_SECONDS = 0.02
 """What a template may take of the event loop's time."""
+
+_LONGEST_COMPARED, _MOST_COMPARED = 64, 16
+"""An unknown model's name: its characters, and how many names of about that length it is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +119,9 @@ class RequestContext:
             card = record.card()
         if card is None:
             meant = self._meant(name)
-            hint = "/v1/models lists those that do" if meant is None else f"there is `{meant}`"
+            hint = "; /v1/models lists those that do." if meant is None else f". Did you mean `{meant}`?"
             raise NotFound(
-                f"The model `{name[:100]}` does not exist; {hint}.", param=param, code="model_not_found"
+                f"The model `{name[:100]}` does not exist{hint}", param=param, code="model_not_found"
             )
         return card
 
@@ -125,11 +130,17 @@ class RequestContext:
 
     def _meant(self, name: str) -> str | None:
         """The model that was probably meant: without what stands before it in other servers (`base:poet`,
-        `owner/poet`), or in small letters. A few are looked up; there may be very many."""
+        `owner/poet`), in small letters, or spelled nearly so. Only some are compared; there may be very
+        many."""
         last = name.rpartition("/")[2].rpartition(":")[2].strip()
         known = self.client.models(self.caller.tenant)
         guesses = (last, last.lower())
-        return next((one for one in guesses if one in known or self._uploaded(one) is not None), None)
+        found = next((one for one in guesses if one in known or self._uploaded(one) is not None), None)
+        if found is not None or len(name) > _LONGEST_COMPARED:
+            return found
+        uploaded = (one.name for one in self.registry.list(self.caller.tenant)) if self.registry else ()
+        similar = (one for one in chain(known, uploaded) if abs(len(one) - len(name)) <= 2)
+        return nearest(name, islice(similar, _MOST_COMPARED))
 
     def deadline(self, timeout: float | None) -> float:
         """When a request ends at the latest, by its own `timeout`, its header and the server's limit.

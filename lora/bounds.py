@@ -8,6 +8,8 @@ from typing import Self
 import torch
 
 from personae.errors import AdapterError
+from personae.kernels.sgmv import RANK_PAGE
+from personae.kernels.sizes import size_text
 from personae.lora import peft_vocabulary
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.peft import tensor_name
@@ -42,20 +44,26 @@ class AdapterBounds:
         """Raises AdapterError if the adapter could never be placed."""
         for module, rank in adapter.ranks.items():
             if rank > self.max_rank:
-                limit = (
-                    f"{MAX_RANK} is the most that is served"
-                    if self.max_rank == MAX_RANK
-                    else f"the memory for adapters holds {self.max_rank} ranks; "
-                    "start the server with a larger --adapter-memory"
-                )
-                raise AdapterError(f"rank {rank} of {module}: {limit}", param="r")
+                raise AdapterError(f"rank {rank} of {module}: {self._most_ranks(rank)}", param="r")
         if adapter.extra_bytes(self.shapes) > self.max_extra:
+            extra = size_text(adapter.extra_bytes(self.shapes), needed=True)
             raise AdapterError(
-                f"{', '.join(adapter.traits())}: that takes {adapter.extra_bytes(self.shapes)} bytes beside "
-                f"the ranks, of {self.max_extra} that there are; start the server with more --adapter-memory"
+                f"{', '.join(adapter.traits())}: beside the ranks that takes {extra}, and there are "
+                f"{size_text(self.max_extra)}; start the server with --adapter-memory {extra} or more"
             )
         if not (adapter.peak <= self.max_value and adapter.reach <= self.max_update):
             raise self._overflow(adapter)
+
+    def _most_ranks(self, rank: int) -> str:
+        """Why a rank is too large, and which memory it would need."""
+        if rank > MAX_RANK:
+            return f"{MAX_RANK} is the most that is served"
+        pages = -(-rank // RANK_PAGE)
+        needed = pages * RANK_PAGE * self.max_extra // self.max_rank  # a rank's bytes do not depend on others
+        return (
+            f"the memory for adapters holds {self.max_rank} ranks; start the server with "
+            f"--adapter-memory {size_text(needed, needed=True)} or more"
+        )
 
     @property
     def max_update(self) -> float:

@@ -30,6 +30,7 @@ from personae.actors.enginecore.scheduler import SchedulerActor
 from personae.actors.enginecore.step_recorder import StepRecorder
 from personae.actors.kit import gauges
 from personae.actors.kit.child import Incident
+from personae.actors.kit.event_loop import loop_options
 from personae.actors.kit.gc_tuning import spare_what_is_here
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
@@ -138,9 +139,7 @@ def main() -> Never:
         recorder = StepRecorder.attach(start.black_box)
         spare_what_is_here()
         shorten_switch_interval()
-        anyio.run(
-            _serve, line, assembly.engine_spec, start.epoch, recorder, backend_options={"use_uvloop": True}
-        )
+        anyio.run(_serve, line, assembly.engine_spec, start.epoch, recorder, backend_options=loop_options())
     except LoadError as error:
         line.sendall(frame(LoadFailed(type(error).__name__, error.message)))
         code = LOAD_FAILED

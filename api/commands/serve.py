@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import anyio
-import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 from starlette.types import ASGIApp
 
+from personae.actors.kit.event_loop import loop_options
 from personae.actors.kit.gc_tuning import spare_what_is_here
 from personae.actors.kit.switch_interval import shorten_switch_interval
 from personae.api.adapters.registry import Registry
@@ -61,7 +61,7 @@ def run(options: ServeOptions) -> None:
                 f"  personae serve --host {options.host} --data-dir {folder} …\n"
                 "Or give one as PERSONAE_SERVER_KEY, listen on 127.0.0.1, or say --insecure-no-auth."
             )
-        uvloop.run(_serve(on_disk(options), listener, data, tenants))
+        anyio.run(_serve, on_disk(options), listener, data, tenants, backend_options=loop_options())
         logger.info("stopped")
 
 

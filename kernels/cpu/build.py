@@ -75,6 +75,7 @@ def _built(compiler: str) -> Path:
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / "kernels.so"
+            _log.info("compiling CPU kernels (once, about 20 s)")
             compile_library(compiler, made)
             made.replace(target)  # whole or not at all, whoever else is building
     return target
@@ -97,5 +98,5 @@ def _processor() -> bytes:
 
 
 if __name__ == "__main__":
-    logging.basicConfig()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     raise SystemExit(library() is None and shutil.which("c++") is not None)

@@ -84,9 +84,9 @@ def test_the_bases_card_says_how_its_weights_are_kept(tmp_path: Path) -> None:
         ({"kv_memory": 2**17, "max_model_len": 1024}, "--kv-memory holds"),
         (
             {"kv_memory": 2**60},
-            r"ask for 1152921504606846976 bytes; this machine or container has [1-9]\d*",
+            r"ask for 1073741824GiB; this machine or container has [1-9][.0-9]*GiB",
         ),
-        ({"kv_memory": 1}, r"holds 0 tokens; a context of 16 \(--max-model-len\) needs [1-9]\d* bytes"),
+        ({"kv_memory": 1}, r"holds 0 tokens; a context of 16 \(--max-model-len\) needs [1-9][.0-9]*KiB"),
         ({"device": "cuda"}, "No CUDA device"),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_container_with_little_memory_has_a_smaller_cache_and_refuses_a_larger
     whole = assemble(options).engine_spec.layout.num_pages
     monkeypatch.setattr("personae.kernels.memory.memory_limit", lambda: 2**20)
     assert assemble(options).engine_spec.layout.num_pages == pytest.approx(whole * 2**19 / (2 * 2**30), abs=1)
-    with pytest.raises(LoadError, match="or container has 1048576"):
+    with pytest.raises(LoadError, match="ask for 2MiB; this machine or container has 1MiB"):
         assemble(replace(options, kv_memory=2**20, adapter_memory=2**20))
 
 
@@ -110,7 +110,7 @@ def test_more_than_is_free_now_is_told(monkeypatch, caplog) -> None:
     assemble(EngineOptions(model_folder("qwen3"), device="cpu"))
     assert not caplog.messages, "nobody asked for a size"
     assemble(EngineOptions(model_folder("qwen3"), device="cpu", kv_memory=2**24))
-    assert caplog.messages == ["--kv-memory and --adapter-memory ask for 16777216 bytes; 5 are free now"]
+    assert caplog.messages == ["--kv-memory and --adapter-memory ask for 16MiB; 5 bytes are free now"]
 
 
 def test_a_context_is_cut_to_what_the_memory_holds_when_nobody_asked_for_one() -> None:

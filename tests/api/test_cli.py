@@ -16,7 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from personae.api.cli import app
-from personae.api.options import ServeOptions, options_of
+from personae.api.options import GROUPS, ServeOptions, options_of
 from personae.api.wire.compat_names import option_here
 
 OPTION = re.compile(r"--[a-z-]+[a-z]")
@@ -118,6 +118,60 @@ def test_no_name_of_an_option_is_cut_in_80_columns(monkeypatch: pytest.MonkeyPat
             assert re.search(rf"{option.opts[0]}\b", shown), option.opts[0]
     assert max(map(len, shown.splitlines())) <= 80
     assert "64 on a CPU" in " ".join(shown.split())
+
+
+def test_help_has_a_short_name_and_groups() -> None:
+    for command in ([], ["serve"], ["tenants", "create"]):
+        short, long = (CliRunner().invoke(app, [*command, name]) for name in ("-h", "--help"))
+        assert short.exit_code == 0
+        assert short.output == long.output
+    shown = CliRunner().invoke(app, ["serve", "-h"]).output
+    titles = [(group.__doc__ or "").rstrip(".") + ":" for group in GROUPS]
+    places = [shown.index(f"\n{title}\n") for title in titles]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_given_its_completion(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    result = CliRunner().invoke(app, ["--show-completion", shell], prog_name="personae")
+    assert result.exit_code == 0
+    assert "_PERSONAE_COMPLETE" in result.output
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    code = "from personae.api.cli import main; main()"
+    for words, found in (("personae ser", "serve"), ("personae serve --max-s", "--max-seqs")):
+        asked = {
+            "_PERSONAE_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        }
+        started = f"import os, sys; os.environ.update({asked!r}); sys.argv[0] = 'personae'; {code}"
+        with Program("-c", started) as program:
+            assert program.end(0).split() == [found]
+
+
+def test_without_uvloop_the_server_runs_on_asyncio() -> None:
+    code = "import sys; sys.modules['uvloop'] = None; sys.path_hooks  # no such package\n"
+    hidden = (
+        code
+        + """
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "uvloop" else found(name, *more)
+"""
+    )
+    with Program(
+        "-c", hidden + PROGRAM, "serve", "--port", "0", paths=(ROOT / "tests" / "support",)
+    ) as program:
+        ready = re.search(r"http://\S+", program.line())
+        assert ready
+        body = {"model": "base", "prompt": "hi"}
+        answer = httpx.post(f"{ready[0]}/v1/completions", json=body, timeout=PATIENCE)
+        assert answer.json()["choices"][0]["text"] == "Hello, world!"
+        program.process.send_signal(signal.SIGTERM)
+        assert program.end(0) == "engine closed\n"
 
 
 def test_the_address_of_a_page_of_the_hub_is_told_the_name(asked: list[tuple[object, ...]]) -> None:

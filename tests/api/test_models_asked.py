@@ -76,3 +76,16 @@ def test_an_engine_is_opened_under_several_names(tmp_path: Path) -> None:
     assert {card.adapter for card in cards.values()} == {None}
     with pytest.raises(LoadError, match="--served-model-name is empty"):
         assemble(EngineOptions(folder, device="cpu", served_model_name=("a", "")))
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [("bse", "base"), ("Base", "base"), ("team/pirat", "team/pirate"), ("nobody", None), ("x" * 5000, None)],
+)
+async def test_a_misspelled_model_is_told_which_was_probably_meant(
+    asked: str, meant: str | None, app: Starlette
+) -> None:
+    response = await answered(app, "completions", model=asked)
+    assert response.status_code == 404
+    hint = "; /v1/models lists those that do." if meant is None else f". Did you mean `{meant}`?"
+    assert response.json()["error"]["message"] == f"The model `{asked[:100]}` does not exist{hint}"

@@ -9,7 +9,7 @@ import torch
 
 from personae.kernels import reference
 from personae.kernels.attention import AttentionBatch
-from personae.kernels.cpu import operators
+from personae.kernels.cpu import build, operators
 from personae.kernels.cpu.build import compile_library, find_compiler
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
@@ -246,3 +246,16 @@ def test_the_sources_compile_for_processors_with_less(processor: str, tmp_path: 
     compiler = find_compiler()
     assert compiler
     compile_library(compiler, tmp_path / "kernels.so", "-O0", f"-march={processor}")
+
+
+def test_compiling_is_said_once_and_a_library_that_is_there_is_not_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "compile_library", lambda compiler, to, *flags: to.write_bytes(b"library"))
+    compiler = find_compiler()
+    assert compiler is not None
+    with caplog.at_level("INFO"):
+        first, second = build._built(compiler), build._built(compiler)
+    assert first == second
+    assert caplog.messages == ["compiling CPU kernels (once, about 20 s)"]

@@ -59,7 +59,7 @@ async def test_an_upload_is_described_listed_and_a_model(fixture: UploadFixture,
         assert (own.status_code, own.json()["error"]["code"]) == (404, "adapter_not_found")
         assert "was not uploaded; /v1/models/base shows it" in own.json()["error"]["message"]
         as_in_sglang = await client.get("/v1/models/base:poet")
-        assert as_in_sglang.json()["error"]["message"].endswith("there is `poet`.")
+        assert as_in_sglang.json()["error"]["message"].endswith("does not exist. Did you mean `poet`?")
     adapter = read_adapter(folder_of(tmp_path / "poet", files), BOUNDS.shapes)
     assert record == {
         "id": record["id"],
