@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup clients serve test smoke lint lock docs eval bench
+.PHONY: setup clients deploy-tools serve test smoke lint lock docs eval bench
 .DEFAULT_GOAL := serve
 
 # Installs only when the project's dependencies have changed since the last time. instructor asks for an older
@@ -30,6 +30,10 @@ clients: setup .venv/clients/litellm/.installed .venv/clients/openai-agents/.ins
 	touch $@
 $(NODE)/node_modules/.package-lock.json: $(NODE)/package-lock.json
 	if command -v npm; then cd $(NODE) && npm ci; else echo "npm is not found: the clients for node are left out"; fi
+
+# What tests/test_deploy.py checks deploy/ with; without it those checks are skipped and say so. CI has it (290 MB).
+deploy-tools: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deploy]'
 
 serve: setup
 	$(BIN)/personae serve $(ARGS)
