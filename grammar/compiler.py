@@ -34,6 +34,7 @@ from personae.grammar.schema.document import PARAMS, SCHEMA_PARAM, TOO_COMPLEX, 
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.members import separated
+from personae.grammar.schema.patterns import plain_patterns
 from personae.grammar.schema.prepare import (
     ANALYSIS_ERRORS,
     check_answerable,
@@ -344,7 +345,7 @@ class GrammarCompiler:
                 yield shorter
             yield written
         with suppress(Exception):  # there is none, whatever the library says of it
-            yield separated(spell_formats(strip(canonicalise(document))))
+            yield separated(spell_formats(plain_patterns(strip(canonicalise(document)))))
 
     def _compile_best_effort(
         self,
@@ -361,7 +362,7 @@ class GrammarCompiler:
 
     def _looser(self, document: Schema, rewritten: list[Schema]) -> Iterator[Schema]:
         """Schemas that bind less and less of `document`, which `rewritten` are equal to."""
-        written = weakened(separated(spell_formats(strip(document))), "llguidance")
+        written = weakened(separated(spell_formats(plain_patterns(strip(document)))), "llguidance")
         yield written
         yield uncounted(written)
         reads = cache(self._reads)
@@ -402,4 +403,4 @@ class GrammarCompiler:
 
 
 def _as_written(document: Schema) -> Iterator[Schema]:
-    yield separated(spell_formats(without_disjoint_one_of(strip(document))))
+    yield separated(spell_formats(plain_patterns(without_disjoint_one_of(strip(document)))))

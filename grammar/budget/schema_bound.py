@@ -14,7 +14,7 @@ from personae.grammar.budget.distance_bound import DistanceBound, Measure
 from personae.grammar.budget.hints import counted_values, examples_of, hints_of
 from personae.grammar.budget.regexes import pattern_distances
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import HITS, children, target
+from personae.grammar.schema.walk import FRACTION, HITS, children, target
 
 _BEGUN = 8  # a character or an escape that has begun, and a quote; a number without bounds
 _LEXEME = 64  # any number, any string of a known format
@@ -27,7 +27,7 @@ _FIXED_FORMATS = frozenset(
 # How texts of formats end that begin like any other, wherever in them one stands.
 _WAYS_OUT = {"email": ("a@b.co", "@b.co", "b.co"), "uri": ("a:", ":")}
 _IN_PLACE = frozenset(("anyOf", "oneOf", "allOf", "$defs", "definitions"))
-_NUMERIC = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
+_NUMERIC = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", FRACTION))
 # What members and lexemes are found from: most schemas have nothing of either.
 _MEMBERS = frozenset(
     {"properties", "required", "minProperties", "patternProperties", "additionalProperties", "items"}

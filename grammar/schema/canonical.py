@@ -14,7 +14,7 @@ import jsonschema_rs
 
 from personae.grammar.schema.document import Schema, dialect
 from personae.grammar.schema.gate import is_exact
-from personae.grammar.schema.patterns import any_of_length, anything_but, complement
+from personae.grammar.schema.patterns import any_of_length, anything_but, language
 from personae.grammar.schema.shared import shared
 from personae.grammar.schema.walk import children, rebuild, subschemas, target
 
@@ -100,10 +100,12 @@ def _lower_property_names(schema: dict[str, Any]) -> dict[str, Any]:
     for one in allowed.get("anyOf", [allowed]) if isinstance(allowed, dict) else []:
         if "enum" in one or "const" in one:
             names += one.get("enum", [one.get("const")])
-        elif set(one) == {"type", "pattern"}:
-            patterns.append(one["pattern"])
         elif set(one) <= {"type", "minLength", "maxLength"}:
             patterns.append(any_of_length(one.get("minLength", 0), one.get("maxLength")))
+        elif set(one) == {"type", "pattern"}:
+            patterns.append(one["pattern"])
+        elif (pattern := language(one)) is not None:
+            patterns.append(pattern)
         else:
             return schema
     if not set(schema.get("patternProperties", ())) <= set(patterns):
@@ -137,7 +139,7 @@ def _only(schema: dict[str, Any], names: list[str], by_pattern: dict[str, Any]) 
 
 
 def _lower_string(schema: dict[str, Any]) -> dict[str, Any]:
-    """Strings barred from a list of values or from a simple pattern, as strings that match the complement."""
+    """Strings barred from a list of values or from a pattern, as strings that match the complement."""
     conditions = [{"not": schema["not"]}] if "not" in schema else []
     conditions += schema.get("allOf", [])
     rewritten = []
@@ -146,8 +148,8 @@ def _lower_string(schema: dict[str, Any]) -> dict[str, Any]:
         pattern = None
         if set(barred) == {"enum"} or set(barred) == {"const"}:
             pattern = anything_but(barred.get("enum", [barred.get("const")]))
-        elif set(barred) == {"pattern"}:
-            pattern = complement(barred["pattern"])
+        elif "not" in condition:
+            pattern = language({"not": barred})
         rewritten.append(condition if pattern is None else {"type": "string", "pattern": pattern})
     rest = {key: value for key, value in schema.items() if key not in ("not", "allOf")}
     return rest | ({"allOf": rewritten} if rewritten else {})

@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from personae.grammar.schema.document import Schema
+from personae.grammar.schema.patterns import exclusive
 from personae.grammar.schema.walk import rebuild, subschemas, target
 
 _KINDS = frozenset({"null", "boolean", "integer", "fraction", "string", "array", "object"})
@@ -84,6 +85,8 @@ class _Reader:
             return True
         values, others = _values(one), _values(other)
         if values is not None and others is not None and not values & others:
+            return True
+        if kinds == {"string"} and exclusive(one, other):
             return True
         if kinds == {"object"} and (self._lacks(one, other, depth) or self._lacks(other, one, depth)):
             return True

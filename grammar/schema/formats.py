@@ -74,6 +74,24 @@ PATTERNS = {
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
 }
 
+WIDE = {
+    "date": r"^\d{4}-\d{2}-\d{2}$",
+    "time": r"^\d{2}:\d{2}:\d{2}",
+    "date-time": r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}",
+    "duration": "^P[0-9A-Z.,]+$",
+    "email": "@",
+    "idn-email": "@",
+    "hostname": r"^[A-Za-z0-9_.-]*$",
+    "ipv4": r"^\d{1,3}(\.\d{1,3}){3}$",
+    "ipv6": "^[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%.*)?$",
+    "uri": r"^[A-Za-z][A-Za-z0-9+.-]*:",
+    "iri": r"^[A-Za-z][A-Za-z0-9+.-]*:",
+    "uuid": "^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$",
+    "json-pointer": "^(/.*)?$",
+    "relative-json-pointer": "^[0-9]",
+}
+"""Patterns of all that a format takes, and more: what they do not match, it does not take."""
+
 
 def spell_formats(schema: Any) -> Any:
     """The schema with the formats of `PATTERNS` written as patterns."""

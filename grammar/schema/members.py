@@ -1,4 +1,4 @@
-"""What is said of the members of arrays and objects, in the form in which `tracked/` counts them."""
+"""What is said of members and of numbers, in the form in which `tracked/` has it."""
 
 from contextlib import suppress
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import strip
-from personae.grammar.schema.walk import HITS, rebuild
+from personae.grammar.schema.patterns import plain_patterns
+from personae.grammar.schema.walk import FRACTION, HITS, rebuild
 
 
 def separated(document: Any) -> Any:
@@ -31,6 +32,8 @@ def _separated(schema: Any, definitions: dict[str, Any]) -> Any:
         del rebuilt["dependencies"]
         if "dependentRequired" not in rebuilt:
             rebuilt["dependentRequired"] = dependencies
+    if rebuilt.get("type") == "number":
+        rebuilt = _fractional(rebuilt)
     if "contains" not in rebuilt:
         for keyword in ("minContains", "maxContains"):
             if HITS not in rebuilt:
@@ -39,6 +42,14 @@ def _separated(schema: Any, definitions: dict[str, Any]) -> Any:
     with suppress(Exception):  # there is no such form, whatever the library says of it
         return _without_contains(rebuilt, definitions)
     return rebuilt
+
+
+def _fractional(schema: dict[str, Any]) -> dict[str, Any]:
+    """Numbers that are not whole, of any size or on one side of 0."""
+    bounds = {keyword: value for keyword, value in schema.items() if "imum" in keyword}
+    if schema.get("not") != {"multipleOf": 1} or any(bounds.values()) or len(bounds) > 1:
+        return schema
+    return {keyword: value for keyword, value in schema.items() if keyword != "not"} | {FRACTION: True}
 
 
 def _without_contains(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +69,7 @@ def _without_contains(schema: dict[str, Any], definitions: dict[str, Any]) -> di
 
 def _both(one: Any, other: Any, definitions: dict[str, Any]) -> Any:
     """What satisfies both, without references. Raises ValueError where it has some."""
-    found = spell_formats(strip(canonicalise({**definitions, "allOf": [one, other]})))
+    found = spell_formats(plain_patterns(strip(canonicalise({**definitions, "allOf": [one, other]}))))
     if isinstance(found, dict) and "$defs" in found:
         raise ValueError("it refers to others")
     return found

@@ -6,9 +6,29 @@ They are built from literals, classes and groups alone, which ECMA-262, Python a
 import re
 from collections.abc import Iterable
 from itertools import groupby
+from typing import Any
+
+from personae.grammar.regex.parse import NotRegular
+from personae.grammar.regex.plain import NOTHING, conjuncts, literal, plain
+from personae.grammar.schema.formats import PATTERNS, WIDE
+from personae.grammar.schema.walk import rebuild
 
 ANY = r"[\s\S]"
-_CLASS = re.compile(r"\[(\^?)((?:[^\]\\\[]|\\.)+)\]")
+_OF_STRINGS = frozenset(
+    {
+        "type",
+        "pattern",
+        "allOf",
+        "not",
+        "enum",
+        "const",
+        "format",
+        "minLength",
+        "maxLength",
+        "title",
+        "description",
+    }
+)
 
 
 def any_of_length(minimum: int, maximum: int | None) -> str:
@@ -34,19 +54,77 @@ def _differs(words: list[str]) -> str:
     return "|".join(alternatives)
 
 
-def complement(pattern: str) -> str | None:
-    """A pattern that matches the strings that `pattern` does not, where there is a simple one; else None.
+def language(schema: Any, *, wide: bool = False) -> str | None:
+    """One pattern for the strings that a schema takes, without look-around; None where that is not known.
 
-    Known are a single class that may occur anywhere, as in [^a-z], and one that all characters are of, as in
-    ^[a-z]*$ and ^[a-z]+$.
+    Of a format it has fewer strings than that takes, or more with `wide`.
     """
-    if found := _CLASS.fullmatch(pattern):
-        return f"^{_opposite(*found.groups())}*$"
-    if (found := _CLASS.fullmatch(pattern[1:-2])) and pattern[0] == "^" and pattern[-2:] in ("*$", "+$"):
-        outside = _opposite(*found.groups())
-        return outside if pattern[-2] == "*" else f"^$|{outside}"
-    return None
+    matched, unmatched = [ANY + "*"], []
+    unseen = [schema]
+    while unseen:
+        one = unseen.pop()
+        if one is True:
+            continue
+        if (
+            not isinstance(one, dict)
+            or not one.keys() <= _OF_STRINGS
+            or one.get("type", "string") != "string"
+        ):
+            return None
+        unseen += one.get("allOf", ())
+        if "pattern" in one:
+            matched.append(one["pattern"])
+        if "format" in one:
+            known = WIDE.get(one["format"]) if wide else f"^(?:{PATTERNS.get(one['format'], NOTHING)})$"
+            if known is None:
+                return None
+            matched.append(known)
+        if "minLength" in one or "maxLength" in one:
+            matched.append(any_of_length(one.get("minLength", 0), one.get("maxLength")))
+        if "enum" in one or "const" in one:
+            matched.append(any_of([one["const"]] if "const" in one else one["enum"]))
+        if "not" in one:
+            barred = language(one["not"], wide=not wide)
+            if barred is None:
+                return None
+            unmatched.append(barred)
+    try:
+        return plain(tuple(matched[1:] or matched), tuple(unmatched)) or NOTHING
+    except NotRegular:
+        return None
 
 
-def _opposite(caret: str, members: str) -> str:
-    return f"[{members}]" if caret else f"[^{members}]"
+def exclusive(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
+    """Whether no string is as all of both say; False also where that is not seen."""
+    said = [part for part in (*one, *other) if {"pattern", "format"} & part.keys()]
+    patterns = [part["pattern"] for part in said if "pattern" in part]
+    patterns += [WIDE[part["format"]] for part in said if part.get("format") in WIDE]
+    try:
+        return len(said) > 1 and plain(tuple(patterns)) is None
+    except NotRegular:
+        return False
+
+
+def any_of(words: Iterable[Any]) -> str:
+    """The strings among `words`."""
+    return f"^(?:{'|'.join(literal(word) for word in words if isinstance(word, str)) or NOTHING})$"
+
+
+def plain_patterns(schema: Any) -> Any:
+    """An equal schema whose patterns the library reads as ECMA-262 does, as far as there are such."""
+    if not isinstance(schema, dict):
+        return schema
+    rebuilt = rebuild(schema, lambda _, child: plain_patterns(child))
+    if isinstance(rebuilt.get("pattern"), str):
+        first, *others = conjuncts(rebuilt["pattern"])
+        rebuilt["pattern"] = first
+        if others:
+            rebuilt["allOf"] = [*rebuilt.get("allOf", ()), *({"pattern": one} for one in others)]
+    if isinstance(rebuilt.get("patternProperties"), dict):
+        named: dict[str, Any] = {}
+        for pattern, one in rebuilt["patternProperties"].items():
+            parts = conjuncts(pattern)
+            name = parts[0] if len(parts) == 1 else (language({"pattern": pattern}) or pattern)
+            named[name] = {"allOf": [named[name], one]} if name in named else one
+        rebuilt["patternProperties"] = named
+    return rebuilt

@@ -20,6 +20,7 @@ from personae.grammar.schema.document import Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.members import separated
+from personae.grammar.schema.patterns import plain_patterns
 from personae.grammar.schema.prepare import (
     ANALYSIS_ERRORS,
     check_answerable,
@@ -108,7 +109,7 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Js
         return replace(element, schema=schema, strict=True)
     if element.strict:
         raise explanation(document, reasons[0], is_enforced)
-    weaker = weakened(separated(spell_formats(strip(document))), _BACKEND)
+    weaker = weakened(separated(spell_formats(plain_patterns(strip(document)))), _BACKEND)
     for schema in (weaker, uncounted(weaker), {"type": "object"}):
         try:
             backend.compile(_spec(schema, strict=False))

@@ -12,7 +12,8 @@ from typing import Any
 
 import jsonschema_rs
 
-from personae.grammar.schema.patterns import anything_but, complement
+from personae.grammar.regex.plain import complement
+from personae.grammar.schema.patterns import anything_but
 from personae.grammar.tracked.support import BITS, OBJECT, Untracked, said
 
 Rule = Callable[[Any], str]

@@ -8,10 +8,10 @@ how many.
 from typing import Any
 
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import HITS, children, rebuild, target
+from personae.grammar.schema.walk import FRACTION, HITS, children, rebuild, target
 
 BITS = 64
-COUNTED = frozenset({"uniqueItems", "minProperties", "maxProperties", "dependentRequired", HITS})
+COUNTED = frozenset({"uniqueItems", "minProperties", "maxProperties", "dependentRequired", HITS, FRACTION})
 OBJECT = frozenset(
     {"type", "properties", "required", "additionalProperties", "patternProperties", "minProperties"}
     | {"maxProperties", "dependentRequired"}

@@ -11,7 +11,7 @@ from typing import Any
 
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.gate import counts_properties
-from personae.grammar.schema.walk import HITS, rebuild, target
+from personae.grammar.schema.walk import FRACTION, HITS, rebuild, target
 from personae.grammar.tracked.arrays import array_rules
 from personae.grammar.tracked.objects import object_rules
 from personae.grammar.tracked.support import (
@@ -53,7 +53,7 @@ def is_counted(schema: dict[str, Any]) -> bool:
     found = COUNTED & schema.keys()
     if not found:
         return False
-    if "dependentRequired" in found or HITS in found:
+    if found & {"dependentRequired", HITS, FRACTION}:
         return True
     if schema.get("uniqueItems") and schema.get("maxItems", 2) > 1:
         return True
@@ -113,6 +113,8 @@ class _Writer:
             yield from object_rules(schema, self.rule, name, any_order=self._any_order)
         elif kind == "array":
             yield from array_rules(self._document, schema, self.rule, name)
+        elif FRACTION in schema:
+            yield f"{name}: {_fraction(schema)}"
         elif isinstance(kind, list) and not {"enum", "const", "$ref", "anyOf", "allOf", "oneOf"} & keywords:
             yield f"{name}: " + " | ".join([self.rule(self._of_type(one, schema)) for one in kind])
         else:
@@ -151,6 +153,13 @@ class _Writer:
 
         alone = moved(schema)
         return alone | {"$defs": definitions} if definitions else alone
+
+
+def _fraction(schema: dict[str, Any]) -> str:
+    """A number that is not whole, without an exponent."""
+    above = {"minimum", "exclusiveMinimum"} & schema.keys()
+    sign = "" if above else "-" if {"maximum", "exclusiveMaximum"} & schema.keys() else "-?"
+    return rf"/{sign}(0|[1-9][0-9]{{0,8}})\.[0-9]{{0,8}}[1-9]/"
 
 
 def _has_order(schema: dict[str, Any]) -> bool:

@@ -77,13 +77,12 @@ def with_id(schema: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "schema",
     [
-        with_id({"type": "string", "pattern": "^(?=.*[0-9]).+$"}),
         with_id({"type": "string", "pattern": "^(a|b)\\1$"}),
         with_id({"type": "string", "patternProperties": {"^a": True, "b$": False}}),
         ORDER | {"properties": {"id": {"type": "string"}, "count": {"type": "integer", "minimum": -(2**63)}}},
-        with_id({"$ref": "#/texts/any"}) | {"texts": {"any": {"type": "string", "pattern": "(?!a)b"}}},
+        with_id({"$ref": "#/texts/any"}) | {"texts": {"any": {"type": "string", "pattern": "(a)\\1"}}},
     ],
-    ids=["lookaround", "backreference", "patterns that overlap", "far bound", "reference to anywhere"],
+    ids=["backreference", "patterns that overlap", "far bound", "reference to anywhere"],
 )
 def test_where_a_part_cannot_be_read_the_rest_still_binds_what_is_not_strict(schema: dict[str, Any]) -> None:
     assert accepts(schema, {"id": "ab", "count": 3}, strict=False)
@@ -93,7 +92,7 @@ def test_where_a_part_cannot_be_read_the_rest_still_binds_what_is_not_strict(sch
 
 def test_what_cannot_be_read_is_refused_where_it_is_strict() -> None:
     with pytest.raises(GrammarError, match="'pattern' at #/properties/id/pattern cannot be enforced"):
-        accepts(with_id({"type": "string", "pattern": "^(?=.*[0-9]).+$"}), {}, strict=True)
+        accepts(with_id({"type": "string", "pattern": "^(a|b)\\1$"}), {}, strict=True)
 
 
 @pytest.mark.parametrize(

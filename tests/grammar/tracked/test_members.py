@@ -166,7 +166,6 @@ def test_what_is_counted_may_lie_behind_references_and_alternatives(any_order: b
     [
         ({"type": "array", "items": STRING, "uniqueItems": True}, "uniqueItems"),
         ({"type": "object", "minProperties": 2}, "minProperties"),
-        (ABC | {"patternProperties": {"^x": {}, "y$": INTEGER}, "maxProperties": 3}, "maxProperties"),
         ({"type": "array", "prefixItems": [STRING], "contains": {"const": 3}}, "contains"),
     ],
 )

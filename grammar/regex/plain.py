@@ -1,0 +1,133 @@
+"""Expressions without look-around, lazy quantifiers and names, that Python and Rust read as ECMA-262 does."""
+
+import re
+from functools import lru_cache
+from itertools import takewhile
+
+from personae.grammar.regex import charset
+from personae.grammar.regex.automaton import automaton
+from personae.grammar.regex.expression import expression
+from personae.grammar.regex.parse import Chars, Choice, Edge, Look, Node, NotRegular, Repeat, Sequence, parse
+
+# All that Rust reads otherwise, or not at all, has one of these; most patterns have none.
+_ODD = re.compile(r"\.|\\[sScbB]|\(\?(?!:)|[*+?}]\?|\[[^\]]*(\[|&&|--|~~)|[$^)].*\^|\$.")
+
+
+def conjuncts(pattern: str) -> tuple[str, ...]:
+    """Plain expressions all of which a text has to match in order to match `pattern`. It is left as it is if
+    its language is not known to be regular: the library says what it does not know."""
+    if _ODD.search(pattern) is None:
+        return (pattern,)
+    try:
+        return _conjuncts(pattern)
+    except NotRegular:
+        return (pattern,)
+
+
+def plain(matched: tuple[str, ...], unmatched: tuple[str, ...] = ()) -> str | None:
+    """An expression for the texts in which all of `matched` are found and none of `unmatched`; None if there
+    are no such texts. Raises NotRegular."""
+    found = automaton(tuple(map(parse, matched)), tuple(map(parse, unmatched)))
+    return None if found.empty else f"^(?:{expression(found)})$"
+
+
+def literal(text: str) -> str:
+    """An expression for one text."""
+    return "".join(charset.written(((ord(one), ord(one)),)) for one in text)
+
+
+def complement(pattern: str) -> str | None:
+    """An expression for the texts that `pattern` does not match; None where it is not known."""
+    try:
+        return plain((), (pattern,)) or NOTHING
+    except NotRegular:
+        return None
+
+
+NOTHING = r"[^\s\S]"
+"""Matches no text."""
+
+
+@lru_cache(1024)
+def _conjuncts(pattern: str) -> tuple[str, ...]:
+    return tuple(_split(parse(pattern)))
+
+
+def _split(node: Node) -> list[str]:
+    """What follows the start, and does not, apart from one another: each by itself is small."""
+    if not isinstance(node, Sequence) or node.parts[:1] != (Edge("^"),):
+        return _whole(node)
+    looks = list(takewhile(lambda part: isinstance(part, Look) and part.ahead, node.parts[1:]))
+    found: list[str] = []
+    for look in looks:
+        assert isinstance(look, Look)
+        inner = _behind_start(look.node)
+        found += [_machine((), (inner,))] if look.negative else _split(inner)
+    rest = node.parts[1 + len(looks) :]
+    return found + (_whole(Sequence((Edge("^"), *rest))) if rest or not found else [])
+
+
+def _behind_start(node: Node) -> Node:
+    parts = node.parts if isinstance(node, Sequence) else (node,)
+    return Sequence((Edge("^"), *parts))
+
+
+def _whole(node: Node) -> list[str]:
+    return [written(node)] if _is_plain(node, first=True, last=True) else [_machine((node,), ())]
+
+
+def _machine(matched: tuple[Node, ...], unmatched: tuple[Node, ...]) -> str:
+    found = automaton(matched, unmatched)
+    if found.empty:
+        return NOTHING
+    return f"^(?:{expression(found)})$"
+
+
+def _is_plain(node: Node, *, first: bool, last: bool) -> bool:
+    """Whether it asks of nothing but the characters in turn, and of the start first and the end last."""
+    match node:
+        case Chars():
+            return True
+        case Edge(sign):
+            return (sign == "^" and first) or (sign == "$" and last)
+        case Look():
+            return False
+        case Repeat(inner):
+            return _is_plain(inner, first=False, last=False)
+        case Choice(parts):
+            return all(_is_plain(part, first=first, last=last) for part in parts)
+        case Sequence(parts):
+            ends = len(parts) - 1
+            return all(
+                _is_plain(part, first=first and not place, last=last and place == ends)
+                for place, part in enumerate(parts)
+            )
+
+
+def written(node: Node) -> str:
+    """A node that asks of nothing around it, as text."""
+    match node:
+        case Chars(ranges):
+            return charset.written(ranges) if ranges else r"[^\s\S]"
+        case Edge(sign):
+            return sign
+        case Sequence(parts):
+            return "".join(
+                f"(?:{written(part)})" if isinstance(part, Choice) else written(part) for part in parts
+            )
+        case Choice(parts):
+            return "|".join(map(written, parts))
+        case Repeat(inner, least, most):
+            text = written(inner) if isinstance(inner, Chars) else f"(?:{written(inner)})"
+            return text + _times(least, most)
+        case Look():
+            raise NotRegular("it looks around")
+
+
+def _times(least: int, most: int | None) -> str:
+    if (least, most) in _SIGNS:
+        return _SIGNS[least, most]
+    return f"{{{least}}}" if least == most else f"{{{least},{'' if most is None else most}}}"
+
+
+_SIGNS: dict[tuple[int, int | None], str] = {(0, None): "*", (1, None): "+", (0, 1): "?"}
