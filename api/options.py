@@ -89,12 +89,11 @@ class AnswerOptions:
         OptionInfo("Treat a schema or function without `strict` as strict: enforce all of it or refuse it."),
     ] = False
     jump_forward: Annotated[
-        bool | None,
+        bool,
         OptionInfo(
-            "Append text that a grammar forces without asking the model. A request can override this.",
-            unset="on, except where decode steps are graphs",
+            "Append text that a grammar forces without asking the model. A request can override this."
         ),
-    ] = None
+    ] = True
     disable_any_whitespace: Annotated[
         bool,
         OptionInfo("Write bound JSON without whitespace between its tokens. A request can override this."),

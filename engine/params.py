@@ -18,10 +18,9 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `allowed_tokens` is a row of a bitmask (grammar/bitmask.py), empty for all of them; no sequence of
     `bad_words_token_ids` is emitted. A sequence with either has no grammar, and something is left to be said
     at every place. `jump_forward`: text that a grammar forces is appended in the tokenizer's own tokens
-    (`speculation/forced.py`); None where decode steps are no graphs, which a step with several tokens of a
-    sequence is not. `speculate` is False for an answer without drafts (`speculation/`), where the server
-    makes some; `prediction` are tokens that the caller expects it to have. Neither changes what the answer
-    is.
+    (`speculation/forced.py`). `speculate` is False for an answer without drafts (`speculation/`), where the
+    server makes some; `prediction` are tokens that the caller expects it to have. Neither changes what the
+    answer is.
     """
 
     max_tokens: int
@@ -42,6 +41,6 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logprobs: int | None = None
     logprob_tokens: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
-    jump_forward: bool | None = False
+    jump_forward: bool = False
     speculate: bool = True
     prediction: tuple[int, ...] = ()

@@ -198,7 +198,7 @@ class StepEngine:
             self._deferrals.count += 1
             return
         self._matchers[slot] = matcher = replayed(grammar, log, longest)
-        if self._retokenizer is not None and jumps(log, self.worker.graphs is None):
+        if self._retokenizer is not None and jumps(log):
             limit = log.prompt_length + log.budget(longest)
             self._jump_forwards[slot] = jump = JumpForward(matcher, log, limit, self._retokenizer)
             self._known.extend(slot, len(log.tokens), jump.pending)

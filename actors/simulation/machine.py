@@ -40,11 +40,7 @@ def next_token(log: SequenceLog, position: int, cell: int) -> int:
 
 def is_forced(log: SequenceLog, position: int) -> bool:
     """Whether a grammar forces the token at `position`, whatever it is: as every second of bound answers."""
-    return (
-        bool(log.params.jump_forward)
-        and log.grammar is not None
-        and hash((log.params.seed, position)) % 2 == 0
-    )
+    return log.params.jump_forward and log.grammar is not None and hash((log.params.seed, position)) % 2 == 0
 
 
 class Truth:

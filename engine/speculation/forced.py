@@ -29,13 +29,11 @@ CONTEXT = 8  # tokens before a text: more than a tokenizer looks back
 LEAST = 2  # tokens of a run that saves a step
 
 
-def jumps(log: SequenceLog, unasked: bool) -> bool:
-    """Whether its forced tokens may be appended: nobody asks what the model thinks of each, nor counts.
-    `unasked` holds for a log that leaves it open."""
+def jumps(log: SequenceLog) -> bool:
+    """Whether its forced tokens may be appended: nobody asks what the model thinks of each, nor counts."""
     params = log.params
     counts = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0, 0, 1)
-    wanted = unasked if params.jump_forward is None else params.jump_forward
-    return wanted and log.grammar is not None and params.logprobs is None and not counts
+    return params.jump_forward and log.grammar is not None and params.logprobs is None and not counts
 
 
 class KnownToken:

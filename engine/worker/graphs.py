@@ -1,12 +1,13 @@
-"""Decode steps as captured graphs: the host launches one thing instead of hundreds.
+"""Steps without prompts as captured graphs: the host launches one thing instead of hundreds.
 
 A graph repeats the same kernels on the same addresses. So everything that a step says to the device is
 written into buffers that stay where they are, and what the host may decide in a captured pass depends on
-nothing but its bucket: how many rows there are, rounded up, and whether there are adapters at all. Which
-adapters, of which ranks, on which rows is in device memory (the work list and the rank tables), so one graph
-serves any mix.
+nothing but its bucket (`buckets.py`) and whether there are adapters at all. Which row has how many tokens,
+and which adapters, of which ranks, are on which tokens is in device memory (where rows begin, the work list,
+the rank tables), so one graph serves any mix.
 
-Rows of a bucket that nobody uses are sequences of one token on the cache's spare page, with token 0.
+Tokens of a bucket that nobody uses are sequences of one token on the cache's spare page, with token 0; where
+rows have several tokens there may also be rows without any, behind them.
 
 A graph is on trial when it is new: its first steps are also run kernel by kernel, on the same buffers, and
 compared. One that cannot be captured, fails or disagrees is the end of graphs in this process, which says so
@@ -30,6 +31,7 @@ from torch import Tensor
 from personae.engine.kv import KVCache
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
+from personae.engine.worker.buckets import Bucket, Buckets
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.sgmv import WorkList
 from personae.kernels.side_stream import SideStream
@@ -74,17 +76,9 @@ class CudaCapture:
         return graph.replay, result
 
 
-def buckets(most: int) -> tuple[int, ...]:
-    """The numbers of rows that graphs are captured for: less than half more than a step has."""
-    steps = [1, 2, 3, 4, 6, 8, 12]
-    while steps[-1] < most:
-        steps.append(steps[-2] * 2)
-    return (*(count for count in steps if count < most), most)
-
-
 @dataclass(slots=True)
 class Graph:
-    """A captured pass. `hidden` [bucket, H] is written by each replay; `trials`: how many are left."""
+    """A captured pass. `hidden` [tokens, H] is written by each replay; `trials`: how many are left."""
 
     replay: Callable[[], None]
     hidden: Tensor
@@ -92,7 +86,7 @@ class Graph:
 
 
 class DecodeGraphs:
-    """The captured decode steps of one runner; each is captured by `capture_all`, or when a step of its
+    """The captured steps of one runner; each is captured by `capture_all`, or when a step of its
     bucket first comes.
 
     kv: with a spare page. branch: for what of a graph runs beside the rest.
@@ -111,20 +105,22 @@ class DecodeGraphs:
         self._model, self._kv, self._pool, self._layout = model, kv, pool, layout
         self._side_stream = side_stream
         self._capture: Capture | None = capture  # None: given up
-        self._buckets = buckets(layout.max_seqs)
-        self._graphs: dict[tuple[int, bool], Graph] = {}
-        rows, pages = layout.max_seqs, -(-layout.max_model_len // layout.page_size)
+        self._buckets = Buckets(layout)
+        self._graphs: dict[tuple[Bucket, bool], Graph] = {}
+        most, pages = self._buckets.most, -(-layout.max_model_len // layout.page_size)
 
         def ints(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=model.device)
 
-        self._tokens = ints(rows, dtype=torch.int64)
-        self._positions = ints(rows, dtype=torch.int64)
-        self._query_start = torch.arange(rows + 1, dtype=torch.int32, device=model.device)
-        self._kv_length = ints(rows)
-        self._page_table = ints(rows, pages)
-        self._write_index = ints(rows, dtype=torch.int64)
-        self._work = WorkList(ints(rows), ints(rows), ints(rows))
+        self._tokens = ints(most, dtype=torch.int64)
+        self._positions = ints(most, dtype=torch.int64)
+        self._one_each = torch.arange(most + 1, dtype=torch.int32, device=model.device)
+        self._query_start = self._one_each.clone()
+        self._has_one_each = True
+        self._kv_length = ints(most)
+        self._page_table = ints(most, pages)
+        self._write_index = ints(most, dtype=torch.int64)
+        self._work = WorkList(ints(most), ints(most), ints(most))
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
@@ -144,10 +140,11 @@ class DecodeGraphs:
     def capture_all(self) -> None:
         """Capture every bucket now, the largest first: the others find their scratch memory in its. Steps of
         nothing are captured, so each graph is on trial until real ones have come."""
-        for bucket in reversed(self._buckets):
-            self._page_table[:bucket, :1].fill_(cast(int, self._kv.spare_page))
-            self._kv_length[:bucket].fill_(1)
-            self._write_index[:bucket].fill_(cast(int, self._kv.spare_page) * self._kv.page_size)
+        spare = cast(int, self._kv.spare_page)
+        self._page_table[:, :1].fill_(spare)
+        self._kv_length.fill_(1)
+        self._write_index.fill_(spare * self._kv.page_size)
+        for bucket in sorted(self._buckets, reverse=True):
             for adapters in (False, True):
                 if self._capture is None:
                     return
@@ -156,7 +153,7 @@ class DecodeGraphs:
                 except Exception as error:
                     self._give_up(error)
 
-    def _captured(self, bucket: int, adapters: bool) -> Graph:
+    def _captured(self, bucket: Bucket, adapters: bool) -> Graph:
         assert self._capture is not None
         graph = self._graphs.get((bucket, adapters))
         if graph is None:
@@ -167,15 +164,14 @@ class DecodeGraphs:
     def run(
         self, tokens: Tensor, positions: Tensor, batch: AttentionBatch, work: WorkList | None
     ) -> Tensor | None:
-        """The hidden rows [R, H] of a step of R rows with a token each, until the next step; None if it has
-        to be run without a graph.
+        """The hidden rows [T, H] of a step, until the next step; None if it has to be run without a graph.
 
-        tokens, positions: [R] int64. `work` is all that the adapters do to it.
+        tokens, positions: [T] int64. `work` is all that the adapters do to it.
         """
-        if self._capture is None:
-            return None
         count = len(tokens)
-        bucket = next(size for size in self._buckets if size >= count)
+        bucket = None if self._capture is None else self._buckets.of(count, batch.max_query)
+        if bucket is None:
+            return None
         key = bucket, work is not None
         try:
             self._fill(tokens, positions, batch, work, bucket)
@@ -199,20 +195,26 @@ class DecodeGraphs:
         )
 
     def _fill(
-        self, tokens: Tensor, positions: Tensor, batch: AttentionBatch, work: WorkList | None, bucket: int
+        self, tokens: Tensor, positions: Tensor, batch: AttentionBatch, work: WorkList | None, bucket: Bucket
     ) -> None:
-        """Writes the step into the buffers, and unused rows behind it."""
-        count, spare = len(tokens), cast(int, self._kv.spare_page)
+        """Writes the step into the buffers, and unused tokens and rows behind it."""
+        spare, end = cast(int, self._kv.spare_page), bucket.tokens
         for buffer, values, unused in (
             (self._tokens, tokens, 0),
             (self._positions, positions, 0),
             (self._kv_length, batch.kv_length, 1),
             (self._write_index, batch.write_index, spare * self._kv.page_size),
         ):
-            buffer[:count].copy_(values)
-            buffer[count:bucket].fill_(unused)
-        self._page_table[:count, : batch.page_table.shape[1]].copy_(batch.page_table)
-        self._page_table[count:bucket, :1].fill_(spare)
+            buffer[: len(values)].copy_(values)
+            buffer[len(values) : end].fill_(unused)
+        rows = len(batch.kv_length)
+        self._page_table[:rows, : batch.page_table.shape[1]].copy_(batch.page_table)
+        self._page_table[rows:end, :1].fill_(spare)
+        if bucket.row_tokens > 1:
+            self._begin_rows(batch.query_start, len(tokens), end)
+        elif not self._has_one_each:
+            self._query_start.copy_(self._one_each)
+            self._has_one_each = True
         if work is not None:
             segments = len(work.rows)
             for buffer, values in (
@@ -221,24 +223,34 @@ class DecodeGraphs:
                 (self._work.adapter, work.adapter),
             ):
                 buffer[:segments].copy_(values)
-                buffer[segments:bucket].zero_()
+                buffer[segments:end].zero_()
 
-    def _forward(self, bucket: int, adapters: bool, side_stream: SideStream | None = None) -> Tensor:
-        """A step of `bucket` rows as it lies in the buffers; with the branch, what is captured."""
+    def _begin_rows(self, query_start: Tensor, count: int, end: int) -> None:
+        """Writes where rows begin: those of a step of `count` tokens, one for each unused token up to `end`,
+        and rows of none."""
+        rows, unused = len(query_start), end - count
+        self._query_start[:rows].copy_(query_start)
+        self._query_start[rows : rows + unused].copy_(self._one_each[count + 1 : end + 1])
+        self._query_start[rows + unused : end + 1].fill_(end)
+        self._has_one_each = False
+
+    def _forward(self, bucket: Bucket, adapters: bool, side_stream: SideStream | None = None) -> Tensor:
+        """A step of a bucket as it lies in the buffers; with the branch, what is captured."""
+        end = bucket.tokens
         batch = AttentionBatch(
-            self._query_start[: bucket + 1],
-            self._kv_length[:bucket],
-            self._page_table[:bucket],
-            self._write_index[:bucket],
-            max_query=1,
+            self._query_start[: end + 1],
+            self._kv_length[:end],
+            self._page_table[:end],
+            self._write_index[:end],
+            max_query=bucket.row_tokens,
             max_kv=self._layout.max_model_len,
         )
         lora = None
         if adapters:  # a list of its own, so that its plans are made within the graph
             own = self._work
-            work = WorkList(own.first_row[:bucket], own.rows[:bucket], own.adapter[:bucket])
+            work = WorkList(own.first_row[:end], own.rows[:end], own.adapter[:end])
             lora = LoraBatch(self._pool, work, side_stream=side_stream)
-        return self._model.forward(self._tokens[:bucket], self._positions[:bucket], self._kv, batch, lora)
+        return self._model.forward(self._tokens[:end], self._positions[:end], self._kv, batch, lora)
 
 
 def check(found: Tensor, truth: Tensor) -> None:

@@ -44,7 +44,6 @@ class WorkerGroup:
         self.device: torch.device = self._first.device
         self.layout: MemoryLayout = self._first.layout
         self.vocab_size: int = self._first.vocab_size
-        self.graphs = self._first.graphs
 
     def begin(self, plan: StepPlan, known: KnownTokens) -> PackedStep | None:
         """See Worker. All have packed when this returns, so `known` may change then."""

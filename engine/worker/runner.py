@@ -126,7 +126,7 @@ class Runner(DeviceAdapters):
     def _replayed(self, packed: PackedStep, tokens: torch.Tensor) -> torch.Tensor | None:
         """The hidden rows by a graph; None for what is not captured: prompts, adapters that are more than
         ranks."""
-        if self.graphs is None or packed.attention.max_query > 1:
+        if self.graphs is None:
             return None
         work = None if packed.lora is None else packed.lora.work
         if packed.lora is not None and work is None:

@@ -130,10 +130,6 @@ class Worker(AdapterMemory, Protocol):
     def vocab_size(self) -> int:
         """Of the logits."""
 
-    @property
-    def graphs(self) -> object | None:
-        """What runs captured steps, if anything does."""
-
     def begin(self, plan: StepPlan, known: KnownTokens, /) -> PackedStep | None:
         """Take in what the plan changes, and pack its rows, if it has any."""
 

@@ -142,6 +142,6 @@ class RandomTraffic:
             temperature=dice.choice((0.0, 0.7, 1.0, 1.5)),
             ignore_eos=dice.random() < 0.8,
             logprobs=dice.choice((None, None, None, 0, 3)),
-            jump_forward=dice.choice((None, True, False)),
+            jump_forward=dice.choice((True, True, False)),
             **{name: value for name, value in odd.items() if dice.random() < (0.05 if bound else 0.15)},
         )

@@ -25,6 +25,9 @@ from tiny_models import model_folder  # noqa: E402
 
 from personae.actors.assembly import assemble  # noqa: E402
 from personae.actors.options import EngineOptions  # noqa: E402
+from personae.engine.speculation.forced import Retokenizer  # noqa: E402
+from personae.engine.tokens import Tokenizer  # noqa: E402
+from personae.engine.worker.graphs import TRIALS  # noqa: E402
 from personae.errors import LoadError  # noqa: E402
 from personae.grammar.compiler import GrammarCompiler  # noqa: E402
 from personae.grammar.spec import GrammarSpec  # noqa: E402
@@ -41,6 +44,7 @@ MORE = {
 SCHEMA = GrammarSpec(
     "json_schema", '{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]}'
 )
+CHOICE = GrammarSpec("choice", '["yes, that is right, and so it is", "no, it is not so"]')
 Answers = dict[str, Played]
 SMALL = 24 << 20
 SIZES = {"dtype": "float32", "max_seqs": 16, "max_batch_tokens": 256, "max_model_len": 256}
@@ -77,21 +81,29 @@ def scene(engine: EngineHarness | DryEngine, compiled: dict) -> list:
         engine.log("biased", [11, 12], "rslora", logit_bias={5: 4.0, 6: -100.0}, logprobs=0),
         engine.log("bound", [13, 14], grammar=SCHEMA, max_tokens=20, temperature=0.7, seed=5),
         engine.log("bound, adapted", [15], "rank-64", grammar=SCHEMA, max_tokens=12),
+        engine.log("forced", [13, 14], grammar=CHOICE, max_tokens=60, jump_forward=True),
+        engine.log("forced, adapted", [15], "rank-64", grammar=CHOICE, max_tokens=60, jump_forward=True),
     ]
 
 
 @pytest.fixture(scope="module")
 def compiled(base: Path) -> dict:
-    tokenizer = (base / "tokenizer.json").read_bytes()
-    compiler = GrammarCompiler(Vocabulary.from_tokenizer_json(tokenizer, 512, (2, 0)), sandboxed=False)
-    return {SCHEMA: compiler.compile(SCHEMA)}
+    compiler = GrammarCompiler(vocabulary(base), sandboxed=False)
+    return {spec: compiler.compile(spec) for spec in (SCHEMA, CHOICE)}
+
+
+def vocabulary(base: Path) -> Vocabulary:
+    return Vocabulary.from_tokenizer_json((base / "tokenizer.json").read_bytes(), 512, (2, 0))
 
 
 @pytest.fixture(scope="module")
 def truth(base: Path, adapters: Path, compiled: dict) -> Answers:
     with reference_only():
-        harness = EngineHarness(base, {path.name: path for path in adapters.iterdir()})
-        return harness.play(scene(harness, compiled))
+        retokenizer = Retokenizer(Tokenizer.load(base), vocabulary(base).tokens)
+        harness = EngineHarness(base, {path.name: path for path in adapters.iterdir()}, spelling=retokenizer)
+        found = harness.play(scene(harness, compiled))
+        assert harness.scheduler.counters.jumped, "no text was forced"
+        return found
 
 
 def close(found: Played, wanted: Played) -> bool:
@@ -121,10 +133,15 @@ def test_answers_are_those_of_a_cpu_whatever_is_late(late: Late, base, adapters,
         found = engine.play(scene(engine, compiled))
         assert differing(found, truth) == []
         assert gpu.machine.compiled == ready, "the warm-up left kernels for the first request to compile"
-        assert gpu.machine.captures == [1, 2] * 8, "one stream for base rows, two with adapters"
+        assert gpu.machine.captures == [1, 2] * 16, "one stream for base rows, two with adapters"
         runner = engine.engine.worker
         assert runner.graphs is not None
         assert runner.graphs._capture is not None, "graphs were given up"
+        used = {key for key, graph in runner.graphs._graphs.items() if graph.trials < TRIALS}
+        assert {(bucket.row_tokens > 1, adapters) for bucket, adapters in used} >= {
+            (False, True),
+            (True, True),
+        }
         runner.adapters.check_integrity()
 
 

@@ -15,9 +15,11 @@ from recorded_graphs import RecordedGraphs
 
 from personae.engine.speculation.forced import Retokenizer
 from personae.engine.tokens import Tokenizer
+from personae.engine.worker.buckets import ROW_TOKENS
 from personae.grammar.backend import Matcher
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
+from personae.kernels import registry
 
 
 def answer(made: EngineHarness, grammar: GrammarSpec, **changes: Any) -> Played:
@@ -25,14 +27,28 @@ def answer(made: EngineHarness, grammar: GrammarSpec, **changes: Any) -> Played:
     return made.play([made.log("a", PROMPT, grammar=grammar, **settings)])["a"]
 
 
-def test_what_nobody_asked_for_is_done_where_decode_steps_are_no_graphs() -> None:
-    plain, recorded = harness(), harness(capture=RecordedGraphs())
-    alone, graphed = (answer(made, CHOICE, jump_forward=None) for made in (plain, recorded))
-    assert plain.steps < recorded.steps
-    asked = harness(capture=RecordedGraphs())
-    assert answer(asked, CHOICE) == alone
-    assert asked.steps == plain.steps
-    assert len(graphed.delivered) == len(graphed.tokens)
+def test_forced_text_is_computed_by_graphs_and_answers_are_those_of_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, capture = harness(), RecordedGraphs()
+    monkeypatch.setattr(registry, "operators", capture.operators)
+    graphs = harness(capture=capture)
+    several, without = [0], list[int]()
+    run = graphs.engine.worker.graphs.run
+
+    def running(tokens, positions, batch, work):  # type: ignore[no-untyped-def]  # as in DecodeGraphs
+        found = run(tokens, positions, batch, work)
+        several[0] += found is not None and batch.max_query > 1
+        if found is None:
+            without.append(batch.max_query)
+        return found
+
+    graphs.engine.worker.graphs.run = running
+    assert load(graphs) == load(plain)
+    assert graphs.steps == plain.steps
+    assert several[0] > 3
+    assert min(without) > ROW_TOKENS
+    assert graphs.engine.worker.graphs._capture is not None, "graphs were given up"
 
 
 def text_of(played: Played) -> str:

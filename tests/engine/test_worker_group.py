@@ -79,7 +79,7 @@ class Reader:
     """A rank that reads an adapter beside the steps, in three pieces or with an error in the first."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.device, self.layout, self.vocab_size, self.graphs = torch.device("cpu"), None, 1, None
+        self.device, self.layout, self.vocab_size = torch.device("cpu"), None, 1
         self.digest, self.missing = "digest", 2
         self.arriving: Future[None] = Future()
         self.ran = 0

@@ -149,10 +149,12 @@ class EngineHarness:
         kv = KVCache(model.config.kv_specs, layout, dtype, model.device, spare=capture is not None)
         kv.data.fill_(torch.nan)
         graphs = None if capture is None else DecodeGraphs(model, kv, pool, layout, capture)
-        return Runner(model, kv, layout, pool, self._adapter, graphs)
+        here = self.adapters  # not this harness, which its engine would keep alive
 
-    def _adapter(self, digest: str, source: AdapterSource) -> Adapter:
-        return next(adapter for adapter in self.adapters.values() if adapter.digest == digest)
+        def read(digest: str, source: AdapterSource) -> Adapter:
+            return next(adapter for adapter in here.values() if adapter.digest == digest)
+
+        return Runner(model, kv, layout, pool, read, graphs)
 
     def place(self, name: str, adapter: Adapter) -> None:
         """Have an adapter on the device under a name."""

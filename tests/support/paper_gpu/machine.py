@@ -113,9 +113,10 @@ def _aligned(size: int, blank: bool = False) -> torch.Tensor:
 
 @dataclass
 class Pool:
-    """What the captures of some graphs have allocated and let go of."""
+    """What the captures of some graphs have allocated and let go of; `free`: as bytes, for those to come."""
 
     dead: list[torch.Tensor] = field(default_factory=list)
+    free: int = 0
 
 
 @dataclass(frozen=True)
@@ -293,10 +294,14 @@ class Machine:
     def taken(self, memory: Memory) -> None:
         """A block was allocated. Raises torch's error when there is not that much."""
         with self.lock:
-            if self.live + memory.size > self.total:
+            pool = memory.graph.pool if memory.graph is not None else None
+            size = memory.size if pool is None else max(memory.size - pool.free, 0)
+            if self.live + size > self.total:
                 memory.size = 0
                 raise torch.OutOfMemoryError(f"{self.live} of {self.total} bytes are taken")
-            self.live += memory.size
+            if pool is not None:
+                pool.free -= memory.size - size
+            self.live += size
             self.peak = max(self.peak, self.live)
 
     def let_go(self, memory: Memory) -> None:
@@ -308,6 +313,7 @@ class Machine:
             recording = memory.graph
             if recording is not None:
                 recording.pool.dead.append(contents)
+                recording.pool.free += memory.size
                 if not recording.over:
                     recording.lines[memory.stream].append((ALLOCATOR, lambda: _poison(contents)))
                 return
