@@ -7,7 +7,7 @@ in life. `compiled` turns a launch into machine code and reads it.
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +39,38 @@ class Launch:
     arguments: dict[str, Any]
     options: dict[str, int]
 
+    @classmethod
+    def of(cls, kernel: JITFunction, args: Sequence[Any], kwargs: dict[str, Any]) -> "Launch":
+        """From what a kernel is called with."""
+        names = ("num_warps", "num_stages", "launch_pdl")
+        options = {name: kwargs.pop(name) for name in names if name in kwargs}
+        return cls(kernel, dict(kernel.signature.bind(*args, **kwargs).arguments), options)
+
+    def specialized(self) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], Any]]:
+        """What a kernel is compiled for: types, constants and alignments of the arguments."""
+        signature, constants, attributes = {}, {}, {}
+        for index, parameter in enumerate(self.kernel.params):
+            value = self.arguments[parameter.name]
+            special = not parameter.do_not_specialize
+            if parameter.is_constexpr or (isinstance(value, int) and value == 1 and special):
+                signature[parameter.name], constants[(index,)] = "constexpr", value
+                continue
+            if isinstance(value, torch.Tensor):
+                signature[parameter.name] = POINTERS[value.dtype]
+                aligned = value.is_meta or value.data_ptr() % 16 == 0
+            elif isinstance(value, float):
+                signature[parameter.name], aligned = "fp32", False
+            else:
+                signature[parameter.name] = "i32" if abs(value) < 2**31 else "i64"
+                aligned = value % 16 == 0 and special
+            if aligned:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        return signature, constants, attributes
+
+    def key(self, capability: int) -> str:
+        """The same for launches of the same machine code."""
+        return repr((self.kernel.__name__, *self.specialized(), sorted(self.options.items()), capability))
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -64,9 +96,7 @@ def launches() -> Iterator[list[Launch]]:
     found: list[Launch] = []
 
     def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        names = ("num_warps", "num_stages", "launch_pdl")
-        options = {name: kwargs.pop(name) for name in names if name in kwargs}
-        found.append(Launch(kernel, dict(kernel.signature.bind(*args, **kwargs).arguments), options))
+        found.append(Launch.of(kernel, args, kwargs))
 
     original, JITFunction.run = JITFunction.run, run
     try:
@@ -75,26 +105,17 @@ def launches() -> Iterator[list[Launch]]:
         JITFunction.run = original
 
 
-def compiled(launch: Launch, capability: int, folder: Path) -> Machine:
-    """The launch's kernel as the just-in-time compiler would make it for a GPU of this capability."""
-    signature, constants, attributes = {}, {}, {}
-    for index, parameter in enumerate(launch.kernel.params):
-        value = launch.arguments[parameter.name]
-        special = not parameter.do_not_specialize
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1 and special):
-            signature[parameter.name], constants[(index,)] = "constexpr", value
-            continue
-        if isinstance(value, torch.Tensor):
-            signature[parameter.name], aligned = POINTERS[value.dtype], True
-        elif isinstance(value, float):
-            signature[parameter.name], aligned = "fp32", False
-        else:
-            signature[parameter.name] = "i32" if abs(value) < 2**31 else "i64"
-            aligned = value % 16 == 0 and special
-        if aligned:
-            attributes[(index,)] = [["tt.divisibility", 16]]
+def compile_launch(launch: Launch, capability: int) -> tuple[Any, list[str]]:
+    """Triton's binary, as the just-in-time compiler would make it, and its arguments' names in order."""
+    signature, constants, attributes = launch.specialized()
     source = ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    return binary, [name for name, kind in signature.items() if kind != "constexpr"]
+
+
+def compiled(launch: Launch, capability: int, folder: Path) -> Machine:
+    """The launch's kernel as the just-in-time compiler would make it for a GPU of this capability."""
+    binary, _ = compile_launch(launch, capability)
     assert binary.metadata.shared <= MOST_SHARED[capability], launch.kernel.__name__
     path = folder / "kernel.cubin"
     path.write_bytes(binary.asm["cubin"])

@@ -1,0 +1,217 @@
+"""The PTX interpreter on hand-written PTX: it computes as PTX says, and refuses what no GPU promises."""
+
+import numpy as np
+import pytest
+from ptx import Buffer, Fault, execute
+
+THREADS = 64
+
+
+def kernel(body: str, pointers: int = 2) -> str:
+    """A kernel of up to two pointers, %rd1 and %rd2, each moved to the thread's own 4 bytes in %rd3, %rd4."""
+    parameters = ",\n".join(f".param .u64 .ptr .global .align 1 k_param_{at}" for at in range(pointers))
+    loads = "\n".join(f"ld.param.b64 %rd{at + 1}, [k_param_{at}];" for at in range(pointers))
+    own = "\n".join(f"mad.wide.u32 %rd{at + 3}, %r1, 4, %rd{at + 1};" for at in range(pointers))
+    return f""".visible .entry k(
+{parameters}
+)
+{{
+\t.reg .b32 %r<9>;
+{loads}
+\tmov.u32 %r1, %tid.x;
+{own}
+{body}
+\tret;
+$L__func_end0:
+}}"""
+
+
+def run(
+    body: str,
+    given: np.ndarray,
+    *,
+    programs: int = 1,
+    threads: int = THREADS,
+    unwritten: np.ndarray | None = None,
+    unfinished: np.ndarray | None = None,
+    early: bool = False,
+) -> np.ndarray:
+    """What the kernel leaves at %rd2, of as many words as are given at %rd1."""
+    first = Buffer(given.view(np.uint8).copy(), unwritten, unfinished)
+    second = Buffer(np.zeros(given.nbytes, np.uint8))
+    arguments = [(first, 0), (second, 0)]
+    execute(kernel(body), (programs,), arguments, threads=threads, shared=1024, early=early)
+    return second.data.view(given.dtype)
+
+
+NUMBERS = np.arange(THREADS, dtype=np.int32) * 48271 - 99999
+LANES = np.arange(THREADS)
+FLOATS = np.linspace(-3, 3, THREADS, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "expected"),
+    [
+        ("add.s32 %r3, %r2, 7;", NUMBERS + 7),
+        ("shr.s32 %r3, %r2, 40;", NUMBERS >> 31),
+        ("shr.u32 %r3, %r2, 33;", NUMBERS * 0),
+        ("bfe.u32 %r3, %r2, 4, 14;", NUMBERS >> 4 & 0x3FFF),
+        ("bfe.s32 %r3, %r2, 2, 1;", -(NUMBERS >> 2 & 1)),
+        ("prmt.b32 %r3, %r2, 0, 0x0123;", NUMBERS.byteswap()),
+        ("mul.hi.s32 %r3, %r2, %r2;", (NUMBERS.astype(np.int64) ** 2 >> 32).astype(np.int32)),
+        ("div.s32 %r3, %r2, 1000;", np.trunc(NUMBERS / 1000).astype(np.int32)),
+        ("popc.b32 %r3, %r2;", np.bitwise_count(NUMBERS.view(np.uint32)).astype(np.int32)),
+        ("setp.lt.s32 %p1, %r2, 0; selp.b32 %r3, 1, 2, %p1;", np.where(NUMBERS < 0, 1, 2).astype(np.int32)),
+        (
+            "mov.b32 {%rs1, %rs2}, %r2; mov.b32 %r3, {%rs2, %rs1};",
+            NUMBERS.view(np.uint16).reshape(-1, 2)[:, ::-1].copy(),
+        ),
+        ("shfl.sync.bfly.b32 %r3, %r2, 3, 31, -1;", NUMBERS[LANES ^ 3]),
+        ("shfl.sync.up.b32 %r3, %r2, 1, 0, -1;", NUMBERS[LANES - (LANES % 32 > 0)]),
+        ("redux.sync.max.s32 %r3, %r2, -1;", np.repeat([NUMBERS[31], NUMBERS[63]], 32)),
+    ],
+    ids=lambda value: value.split()[0] if isinstance(value, str) else "",
+)
+def test_an_instruction_on_integers_computes_what_ptx_says(instruction: str, expected: np.ndarray) -> None:
+    found = run(f"ld.global.b32 %r2, [%rd3]; {instruction} st.global.b32 [%rd4], %r3;", NUMBERS)
+    assert found.tolist() == expected.view(np.int32).ravel().tolist()
+
+
+@pytest.mark.parametrize(
+    ("instruction", "expected"),
+    [
+        ("fma.rn.f32 %r3, %r2, %r2, 0f3F800000;", FLOATS * FLOATS + 1),
+        ("ex2.approx.ftz.f32 %r3, %r2;", np.exp2(FLOATS)),
+        ("max.f32 %r3, %r2, 0f7FC00000;", FLOATS),
+        ("min.xorsign.abs.f32 %r3, %r2, 0f3F800000;", np.clip(FLOATS, -1, 1)),
+        ("cvt.rzi.s32.f32 %r4, %r2; cvt.rn.f32.s32 %r3, %r4;", np.trunc(FLOATS)),
+        ("cvt.rn.bf16x2.f32 %r4, %r2, 0f00000000; and.b32 %r3, %r4, 0xFFFF0000;", FLOATS),
+    ],
+    ids=lambda value: value.split()[0] if isinstance(value, str) else "",
+)
+def test_an_instruction_on_floats_computes_what_ptx_says(instruction: str, expected: np.ndarray) -> None:
+    found = run(f"ld.global.b32 %r2, [%rd3]; {instruction} st.global.b32 [%rd4], %r3;", FLOATS)
+    np.testing.assert_allclose(found, expected, rtol=2**-8 if "bf16" in instruction else 1e-6)
+
+
+def test_a_parameter_with_a_sign_keeps_it_in_a_wider_register() -> None:
+    text = kernel("", 1).replace(
+        "ld.param.b64 %rd1, [k_param_0];", "ld.param.b64 %rd1, [k_param_0];\nld.param.s32 %rd5, [k_param_1];"
+    )
+    text = text.replace("k_param_0\n)", "k_param_0,\n.param .u32 k_param_1\n)")
+    text = text.replace(
+        "\tret;", "add.s64 %rd5, %rd5, 9; cvt.u32.u64 %r2, %rd5; st.global.b32 [%rd3], %r2;\nret;"
+    )
+    buffer = Buffer(np.zeros(4 * THREADS, np.uint8))
+    execute(text, (1,), [(buffer, 0), -2], threads=THREADS)
+    assert buffer.data.view(np.int32).tolist() == [7] * THREADS
+
+
+LOOP = """
+    mov.u32 %r2, 0;
+    setp.eq.s32 %p1, %r1, 0;
+    @%p1 bra $L__end;
+$L__again:
+    add.s32 %r2, %r2, %r1;
+    add.s32 %r3, %r3, 1;
+    setp.lt.s32 %p1, %r3, %r1;
+    @%p1 bra $L__again;
+$L__end:
+    st.global.b32 [%rd4], %r2;
+"""
+
+
+def test_threads_that_loop_differently_often_meet_again() -> None:
+    assert run(LOOP, NUMBERS).tolist() == [n * n for n in range(THREADS)]
+
+
+def test_instructions_are_counted_by_the_longest_warp_and_bytes_by_width() -> None:
+    first, second = Buffer(NUMBERS.view(np.uint8).copy()), Buffer(np.zeros(4 * THREADS, np.uint8))
+    counts = execute(kernel(LOOP), (1,), [(first, 0), (second, 0)], threads=THREADS)
+    assert counts.instructions == 5 + 3 + 4 * 63 + 1 + 1  # of thread 63
+    assert counts.bytes == {"store 4": 4 * THREADS}
+
+
+SHARED = "shl.b32 %r5, %r1, 2; xor.b32 %r6, %r5, 128; ld.global.b32 %r2, [%rd3];"
+COPY = f"{SHARED} cp.async.ca.shared.global [%r5], [%rd3], 4;"
+TAKE = "ld.shared.b32 %r3, [%r6]; st.global.b32 [%rd4], %r3;"  # what the other warp has put there
+SWAPPED = np.roll(NUMBERS, 32).tolist()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{SHARED} st.shared.b32 [%r5], %r2; bar.sync 0; {TAKE}",
+        f"{COPY} cp.async.commit_group; cp.async.wait_group 0; bar.sync 0; {TAKE}",
+        f"{COPY} cp.async.commit_group; cp.async.commit_group; cp.async.wait_group 1; bar.sync 0; {TAKE}",
+        f"{COPY} cp.async.wait_all; bar.sync 0; {TAKE}",
+    ],
+    ids=["stored", "copied", "copied a group ago", "all copied"],
+)
+def test_what_one_warp_puts_into_shared_memory_another_takes_after_a_barrier(body: str) -> None:
+    assert run(body, NUMBERS).tolist() == SWAPPED
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (f"{SHARED} st.shared.b32 [%r5], %r2; {TAKE}", "race"),
+        (f"{SHARED} st.shared.b32 [%r5], %r2; bar.sync 0; {TAKE} st.shared.b32 [%r5], %r1;", "race"),
+        (f"{SHARED} st.shared.b32 [%r5], %r2; st.shared.b32 [%r6], %r2; {TAKE}", "race"),
+        (f"{SHARED} {TAKE}", "nobody has written"),
+        (f"{COPY} cp.async.commit_group; bar.sync 0; {TAKE}", "not been waited for"),
+        (f"{COPY} cp.async.commit_group; cp.async.wait_group 1; bar.sync 0; {TAKE}", "not been waited for"),
+        (f"{COPY} cp.async.commit_group; cp.async.wait_group 0; {TAKE}", "race"),
+        (f"{COPY} st.shared.b32 [%r5], %r2;", "on its way"),
+        ("st.shared.b32 [%r1 + 512], %r1;", "misaligned"),
+        ("mov.u32 %r2, 1024; st.shared.b32 [%r2], %r1;", "out of bounds"),
+        ("setp.eq.s32 %p1, %r1, 3; @%p1 bra $L__end;\n bar.sync 0;\n$L__end:\n", "not all threads reach"),
+        ("setp.eq.s32 %p1, %r1, 3; @%p1 shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1;", "part of a warp"),
+        ("ld.global.b32 %r2, [%rd3 + 4];", "out of bounds"),
+        ("ld.global.b32 %r2, [%rd3 + 1];", "misaligned"),
+        ("add.s64 %rd5, %rd3, 1000000; ld.global.b32 %r2, [%rd5];", "far from every allocation"),
+        ("st.global.b32 [%rd4 + -4], %r1;", "out of bounds"),
+        ("st.global.b32 [%rd2], %r1;", "two threads"),
+        ("nanosleep.u32 5;", "does not know"),
+    ],
+)
+def test_what_a_gpu_forbids_or_leaves_undefined_is_a_fault(body: str, why: str) -> None:
+    with pytest.raises(Fault, match=why):
+        run(body, NUMBERS)
+
+
+def test_what_nobody_has_written_is_not_loaded_until_somebody_has() -> None:
+    unwritten = np.zeros(NUMBERS.nbytes, np.bool_)
+    unwritten[40:44] = True
+    with pytest.raises(Fault, match="nobody has written"):
+        run("ld.global.b32 %r2, [%rd3];", NUMBERS, unwritten=unwritten)
+    run("st.global.b32 [%rd3], %r1; ld.global.b32 %r2, [%rd3];", NUMBERS, unwritten=unwritten)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("mov.u32 %r2, %ctaid.x; st.global.b32 [%rd4], %r2;", "different values"),
+        ("ld.global.b32 %r3, [%rd4]; add.s32 %r3, %r3, 1; st.global.b32 [%rd4], %r3;", "another program"),
+    ],
+)
+def test_programs_that_write_or_read_what_another_writes_are_a_fault(body: str, why: str) -> None:
+    assert run(body, NUMBERS, programs=1) is not None
+    for threads in (THREADS, 32):
+        with pytest.raises(Fault, match=why):
+            run(body, NUMBERS, programs=2, threads=threads)
+
+
+def test_programs_that_all_write_the_same_are_none() -> None:
+    assert run("st.global.b32 [%rd4], %r1;", NUMBERS, programs=3).tolist() == list(range(THREADS))
+
+
+def test_what_the_launch_before_may_still_write_is_loaded_after_a_wait_only() -> None:
+    unfinished = np.ones(NUMBERS.nbytes, np.bool_)
+    take = "ld.global.b32 %r2, [%rd3]; st.global.b32 [%rd4], %r2;"
+    for early, body in ((False, take), (True, f"griddepcontrol.wait; {take}")):
+        assert run(body, NUMBERS, unfinished=unfinished, early=early).tolist() == NUMBERS.tolist()
+    with pytest.raises(Fault, match="griddepcontrol"):
+        run(take, NUMBERS, unfinished=unfinished, early=True)
+    with pytest.raises(Fault, match="griddepcontrol"):
+        run("st.global.b32 [%rd4], %r1;", NUMBERS, early=True)

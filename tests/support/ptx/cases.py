@@ -1,0 +1,227 @@
+"""Cases of our kernels for the interpreter: random shapes, ragged ends, and poison wherever nobody may read.
+
+A case is made from a seed and runs the host function as the server does. What it returns is compared with the
+reference; in the memory around, what nobody may read has never been written, and what nobody may write stays.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from personae.kernels import reference
+from personae.kernels.attention import AttentionBatch
+from personae.kernels.triton import moe, pointwise
+from personae.kernels.triton.attention import TritonAttention
+from personae.kernels.triton.sizes import Gpu, ceil_div
+from ptx.launches import unwritten
+
+PAGE = 16
+TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1.5e-3, torch.float32: 3e-6}
+
+
+@dataclass(frozen=True)
+class Check:
+    """found and truth differ by less than `tolerance` of the truth, in norm; 0: not by a bit."""
+
+    found: Tensor
+    truth: Tensor
+    tolerance: float
+
+    def error(self) -> float:
+        """The difference in norm, in shares of the truth's; infinity where one is no number."""
+        if self.tolerance == 0:
+            return float(not torch.equal(self.found, self.truth))
+        found, truth = self.found.double(), self.truth.double()
+        error = float((found - truth).norm() / truth.norm().clamp_min(1e-30))
+        return error if error == error else float("inf")
+
+    def failed(self) -> bool:
+        """Whether it does not hold."""
+        return not self.error() <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Case:
+    """text: what it is. run: computes, within an interpreter, and gives what is to be compared."""
+
+    text: str
+    run: Callable[[], list[Check]]
+
+
+def written_elsewhere(whole: Tensor, before: Tensor, own: Tensor) -> Check:
+    """That nothing of `whole` was written but where `own` is true."""
+    octets = whole.element_size()
+    kept = ~own.flatten().repeat_interleave(octets)
+    after, old = (x.contiguous().view(torch.uint8).flatten() for x in (whole, before))
+    return Check(after[kept], old[kept], 0)
+
+
+def attention(seed: int, capability: int, *, kind: str | None = None, fp8: bool | None = None) -> Case:
+    """kind: decode, small (some tokens a row), mixed (a prefill among them)."""
+    dice = random.Random(seed)
+    dim, kv_heads = dice.choice((64, 80, 96, 128)), dice.choice((1, 2))
+    heads = kv_heads * dice.choice((1, 2, 3, 4, 6, 7, 8))
+    kind = kind or dice.choice(("decode", "small", "mixed"))
+    dtype = dice.choice((torch.bfloat16, torch.float16))
+    wants_fp8 = dice.random() < 0.25 if fp8 is None else fp8
+    kept = reference.FP8 if capability >= 89 and wants_fp8 else dtype
+    rows = []
+    for _ in range(dice.randint(1, 4)):
+        length = dice.choice((1, dice.randint(1, 40), dice.randint(200, 600)))
+        most = {"decode": 1, "small": dice.randint(1, 6), "mixed": dice.choice((1, dice.randint(1, 60)))}[
+            kind
+        ]
+        rows.append((min(length, most), length))
+    window = dice.choice((None, None, dice.randint(1, 300)))
+    gpu = Gpu(dice.choice((2, 8, 16, 132)), hopper=capability == 90)
+    shape = f"{heads}/{kv_heads} heads of {dim}, {dtype} of {kept}, window {window}, {gpu}"
+    text = f"attention {kind} {seed}: {rows}, {shape}"
+
+    def run() -> list[Check]:
+        torch.manual_seed(seed)
+        batch, pages = _paged(rows, dice)
+        caches = unwritten(2, pages, kv_heads, PAGE, dim, dtype=kept)
+        for row, (_, length) in enumerate(rows):
+            at = torch.arange(length)
+            page = batch.page_table[row].long()[at // PAGE]
+            for cache in caches:
+                cache[page, :, at % PAGE] = torch.randn(length, kv_heads, dim).to(dtype).to(kept)
+        tokens = sum(count for count, _ in rows)
+        q = unwritten(tokens, (heads + 2) * dim, dtype=dtype)[:, : heads * dim].view(tokens, heads, dim)
+        q.copy_(torch.randn(q.shape))
+        found = TritonAttention(gpu)(q, caches[0], caches[1], batch, dim**-0.5, window)
+        known = AttentionBatch(
+            batch.query_start,
+            batch.kv_length,
+            batch.page_table.clamp(0, pages - 1),
+            batch.write_index,
+            batch.max_query,
+            batch.max_kv,
+        )
+        wide = (torch.nan_to_num(cache.float()) for cache in caches)
+        truth = reference.paged_attention(q.float(), *wide, known, dim**-0.5, window)
+        return [Check(found, truth, TOLERANCE[dtype])]
+
+    return Case(text, run)
+
+
+def _paged(rows: list[tuple[int, int]], dice: random.Random) -> tuple[AttentionBatch, int]:
+    """The batch of rows (queries, keys) on pages in any order, and how many pages there are."""
+    need = [ceil_div(length, PAGE) for _, length in rows]
+    free = dice.sample(range(sum(need) + 3), sum(need) + 3)
+    table = unwritten(len(rows), max(need) + dice.randint(0, 2), dtype=torch.int32)
+    write = []
+    for row, ((count, length), pages) in enumerate(zip(rows, need, strict=True)):
+        table[row, :pages] = torch.tensor([free.pop() for _ in range(pages)])
+        at = torch.arange(length - count, length)
+        write.append(table[row].long()[at // PAGE] * PAGE + at % PAGE)
+    starts = torch.tensor([0, *(count for count, _ in rows)]).cumsum(0).int()
+    lengths = torch.tensor([length for _, length in rows], dtype=torch.int32)
+    most, longest = (max(row[side] for row in rows) for side in (0, 1))
+    return AttentionBatch(starts, lengths, table, torch.cat(write), most, longest), sum(need) + 3
+
+
+def norms(seed: int) -> Case:
+    """rms_norm with or without a residual, of ragged sizes and strided rows."""
+    dice = random.Random(seed)
+    rows, size, adds = dice.randint(1, 5), dice.choice((40, 96, 576, 1000, 2048, 4096)), dice.random() < 0.6
+    dtype = dice.choice((torch.bfloat16, torch.float16, torch.float32))
+
+    def run() -> list[Check]:
+        torch.manual_seed(seed)
+        x = unwritten(rows, size + 8, dtype=dtype)[:, :size].copy_(torch.randn(rows, size))
+        residual = torch.randn(rows, size).to(dtype) if adds else None
+        weight = torch.randn(size)
+        found, total = pointwise.rms_norm(x, residual, weight, 1e-5)
+        if residual is None:
+            return [Check(found, reference.rms_norm(x, weight, 1e-5), TOLERANCE[dtype])]
+        truth, kept = reference.add_rms_norm(x, residual, weight, 1e-5)
+        return [Check(found, truth, TOLERANCE[dtype]), Check(total, kept, 0)]
+
+    return Case(f"norm {seed}: {rows} x {size}, {dtype}, residual {adds}", run)
+
+
+def rotary(seed: int) -> Case:
+    """Rotary embedding of a part of each head, in place, within a merged tensor."""
+    dice = random.Random(seed)
+    kv_heads, dim = dice.choice((1, 2, 3)), dice.choice((64, 96, 128))
+    heads, turned = kv_heads * dice.choice((1, 3, 4)), dim if dice.random() < 0.7 else dim // 2
+    tokens, dtype = dice.randint(1, 4), dice.choice((torch.bfloat16, torch.float16))
+
+    def run() -> list[Check]:
+        torch.manual_seed(seed)
+        merged = torch.randn(tokens, (heads + 2 * kv_heads) * dim).to(dtype)
+        angles, at = torch.randn(100, turned // 2), torch.randint(0, 100, (tokens,))
+        results = []
+        for turn in (pointwise.rotary, reference.rotary):
+            copy = merged.clone()
+            q, k, _ = copy.split([heads * dim, kv_heads * dim, kv_heads * dim], 1)
+            views = q.view(tokens, heads, dim), k.view(tokens, kv_heads, dim)
+            turn(*(view[..., :turned] for view in views), at, angles.cos(), angles.sin())
+            results.append(copy)
+        own = torch.zeros(heads + 2 * kv_heads, dim, dtype=torch.bool)
+        own[: heads + kv_heads, :turned] = True
+        own = own.flatten().expand(tokens, -1)
+        return [Check(*results, TOLERANCE[dtype]), written_elsewhere(results[0], merged, own)]
+
+    return Case(f"rotary {seed}: {heads}/{kv_heads} heads, {turned} of {dim}, {dtype}", run)
+
+
+def gates(seed: int) -> Case:
+    """SiLU and GELU gates."""
+    dice = random.Random(seed)
+    rows, size, gelu = dice.randint(1, 4), dice.choice((40, 1024, 1500, 2816)), dice.random() < 0.5
+    dtype = dice.choice((torch.bfloat16, torch.float16, torch.float32))
+
+    def run() -> list[Check]:
+        torch.manual_seed(seed)
+        x = unwritten(rows, 2 * size + 16, dtype=dtype)[:, : 2 * size].copy_(torch.randn(rows, 2 * size) * 4)
+        truth = (reference.gelu_and_mul if gelu else reference.silu_and_mul)(x.float())
+        return [Check(pointwise.act_and_mul(x, gelu=gelu), truth, TOLERANCE[dtype])]
+
+    return Case(f"gate {seed}: {rows} x {size}, {dtype}, gelu {gelu}", run)
+
+
+def append(seed: int, capability: int) -> Case:
+    """Appends to the cache in its dtype, or as E4M3, numbers that it has none for included."""
+    dice = random.Random(seed)
+    heads, dim, tokens = dice.choice((1, 2, 3)), dice.choice((64, 80, 128)), dice.randint(1, 6)
+    dtype = dice.choice((torch.bfloat16, torch.float16))
+    kept = reference.FP8 if capability >= 89 and dice.random() < 0.5 else dtype
+
+    def run() -> list[Check]:
+        torch.manual_seed(seed)
+        merged = unwritten(tokens, 2 * heads * dim + 8, dtype=dtype)
+        k, v = (merged[:, m * heads * dim : (m + 1) * heads * dim].view(tokens, heads, dim) for m in (0, 1))
+        for part in (k, v):
+            part.copy_(torch.randn(part.shape) * 10.0 ** dice.choice((-2, 0, 3)))
+        caches = torch.zeros(2, 9, heads, PAGE, dim).to(kept)
+        truth = caches.clone()
+        index = torch.randperm(9 * PAGE)[:tokens]
+        pointwise.append_kv(k, v, caches[0], caches[1], index)
+        reference.append_kv(k, v, truth[0], truth[1], index)
+        return [Check(caches.view(torch.uint8), truth.view(torch.uint8), 0)]
+
+    return Case(f"append {seed}: {tokens} x {heads} heads of {dim}, {dtype} to {kept}", run)
+
+
+def experts(seed: int) -> Case:
+    """Products of experts that have any number of rows, none included."""
+    dice = random.Random(seed)
+    counts = [dice.choice((0, 1, 3, 17, 40)) for _ in range(dice.randint(1, 5))]
+    outputs, inputs = dice.choice((48, 64, 130)), dice.choice((32, 72, 256))
+    dtype = dice.choice((torch.bfloat16, torch.float16))
+
+    def run() -> list[Check]:
+        torch.manual_seed(seed)
+        x = unwritten(sum(counts), inputs + 8, dtype=dtype)[:, :inputs]
+        x.copy_(torch.randn(x.shape))
+        weight = (torch.randn(len(counts), outputs, inputs) * inputs**-0.5).to(dtype)
+        starts = torch.tensor([0, *counts]).cumsum(0).int()
+        truth = reference.expert_linear(x.float(), weight.float(), starts)
+        return [Check(moe.expert_linear(x, weight, starts), truth, TOLERANCE[dtype])]
+
+    return Case(f"experts {seed}: {counts}, {inputs} to {outputs}, {dtype}", run)
