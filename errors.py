@@ -18,6 +18,7 @@
     │       └── QuotaExceeded     it keeps as much as it may                                 429
     ├── Overloaded                the server is full or stopping; `retry_after` seconds      503
     │   ├── EngineLost            the engine failed too often and is not started again       503
+    │   ├── TargetOutOfReach      the first token cannot come as soon as it is wanted        503
     │   ├── StorageFailed         the disk is full, or would not do its work                 503
     │   └── ActorStopped          what would do it is going down                             503
     ├── RequestFailed             ours: the request was accepted and could not be finished   500
@@ -190,6 +191,12 @@ class EngineLost(Overloaded):
 
     code = "engine_lost"
     retry_after = 30.0
+
+
+class TargetOutOfReach(Overloaded):
+    """The first token cannot come as soon as the client wants it, and the client asked to be told."""
+
+    code = "target_out_of_reach"
 
 
 class StorageFailed(Overloaded):

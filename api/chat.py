@@ -8,6 +8,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from personae.api import targets
 from personae.api.body import read_json
 from personae.api.bound import Bound, as_asked, bound_of, foreign_names
 from personae.api.chat_template import PromptTooLong, plain_messages
@@ -70,7 +71,7 @@ from personae.grammar.structure.answer import AnswerShape
     "/v1/chat/completions",
     body=ChatRequest,
     answers={200: (ChatCompletion, events(ChatChunk))},
-    headers=(TIMEOUT,),
+    headers=(TIMEOUT, *targets.HEADERS),
     refuses=(404, 504),
 )
 async def chat_completions(request: Request) -> Response | EventStream:

@@ -7,6 +7,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from personae.api import targets
 from personae.api.body import read_json
 from personae.api.bound import as_asked, bound_of, foreign_names
 from personae.api.check import AnswerCheck, extension
@@ -55,7 +56,7 @@ class _Prompt:
     "/v1/completions",
     body=CompletionRequest,
     answers={200: (Completion, events(Completion))},
-    headers=(TIMEOUT,),
+    headers=(TIMEOUT, *targets.HEADERS),
     refuses=(404, 504),
 )
 async def completions(request: Request) -> Response | EventStream:

@@ -16,6 +16,7 @@ from personae.api.adapters.combined import combined
 from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
 from personae.api.settings import ApiSettings
+from personae.api.targets import session_of, targets_of
 from personae.api.telemetry.metrics import Metrics
 from personae.api.telemetry.tracing import UNTRACED, Tracing
 from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
@@ -25,6 +26,7 @@ from personae.api.tenants.workers import Workers
 from personae.api.wire.conversation import Message, check_results
 from personae.api.wire.decode import LONG
 from personae.api.wire.schema import Sampling
+from personae.engine.sequence import LatencyTargets
 from personae.errors import NotFound, RequestError, TemplateTooSlow, UnsupportedParameter
 from personae.grammar.fuzzy_match import nearest
 
@@ -55,7 +57,8 @@ class RequestContext:
     `arrived` is when the request came, None for now; `patience` when its client has no more use for the
     answer. Both are on `anyio.current_time`'s clock. `fingerprint` changes when the server could answer
     otherwise than before. `ignored` names what of the request binds nothing; a header says so.
-    `answer_headers` are added to the answer's, as long as these are not sent.
+    `targets` and `session` are of its headers. `answer_headers` are added to the answer's, as long as these
+    are not sent.
     """
 
     client: EngineClient
@@ -76,6 +79,8 @@ class RequestContext:
     arrived: float | None = None
     patience: float = math.inf
     ignored: list[str] = field(default_factory=list)
+    targets: LatencyTargets | None = None
+    session: str | None = None
     answer_headers: dict[str, str] = field(default_factory=dict)
     background: bool = False
     fingerprint: str = ""
@@ -260,6 +265,8 @@ def context_of(request: Request) -> RequestContext:
         caller=caller_of(request),
         arrived=arrived,
         patience=patience,
+        targets=targets_of(request),
+        session=session_of(request),
         ignored=request.state.ignored,
         answer_headers=request.state.answer_headers,
     )

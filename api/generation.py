@@ -149,6 +149,8 @@ class Job:
                 adapter_start=start,
                 priority=self.priority,
                 weight=caller.identity.limits.weight or 1.0,
+                targets=self.context.targets,
+                session=self.context.session,
             )
             first = first or log.id
             self.logs.append(log)
@@ -191,7 +193,11 @@ class Job:
         metrics, meter, who = self.context.metrics, self.context.meter, self.context.caller.identity
         meter.prompt(who, self.prompt_tokens, spare=self.context.background)
         label = self._label()
-        clocks = {log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length) for log in self.logs}
+        targets = self.context.targets
+        clocks = {
+            log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length, targets)
+            for log in self.logs
+        }
         logs.note(model=self.model.name, answer=self.id)
         with self.context.tracing.generation(self, clocks), metrics.answering(label, self.asked):
             await self._timed(clocks, sink)

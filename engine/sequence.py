@@ -11,6 +11,15 @@ from personae.engine.params import SamplingParams
 from personae.grammar.spec import GrammarSpec
 
 
+class LatencyTargets(msgspec.Struct, frozen=True):
+    """Seconds until the first token, and for each token after it, that a client wants. `refuse`: it wants to
+    be refused at once where the first cannot be met."""
+
+    first: float | None = None
+    token: float | None = None
+    refuse: bool = False
+
+
 class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     """One sequence, complete: from this alone its next token follows.
 
@@ -20,7 +29,8 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     makes it. `after` names a sequence with the same prompt (a sibling of `n` > 1): this one waits until
     that one's prompt is computed, to share its pages. A `background` sequence gives way to all others. The
     lower its `priority`, the earlier its turn among its tenant's for the same adapter; `weight` is the
-    tenant's.
+    tenant's. `targets` are those of the client; `session` is the conversation that it belongs to. Both only
+    say where it goes, and when.
     """
 
     id: str
@@ -37,6 +47,8 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     priority: int = 0
     weight: float = 1.0
     background: bool = False
+    targets: LatencyTargets | None = None
+    session: str | None = None
 
     def budget(self, max_model_len: int) -> int:
         """The most tokens that its answer can have, those emitted included."""

@@ -7,6 +7,7 @@ its log; suspects are tried alone (`suspects.py`).
 """
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -30,11 +31,12 @@ from personae.actors.messages import (
 )
 from personae.actors.replicas.placement.base import Placement, PlacementRequest
 from personae.actors.replicas.replica import Placed, Replica, ReplicaState
+from personae.actors.replicas.sessions import Sessions
 from personae.actors.replicas.suspects import Suspects
 from personae.actors.replicas.waiting import Group, WaitingGroups
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
 from personae.engine.sequence import SequenceLog
-from personae.errors import EngineLost, Overloaded, PersonaeError, Quarantined
+from personae.errors import EngineLost, Overloaded, PersonaeError, Quarantined, TargetOutOfReach
 
 log = logging.getLogger("personae.actors")
 
@@ -68,6 +70,7 @@ class Dispatcher(Actor[Message]):
         self._waiting = WaitingGroups(policy)
         self._returning: list[Group] = []  # those whose replica died
         self._suspects = Suspects()
+        self._sessions = Sessions()
         self._ward: Replica | None = None  # where suspects are tried
         self._draining: dict[int, Event] = {}  # to be set when the replica has no streams
         self._withdrawn: set[str] = set()  # their end is awaited
@@ -120,15 +123,50 @@ class Dispatcher(Actor[Message]):
                 )
             )
             return
+        groups = _by_leader(logs)
+        if (refusal := self._out_of_reach(groups)) is not None:
+            submission.reply.fail(refusal)
+            return
         now = current_time()
-        for mine in _by_leader(logs):
+        for mine in groups:
             streams = [LiveStream(each, submission.inbox, now) for each in mine]
             group = Group(streams, mine, self._expected(mine[0]))
+            if (targets := mine[0].targets) is not None and targets.first is not None:
+                group.due = now + targets.first - len(mine[0].tokens) * self._token_seconds()
             for stream in streams:
                 self._live[stream.log.id] = Placed(stream, group.key)
             self._keys[group.key] += len(mine)
             self._waiting.push(group)
         submission.reply.tell(None)
+
+    def _out_of_reach(self, groups: Sequence[Sequence[SequenceLog]]) -> TargetOutOfReach | None:
+        """The refusal of a submission that wants to be refused if its first token cannot come in time."""
+        for mine in groups:
+            targets = mine[0].targets
+            if targets is None or not targets.refuse or targets.first is None:
+                continue
+            seconds = self._first_token_seconds(mine)
+            if seconds > targets.first:
+                return TargetOutOfReach(
+                    f"The first token would come after about {seconds:.2f} s, and `x-slo-ttft-ms` asks for "
+                    f"{targets.first:.2f} s.",
+                    retry_after=min(max(seconds, 1.0), LONGEST_RETRY),
+                )
+        return None
+
+    def _first_token_seconds(self, logs: Sequence[SequenceLog]) -> float:
+        """About how long it takes until the first token of this group: until its tenant's prompts before it
+        are placed, and then at the replica where it would go now."""
+        up = [replica for replica in self._replicas.values() if replica.up]
+        if not up:
+            return math.inf
+        group = Group([], list(logs), 0)
+        before = self._waiting.prompts[group.key.tenant] * self._token_seconds() / len(up)
+        return before + min(each.first_token_seconds(group) for each in up)
+
+    def _token_seconds(self) -> float:
+        """What a prompt's token takes; the least of all replicas."""
+        return min((each.token_seconds for each in self._replicas.values() if each.up), default=0.0)
 
     def _expected(self, log: SequenceLog) -> int:
         """How many tokens an answer is likely to have from here on."""
@@ -291,8 +329,8 @@ class Dispatcher(Actor[Message]):
         for orphan in returning:
             self._choose(orphan, _alike(orphan.streams[0], replicas), returns=True)
             self.moved += 1
-        passed_over = 0
-        while passed_over < PASSED_OVER and (group := self._waiting.choose()) is not None:
+        passed_over, now = 0, current_time()
+        while passed_over < PASSED_OVER and (group := self._waiting.choose(now)) is not None:
             if self._choose(group, replicas):
                 passed_over = 0
             else:
@@ -303,7 +341,8 @@ class Dispatcher(Actor[Message]):
         """Place one group, if there is room for it."""
         adapter = group.key.adapter
         demand = self._waiting.demand[adapter] + sum(replica.demand[adapter] for replica in replicas)
-        replica = self._placement.choose(PlacementRequest(group, demand, returns), replicas)
+        session = self._sessions.get(group.logs[0]) if group.logs[0].session is not None else None
+        replica = self._placement.choose(PlacementRequest(group, demand, returns, session), replicas)
         if replica is None:
             return False
         if not returns:
@@ -313,6 +352,8 @@ class Dispatcher(Actor[Message]):
         return True
 
     def _send(self, group: Group, replica: Replica, *, trial: bool = False) -> None:
+        if group.logs[0].session is not None:
+            self._sessions.note(group.logs[0], replica.index)
         for stream in group.streams:
             self.changed += stream.serve_at(replica.numerics)
         replica.promise(group, [self._live[log.id] for log in group.logs])

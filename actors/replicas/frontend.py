@@ -52,6 +52,10 @@ class ReplicaStats(LatestStats):
             self.step_cost.observe(tokens, seconds)
             self.slowness += FADING * (seconds / self.step_cost.of(tokens) - self.slowness)
 
+    def step_seconds(self, tokens: int) -> float:
+        """How long a step of so many tokens takes here; 0 before any was seen."""
+        return max(self.step_cost.of(tokens), 0.0) * max(self.slowness, 1.0)
+
     @property
     def token_seconds(self) -> float:
         """What one more token in a step takes; 0 before any was seen. Engines of one kind differ by chance:

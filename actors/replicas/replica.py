@@ -118,6 +118,17 @@ class Replica:
         loads = stats.loads.get(source, 0.0)
         return stats.load_seconds.get(source, 0.0) / loads if loads else FIRST_LOAD[source]
 
+    def first_token_seconds(self, group: Group) -> float:
+        """How long it takes until the first token of a group that goes there now."""
+        # an adapter is loaded while the prompts before this one are computed
+        waits = max(self.queue_seconds, self.load_seconds(group.key.adapter))
+        return waits + self.uncached(group) * self.token_seconds
+
+    @property
+    def step_seconds(self) -> float:
+        """How long a step would take with one sequence more, by what was measured; 0 before that."""
+        return self.frontend.latest.step_seconds(len(self.live) + 1)
+
     def promise(self, group: Group, placed: list[Placed]) -> None:
         """The group goes there."""
         prompt = self.uncached(group)

@@ -1,8 +1,9 @@
 """Where requests wait for a replica: one queue per (tenant, adapter), the least served goes next."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from msgspec.structs import replace
 
@@ -12,15 +13,19 @@ from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
 from personae.engine.scheduling.live import turn
 from personae.engine.sequence import SequenceLog
 
+LEAD = 1024.0  # weighted tokens that a target may bring forward
+LOOKED_AT = 32  # groups with a target that are passed over in a row
+
 
 class Group:
     """Streams that go to one replica together: one, or the choices for one prompt, its leader first.
 
     `logs` are what is submitted. `blocks` name the blocks of the prompt, `answer` is how many tokens each
-    answer is likely to have, `tried` says that it is suspect. `order` counts arrivals.
+    answer is likely to have. `order` counts arrivals. `due` is when its prompt has to be begun at the latest
+    for its first token to come when the client wants it.
     """
 
-    __slots__ = ("answer", "blocks", "key", "logs", "order", "streams")
+    __slots__ = ("answer", "blocks", "due", "key", "logs", "order", "streams")
 
     def __init__(self, streams: list[LiveStream], logs: list[SequenceLog], answer: int) -> None:
         log = logs[0]
@@ -30,6 +35,7 @@ class Group:
         self.blocks = blocks_of(log)
         self.answer = answer
         self.order = 0
+        self.due = math.inf
 
     @property
     def prompt(self) -> int:
@@ -52,7 +58,9 @@ class WaitingGroups:
         self._offered: set[FairnessKey] = set()
         self._parked: dict[FairnessKey, None] = {}
         self._arrivals = 0
+        self._due: list[tuple[float, int, Group]] = []  # of those with a target; may lag behind
         self.demand: Counter[str | None] = Counter()  # work that waits, by adapter
+        self.prompts: Counter[str] = Counter()  # tokens of prompts that wait, by tenant
 
     def __len__(self) -> int:
         return len(self._group_of)
@@ -72,16 +80,49 @@ class WaitingGroups:
         self._arrivals += 1
         self._group_of.update((log.id, group) for log in group.logs)
         self.demand[group.key.adapter] += group.work
+        self.prompts[group.key.tenant] += group.prompt
+        if group.due < math.inf:
+            heappush(self._due, (group.due, group.order, group))
+            if len(self._due) > 2 * len(self._group_of) + 64:  # those that are gone leave their entries
+                self._due = [entry for entry in self._due if self._waits(entry[2])]
+                heapify(self._due)
         queue = self._queues.setdefault(group.key, [])
         heappush(queue, (turn(group.logs[0], group.order), group.order, group))
         if queue[0][2] is group and group.key not in self._parked:
             self._offer(group.key)
 
-    def choose(self) -> Group | None:
-        """Whose turn it is; None if nobody waits that is not parked."""
+    def choose(self, now: float = 0.0) -> Group | None:
+        """Whose turn it is; None if nobody waits that is not parked.
+
+        Of those with a target that can still be met the one with the least time left goes first, as long as
+        its key was served no more than `LEAD` weighted tokens more than the least served one.
+        """
         if not self._offered:
             return None
-        return self._queues[self._policy.choose()][0][2]
+        key = self._policy.choose()
+        if self._due and not key.background and (group := self._most_urgent(now)) is not None:
+            return group
+        return self._queues[key][0][2]
+
+    def _most_urgent(self, now: float) -> Group | None:
+        due = self._due
+        passed: list[tuple[float, int, Group]] = []
+        found: Group | None = None
+        while due and found is None and len(passed) < LOOKED_AT:
+            at, _, group = due[0]
+            if at < now or not self._waits(group):
+                heappop(due)  # it is too late for it, or it has gone
+                continue
+            if group.key in self._offered and self._policy.lead(group.key) <= LEAD:
+                found = group
+            else:
+                passed.append(heappop(due))
+        for entry in passed:
+            heappush(due, entry)
+        return found
+
+    def _waits(self, group: Group) -> bool:
+        return self._group_of.get(group.logs[0].id) is group
 
     def park(self, key: FairnessKey) -> None:
         """There is no room for this key now."""
@@ -124,6 +165,9 @@ class WaitingGroups:
         self.demand[key.adapter] -= group.work
         if not self.demand[key.adapter]:
             del self.demand[key.adapter]
+        self.prompts[key.tenant] -= group.prompt
+        if not self.prompts[key.tenant]:
+            del self.prompts[key.tenant]
         first = queue[0][2] is group
         if first:
             heappop(queue)

@@ -7,7 +7,7 @@ from personae.actors.simulation.faults import KINDS
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import SimulatedWorkload
 
-PlacementName = Literal["random", "least-loaded", "prefix", "estimated"]
+PlacementName = Literal["random", "least-loaded", "prefix", "d2lpm", "estimated"]
 PLACEMENT_NAMES: tuple[PlacementName, ...] = get_args(PlacementName)
 
 
@@ -50,7 +50,8 @@ class SimulationReport:
     """What came of it. Times are virtual seconds; `waits` are from arrival to first token, `paces` seconds a
     token after that, of each answer that ended by itself. `queries` prompt tokens were looked up in the
     prefix caches, of which `hits` were there; `loads` adapters were brought to a device, `moved` streams to
-    another replica, `changed` of them to another numerics class, of which clients were `told`."""
+    another replica, `changed` of them to another numerics class, of which clients were `told`.
+    `targeted` sequences with latency targets ended, `good` ones met them."""
 
     scenario: Scenario
     seconds: float
@@ -72,3 +73,5 @@ class SimulationReport:
     moved: int = 0
     changed: int = 0
     told: int = 0
+    targeted: int = 0
+    good: int = 0

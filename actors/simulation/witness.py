@@ -22,7 +22,7 @@ from personae.actors.simulation.trouble import Wrong
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
 from personae.engine.scheduling.fairness import FairnessKey, VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
-from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.sequence import Delta, LatencyTargets, SequenceLog
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 PAIRS = 8  # of keys that are compared at any time
@@ -57,6 +57,8 @@ class Witness:
     every: int = 64
     steps: int = 0
     tokens: int = 0
+    targeted: int = 0  # sequences with targets that ended, and those of them that met these
+    good: int = 0
     moves: int = 0  # to engines of another class, that clients were told
     waits: list[float] = field(default_factory=list)
     paces: list[float] = field(default_factory=list)
@@ -91,11 +93,24 @@ class Witness:
             if sequence.tokens > 1 and sequence.first is not None:
                 self.paces.append((self.now() - sequence.first) / (sequence.tokens - 1))
 
+    def _in_time(self, sequence: ObservedSequence, targets: LatencyTargets) -> bool:
+        if sequence.first is None:
+            return False
+        first = sequence.first - sequence.came
+        each = (self.now() - sequence.first) / max(sequence.tokens - 1, 1)
+        return (targets.first is None or first <= targets.first) and (
+            targets.token is None or each <= targets.token
+        )
+
     def end(self, sequence: ObservedSequence, how: str) -> None:
         """A sequence is over for its client."""
         if sequence.ended is not None:
             raise Wrong(f"sequence {sequence.log.id} ends twice: {sequence.ended}, then {how}")
         sequence.ended = how
+        targets = sequence.log.targets
+        if targets is not None and how != "left":
+            self.targeted += 1
+            self.good += how in ("stop", "length") and self._in_time(sequence, targets)
         self.outcomes[how] = self.outcomes.get(how, 0) + 1
 
 
@@ -213,6 +228,7 @@ def nothing_left(replicas: ReplicaSet) -> None:
         "keys": dispatcher._keys,
         "waiting": dispatcher._waiting,
         "demand": dispatcher._waiting.demand,
+        "prompts": dispatcher._waiting.prompts,
         "returning": dispatcher._returning,
         "withdrawn": dispatcher._withdrawn,
         "draining": dispatcher._draining,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from personae.actors.simulation.machine import EOS, VOCABULARY
 from personae.engine.params import SamplingParams
-from personae.engine.sequence import SequenceLog
+from personae.engine.sequence import LatencyTargets, SequenceLog
 from personae.grammar.spec import GrammarSpec
 
 BROKEN = "broken"  # an adapter whose digest begins so cannot be read
@@ -29,7 +29,8 @@ class SimulatedWorkload:
     `schemas` is bound by one of `grammars`
     grammars, `siblings` has two or three choices, `leaves` goes away at some time, `slow` reads slowly.
     `broken` of the adapters cannot be read, `bad` of the grammars cannot be compiled or take long, `thinks`
-    of the others have masks that take long, `poison` of the requests kill the engine.
+    of the others have masks that take long, `poison` of the requests kill the engine. A share `targeted` has
+    the latency targets `targets`, if there are any.
     """
 
     requests: int = 1000
@@ -52,6 +53,8 @@ class SimulatedWorkload:
     bad: float = 0.0
     thinks: float = 0.0
     poison: float = 0.0
+    targets: LatencyTargets | None = None
+    targeted: float = 1.0
     speculates: bool = True  # every second unbound answer has drafts
 
 
@@ -124,6 +127,8 @@ def requests(load: SimulatedWorkload, seed: int) -> Iterator[SimulatedRequest]:
             tenant=tenant,
             salt=salts[tenant],
         )
+        if load.targets is not None and random_() < load.targeted:
+            log = replace(log, targets=load.targets)
         logs = [log]
         if random_() < load.siblings:
             logs += [

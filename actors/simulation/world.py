@@ -33,6 +33,7 @@ from personae.actors.options import EngineOptions
 from personae.actors.process import CoreProcess, Launch
 from personae.actors.replicas.launch import launch_replicas
 from personae.actors.replicas.placement.base import Placement
+from personae.actors.replicas.placement.d2lpm import DoubleDeficit
 from personae.actors.replicas.placement.estimated import EstimatedSeconds
 from personae.actors.replicas.placement.least_loaded import LeastLoaded
 from personae.actors.replicas.placement.prefix import LongestPrefix
@@ -138,6 +139,7 @@ PLACEMENTS: dict[PlacementName, Callable[[], Placement]] = {
     "random": RandomPlacement,
     "least-loaded": LeastLoaded,
     "prefix": LongestPrefix,
+    "d2lpm": DoubleDeficit,
     "estimated": EstimatedSeconds,
 }
 
@@ -222,6 +224,8 @@ class World:
             stats.moved,
             stats.changed,
             witness.moves,
+            witness.targeted,
+            witness.good,
         )
 
     def _open(

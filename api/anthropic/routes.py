@@ -5,7 +5,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from personae.api import chat
+from personae.api import chat, targets
 from personae.api.anthropic.answers import AnswerMessage, AnthropicError, MessageEvent, TokenCount
 from personae.api.anthropic.builder import MessageBuilder
 from personae.api.anthropic.errors import NO_THREADS
@@ -28,7 +28,7 @@ from personae.errors import UnsupportedParameter
     "/v1/messages",
     body=MessagesRequest,
     answers={200: (AnswerMessage, events(MessageEvent))},
-    headers=(TIMEOUT,),
+    headers=(TIMEOUT, *targets.HEADERS),
     refuses=(404, 504),
     error=AnthropicError,
 )

@@ -7,7 +7,7 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from personae.api import chat
+from personae.api import chat, targets
 from personae.api.body import read_json
 from personae.api.context import RequestContext, context_of
 from personae.api.deadline import TIMEOUT
@@ -30,7 +30,7 @@ from personae.errors import NotFound, UnsupportedParameter
     "/v1/responses",
     body=ResponsesRequest,
     answers={200: (Response, events(Event))},
-    headers=(TIMEOUT,),
+    headers=(TIMEOUT, *targets.HEADERS),
     refuses=(404, 504),
 )
 async def create_response(request: Request) -> HttpResponse | EventStream:

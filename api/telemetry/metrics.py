@@ -16,6 +16,7 @@ from personae.actors.client import EngineClient
 from personae.api.choices import Part
 from personae.api.telemetry.adapter_metrics import AdapterCollector, RegisteredAdapters
 from personae.api.telemetry.engine_metrics import EngineCollector
+from personae.engine.sequence import LatencyTargets
 
 _FIRST_TOKEN = (
     0.001,
@@ -124,6 +125,12 @@ class Metrics:
         self.asked_tokens = self._histogram(
             "vllm:request_params_max_tokens", "The most tokens that answers may have.", _TOKENS
         )
+        self.targets = self._counter(
+            "personae:slo_requests",
+            "Sequences with latency targets that ended, by whether they met all of them.",
+            *_LABELS,
+            "met",
+        )
         self.in_flight = 0
         self.http = self._counter(
             "personae:http_requests", "Answers, by route and status.", "method", "route", "status"
@@ -173,13 +180,14 @@ class SequenceClock:
     """Times one sequence and counts its tokens. `arrived` is its request's start by `time.perf_counter`.
 
     `began`, `first` and `last` are when it came to its first step (as far as the engine says), its first
-    token and its last; `reason` is why it ended, None until then.
+    token and its last; `reason` is why it ended, None until then. `targets` are the client's.
     """
 
     metrics: Metrics
     model: str
     arrived: float
     prompt: int
+    targets: LatencyTargets | None = None
     began: float | None = None
     first: float = 0.0
     last: float = 0.0
@@ -205,12 +213,23 @@ class SequenceClock:
         if part.finish is not None:
             self.end("stop" if part.finish == "tool_calls" else part.finish)
 
+    def _in_time(self, targets: LatencyTargets) -> bool:
+        """Whether it came as fast as it was wanted."""
+        if not self.tokens or self.reason == "error":
+            return False
+        first, each = self.first - self.arrived, (self.last - self.first) / max(self.tokens - 1, 1)
+        return (targets.first is None or first <= targets.first) and (
+            targets.token is None or each <= targets.token
+        )
+
     def end(self, reason: str) -> None:
         """The sequence is over: "stop", "length", "abort" or "error". Only the first call counts."""
         if self.reason is not None:
             return
         self.reason = reason
         metrics, model = self.metrics, self.model
+        if self.targets is not None and reason != "abort":
+            metrics.targets.labels(model, "true" if self._in_time(self.targets) else "false").inc()
         metrics.success.labels(model, reason).inc()
         metrics.request.labels(model).observe(time.perf_counter() - self.arrived)
         metrics.prompt_length.labels(model).observe(self.prompt)

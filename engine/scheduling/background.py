@@ -64,6 +64,12 @@ class TieredPolicy:
         """Of the others: background keys may wait for long."""
         return self._policies[False].gap()
 
+    def lead(self, key: FairnessKey) -> float:
+        """In its tier; no background key goes before another whose turn it is."""
+        if key.background and self._waiting[False]:
+            return math.inf
+        return self._policies[key.background].lead(key)
+
 
 class StepCost:
     """What a step of decode rows takes, learnt from those that were made: seconds = fixed + each * rows.

@@ -42,6 +42,9 @@ class FairnessPolicy(Protocol):
     def gap(self) -> float:
         """Between the most and the least served of the keys that wait, in weighted tokens."""
 
+    def lead(self, key: FairnessKey) -> float:
+        """By how many weighted tokens a key that waits was served more than the least served one."""
+
 
 class VirtualTokenCounters:
     """The least served key goes next: VTC of Sheng et al., "Fairness in Serving Large Language Models",
@@ -138,6 +141,10 @@ class VirtualTokenCounters:
         """See FairnessPolicy."""
         waiting = [self._counters[key] for key in self._heads]
         return max(waiting) - min(waiting) if waiting else 0.0
+
+    def lead(self, key: FairnessKey) -> float:
+        """See FairnessPolicy."""
+        return self._counters[key] - self._counters[self._first()]
 
     def counters(self) -> dict[FairnessKey, float]:
         """The counters now, for metrics and tests."""

@@ -37,3 +37,7 @@ class FirstComeFirstServed:
     def gap(self) -> float:
         """Nobody counts."""
         return 0.0
+
+    def lead(self, key: FairnessKey) -> float:
+        """Nobody counts."""
+        return 0.0

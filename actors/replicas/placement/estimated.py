@@ -21,8 +21,9 @@ class EstimatedSeconds:
 
     def choose(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:
         """The candidate with the least estimated time, if one has room."""
-        candidates = self._candidates(request, replicas)
-        roomy = [replica for replica in candidates if request.has_room(replica)]
+        if (home := self._home(request, replicas)) is not None:
+            return home
+        roomy = request.roomy(self._candidates(request, replicas))
         if not roomy:
             return None
         behind = sum(replica.waiting for replica in replicas) / len(replicas)
@@ -32,8 +33,14 @@ class EstimatedSeconds:
         """Until the first token, if the request goes there, and what its prompt costs those `behind` it."""
         group = request.group
         own = replica.uncached(group) * replica.token_seconds
-        # an adapter is loaded while the prompts before this one are computed
-        return max(replica.queue_seconds, replica.load_seconds(group.key.adapter)) + own * (1 + behind)
+        return replica.first_token_seconds(group) + own * behind
+
+    def _home(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:
+        """The replica of its session, if that is not overloaded and has room."""
+        if request.session is None:
+            return None
+        fit = request.roomy(not_overloaded(replicas))
+        return next((replica for replica in fit if replica.index == request.session), None)
 
     def _candidates(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Sequence[Replica]:
         """In the order of their preference."""

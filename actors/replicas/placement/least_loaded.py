@@ -11,5 +11,5 @@ class LeastLoaded:
 
     def choose(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:
         """The one with the least work that has room."""
-        roomy = [replica for replica in replicas if request.has_room(replica)]
+        roomy = request.roomy(replicas)
         return least(roomy) if roomy else None

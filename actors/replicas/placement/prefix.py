@@ -12,7 +12,7 @@ class LongestPrefix:
 
     def choose(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:
         """The one with the fewest tokens to compute."""
-        roomy = [replica for replica in not_overloaded(replicas) if request.has_room(replica)]
+        roomy = request.roomy(not_overloaded(replicas))
         if not roomy:
             return None
         return min(roomy, key=lambda replica: (replica.uncached(request.group), replica.work, replica.index))

@@ -15,5 +15,5 @@ class RandomPlacement:
 
     def choose(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:
         """One by lot."""
-        roomy = [replica for replica in replicas if request.has_room(replica)]
+        roomy = request.roomy(replicas)
         return self._dice.choice(roomy) if roomy else None

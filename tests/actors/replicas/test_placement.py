@@ -1,6 +1,9 @@
 """Where requests go, and who goes next."""
 
+import math
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -11,17 +14,19 @@ from personae.actors.frontend.live_stream import LiveStream
 from personae.actors.messages import AdapterStats, SchedulerStats
 from personae.actors.replicas.frontend import ReplicaStats
 from personae.actors.replicas.placement.base import OVERLOAD, Placement, PlacementRequest
+from personae.actors.replicas.placement.d2lpm import DoubleDeficit
 from personae.actors.replicas.placement.estimated import EstimatedSeconds
 from personae.actors.replicas.placement.least_loaded import LeastLoaded
 from personae.actors.replicas.placement.prefix import LongestPrefix
 from personae.actors.replicas.placement.random import RandomPlacement
 from personae.actors.replicas.prefixes import BLOCK, PrefixIndex, blocks_of
 from personae.actors.replicas.replica import STEPS, Placed, Replica
-from personae.actors.replicas.waiting import Group, WaitingGroups
+from personae.actors.replicas.sessions import Sessions
+from personae.actors.replicas.waiting import LEAD, Group, WaitingGroups
 from personae.engine.params import SamplingParams
 from personae.engine.scheduling.background import StepCost
 from personae.engine.scheduling.fairness import VirtualTokenCounters
-from personae.engine.sequence import SequenceLog
+from personae.engine.sequence import LatencyTargets, SequenceLog
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
@@ -31,7 +36,11 @@ class Numbers:
     """The figures of a replica that a test makes up."""
 
     token_seconds: float = 1e-4
+    step: float = 0.01
     adapter_stats: AdapterStats = field(default_factory=lambda: AdapterStats(device=4, host=4))
+
+    def step_seconds(self, tokens: int) -> float:
+        return self.step
 
 
 def replica(index: int) -> Replica:
@@ -186,6 +195,103 @@ async def test_the_least_served_key_goes_next_and_those_without_room_are_passed_
     assert waiting.choose() is None
     waiting.unpark()
     assert waiting.keys == 2
+
+
+async def test_of_those_with_targets_the_one_with_the_least_time_left_goes_first() -> None:
+    waiting = WaitingGroups(VirtualTokenCounters())
+    for id, due in (("calm", math.inf), ("late", 5.0), ("soon", 2.0), ("missed", 0.5)):
+        each = group(id, tenant=id)
+        each.due = due
+        waiting.push(each)
+    taken = []
+    while (chosen := waiting.choose(now=1.0)) is not None:
+        taken.append(chosen.logs[0].id)
+        waiting.take(chosen)
+    assert taken == ["soon", "late", "calm", "missed"], "whoever cannot be in time waits as all others do"
+
+
+async def test_a_target_brings_nobody_further_forward_than_fairness_allows() -> None:
+    policy = VirtualTokenCounters()
+    waiting = WaitingGroups(policy)
+    for number in range(40):
+        hurried = group(f"hurried-{number}", tenant="hurried", prompt=300)
+        hurried.due = 2.0
+        waiting.push(hurried)
+        waiting.push(group(f"calm-{number}", tenant="calm", prompt=300))
+    served = Counter[str]()
+    for _ in range(40):
+        chosen = waiting.choose(now=1.0)
+        assert chosen is not None
+        waiting.take(chosen)
+        policy.charge(chosen.key, 300, 0)
+        served[chosen.key.tenant] += 300
+        assert served["hurried"] - served["calm"] <= LEAD + 300
+    assert served["hurried"] > served["calm"] > 0
+
+
+async def test_targets_that_are_withdrawn_leave_nothing_behind() -> None:
+    waiting = WaitingGroups(VirtualTokenCounters())
+    for number in range(1000):
+        each = group(f"{number}")
+        each.due = 1000.0 + number
+        waiting.push(each)
+        assert waiting.drop(f"{number}")
+    assert len(waiting._due) <= 66
+    assert not waiting.prompts
+
+
+async def test_a_session_stays_where_it_was_unless_that_has_too_much() -> None:
+    policy = EstimatedSeconds()
+    replicas = [replica(0), replica(1), replica(2)]
+    request = group("a", prompt=50)
+    assert policy.choose(PlacementRequest(request, 100, session=2), replicas) is replicas[2]
+    assert policy.choose(PlacementRequest(request, 100, session=7), replicas) is not None, "it is removed"
+    for number in range(20):
+        send(group(f"more-{number}", prompt=500, first=50 + number), replicas[2])
+    assert policy.choose(PlacementRequest(request, 100, session=2), replicas) is not replicas[2]
+
+
+async def test_a_session_s_name_is_its_tenant_s() -> None:
+    sessions = Sessions(most=2)
+    sessions.note(group("a", tenant="ann", session="s").logs[0], 1)
+    assert sessions.get(group("b", tenant="ann", session="s").logs[0]) == 1
+    assert sessions.get(group("b", tenant="bob", session="s").logs[0]) is None
+    for number in range(2):
+        sessions.note(group("c", tenant="cy", session=f"{number}").logs[0], 1)
+    assert sessions.get(group("b", tenant="ann", session="s").logs[0]) is None, "the oldest is forgotten"
+
+
+async def test_a_target_for_each_token_avoids_replicas_whose_steps_take_longer() -> None:
+    replicas = [replica(0), replica(1)]
+    send(group("a", prompt=400, tenant="bob"), replicas[1])
+    wanted = group("b", first=30, targets=LatencyTargets(token=0.02))
+    for policy in (LeastLoaded(), EstimatedSeconds(), LongestPrefix()):
+        replicas[0].frontend.latest.step = 0.05  # type: ignore[attr-defined]  # a stand-in
+        assert choose(policy, group("c", first=30), replicas) is replicas[0]
+        assert choose(policy, wanted, replicas) is replicas[1]
+        replicas[1].frontend.latest.step = 0.05  # type: ignore[attr-defined]  # a stand-in
+        assert choose(policy, wanted, replicas) is replicas[0], "no replica is so fast"
+        replicas[1].frontend.latest.step = 0.01  # type: ignore[attr-defined]  # a stand-in
+
+
+async def test_a_tenant_keeps_its_prefix_until_its_deficit_is_spent_and_is_spread_a_quantum_apart() -> None:
+    replicas = [replica(0), replica(1), replica(2)]
+    policy = DoubleDeficit(quantum=1000.0)
+    used: list[int] = []
+    for number in range(60):
+        again = group(f"{number}", prompt=4 * BLOCK)  # always the same prompt
+        chosen = choose(policy, again, replicas)
+        assert chosen is not None
+        used.append(chosen.index)
+        (placed,) = send(again, chosen)
+        chosen.release(placed)
+        deficits = [policy.deficit("ann", each.index) for each in replicas]
+        assert max(deficits) - min(deficits) <= 1000.0 + 4 * BLOCK + 50
+    assert len(set(used)) == 3, "prefix alone would have kept it at one"
+    changes = sum(one != other for one, other in pairwise(used))
+    assert changes < 12, "it stays for as long as a quantum lasts"
+    assert choose(policy, group("other", prompt=4 * BLOCK, tenant="bob", first=30), replicas) is not None
+    assert policy.deficit("bob", 0) <= 1000.0, "each tenant has its own"
 
 
 async def test_choices_of_one_prompt_wait_together_and_one_that_is_withdrawn_leaves_the_others() -> None:

@@ -60,6 +60,7 @@ def test_operations_of_one_kind_have_one_tag() -> None:
         "keys",
         "messages",
         "models",
+        "replicas",
         "responses",
         "server",
         "stats",

@@ -164,7 +164,7 @@ class Ledger:
         self.policy = policy
         self.served: dict[FairnessKey, float] = {}
         self.offer, self.withdraw = policy.offer, policy.withdraw
-        self.choose, self.forget = policy.choose, policy.forget
+        self.choose, self.forget, self.lead = policy.choose, policy.forget, policy.lead
 
     def charge(self, key: FairnessKey, input_tokens: int, output_tokens: int) -> None:
         self.served[key] = self.served.get(key, 0.0) + input_tokens + 2 * output_tokens

@@ -1,0 +1,74 @@
+"""What a client says of when it wants its answer, and with whom it belongs: headers, since they concern a
+proxy as much as this server.
+
+`x-slo-ttft-ms` and `x-slo-tpot-ms` are how long its first token and each one after may take. `x-slo-refuse:
+true` asks for a 503 at once where the first is not to be expected. `x-session-id` names a conversation:
+requests of one go to the same engine, if nothing speaks against it.
+"""
+
+import hashlib
+from typing import Annotated
+
+from msgspec import Meta
+from starlette.requests import Request
+
+from personae.api.http.operation import HeaderParameter
+from personae.engine.sequence import LatencyTargets
+from personae.errors import RequestError
+
+FIRST, EACH, REFUSE, SESSION = "x-slo-ttft-ms", "x-slo-tpot-ms", "x-slo-refuse", "x-session-id"
+HEADERS = (
+    HeaderParameter(FIRST, Annotated[float, Meta(gt=0)], "Milliseconds in which the first token is wanted."),
+    HeaderParameter(EACH, Annotated[float, Meta(gt=0)], "Milliseconds that each token after it may take."),
+    HeaderParameter(REFUSE, bool, "Whether to answer 503 at once if the first token cannot come in time."),
+    HeaderParameter(
+        SESSION,
+        Annotated[str, Meta(min_length=1, max_length=256)],
+        "Requests of one session go to the same engine if it has room.",
+    ),
+)
+_LONGEST = 3_600_000.0  # milliseconds
+_LONGEST_NAME = 256
+
+
+def targets_of(request: Request) -> LatencyTargets | None:
+    """The targets of a request, None if it has none. Raises RequestError that names the header."""
+    headers = request.headers
+    if FIRST not in headers and EACH not in headers:
+        if REFUSE in headers:
+            raise RequestError(f"`{REFUSE}` needs `{FIRST}`.", param=REFUSE)
+        return None
+    refuse = headers.get(REFUSE, "false").lower()
+    if refuse not in ("true", "false"):
+        raise RequestError(f"`{REFUSE}` must be true or false.", param=REFUSE)
+    first = _seconds(request, FIRST)
+    if refuse == "true" and first is None:
+        raise RequestError(f"`{REFUSE}` needs `{FIRST}`.", param=REFUSE)
+    return LatencyTargets(first, _seconds(request, EACH), refuse == "true")
+
+
+def session_of(request: Request) -> str | None:
+    """The session's name, hashed so that it is short. Raises RequestError for one that is too long."""
+    name = request.headers.get(SESSION)
+    if name is None:
+        return None
+    if not 0 < len(name) <= _LONGEST_NAME:
+        raise RequestError(f"`{SESSION}` must have 1 to {_LONGEST_NAME} characters.", param=SESSION)
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def _seconds(request: Request, header: str) -> float | None:
+    text = request.headers.get(header)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise RequestError(
+            f"`{header}` must be a number of milliseconds.", param=header, code="invalid_type"
+        ) from None
+    if not 0 < value <= _LONGEST:
+        raise RequestError(
+            f"`{header}` must be over 0 and at most {_LONGEST:.0f}.", param=header, code="out_of_range"
+        )
+    return value / 1000
