@@ -36,8 +36,9 @@ from personae.actors.assembly import assemble
 from personae.actors.options import EngineOptions
 from personae.actors.spec import EngineSpec
 from personae.api.bundled import DEMO
+from personae.engine.launched import LaunchedStep
 from personae.engine.scheduling.scheduler import Scheduler
-from personae.engine.step import LaunchedStep, StepEngine, by_tenant
+from personae.engine.step import StepEngine, by_tenant
 from personae.engine.worker.worker import PackedStep
 from personae.evals.bench.steps import WARM_UP, Parts, logs
 from personae.grammar.sandbox.masks import AnyGrammar

@@ -7,13 +7,14 @@ from random import Random
 
 from msgspec.structs import replace
 
+from personae.engine.launched import LaunchedStep
 from personae.engine.plan import StepPlan
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
 from personae.engine.stats import MAX_DRAFTS
-from personae.engine.step import LaunchedStep, by_tenant
+from personae.engine.step import by_tenant
 from personae.engine.worker.worker import PackedStep
 from personae.evals.isolation.fixture import EngineFixture, ObservedStream, device_of
 from personae.evals.isolation.traffic import IsolationScenario

@@ -19,6 +19,7 @@ import torch
 from personae.actors.assembly import lora_shapes
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.kv import KVCache
+from personae.engine.launched import LaunchedStep
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
 from personae.engine.params import SamplingParams
@@ -30,7 +31,7 @@ from personae.engine.speculation.forced import Retokenizer
 from personae.engine.speculation.policy import Policy
 from personae.engine.speculation.speculator import Propose, Speculator, own_text
 from personae.engine.stats import MAX_DRAFTS
-from personae.engine.step import LaunchedStep, StepEngine, by_tenant
+from personae.engine.step import StepEngine, by_tenant
 from personae.engine.worker.graphs import Capture, DecodeGraphs
 from personae.engine.worker.group import as_one
 from personae.engine.worker.runner import Runner

@@ -1,0 +1,155 @@
+"""What binds the next token of each slot: grammars, exclusions, tokens that are known; and how grammars take
+tokens."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+
+from personae.engine.deferral import Deferrals
+from personae.engine.exclusion import Exclusion, excludes
+from personae.engine.launched import Brought, LaunchedStep
+from personae.engine.sampler import HostVerification, TokenChoices
+from personae.engine.sequence import SequenceLog
+from personae.engine.speculation.forced import ForcedProposer, JumpForward, KnownToken, Retokenizer, jumps
+from personae.engine.worker.known import KnownTokens
+from personae.engine.worker.worker import PackedStep
+from personae.grammar.backend import Binding, BoundGrammar, Matcher
+from personae.grammar.budget.matcher import BudgetMatcher
+from personae.grammar.reasoning.limit import LimitedMatcher
+from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar, RemoteMatcher
+from personae.grammar.spec import GrammarKey
+
+_REFUSED = "the grammar does not allow the sampled token {}"
+
+
+class Bindings:
+    """The matchers of all slots. `known` is told of forced text; `retokenizer` is how it is written, without
+    it none is. `deferrals`: the rows that wait for masks of another process."""
+
+    def __init__(
+        self, known: KnownTokens, vocab_size: int, max_model_len: int, retokenizer: Retokenizer | None
+    ) -> None:
+        self.deferrals = Deferrals()
+        self._known = known
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._retokenizer = retokenizer
+        self._matchers: dict[int, Binding] = {}
+        self._jumps: dict[int, JumpForward] = {}
+
+    def admit(self, slot: int, log: SequenceLog, grammars: Mapping[GrammarKey, AnyGrammar]) -> None:
+        """A sequence takes a slot."""
+        if log.grammar is not None:
+            self._bind(slot, log, grammars[log.tenant, log.grammar])
+        elif excludes(log.params):
+            self._matchers[slot] = Exclusion(log, self._vocab_size)
+
+    def _bind(self, slot: int, log: SequenceLog, grammar: AnyGrammar) -> None:
+        budget = log.budget(self._max_model_len)
+        if isinstance(grammar, RemoteGrammar):
+            self._matchers[slot] = grammar.begin(budget, log.tokens[log.prompt_length :])
+            self.deferrals.count += 1
+            return
+        self._matchers[slot] = matcher = replayed(grammar, log, self._max_model_len)
+        if self._retokenizer is not None and jumps(log):
+            limit = log.prompt_length + budget
+            self._jumps[slot] = jump = JumpForward(matcher, log, limit, self._retokenizer)
+            self._known.extend(slot, len(log.tokens), jump.pending)
+
+    def release(self, slot: int) -> None:
+        """Its sequence is gone."""
+        if isinstance(matcher := self._matchers.pop(slot, None), RemoteMatcher):
+            self.deferrals.leave(slot, matcher)
+        self._jumps.pop(slot, None)
+
+    def is_remote(self, slot: int) -> bool:
+        """Whether its masks come from another process."""
+        return isinstance(self._matchers.get(slot), RemoteMatcher)
+
+    def guesses(self, slot: int, log: SequenceLog) -> ForcedProposer | None:
+        """What guesses the text that a grammar forces, where that is not appended at once."""
+        if log.grammar is None or self._retokenizer is None or slot in self._jumps:
+            return None
+        return ForcedProposer(cast(Matcher, self._matchers[slot]), self._retokenizer, log)
+
+    def of(self, packed: PackedStep) -> list[Binding | None]:
+        """What binds the rows that choose a token, which may be known."""
+        chosen = []
+        for slot, end in zip(packed.sampled_slots, packed.sampled_ends, strict=True):
+            known = self._known.at(slot, end)
+            chosen.append(self._matchers.get(slot) if known is None else KnownToken(known))
+        return chosen
+
+    def jumps(self, slots: Sequence[int]) -> list[JumpForward | None]:
+        """Who appends forced text to these slots."""
+        return [self._jumps.get(slot) for slot in slots]
+
+    def sits_out(self, packed: PackedStep) -> list[int]:
+        """The samples of a step that cannot be taken, by their place among them. Waits a little."""
+        return self.deferrals.sits_out(packed, self._matchers) if self.deferrals.count else []
+
+    def resumable(self) -> list[int]:
+        """The slots whose masks have come, each once."""
+        return self.deferrals.resumable(self._matchers)
+
+    def fill_late(self, bitmask: torch.Tensor, matchers: Sequence[Binding | None]) -> None:
+        """The masks that have come since the others were filled."""
+        if self.deferrals.count:
+            for row, matcher in enumerate(matchers):
+                if isinstance(matcher, RemoteMatcher):
+                    matcher.fill(bitmask.numpy(), row)
+
+    def bring(self, launched: LaunchedStep, i: int, read: TokenChoices) -> Brought:
+        """What the row of a sample brings; its grammar takes what it has not taken."""
+        token, matcher, jump = read.tokens[i], launched.matchers[i], launched.jumps[i]
+        if isinstance(matcher, KnownToken):
+            assert jump is not None
+            told, jump.pending = jump.pending, ()
+            return Brought(told)
+        if isinstance(matcher, RemoteMatcher) and matcher.failure is not None:
+            return Brought(failure=matcher.failure, code=matcher.code)
+        if token is None:
+            return Brought(failure=read.failures.get(i))
+        drafts = launched.drafts.get(i)
+        tokens = (token,) if drafts is None else (token, *drafts.tokens)
+        if drafts is not None and drafts.refused is not None:
+            return Brought(failure=_REFUSED.format(drafts.refused))
+        slot = launched.plan.rows[launched.rows[i]].slot
+        if matcher is None or self._matchers.get(slot) is not matcher or (drafts and not drafts.open):
+            return Brought(tokens)
+        brought = self._take(slot, launched.ends[i] + len(tokens) - 1, matcher, jump, tokens[-1])
+        if brought is None:
+            return Brought(failure=_REFUSED.format(tokens[-1]))
+        return Brought((*tokens[:-1], *brought))
+
+    def _take(
+        self, slot: int, position: int, matcher: Binding, jump: JumpForward | None, token: int
+    ) -> tuple[int, ...] | None:
+        """Have a row's grammar take its token. What this brings: the token, and those that are forced behind
+        it. None if the grammar refuses it."""
+        if jump is None:
+            accepted = matcher.terminated or matcher.accept(token)  # after its end come stop tokens
+            return (token,) if accepted else None
+        brought = jump.take(token)
+        if brought is not None and len(brought) > 1:
+            self._known.extend(slot, position, brought)
+        return brought
+
+
+def verifies(matcher: Binding | None) -> HostVerification | None:
+    """Who is asked about the tokens of a row that this binds, if anybody is."""
+    if isinstance(matcher, BudgetMatcher | LimitedMatcher | RemoteMatcher) and matcher.verifies:
+        return matcher
+    return None
+
+
+def replayed(grammar: BoundGrammar, log: SequenceLog, max_model_len: int) -> Matcher:
+    """A matcher that has seen what the log has emitted so far, and closes the answer in time."""
+    matcher = grammar.matcher(log.budget(max_model_len))
+    for token in log.tokens[log.prompt_length :]:
+        if matcher.terminated:
+            break  # what follows are stop tokens that ended nothing (`ignore_eos`, `min_tokens`)
+        if not matcher.accept(token):
+            raise AssertionError(f"sequence {log.id}: its log does not follow its own grammar")
+    return matcher

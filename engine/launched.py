@@ -1,0 +1,88 @@
+"""A step that has been launched, and what it brings when it is read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from personae.engine.device_event import DeviceToHostEvent
+from personae.engine.logprobs import PromptLogprobs
+from personae.engine.plan import StepPlan, StepResult
+from personae.engine.sampler import SampledTokens, TokenChoices
+from personae.engine.sequence import TokenLogprobs
+from personae.engine.speculation.forced import JumpForward
+from personae.engine.speculation.verification import DraftRow
+from personae.grammar.backend import Binding
+
+
+class Brought(NamedTuple):
+    """What one row brought: tokens, or the reason why its sequence cannot go on."""
+
+    tokens: tuple[int, ...] = ()
+    failure: str | None = None
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step whose tokens are not read yet; `rows` are the plan's row indices that sample, `matchers` and
+    `jumps` theirs at launch. `bitmask` is kept until the device has read it. `arrival`: of the prompts'
+    log-probabilities. `deferred` are rows, by index in the plan, that sit it out. `drafts` are the rows with
+    drafts, and `brought` what has been read before the step is finished, both by index among `rows`."""
+
+    plan: StepPlan
+    sampled: SampledTokens | None
+    rows: list[int]
+    matchers: list[Binding | None]
+    jumps: list[JumpForward | None]
+    bitmask: torch.Tensor | None
+    prompt_logprobs: dict[int, PromptLogprobs]
+    arrival: DeviceToHostEvent | None
+    deferred: frozenset[int] = frozenset()
+    ends: list[int] = field(default_factory=list)
+    drafts: dict[int, DraftRow] = field(default_factory=dict)
+    brought: dict[int, Brought] = field(default_factory=dict)
+    drafted: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `read` would not wait for the device."""
+        there = self.arrival is None or self.arrival.reached
+        return there and (self.sampled is None or self.sampled.ready)
+
+    def read(self, bring: "Bring") -> StepResult:
+        """Wait for the step and read it. `bring` says what a row that is bound brings."""
+        tokens: list[tuple[int, ...]] = [()] * len(self.plan.rows)
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        failures: dict[int, str] = {}
+        codes: dict[int, str] = {}
+        deferred = self.deferred
+        if self.sampled is not None:
+            read = self.sampled.read()
+            deferred |= {self.rows[i] for i in read.undecided}
+            logprobs = {self.rows[i]: (entry,) for i, entry in read.logprobs.items()}
+            for i, (row, matcher, token) in enumerate(
+                zip(self.rows, self.matchers, read.tokens, strict=True)
+            ):
+                if matcher is None and token is not None and i not in self.brought:
+                    tokens[row] = (token,)
+                    continue
+                brought = self.brought.get(i) or bring(self, i, read)
+                tokens[row] = brought.tokens
+                if brought.failure is not None:
+                    failures[row] = brought.failure
+                if brought.code is not None:
+                    codes[row] = brought.code
+            for i, drafts in self.drafts.items():
+                if drafts.logprobs and self.rows[i] in logprobs:
+                    logprobs[self.rows[i]] += tuple(drafts.logprobs)
+        if self.arrival is not None:
+            self.arrival.wait()
+        prompts = {row: entries.read() for row, entries in self.prompt_logprobs.items()}
+        step, drafted = self.plan.step, self.drafted
+        return StepResult(step, tuple(tokens), logprobs, prompts, failures, codes, deferred, drafted)
+
+
+Bring = Callable[[LaunchedStep, int, TokenChoices], Brought]
+"""What the row of a sample brings, by its index among `LaunchedStep.rows`."""

@@ -1,0 +1,147 @@
+"""One step in the making: rows by rank, for as long as there are tokens and pages."""
+
+from personae.engine.plan import Admission, MemoryLayout, Row
+from personae.engine.scheduling.background import TokenBudget
+from personae.engine.scheduling.live import LiveSequence
+from personae.engine.scheduling.sequence_table import SequenceTable
+
+Chunks = list[tuple[LiveSequence, Row]]
+
+
+class StepBuilder:
+    """Gathers what a plan says, and has sequences go that are in the way.
+
+    `rows` are those of `decoding` sequences, then those of `chunks`; the first `drafting` of these are decode
+    rows, too, that may have drafts. `drafts` is how many a row may have, `last_step` the last plan in flight.
+    """
+
+    def __init__(
+        self,
+        layout: MemoryLayout,
+        sequences: SequenceTable,
+        budget: TokenBudget,
+        drafts: int,
+        last_step: int | None,
+    ) -> None:
+        self._layout = layout
+        self._sequences = sequences
+        self._running = sequences.running
+        self._budget = budget
+        self._drafts = drafts
+        self._last_step = last_step
+        self.rows: list[Row] = []
+        self.decoding: list[LiveSequence] = []
+        self.chunks: Chunks = []
+        self.drafting = 0
+        self.admissions: list[Admission] = []
+
+    def add_decodes(self) -> None:
+        """A row for each decoding sequence, by rank; background ones as far as the budget goes. One that has
+        forced tokens has a chunk of them, of what the others leave when each has a token."""
+        budget, chunks = self._budget, self.chunks
+        spare = budget.tokens - len(self._running)
+        drafting: Chunks = []
+        # The list is only ever shortened at or behind the place where the loop stands.
+        for sequence in self._running.decoding:
+            position = sequence.planned
+            if position >= sequence.last:
+                continue  # the token that ends it is in flight
+            ahead = len(sequence.tokens) - position
+            count = 1 if ahead < 2 else 1 + min(ahead - 1, spare)
+            if sequence.background:
+                if not budget.background:
+                    break
+                count = min(count, budget.background)
+            pages: tuple[int, ...] = ()
+            if position + count > sequence.capacity:
+                pages, count = self._grow(sequence, count)
+                if not count:
+                    continue
+            assert sequence.slot is not None
+            if sequence.drafts and ahead < 2 and (drafts := self._drafts_of(sequence, spare)):
+                if position + 1 + drafts > sequence.capacity:
+                    pages += self._running.grow(sequence)
+                drafting.append((sequence, Row(sequence.slot, position, 1, True, pages, drafts)))
+                budget.spend(1 + drafts, background=sequence.background)
+                spare -= drafts
+                sequence.planned = position + 1 + drafts
+                continue
+            row = Row(sequence.slot, position, count, count >= ahead, pages)
+            if ahead < 2:
+                self.rows.append(row)
+                self.decoding.append(sequence)
+            else:
+                chunks.append((sequence, row))
+                spare -= count - 1
+            budget.spend(count, background=sequence.background)
+            sequence.planned = position + count
+        self.drafting = len(drafting)
+        chunks[:0] = drafting
+        self.rows += (row for _, row in chunks)
+
+    def _drafts_of(self, sequence: LiveSequence, spare: int) -> int:
+        """How many drafts the next row of a sequence may have: of the tokens that are left, as far as its
+        pages go, and one more if each running sequence has another to grow into."""
+        position = sequence.planned + 1
+        most = min(sequence.drafts, spare, sequence.last - position)
+        if sequence.background:
+            return 0
+        if position + most > sequence.capacity and not self._running.has_pages_to_spare:
+            most = sequence.capacity - position
+        return max(min(most, sequence.capacity + self._layout.page_size - position), 0)
+
+    def _grow(self, sequence: LiveSequence, count: int) -> tuple[tuple[int, ...], int]:
+        """Pages for `count` more positions, and how many have room. None has if it had to go."""
+        pages: list[int] = []
+        while sequence.planned + count > sequence.capacity and self._make_room(sequence):
+            pages += self._running.grow(sequence)
+        return tuple(pages), min(count, sequence.capacity - sequence.planned)
+
+    def _make_room(self, sequence: LiveSequence) -> bool:
+        """See to it that a running sequence can have a page, at the cost of those admitted after it."""
+        table = self._running
+        while not table.can_grow():
+            if self._drafts and table.reclaim(sequence):
+                continue
+            victim = table.last()
+            if len(table) == 1 and sequence.planned > sequence.computed:
+                return False  # its last token is in flight, and may end it
+            if len(table) > 1 or sequence.doubled:
+                self._sequences.preempt(victim, self._last_step)
+            else:
+                self._sequences.fail(sequence)
+            if victim is sequence:
+                return False
+        return True
+
+    def add_prompts(self, begun: list[LiveSequence]) -> None:
+        """Chunks of prompts that have begun, then of those that begin, as far as the budget goes."""
+        budget = self._budget
+        for sequence in begun:
+            if budget.of(sequence, is_over_quota=self._sequences.is_over_quota(sequence)):
+                self._add_chunk(sequence, ())
+        while budget.tokens:
+            admitted = self._sequences.admit(
+                background=budget.background > 0, over_quota=budget.over_quota > 0
+            )
+            if admitted is None:
+                break
+            assert admitted.slot is not None
+            self.admissions.append(Admission(admitted.slot, admitted.log))
+            self._add_chunk(admitted, tuple(admitted.pages))
+
+    def _add_chunk(self, sequence: LiveSequence, pages: tuple[int, ...]) -> None:
+        """As much of its log as the budget allows; the last chunk samples."""
+        assert sequence.slot is not None
+        is_over_quota = self._sequences.is_over_quota(sequence)
+        # Whoever has just been admitted has a row, and pages with it.
+        most = max(self._budget.of(sequence, is_over_quota=is_over_quota), 1 if pages else 0)
+        count = min(most, sequence.known - sequence.planned)
+        samples = sequence.planned + count == sequence.known
+        row = Row(sequence.slot, sequence.planned, count, samples, pages)
+        self.rows.append(row)
+        self.chunks.append((sequence, row))
+        sequence.planned += count
+        self._budget.spend(count, background=sequence.background, is_over_quota=is_over_quota)
+        if samples:
+            self._running.begin_decoding(sequence)
