@@ -1,6 +1,7 @@
 """Imports go down only; this reads them and says where one goes up."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -16,6 +17,8 @@ FLOORS = {
     "grammar": {"grammar", "kernels"},
     "kernels": {"kernels"},
 }
+# Rooms of capabilities that are to come.
+PLANNED = {"engine/parallel/", "engine/kv/", "api/NAME/"}
 KIT_MAY_USE = set(sys.stdlib_module_names) | {"anyio", "msgspec", "sniffio"}
 
 
@@ -75,3 +78,16 @@ def test_every_folder_has_a_floor() -> None:
 def test_the_kernels_folder_is_not_mistaken_for_the_package_of_that_name() -> None:
     # transformers probes for a top-level `kernels` with a version; ours must never look like one.
     assert "__version__" not in (ROOT / "kernels" / "__init__.py").read_text(encoding="utf-8")
+
+
+def test_the_files_that_the_architecture_names_are_there_and_its_spine_has_as_many_lines_as_it_says() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:actors|api|engine|evals|grammar|kernels|lora)/[\w/]+(?:\.py|/))`", page)
+    assert [name for name in named if not (ROOT / name).exists() and name not in PLANNED] == []
+    spine = page[page.index("## The spine") : page.index("## Options")]
+    files = re.findall(r"`([\w/]+\.py)`", spine)
+    lines = sum(len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in files)
+    told = re.search(r"Together they have ([\d,]+) lines", spine)
+    assert told is not None
+    assert len(files) == len(set(files)) > 40
+    assert abs(lines - int(told[1].replace(",", ""))) < 0.03 * lines, f"they have {lines:,}"
