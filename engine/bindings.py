@@ -59,7 +59,7 @@ class Bindings:
 
     def release(self, slot: int) -> None:
         """Its sequence is gone."""
-        if isinstance(matcher := self._matchers.pop(slot, None), RemoteMatcher):
+        if (matcher := self._matchers.pop(slot, None)) is not None:
             self.deferrals.leave(slot, matcher)
         self._jumps.pop(slot, None)
 
@@ -87,7 +87,7 @@ class Bindings:
 
     def sits_out(self, packed: PackedStep) -> list[int]:
         """The samples of a step that cannot be taken, by their place among them. Waits a little."""
-        return self.deferrals.sits_out(packed, self._matchers) if self.deferrals.count else []
+        return self.deferrals.sits_out(packed, self._matchers) if self.deferrals.any else []
 
     def resumable(self) -> list[int]:
         """The slots whose masks have come, each once."""

@@ -1,11 +1,12 @@
-"""Rows that sit a step out: their grammar's mask is made by another process, and is not there in time.
+"""Rows that sit a step out: their grammar's mask is made by another process, and is not there in time; or
+their grammar has not said yet whether the token before may be taken, or has replaced it since the step began.
 
 Such a row is computed and not sampled, and so is whatever was planned behind it before that was known: a row
 whose token would stand behind the one that is missing. The position is computed again when the mask is there.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from personae.engine.worker.worker import PackedStep
@@ -24,10 +25,13 @@ class _Parked:
 
 
 class Deferrals:
-    """Which slots sit out. `count` is how many have such a grammar; where it is 0 nothing is asked here."""
+    """Which slots sit out. `count` is how many have a grammar in another process."""
 
     def __init__(self) -> None:
         self.count = 0
+        self._misread: frozenset[int] = (
+            frozenset()
+        )  # slots: the step that runs has a token that is not theirs
         self._parked: dict[int, _Parked] = {}
         self._told: set[int] = set()  # slots of which it was said that they may go on
 
@@ -35,10 +39,20 @@ class Deferrals:
         """Whether somebody waits of whom it was not said that the mask is there."""
         return len(self._parked) > len(self._told)
 
-    def leave(self, slot: int, matcher: RemoteMatcher) -> None:
+    @property
+    def any(self) -> bool:
+        """Whether a row may have to sit out; if not, nothing is asked here."""
+        return bool(self.count or self._parked or self._misread)
+
+    def misread(self, slots: Iterable[int]) -> None:
+        """The step that has begun computes these slots' rows with a token that has been replaced since."""
+        self._misread = frozenset(slots)
+
+    def leave(self, slot: int, matcher: Binding) -> None:
         """A slot's sequence is gone."""
-        matcher.end()
-        self.count -= 1
+        if isinstance(matcher, RemoteMatcher):
+            matcher.end()
+            self.count -= 1
         self._parked.pop(slot, None)
         self._told.discard(slot)
 
@@ -47,15 +61,14 @@ class Deferrals:
         deadline = time.monotonic() + STEP_PATIENCE
         out = []
         for i, (slot, end) in enumerate(zip(packed.sampled_slots, packed.sampled_ends, strict=True)):
-            matcher = matchers.get(slot)
-            if not isinstance(matcher, RemoteMatcher):
-                continue
-            parked = self._parked.get(slot)
-            if (parked is not None and end > parked.end) or not matcher.wait(deadline):
+            matcher, parked = matchers.get(slot), self._parked.get(slot)
+            late = isinstance(matcher, RemoteMatcher) and not matcher.wait(deadline)
+            if late or slot in self._misread or (parked is not None and end > parked.end):
                 out.append(i)
             elif parked is not None:
                 del self._parked[slot]
                 self._told.discard(slot)
+        self._misread = frozenset()
         return out
 
     def defer(self, step: int, slot: int, end: int) -> None:
@@ -76,9 +89,8 @@ class Deferrals:
         there = []
         for slot, parked in self._parked.items():
             matcher = matchers[slot]
-            if parked.step is None and slot not in self._told:
-                assert isinstance(matcher, RemoteMatcher)
-                if matcher.ready:
-                    there.append(slot)
+            finished = parked.step is None and slot not in self._told
+            if finished and (not isinstance(matcher, RemoteMatcher) or matcher.ready):
+                there.append(slot)
         self._told.update(there)
         return there

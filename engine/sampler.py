@@ -17,13 +17,19 @@ asked for are not run.
 
 The host keeps the parameters and decides which steps run; the device keeps what depends on sampled tokens.
 Nothing in `sample` waits for a GPU; `Sampled.read` does, and `Sampled.settle` where somebody is asked.
+
+No row waits long for the searches of others: once these have taken `ASK_PATIENCE` in a step, the rows that
+are not settled yet are undecided. They have no token in this step, are the first to be asked in their next
+one, and choose what they would have chosen.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from time import thread_time
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -37,13 +43,16 @@ from personae.engine.penalties import Additions, IntArray, Penalties
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.grammar.bitmask import allow_only, words_of
 from personae.grammar.masks import allocate_bitmask
-from personae.grammar.sandbox.masks import UNDECIDED, Undecided
+from personae.grammar.sandbox.masks import UNDECIDED, RemoteMatcher, Undecided
 from personae.kernels.counter_rng import stream
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows, choose, overwrites
 from personae.kernels.upload import upload
 
 MaskWords = NDArray[np.uint32]  # a row of a bitmask
+
+ASK_PATIENCE = 0.004
+"""Seconds of this thread's processor time, of one step."""
 
 Commit = Callable[[Tensor, Tensor], None]
 """Is told slots and their tokens, both [n] int64 on the device; see `Worker.commit`."""
@@ -64,6 +73,13 @@ class HostVerification(Protocol):
         chosen, it lets something be in the end. Where that is not known yet the row has no token."""
 
 
+class Asked(NamedTuple):
+    """What asking came to: the rows that have no token yet, and those whose token is not the first one."""
+
+    undecided: frozenset[int]
+    replaced: frozenset[int]
+
+
 NO_VERIFICATION: Mapping[int, HostVerification] = MappingProxyType({})
 
 
@@ -80,7 +96,8 @@ class TokenChoices:
 
 class SampledTokens:
     """A step's tokens on their way to the host: the copies were queued behind the sampling, `read` waits for
-    them. Where somebody is asked about them they are not final before `settle`."""
+    them. Where somebody is asked about them they are not final before `settle`, which says whose token has
+    been `replaced`: a step that was launched before has computed those rows with another one."""
 
     def __init__(
         self,
@@ -89,11 +106,11 @@ class SampledTokens:
         rows: list[int],
         tops: list[int],
         conclude: Callable[[frozenset[int]], LogprobRows | None],
-        ask: Callable[[list[int]], frozenset[int]] | None = None,
+        ask: Callable[[list[int]], Asked] | None = None,
     ):
         """tokens [S] int64, best [S] float32 (the largest allowed logit); `rows` want logprobs, `tops`
-        alternatives. `ask` is given the tokens and may change them, and says which rows are undecided;
-        `conclude`, which is given those, does what final ones allow."""
+        alternatives. `ask` is given the tokens and may change them; `conclude`, which is given the undecided
+        rows, does what final tokens allow."""
         self.tokens = tokens
         self._best_of_device = best
         self._rows = rows
@@ -101,6 +118,7 @@ class SampledTokens:
         self._conclude = conclude
         self._ask = ask
         self.undecided: frozenset[int] = frozenset()
+        self.replaced: frozenset[int] = frozenset()
         self._send(None if ask is not None else conclude(self.undecided))
 
     def _send(self, found: LogprobRows | None) -> None:
@@ -120,7 +138,7 @@ class SampledTokens:
         if self._ask is not None:
             ask, self._ask = self._ask, None
             self._arrival.wait()
-            self.undecided = ask(self._tokens.tolist())
+            self.undecided, self.replaced = ask(self._tokens.tolist())
             self._send(self._conclude(self.undecided))
 
     def read(self) -> TokenChoices:
@@ -146,7 +164,8 @@ class SampledTokens:
 class Sampler:
     """Chooses tokens for up to `max_slots` sequences at a time. Belongs to one thread.
 
-    `commit` is told the tokens, when they are final: they are the next step's input.
+    `commit` is told the tokens: they are the next step's input. Where somebody is asked it is told again when
+    they are final.
     """
 
     def __init__(
@@ -155,6 +174,7 @@ class Sampler:
         self._device = torch.device(device)
         self._vocab_size = vocab_size
         self._commit = commit
+        self._newest = torch.zeros(max_slots, dtype=torch.int64, device=self._device)  # the final ones
         self._penalties = Penalties(max_slots, self._device)
         self._biases = Additions(max_slots, self._device)
         self._stops: dict[int, MaskWords] = {}  # of slots with min_tokens, as a row of a bitmask
@@ -174,6 +194,11 @@ class Sampler:
         self._wants_logprobs = np.zeros(max_slots, np.bool_)
         self._top = np.zeros(max_slots, np.int64)
         self._named: dict[int, tuple[int, ...]] = {}  # tokens whose log-probabilities are asked for, by slot
+        self._stream: torch.cuda.Stream | None = None
+        if self._device.type == "cuda":
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch
+        self.ask_patience = ASK_PATIENCE
+        self._overdue: set[int] = set()  # slots whose rows have not been asked for lack of time
 
     def admit(self, slot: int, log: SequenceLog) -> None:
         """Take a sequence aboard; its state afterwards depends on the log alone, however it came to be that
@@ -216,6 +241,7 @@ class Sampler:
         self._admitted[slot] = False
         self._stops.pop(slot, None)
         self._named.pop(slot, None)
+        self._overdue.discard(slot)
 
     def sample(
         self,
@@ -258,13 +284,13 @@ class Sampler:
             named = [self._named.get(each, ()) for each in slot[wanting].tolist()]
 
         def conclude(undecided: frozenset[int]) -> LogprobRows | None:
-            if undecided:
-                kept = np.array([row for row in range(len(slot)) if row not in undecided], np.int64)
+            counted, newest = penalised, tokens
+            if undecided:  # they are computed again from the token before
                 counted = np.array([row for row in penalised if row not in undecided], np.int64)
-                self._commit(upload(slot[kept], self._device), tokens[upload(kept, self._device)])
-            else:
-                counted = penalised
-                self._commit(device_slots, tokens)
+                without = upload(np.array(sorted(undecided), np.int64), self._device)
+                newest = tokens.index_copy(0, without, before[without])
+            self._newest[device_slots] = newest
+            self._commit(device_slots, newest)
             if len(counted):
                 self._penalties.record(slot[counted], _take(tokens, counted, self._device))
             if raw is None:
@@ -272,11 +298,18 @@ class Sampler:
             found = logprob_rows(raw, _take(tokens, wanting, self._device), int(tops.max()))
             return found if named is None else found.naming(raw, named)
 
-        def ask(chosen: list[int]) -> frozenset[int]:
+        def ask(chosen: list[int]) -> Asked:
             assert bitmask is not None
-            return self._ask(verifications, kept, rows, bitmask, stops, tokens, best, chosen)
+            with self._beside():
+                return self._ask(verifications, kept, slot, rows, bitmask, stops, tokens, best, chosen)
 
         asked = ask if verifications and bitmask is not None else None
+        before = tokens
+        if (
+            asked is not None
+        ):  # a step that is launched before they are asked begins with what was chosen first
+            before = self._newest[device_slots]
+            self._commit(device_slots, tokens)
         return SampledTokens(tokens, best, wanting.tolist(), tops.tolist(), conclude, asked)
 
     def _change(self, logits: Tensor, slot: IntArray, penalised: IntArray) -> None:
@@ -305,26 +338,37 @@ class Sampler:
         self,
         verifications: Mapping[int, HostVerification],
         logits: Tensor,
+        slot: IntArray,
         rows: SamplingRows,
         bitmask: Tensor,
         stops: dict[int, MaskWords],
         tokens: Tensor,
         best: Tensor,
         chosen: list[int],
-    ) -> frozenset[int]:
+    ) -> Asked:
         """Step 7, in place: in `bitmask`, `tokens` and `best`. logits: after step 2; stops: what min_tokens
-        left out, by row; chosen: the tokens. Returns the rows of which it is not known.
+        left out, by row; chosen: the tokens.
 
         Choosing again from what is left, with a new number, is choosing from what nobody objects to.
         """
         words = bitmask.numpy().view(np.uint32)
-        open_rows = sorted(verifications)
+        overdue, self._overdue = self._overdue, set()
+        open_rows = sorted(verifications, key=lambda row: (int(slot[row]) not in overdue, row))
         answers = [chosen[row] for row in open_rows]
         undecided: set[int] = set()
+        replaced: frozenset[int] = frozenset()
+        spent = 0.0
         for attempt in count(1):
             refused = []
             for row, token in zip(open_rows, answers, strict=True):
-                left_out = verifications[row].veto(token)
+                asked, begun = verifications[row], thread_time()
+                is_here = not isinstance(asked, RemoteMatcher)  # it searches on this thread
+                if is_here and spent > self.ask_patience:
+                    undecided.add(row)
+                    self._overdue.add(int(slot[row]))
+                    continue
+                left_out = asked.veto(token)
+                spent += is_here * (thread_time() - begun)
                 if left_out is UNDECIDED:
                     undecided.add(row)
                 elif left_out is not None:
@@ -333,13 +377,24 @@ class Sampler:
                         words[row] = stops.pop(row)
                     refused.append(row)
             if not refused:
-                return frozenset(undecided)
+                return Asked(frozenset(undecided), replaced)
             open_rows = refused
+            replaced |= {*refused}
             index = upload(np.array(refused), self._device)
             again = rows.again(np.array(refused), attempt)
             tokens[index], best[index] = self._choose(logits[index], again, bitmask[refused], self._scratch)
             answers = tokens[index].tolist()
         raise AssertionError("unreachable")
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Have a GPU choose again at once, not behind the forward pass that has been launched since."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def _rows(self, slot: IntArray, position: IntArray) -> SamplingRows:
         """The parameters of steps 3 to 6."""

@@ -10,15 +10,17 @@ and what stands between the arrows is hidden behind the forward pass. On a CPU t
 for each core. There `forward` lets the other threads begin, does the hidden work on this one, and then joins
 them: one thread more would take a core from one of them in the middle of its work, and all would wait.
 
-Tokens of N that grammars have to be asked about before they are final are settled as late as possible: when
-N+1 is prepared, before its forward pass is launched.
+Tokens of N that grammars have to be asked about before they are final are settled as late as possible: on a
+CPU before the forward pass of N+1, on a GPU once that is launched. A row of N+1 whose token has been replaced
+by then was computed with the first one, and sits N+1 out (`deferral.py`): the other rows do not wait.
 
 Rows of sequences that may have drafts (`speculation/`) begin where the step before has left them, and drafts
 are made from its tokens. So N is read when N+1 is prepared, as far as such rows are concerned.
 """
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -72,6 +74,8 @@ class StepEngine:
         self._last: LaunchedStep | None = None  # the last step, where there is a speculator
         self._clock = time.perf_counter
         self._begun = 0.0  # the last step's preparation, by that clock
+        if speculator is not None:
+            self.sampler.ask_patience = math.inf  # a step is read before its drafts are verified
 
     @property
     def deferred(self) -> bool:
@@ -144,10 +148,12 @@ class StepEngine:
         if packed is None:
             overlap()
             return None
-        self._settle()
         if not self.runs_ahead:
+            self._settle()
             return self.worker.forward(packed, overlap, lambda: self._logit_mask(packed))
         launched = self.worker.forward(packed)
+        # Nobody waits for what one row is asked about but that row.
+        self._bindings.deferrals.misread(self._settle())
         overlap()
         return launched
 
@@ -206,10 +212,11 @@ class StepEngine:
             verifying = ((row, verifies(matcher)) for row, matcher in enumerate(matchers))
             verifications = {row: asked for row, asked in verifying if asked is not None}
             logits = forward.logits[: len(rows)] if forward.packed.drafts else forward.logits
-            if verifications and any(
-                self._logs[row.slot].params.prompt_logprobs is not None for row in plan.rows
+            if verifications and (
+                self.runs_ahead
+                or any(self._logs[row.slot].params.prompt_logprobs is not None for row in plan.rows)
             ):
-                logits = logits.clone()  # the model writes the prompts' over them before all is chosen
+                logits = logits.clone()  # others are written over them before all is chosen
             sampled = self.sampler.sample(
                 logits,
                 slots,
@@ -269,14 +276,17 @@ class StepEngine:
         launched = self._sample(plan, Forward(fewer, forward.hidden, logits))
         return replace(launched, deferred=frozenset(packed.sampled_rows[i] for i in out))
 
-    def _settle(self) -> None:
-        """Make the tokens of the last step final. Those of which that is not known are missing."""
-        if self._sampled is not None:
-            sampled, step, packed = self._sampled
-            self._sampled = None
-            sampled.settle()
-            for i in sampled.undecided:
-                self._bindings.deferrals.defer(step, packed.sampled_slots[i], packed.sampled_ends[i])
+    def _settle(self) -> Iterable[int]:
+        """Make the tokens of the last step final. Those of which that is not known are missing. Returns the
+        slots that have another token than they had first."""
+        if self._sampled is None:
+            return ()
+        sampled, step, packed = self._sampled
+        self._sampled = None
+        sampled.settle()
+        for i in sampled.undecided:
+            self._bindings.deferrals.defer(step, packed.sampled_slots[i], packed.sampled_ends[i])
+        return [packed.sampled_slots[i] for i in sampled.replaced]
 
     def ready(self, launched: LaunchedStep) -> bool:
         """Whether `finish` would not wait for the device."""

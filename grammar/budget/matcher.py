@@ -18,9 +18,9 @@ log objects as the first one did.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from personae.grammar.budget.completion import CompletionPath, open_brackets, pa
 from personae.grammar.budget.numbers import NumberGuard
 from personae.grammar.budget.planner import Planner
 from personae.grammar.budget.string_masks import StringState, Words
-from personae.grammar.budget.table import Piece
+from personae.grammar.budget.table import STOP, Piece
 from personae.grammar.budget.token_classifier import TokenClassifier
 
 if TYPE_CHECKING:
@@ -53,22 +53,9 @@ class NextToken(NamedTuple):
     plan: CompletionPath
 
 
-class _Snapshot(NamedTuple):
-    """Of a `BudgetMatcher`."""
-
-    length: int
-    left: int
-    opened: int
-    plan: CompletionPath | None
-    vetoes: int
-    text: StringState | None
-    idle: int
-    numbers: NumberGuard
-    pauses: tuple[int, int]
-    following: bool
-    stopped: bool
-    synced: int
-    recent: bytes
+# What changes with an answer's tokens, beside these and the matchers. The values themselves never change.
+_STATE = ("_left", "_numbers", "_opened", "_plan", "_vetoes", "_text", "_idle", "_pauses")
+_STATE += ("_following", "_stopped")
 
 
 class BudgetMatcher:
@@ -84,14 +71,13 @@ class BudgetMatcher:
         self._bytewise: BackendMatcher | None = None
         self._planner: Planner | None = None
         self._synced = 0  # of the accepted tokens the bytewise matcher has seen; -1: it has lost track
-        self._recent = b""
         self._plan: CompletionPath | None = None
         self._ahead: NextToken | None = None  # what was asked about last
         self._classifier: TokenClassifier | None = None  # of this step
-        self._vetoes = 0  # of this step
+        self._vetoes: Mapping[int, Words] = {}  # of this step, by token
         self._text: StringState | None = None
         self._idle = 0  # tokens that the text may go on for before anything but its mask matters
-        self._pause = self._paused = 0  # tokens until it is searched again, and how many it was the last time
+        self._pauses = (0, 0)  # tokens until it is searched again, and how many it was the last time
         self._owed = 0  # of the accepted tokens the backend has not been told
         self._following = False  # the plan alone: the backend has given up
         self._stopped = False
@@ -127,7 +113,7 @@ class BudgetMatcher:
             words[:] = shorter
         plan = self._plan
         if plan is not None:
-            self._classifier = TokenClassifier(self._grammar, plan, words, number=self._numbers.begun)
+            self._classifier = TokenClassifier(self._grammar, plan, words, number=bool(self._numbers.run))
             if plan.count == self._left:
                 self._classifier.narrow(words)
             if plan.first is not None:
@@ -152,18 +138,21 @@ class BudgetMatcher:
     def veto(self, token: int) -> Words | None:
         """What is to be left out, as a row of a bitmask, because no completion in time is found after
         `token`, which `fill` allowed; None if there is one. A step's last objection leaves only what is sure.
+        What was said is said again when the step is computed again.
         """
         plan, table = self._plan, self._grammar.table
-        if plan is None or self._vetoes > _OBJECTIONS or self._ends(token):
+        if token in self._vetoes:
+            return self._vetoes[token]
+        if plan is None or len(self._vetoes) > _OBJECTIONS or self._ends(token):
             return None
         self._ahead = self._ask(token, plan)
         if self._ahead is not None:
             return None
-        self._vetoes += 1
         first = self._first(plan)
-        if self._vetoes > _OBJECTIONS:
-            return ~(table.stops | first)
-        return self._looked(plan).as_long(token) & ~first
+        is_last = len(self._vetoes) == _OBJECTIONS
+        words = ~(table.stops | first) if is_last else self._looked(plan).as_long(token) & ~first
+        self._vetoes = {**self._vetoes, token: words}
+        return words
 
     def accept(self, token: int) -> bool:
         """Advance by one token; False, and no change, if it is not allowed by the grammar."""
@@ -206,7 +195,7 @@ class BudgetMatcher:
         owed, self._owed = self._accepted[-self._owed :], 0
         if (taken := self._inner.feed(owed)) < len(owed):
             self._inner.accept(owed[taken])  # it gives up, for good, and only now does it know
-        self._numbers.write(b"".join([self._grammar.table.vocabulary.tokens[token] for token in owed]))
+        self._numbers = self._numbers.after(self._said(owed))
 
     def _accept_next(self, token: int) -> bool:
         """As `accept`, where the plan alone is followed. The backend may give up earlier on a log that is
@@ -238,50 +227,34 @@ class BudgetMatcher:
 
     def snapshot(self) -> Snapshot:
         """What the backend's matchers do not know: they are asked to go back only when it is restored."""
-        return _Snapshot(
-            len(self._accepted),
-            self._left,
-            self._opened,
-            self._plan,
-            self._vetoes,
-            self._text,
-            self._idle,
-            self._numbers.fork(),
-            (self._pause, self._paused),
-            self._following,
-            self._stopped,
-            self._synced,
-            self._recent,
-        )
+        return len(self._accepted), self._synced, *(getattr(self, name) for name in _STATE)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Take back what was accepted since."""
-        at: _Snapshot = snapshot
-        if self._inner.snapshot() > at.length:
-            self._inner.restore(at.length)
-        self._unsync(at)
-        del self._accepted[at.length :]
-        self._left, self._opened, self._plan, self._vetoes = at.left, at.opened, at.plan, at.vetoes
-        self._text, self._idle, self._numbers = at.text, at.idle, at.numbers.fork()
-        self._pause, self._paused = at.pauses
-        self._following, self._stopped = at.following, at.stopped
+        length, synced, *state = snapshot
+        if self._inner.snapshot() > length:
+            self._inner.restore(length)
+        self._unsync(length, synced)
+        del self._accepted[length:]
+        self._set(state)
         self._ahead = self._classifier = None
         if self._inner.failed and not self._following:
             self._following = self._follow()
-        self._owed = 0 if self._inner.failed else at.length - self._inner.snapshot()
+        self._owed = 0 if self._inner.failed else length - self._inner.snapshot()
 
-    def _unsync(self, at: "_Snapshot") -> None:
+    def _set(self, state: Iterable[Any]) -> None:
+        for name, value in zip(_STATE, state, strict=True):
+            setattr(self, name, value)
+
+    def _unsync(self, length: int, synced: int) -> None:
         """Have the bytewise matcher take back what it has seen since."""
-        if self._synced < 0 <= at.synced:  # it has lost track since: another one is told of all
+        if self._synced < 0 <= synced:  # it has lost track since: another one is told of all
             self._bytewise, self._synced = None, 0
-        elif self._synced > at.length:
+        elif self._synced > length:
             assert self._bytewise is not None
-            table, accepted = self._grammar.table, self._accepted
-            taken_back = sum(len(table.piece(token)) for token in accepted[at.length : self._synced])
-            self._bytewise.restore(self._bytewise.snapshot() - taken_back)
-            said = accepted[max(at.synced, at.length - _RECENT) : at.length]
-            self._recent = _with(at.recent, [byte for token in said for byte in table.piece(token)])
-            self._synced = at.length
+            taken_back = map(self._grammar.table.piece, self._accepted[length : self._synced])
+            self._bytewise.restore(self._bytewise.snapshot() - sum(map(len, taken_back)))
+            self._synced = length
 
     def forced(self) -> bytes:
         """The text that the grammar alone allows; nothing where the backend is not told of each token, or
@@ -292,13 +265,8 @@ class BudgetMatcher:
         """A second matcher in the same state."""
         self._catch_up()
         other = BudgetMatcher(self._inner.fork(), self._grammar, self._left)
-        other._left, other._opened, other._plan = self._left, self._opened, self._plan
-        other._vetoes = self._vetoes
-        other._following, other._stopped = self._following, self._stopped
-        other._pause, other._paused = self._pause, self._paused
-        other._accepted = self._accepted.copy()
-        other._synced, other._recent = self._synced, self._recent
-        other._numbers = self._numbers.fork()
+        other._set(self.snapshot()[2:])
+        other._accepted, other._synced = self._accepted.copy(), self._synced
         other._bytewise = self._bytewise and self._bytewise.fork()
         return other
 
@@ -335,11 +303,11 @@ class BudgetMatcher:
             return
         grammar = self._grammar
         self._left -= 1
-        self._vetoes = 0
+        self._vetoes = {}
         self._ahead = self._classifier = None
         if self._text is not None:
             self._text = grammar.texts.after(self._text, token)
-        self._numbers.write(grammar.table.vocabulary.tokens[token])
+        self._numbers = self._numbers.after(self._said((token,)))
         self._opened += grammar.table.opens[token]
         if plan is None:
             plan = self._found((), (), self._left) if self._near else None
@@ -433,7 +401,6 @@ class BudgetMatcher:
             self._bytewise = self._grammar.bytewise()
         table = self._grammar.table
         piece = [byte for token in self._accepted[self._synced :] for byte in table.piece(token)]
-        self._recent = _with(self._recent, piece)
         follows = self._bytewise.feed(piece) == len(piece)
         self._synced = len(self._accepted) if follows else -1
         return self._bytewise if follows else None
@@ -448,9 +415,9 @@ class BudgetMatcher:
             return None
         if self._planner is None:
             self._planner = self._grammar.planner()
-        recent = _with(self._recent, piece)
+        recent = self._said(self._accepted[-_RECENT:]) + bytes(byte for byte in piece if byte < STOP)
         limit = min(_SEARCH, 8 * left + 64)
-        for found in self._searches(fork, recent, limit, old):
+        for found in self._searches(fork, recent[-_RECENT:], limit, old):
             plan = None if found is None else path(self._grammar.table, found, self._plan)
             if plan is not None and plan.count <= left:
                 return plan
@@ -462,11 +429,14 @@ class BudgetMatcher:
         """Completions; the last from the search that takes longer, where there is no plan to fall back on."""
         assert self._planner is not None
         yield self._planner.plan(matcher, recent, limit, old)
-        self._pause -= 1
-        if self._plan is None and self._pause < 0:
+        pause, paused = self._pauses
+        self._pauses = pause - 1, paused
+        if self._plan is None and pause < 1:
             yield self._planner.search(matcher, limit, _STATES)
-            self._pause = self._paused = min(2 * self._paused + 1, _LONGEST_PAUSE)
+            paused = min(2 * paused + 1, _LONGEST_PAUSE)
+            self._pauses = paused, paused
 
-
-def _with(recent: bytes, piece: Sequence[int]) -> bytes:
-    return (recent + bytes(byte for byte in piece if byte < 256))[-_RECENT:]
+    def _said(self, tokens: Sequence[int]) -> bytes:
+        """What tokens write, without special ones."""
+        texts = self._grammar.table.vocabulary.tokens
+        return b"".join([texts[token] for token in tokens])

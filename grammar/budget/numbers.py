@@ -5,6 +5,7 @@ what it wrote would be infinite to whoever reads it, or an error.
 """
 
 import re
+from typing import NamedTuple
 
 from personae.grammar.budget.string_masks import Words
 from personae.grammar.budget.table import TokenTable
@@ -17,39 +18,29 @@ _LONGEST_TOKEN = 16  # characters that a numeric token is taken to have at most
 _KEPT = 4 * MOST
 
 
-class NumberGuard:
+class NumberGuard(NamedTuple):
     """Follows one answer: the numeric characters at its end. `ends` are the tokens that may follow a number,
     None if the answer has none."""
 
-    __slots__ = ("_ends", "_run", "_table")
+    table: TokenTable
+    ends: Words | None
+    run: bytes = b""
 
-    def __init__(self, table: TokenTable, ends: Words | None, run: bytes = b"") -> None:
-        self._table = table
-        self._ends = ends
-        self._run = run
-
-    def write(self, text: bytes) -> None:
-        """Text was added."""
+    def after(self, text: bytes) -> "NumberGuard":
+        """Where `text` was added."""
         if text and text[-1] not in _CHARACTERS:
-            self._run = b""
-            return
+            return self._replace(run=b"") if self.run else self
         tail = text[_NUMERIC.search(text).start() :]  # type: ignore[union-attr]  # the empty tail matches
-        self._run = (self._run + tail)[-_KEPT:] if len(tail) == len(text) else tail
-
-    @property
-    def begun(self) -> bool:
-        """Whether the answer so far ends with a character that numbers have."""
-        return bool(self._run)
+        return self._replace(run=(self.run + tail)[-_KEPT:] if len(tail) == len(text) else tail)
 
     def narrow(self, words: Words) -> Words | None:
         """What `words` allows of that, None if there is nothing to take away."""
-        run = self._run
-        if len(run) < 2 or self._ends is None:
+        run, table = self.run, self.table
+        if len(run) < 2 or self.ends is None:
             return None
         exponent = _EXPONENT.search(run)
         if exponent is None and len(run) <= MOST - _LONGEST_TOKEN:
             return None
-        table = self._table
         if (words & table.letters).any():
             return None  # not a number, but digits within a string
         if exponent is not None and len(exponent[1]) < 2:
@@ -57,11 +48,7 @@ class NumberGuard:
         else:
             barred = table.numeric_over(max(MOST - len(run), 0) if exponent is None else 0)
             in_string = table.quote is not None and table.holds(words, table.quote)
-            if in_string or not (words & self._ends).any():
+            if in_string or not (words & self.ends).any():
                 return None  # or in a number that has to go on
         kept = words & ~barred
         return kept if kept.any() else None
-
-    def fork(self) -> "NumberGuard":
-        """A second one in the same state."""
-        return NumberGuard(self._table, self._ends, self._run)

@@ -131,3 +131,42 @@ def test_logprobs_are_those_of_the_token_that_was_taken() -> None:
     )
     assert choices.logprobs[0].token == 2
     assert abs(choices.logprobs[0].logprob - LOGITS.log_softmax(0)[2].item()) < 1e-6
+
+
+def test_rows_that_are_not_asked_in_time_have_no_token_and_are_the_first_to_be_asked_next_time() -> None:
+    newest = torch.zeros(4, dtype=torch.int64)
+    found = sampler(greedy(), greedy(), greedy(), greedy(), newest=newest)
+    found.sample(torch.eye(5)[4].repeat(4, 1), range(4), [0] * 4, mask(4)).settle()
+    found.ask_patience = 0.0  # one search, whatever it takes
+    asked = {row: Objector() for row in (0, 1, 3)}
+    first = found.sample(LOGITS.repeat(4, 1), range(4), [1] * 4, mask(4), asked).read()
+    assert first.tokens == [1, None, 1, None]
+    assert first.undecided == {1, 3}
+    assert not first.failures
+    assert newest.tolist() == [1, 4, 1, 4], "they are computed again from the token before"
+    second = found.sample(LOGITS.repeat(4, 1), range(4), [2, 1, 2, 1], mask(4), asked).read()
+    assert second.tokens == [None, 1, 1, None]
+
+
+def test_a_row_that_goes_on_asking_chooses_what_it_would_have_chosen_at_once() -> None:
+    class Repeats(Objector):
+        """Says again what it has said."""
+
+        def __init__(self, *against: int) -> None:
+            super().__init__(*against)
+            self._said: dict[int, NDArray[np.uint32] | None] = {}
+
+        def veto(self, token: int) -> NDArray[np.uint32] | None:
+            if token not in self._said:
+                self._said[token] = super().veto(token)
+            return self._said[token]
+
+    found, objector = sampler(greedy()), Repeats(1, 2)
+    found.ask_patience = 0.0
+    tokens = []
+    while tokens[-1:] != [3]:
+        tokens += found.sample(LOGITS[None].clone(), [0], [1], mask(1), {0: objector}).read().tokens
+        found.ask_patience += 0.001 * (len(tokens) > 2)
+        assert len(tokens) < 99
+    assert set(tokens[:-1]) <= {None}
+    assert objector.asked == [1, 2, 3]

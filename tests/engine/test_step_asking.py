@@ -1,6 +1,7 @@
 """Tokens near the end of a budget are asked about before they are taken: as late as that may be."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import jsonschema
@@ -9,6 +10,10 @@ from engine_harness import EngineHarness, Played
 from tiny_models import model_folder
 from worst import text_of, text_vocabulary
 
+from personae.engine.deferral import Deferrals
+from personae.engine.sampler import Sampler
+from personae.engine.worker.runner import Runner
+from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
 
@@ -67,3 +72,54 @@ def test_a_device_that_runs_by_itself_writes_what_one_does_that_does_not(lookahe
         if int(id) % 3 < 2:
             text = text_of([token for token in one.tokens if token not in VOCABULARY.stop_ids], VOCABULARY)
             jsonschema.validate(json.loads(text), SCHEMAS[int(id) % 3])
+
+
+@pytest.mark.parametrize(("runs_ahead", "lookahead"), [(False, 1), (False, 2), (True, 1), (True, 2)])
+def test_answers_have_the_same_tokens_however_little_is_asked_in_a_step(
+    monkeypatch: pytest.MonkeyPatch, runs_ahead: bool, lookahead: int
+) -> None:
+    expected = played()
+    kept = Sampler.__init__
+    late: list[int] = []
+
+    def impatient(self: Sampler, *arguments: Any) -> None:
+        kept(self, *arguments)
+        self.ask_patience = 2e-5
+
+    def defer(self: Deferrals, step: int, slot: int, end: int) -> None:
+        late.append(slot)
+        deferred(self, step, slot, end)
+
+    deferred = Deferrals.defer
+    monkeypatch.setattr(Sampler, "__init__", impatient)
+    monkeypatch.setattr(Deferrals, "defer", defer)
+    found = played(runs_ahead=runs_ahead, lookahead=lookahead)
+    assert {id: (one.tokens, one.error) for id, one in found.items()} == {
+        id: (one.tokens, one.error) for id, one in expected.items()
+    }
+    assert late
+
+
+def test_a_device_that_runs_by_itself_begins_the_next_step_before_anybody_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = played()
+    events: list[str] = []
+    forward, veto, misread = Runner.forward, BudgetMatcher.veto, Deferrals.misread
+
+    def note(event: str, then: Any) -> Any:
+        def noted(self: Any, *arguments: Any) -> Any:
+            found = then(self, *arguments)
+            events.append("replaced" if event == "misread" and arguments[0] else event)
+            return found
+
+        return noted
+
+    monkeypatch.setattr(Runner, "forward", note("forward", forward))
+    monkeypatch.setattr(BudgetMatcher, "veto", note("veto", veto))
+    monkeypatch.setattr(Deferrals, "misread", note("misread", misread))
+    found = played(runs_ahead=True)
+    assert {id: one.tokens for id, one in found.items()} == {id: one.tokens for id, one in expected.items()}
+    beside = [one for before, one in pairwise(events) if before == "forward"]
+    assert "veto" in beside, "while the next step is computed"
+    assert "replaced" in events, "a row of it had another token, and sat it out"
