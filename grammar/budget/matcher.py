@@ -54,8 +54,10 @@ class NextToken(NamedTuple):
 
 
 # What changes with an answer's tokens, beside these and the matchers. The values themselves never change.
-_STATE = ("_left", "_numbers", "_opened", "_plan", "_vetoes", "_text", "_idle", "_pauses")
-_STATE += ("_following", "_stopped")
+_STATE = (
+    *("_left", "_numbers", "_opened", "_plan", "_vetoes", "_text"),
+    *("_idle", "_pauses", "_following", "_stopped"),
+)
 
 
 class BudgetMatcher:
