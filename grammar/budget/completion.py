@@ -65,12 +65,6 @@ class CompletionPath:
         steps = self._steps[self._at + 1 : self._at + most]
         return [length for length, step in enumerate(steps, 1) if step and step[0] >= self.count]
 
-    def left_after(self, length: int) -> int | None:
-        """How many tokens that are."""
-        at = self._at + length
-        step = self._steps[at] if at < len(self._steps) else None
-        return None if step is None else step[0]
-
 
 def path(table: TokenTable, piece: Piece, like: CompletionPath | None = None) -> CompletionPath | None:
     """From the beginning of `piece`; None if there are no tokens that write it.

@@ -392,8 +392,8 @@ class BudgetMatcher:
             return False
         text = plan.begins(_RECENT)
         end = _END.search(text, 1)
-        least = plan.left_after(len(text) if end is None else end.start())
-        return least is not None and least >= self._left - 1
+        rest = plan.after(len(text) if end is None else end.start())
+        return rest is not None and rest.count >= self._left - 1
 
     def _sync(self) -> BackendMatcher | None:
         """The bytewise matcher after what was accepted; None if it cannot follow, or once could not."""

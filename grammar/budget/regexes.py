@@ -7,12 +7,12 @@ answers are cautious guesses.
 import re
 import re._constants as sre  # type: ignore[import-not-found]  # not part of the typed library
 import re._parser as parser  # type: ignore[import-not-found]  # likewise
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 _MOST = 100_000
+_ASCII = frozenset(range(128))
 _PRINTABLE = frozenset(range(0x20, 0x7F)) - {ord('"'), ord("\\")}
 _CATEGORIES = {
     sre.CATEGORY_DIGIT: frozenset(range(0x30, 0x3A)),
@@ -49,103 +49,77 @@ def pattern_distances(pattern: str) -> PatternBound:
         tree = parser.parse(pattern)
     except (re.error, OverflowError, RecursionError, ValueError):
         return PatternBound(8 * len(pattern) + 64, "", True)
-    covered: set[int] = set()
-    for members in _classes(tree):
-        covered |= members
-    wide = covered >= _PRINTABLE
+    part = _whole(tree)
+    wide = part.covered >= _PRINTABLE
     whole = len(tree) > 1 and tree[0] == (sre.AT, sre.AT_BEGINNING) and tree[-1] == (sre.AT, sre.AT_END)
-    return PatternBound(min(_longest(tree), _MOST), _example(tree), wide, _is_ascii(tree), whole and not wide)
+    return PatternBound(part.longest, part.example, wide, part.ascii, whole and not wide)
 
 
-def _is_ascii(tree: Any) -> bool:
-    for op, value in tree:
-        if op is sre.LITERAL:
-            plain = value < 128
-        elif op is sre.IN:
-            plain = all(
-                (kind is sre.LITERAL and one < 128)
-                or (kind is sre.RANGE and one[1] < 128)
-                or (kind is sre.CATEGORY and one is sre.CATEGORY_DIGIT)
-                for kind, one in value
-            )
-        elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
-            plain = _is_ascii(value[2])
-        elif op is sre.SUBPATTERN:
-            plain = _is_ascii(value[3])
-        elif op is sre.BRANCH:
-            plain = all(map(_is_ascii, value[1]))
-        else:
-            plain = op is sre.AT
-        if not plain:
-            return False
-    return True
+class _Part(NamedTuple):
+    """Of a part of a pattern: as in `PatternBound`, and the ASCII characters in its classes."""
+
+    longest: int = 1
+    example: str = ""
+    covered: frozenset[int] = frozenset()
+    ascii: bool = False
 
 
-def _longest(tree: Any) -> int:
-    """The sum over everything that may still have to be written."""
-    total = 0
-    for op, value in tree:
-        if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
+def _whole(tree: Any) -> _Part:
+    """Parts in turn: all of them may still have to be written."""
+    parts = [_part(op, value) for op, value in tree]
+    example = "".join(part.example for part in parts)
+    return _Part(
+        min(sum(part.longest for part in parts), _MOST),
+        example if len(example) <= _MOST else "",
+        frozenset().union(*(part.covered for part in parts)),
+        all(part.ascii for part in parts),
+    )
+
+
+def _part(op: Any, value: Any) -> _Part:
+    """The example is one of the shortest: by the shortest branch and the first member of each class."""
+    match op:
+        case sre.LITERAL:
+            return _Part(1, chr(value), frozenset((value,)), value < 128)
+        case sre.NOT_LITERAL:
+            return _Part(1, "a" if value != ord("a") else "b", _ASCII - {value})
+        case sre.ANY:
+            return _Part(1, "a", _ASCII)
+        case sre.IN:
+            members = _members(value)
+            shown = [chr(one) for one in sorted(members & _PRINTABLE)]
+            return _Part(1, next(filter(str.isalnum, shown), (shown or "a")[0]), members, _is_ascii(value))
+        case sre.MAX_REPEAT | sre.MIN_REPEAT | sre.POSSESSIVE_REPEAT:
             least, _, inner = value
-            total += least * inner.getwidth()[0] + _longest(inner)
-        elif op is sre.SUBPATTERN:
-            total += _longest(value[3])
-        elif op is sre.BRANCH:
-            total += max(_longest(one) for one in value[1])
-        elif op is sre.ATOMIC_GROUP:
-            total += _longest(value)
-        elif op is not sre.AT:
-            total += 1
-        if total > _MOST:
-            return _MOST
-    return total
+            part = _whole(inner)
+            example = part.example * least if len(part.example) * least <= _MOST else ""
+            return part._replace(longest=least * inner.getwidth()[0] + part.longest, example=example)
+        case sre.SUBPATTERN:
+            return _whole(value[3])
+        case sre.BRANCH:
+            parts = [_whole(branch) for branch in value[1]]
+            widths = [branch.getwidth()[0] for branch in value[1]]
+            return _Part(
+                max(part.longest for part in parts),
+                parts[widths.index(min(widths))].example,
+                frozenset().union(*(part.covered for part in parts)),
+                all(part.ascii for part in parts),
+            )
+        case sre.ATOMIC_GROUP:
+            return _whole(value)._replace(ascii=False)
+        case sre.AT:
+            return _Part(0, ascii=True)
+    return _Part()
 
 
-def _example(tree: Any) -> str:
-    """One of the shortest texts that match, by the shortest branch and the first member of each class."""
-    text = ""
-    for op, value in tree:
-        if op is sre.LITERAL:
-            text += chr(value)
-        elif op is sre.NOT_LITERAL:
-            text += "a" if value != ord("a") else "b"
-        elif op is sre.ANY:
-            text += "a"
-        elif op is sre.IN:
-            members = sorted(_members(value) & _PRINTABLE)
-            text += chr(next((one for one in members if chr(one).isalnum()), members[0] if members else 0x61))
-        elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
-            text += _example(value[2]) * min(value[0], _MOST)
-        elif op is sre.SUBPATTERN:
-            text += _example(value[3])
-        elif op is sre.BRANCH:
-            text += _example(min(value[1], key=lambda one: one.getwidth()[0]))
-        elif op is sre.ATOMIC_GROUP:
-            text += _example(value)
-        if len(text) > _MOST:
-            return ""
-    return text
-
-
-def _classes(tree: Any) -> Iterator[frozenset[int]]:
-    for op, value in tree:
-        if op is sre.LITERAL:
-            yield frozenset((value,))
-        elif op is sre.NOT_LITERAL:
-            yield frozenset(range(128)) - {value}
-        elif op is sre.ANY:
-            yield frozenset(range(128))
-        elif op is sre.IN:
-            yield _members(value)
-        elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
-            yield from _classes(value[2])
-        elif op is sre.SUBPATTERN:
-            yield from _classes(value[3])
-        elif op is sre.BRANCH:
-            for one in value[1]:
-                yield from _classes(one)
-        elif op is sre.ATOMIC_GROUP:
-            yield from _classes(value)
+def _is_ascii(items: Any) -> bool:
+    """Whether a class names its characters, and they are of one byte."""
+    return all(
+        (kind is sre.LITERAL and one < 128)
+        or (kind is sre.RANGE and one[1] < 128)
+        or (kind is sre.CATEGORY and one is sre.CATEGORY_DIGIT)
+        for kind, one in items
+    )
 
 
 def _members(items: Any) -> frozenset[int]:
@@ -160,5 +134,5 @@ def _members(items: Any) -> frozenset[int]:
         elif op is sre.RANGE:
             found.update(range(value[0], min(value[1], 127) + 1))
         elif op is sre.CATEGORY:
-            found |= _CATEGORIES.get(value, frozenset(range(128)))
-    return frozenset(range(128)) - found if negated else frozenset(found)
+            found |= _CATEGORIES.get(value, _ASCII)
+    return _ASCII - found if negated else frozenset(found)
