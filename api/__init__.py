@@ -1,1 +1,1 @@
-"""HTTP, command line and library: speaks JSON, knows no tensor."""
+"""HTTP, command line and library. It handles JSON and no tensors."""

@@ -118,7 +118,7 @@ def _description(root_path: str) -> bytes:
 
 
 def _cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
-    """Around all else, so that pages can read refusals, and their preflights need no key."""
+    """The outermost middleware, so that pages can read refusals, and their preflights need no key."""
     if not origins:
         return []
     return [
@@ -175,7 +175,7 @@ def make_context(
 
 
 def _fingerprint(client: EngineClient, settings: ApiSettings) -> str:
-    """What the same request with the same seed depends on: the model, how it is run, and this program."""
+    """A fingerprint of all that decides an answer besides the request: model, options, program version."""
     bases = [card for card in client.models(DEFAULT_TENANT).values() if card.adapter is None]
     facts = (personae.__version__, bases, settings.about, client.max_model_len, client.vocab_size)
     return f"fp_{hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:12]}"
@@ -195,7 +195,7 @@ def create_app(
 ) -> Starlette:
     """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
 
-    Without `tenants` nobody is asked for a key; without `usage` or `stored` it is not kept what is used, or
+    Without `tenants` no key is required; without `usage` or `stored` it is not kept what is used, or
     what was answered; without a `scaler` the engines stay as many as they are; without a `registry` no
     adapters can be uploaded, without `batches` no files; batches run within
     `batches.running(app.state.context)`. Raises ModelLoadError when the model's chat template cannot be

@@ -107,7 +107,9 @@ def bound_of(body: SamplingFields, *, strict: bool = False) -> Bound | None:
     first, *others = asked
     for name in others:  # the same under two names is no contradiction: guidance sends vLLM's older one, too
         if asked[name].spec != asked[first].spec:
-            raise RequestError(f"`{name}` beside `{first}`: an answer can be bound once.", param=name)
+            raise RequestError(
+                f"`{name}` and `{first}` cannot be combined: an answer can be bound only once.", param=name
+            )
     return asked[first]
 
 

@@ -343,7 +343,7 @@ def _message(words: OutputPieces, *, reasoning: bool) -> ChatMessage:
 
 
 def _deltas(words: OutputPieces, *, reasoning: bool) -> Iterable[ChatDelta]:
-    """What was said, in the order in which it was: a delta for each piece, calls beside each other in one."""
+    """The answer in its order: one delta per piece; adjacent calls share one."""
     calls: list[ToolCallDelta] = []
     for piece in words.pieces:
         if isinstance(piece, CallPart):

@@ -3,7 +3,7 @@
 The templates are Jinja programs that come with a model, written for Hugging Face's `apply_chat_template`;
 what they may rely on is described at https://huggingface.co/docs/transformers/chat_templating_writing. They
 run in Jinja's immutable sandbox and see plain JSON data only. A client's own template is run only where the
-server was told to trust it.
+server was configured to trust it.
 
 A template may loop for ever, and what a client sends decides how often it does, so every turn of a loop and
 every piece of output looks at the clock. Products and powers are bounded as well.

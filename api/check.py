@@ -17,7 +17,7 @@ from personae.grammar.schema.validate import SchemaValidation as Found
 from personae.grammar.spec import GrammarSpec
 
 SECONDS = 10.0  # that an answer waits for its check
-_AT_ONCE = 4  # checks of a tenant elsewhere; its others wait, and nobody else's
+_AT_ONCE = 4  # checks of a tenant in the checker; its other checks wait, other tenants' do not
 _Places = WeakValueDictionary[str, anyio.CapacityLimiter]  # while they are used
 _PLACES: RunVar[_Places] = RunVar("places of checks, by tenant")
 _CHECKER = Checker()  # one process for all; begun when it is first needed

@@ -65,7 +65,7 @@ class Choice:
 
     `prompt` is what the answer continues; with `echoed` its tokens have entries too. Without `answers`
     (an echo of `max_tokens` 0) the one token that the engine had to make is dropped. With a `shape` the
-    answer is taken apart; `special` maps the names of special tokens to ids. `check` is told all of it.
+    answer is taken apart; `special` maps the names of special tokens to ids. `check` sees the whole text.
     """
 
     def __init__(

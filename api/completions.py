@@ -131,7 +131,7 @@ def _asked(body: CompletionRequest) -> int | None:
 
 
 def _length(body: CompletionRequest, asked: int | None, prompt: int, limit: int, name: str) -> int:
-    """As params.answer_length; the default of 16 shrinks to what fits, since nobody asked for it."""
+    """As params.answer_length; the default of 16 shrinks to what fits, since the client did not set it."""
     if body.max_tokens is None and asked is not None and prompt < limit:
         asked = min(asked, limit - prompt)
     return answer_length(asked, prompt=prompt, limit=limit, param="max_tokens", prompt_param=name)

@@ -1,4 +1,4 @@
-"""What a route finds when a request has come in: the app's parts, who asks, and what prompts need."""
+"""The context of a request: the app's parts, the caller, and what prompts need."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -157,7 +157,7 @@ class RequestContext:
         return min(self.patience, *(arrived + limit for limit in limits if limit is not None), math.inf)
 
     def keep(self, size: int) -> None:
-        """Count memory that the request needs until it is done, beside its body. Raises RateLimited."""
+        """Count memory that the request needs until it is done, besides its body. Raises RateLimited."""
         hold = self.bodies.hold(self.caller.identity)
         self.caller.until_done.callback(hold.shrink)
         hold.grow(size)
@@ -251,11 +251,11 @@ class RequestContext:
 
 
 class NotBrief(Exception):
-    """What was begun on the event loop would take too long there."""
+    """The work would take too long on the event loop."""
 
 
 def context_of(request: Request) -> RequestContext:
-    """The app's door, as this request's caller finds it."""
+    """The app's context, for this request's caller."""
     context: RequestContext = request.app.state.context
     arrived, patience = arrival(request), header_deadline(request)
     if not hasattr(request.state, "ignored"):

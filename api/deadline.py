@@ -49,6 +49,6 @@ def header_deadline(request: Request) -> float:
 
 
 def arrival(request: Request) -> float:
-    """When the request came, on `anyio.current_time`'s clock."""
+    """When the request arrived, on `anyio.current_time`'s clock."""
     came: float | None = getattr(request.state, "arrived", None)
     return anyio.current_time() if came is None else came

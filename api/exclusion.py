@@ -1,4 +1,4 @@
-"""What an answer may not say: `allowed_token_ids` and `bad_words`, and what they cannot be kept beside."""
+"""Tokens that an answer may not have: `allowed_token_ids` and `bad_words`, and what excludes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

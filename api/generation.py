@@ -188,7 +188,7 @@ class Job:
         """Hand every part to `sink` as it comes, until all choices have ended.
 
         Raises RateLimited, what the engine refuses with, DeadlineExceeded, and RequestFailed if a sequence
-        could not be finished. However this ends, the engine has let go of the request when it does.
+        could not be finished. However this ends, the engine has released the request by then.
         """
         metrics, meter, who = self.context.metrics, self.context.meter, self.context.caller.identity
         meter.prompt(who, self.prompt_tokens, spare=self.context.background)
@@ -208,7 +208,7 @@ class Job:
         return self.context.metrics.label(name)
 
     async def _timed(self, clocks: dict[str, SequenceClock], sink: Sink) -> None:
-        """Follow until the end or the deadline; the clocks are told how it ended."""
+        """Follow until the end or the deadline; the clocks record how it ended."""
         reason = "error"
         try:
             with anyio.CancelScope(deadline=self.deadline) as patience:
@@ -238,7 +238,7 @@ class Job:
                 clock.end(reason)
 
     def _place(self, refusal: RequestError | Overloaded) -> None:
-        """Have a refusal of the engine's name the client's fields."""
+        """Rename the fields in an engine's refusal to the client's."""
         if isinstance(refusal, GrammarError) and refusal.param in (None, *PARAMS.values()):
             refusal.param = self.bound_by  # a grammar knows its kind, not the field that it came in
         if isinstance(refusal, BudgetTooSmall):
@@ -297,7 +297,7 @@ class Job:
             raise RequestFailed("The engine ended the request before its answer was complete.")
 
     def _failed(self, why: str, code: str | None) -> PersonaeError:
-        """What a client is told when a sequence cannot go on."""
+        """The error for a client whose sequence cannot continue."""
         if code == GRAMMAR_TOO_SLOW:
             return GrammarTooSlow(f"The request could not be finished: {why}.")
         if why == NOT_FINITE and self.model.adapter is not None:  # the base's own weights are finite

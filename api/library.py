@@ -103,7 +103,7 @@ async def open(
 
     model: a Hugging Face model folder, a GGUF file, or "demo" for the small synthetic one; or all options as
     one `ServeOptions`. adapters: one folder or several, whose sub-folders are adapters. Unless they say
-    otherwise the engine runs `one_process`. `on_progress(done, total)` is told the bytes loaded, from another
+    otherwise the engine runs `one_process`. `on_progress(done, total)` receives the bytes loaded, in another
     thread. Raises LoadError, and TypeError for an unknown option.
     """
     if not isinstance(model, ServeOptions):
@@ -166,6 +166,6 @@ async def _streamed(job: Job, form: AnswerBuilder) -> AsyncIterator[AsyncIterato
 
 
 async def _never() -> dict[str, Any]:
-    """There is no connection that could be closed."""
+    """A library call has no connection that could be closed."""
     await anyio.sleep_forever()
     raise AssertionError

@@ -31,7 +31,7 @@ async def open_engine(
     """Load the model and its adapters, start the actors, yield the engine; stop everything in order.
 
     `adapter_store` is where adapters lie that come later, `secret` what tenants' prefix-cache salts are made
-    from. A bundled model has its adapters beside those that were asked for. What is on the Hub is downloaded.
+    from. A bundled model adds its own adapters to the requested ones. What is on the Hub is downloaded.
     `on_progress(done_bytes, total_bytes)` is called while weights load, in one process from another thread.
     Raises LoadError.
     """

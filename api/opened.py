@@ -1,4 +1,4 @@
-"""An open engine, and what the API wants to know of its model."""
+"""An open engine, and what the API needs to know about its model."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -42,7 +42,7 @@ class OutputParser(Protocol):
         """What the next token adds."""
 
     def finish(self) -> OutputPieces:
-        """There is no further token: what was held back."""
+        """The end of the tokens: returns the text that was held back."""
 
 
 class PlainOutputParser:
@@ -70,7 +70,7 @@ class PlainOutputParser:
         return _said(self._text.push((token,)).text)
 
     def finish(self) -> OutputPieces:
-        """There is no further token: what was held back."""
+        """The end of the tokens: returns the text that was held back."""
         return _said(self._text.flush())
 
 
@@ -120,7 +120,7 @@ class ShapedOutputParser:
         return self._pieces(self._parser.push(self._text.flush() + mark))
 
     def finish(self) -> OutputPieces:
-        """There is no further token: what was held back."""
+        """The end of the tokens: returns the text that was held back."""
         words = self._pieces(self._parser.push(self._text.flush()))
         words.add(self._pieces(self._parser.finish()))
         if self.stopped is None:

@@ -1,4 +1,4 @@
-"""What a choice said, piece by piece in the order of its coming. Words add up."""
+"""A choice's output, piece by piece in its order. Adjacent text is joined."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -51,17 +51,17 @@ class OutputPieces:
 
     @property
     def text(self) -> str:
-        """What is for the reader."""
+        """The text for the reader."""
         return "".join(span.text for span in self._spans() if not span.reasoning)
 
     @property
     def reasoning(self) -> str:
-        """What was thought."""
+        """The reasoning."""
         return "".join(span.text for span in self._spans() if span.reasoning)
 
     @property
     def calls(self) -> list[CallPart]:
-        """What tool calls gained."""
+        """The tool calls' increments."""
         return [piece for piece in self.pieces if isinstance(piece, CallPart)]
 
     def say(self, text: str, *, reasoning: bool = False) -> None:

@@ -1,7 +1,7 @@
 """How the long lists of an answer are kept until it is sent: as they are, or as JSON already.
 
 Log-probabilities of prompts are hundreds of thousands of small objects. Packed, each place's are JSON as soon
-as they are made, so that there are never many at once, and encoding the rest takes no time.
+as they are made. So there are never many at once, and encoding the rest takes no time.
 """
 
 from collections.abc import Callable, Iterable

@@ -145,7 +145,7 @@ def check_prompt_logprobs(entries: int, name: str, settings: ApiSettings) -> Non
 def kept_of_prompt(asked: int | None, *, answer: int, limit: int) -> int | None:
     """How many of a prompt's tokens are kept, the last ones, by `truncate_prompt_tokens`; None for all.
 
-    `answer` tokens are to fit beside it. Raises RequestError.
+    `answer` tokens must fit in addition. Raises RequestError.
     """
     if asked is None:
         return None

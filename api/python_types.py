@@ -30,7 +30,9 @@ def with_types(fields: dict[str, Any]) -> dict[str, Any]:
     if wanted is None or isinstance(wanted, dict | ResponseFormat):
         return fields
     if fields.get("structured_outputs") is not None:
-        raise RequestError("`structured_outputs` beside `response_format`.", param="structured_outputs")
+        raise RequestError(
+            "`structured_outputs` and `response_format` cannot be combined.", param="structured_outputs"
+        )
     kind, value = _bound(wanted)
     return {**fields, _FIELD: None, "structured_outputs": {kind: value}}
 

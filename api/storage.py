@@ -1,7 +1,7 @@
 """What a full disk means: one error for whatever it refuses, and a reserve for what must work all the same.
 
-A disk that is full must not keep anybody from revoking a key or from deleting what fills it. Both write a
-little: a page or two of the database. So a file of RESERVE_BYTES lies beside the database. It is given up
+A full disk must not prevent revoking a key or deleting files. Both write a
+little: a page or two of the database. So a file of RESERVE_BYTES lies next to the database. It is given up
 when such a write finds no room, and made again, if need be smaller, as soon as there is some.
 """
 
@@ -40,7 +40,7 @@ class Reserve:
         self._size = size
 
     def keep(self) -> None:
-        """Have the reserve, or as large a part of it as the disk has room for."""
+        """Make the reserve, or as large a part of it as the disk has room for."""
         try:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:

@@ -2,7 +2,7 @@
 
 Two tasks share an outbox that holds at most one part per choice. One follows the engine and never waits for
 the client; the other encodes what has gathered and waits until the connection takes it. So a slow client
-costs memory for its own text only, stop strings are found at once, and nobody else waits.
+costs memory for its own text only, stop strings are found at once, and no other request waits.
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -50,7 +50,7 @@ class AnswerBuilder(Protocol):
         """The events after all choices have ended; `done` comes after them."""
 
     def failed(self, error: PersonaeError) -> Iterable[msgspec.Struct]:
-        """The events that end a stream that broke off."""
+        """The events that end a stream after an error."""
         return (error_answer(error),)
 
 
@@ -75,7 +75,7 @@ class EventStream:
         """Send the stream."""
         try:
             await unless_disconnected(receive, lambda: self._serve(send))
-        except Cancelled as left:  # nobody is left to tell
+        except Cancelled as left:  # no client is left
             logs.note(code=left.code)
 
     async def _serve(self, send: Send) -> None:
@@ -158,7 +158,7 @@ class _Outbox:
         self._changed.set()
 
     async def take(self) -> list[Part] | None:
-        """All that waits, as soon as there is something; None when there is nothing and never will be."""
+        """All waiting parts, as soon as there are any; None at the end."""
         await self._changed.wait()
         if not self._parts and self._closed:
             return None

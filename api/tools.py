@@ -114,7 +114,7 @@ def answer_shape(
         )
     if bound is not None and use == "auto" and family.tools is not None and not family.tools.anywhere:
         raise RequestError(
-            "Calls cannot be told apart from other bound answers of this model; set `tool_choice` "
+            "This model's calls look like its other bound answers; set `tool_choice` "
             'to "none" or "required".',
             param=bound.param,
         )

@@ -55,7 +55,7 @@ PLAIN: dict[str, str] = {
     "/v1/responses": "input",
     "/tokenize": "prompt",
 }
-"""The one field that a route needs beside `model`. It is asked first: all that is drawn may be a 400."""
+"""The one field that a route needs besides `model`. It is sent first: every drawn request may be a 400."""
 
 Described = APIOperation[Any, Any, Any, Any]
 

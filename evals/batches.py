@@ -1,9 +1,9 @@
-"""A batch beside interactive traffic, on a server that is killed in the middle of it.
+"""A batch together with interactive traffic, on a server that is killed half way.
 
     python -m personae.evals.batches --requests 1000 --rate 2 --interactive 60 --rounds 5
 
 Starts a server on the bundled model and a data directory of its own. In each round interactive requests come
-at the same random times (Poisson) twice: alone, and beside a batch over the base and all adapters, which is
+at the same random times (Poisson) twice: alone, and during a batch over the base and all adapters, which is
 then cancelled; the order changes from round to round, since the speed of a machine drifts. The batch of the
 last round stays: the server is killed (`kill -9`) in the middle of it and started again. At the end every
 `custom_id` must have one answer, and greedy answers must be those that the same requests get over HTTP.
@@ -118,7 +118,7 @@ def judge(
 
 def show(alone: Sequence[Figures], beside: Sequence[Figures]) -> Table:
     """Interactive times without and with the batch: medians of the rounds, and the rounds' ratios."""
-    table = Table("ms", "alone", "beside the batch", "ratio", "least", "most", title="interactive requests")
+    table = Table("ms", "alone", "with the batch", "ratio", "least", "most", title="interactive requests")
     for name, value in MEASURES.items():
         if value[1]:  # of rates there is nothing to say: requests come when they come
             continue
@@ -143,7 +143,9 @@ def main(
     tokens: Annotated[int, typer.Option(help="Of each answer of the batch.")] = 32,
     count: Annotated[int, typer.Option("--interactive", help="Interactive requests, each time.")] = 60,
     rate: Annotated[float, typer.Option(help="Interactive requests a second.")] = 2.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Of interactive requests alone and beside.")] = 5,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Of interactive requests, alone and with the batch.")
+    ] = 5,
     seed: int = 0,
 ) -> None:
     """Run, print, judge."""

@@ -1,6 +1,6 @@
 """A whole forward pass in one call, where a device's backend has one; elsewhere the layers run in turn.
 
-The backend takes the weights over: it lays them out as it likes, and what it was given may be let go.
+The backend takes over the weights: it lays them out as it likes, and the caller's may be freed.
 """
 
 from collections.abc import Callable, Mapping

@@ -54,7 +54,7 @@ class Memory(Protocol):
 
 
 class HostMemory:
-    """The system's memory, which gives and takes pages as they are written and let go."""
+    """The system's memory, which maps pages when they are written and unmaps them when they are freed."""
 
     lends = True
     granule = free = 0

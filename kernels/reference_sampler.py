@@ -1,6 +1,6 @@
 """Choosing one token per row: the arithmetic, on plain tensors.
 
-Every function treats each row by itself: a row's result has the same bits whatever rows stand beside it (on
+Every function treats each row by itself: a row's result has the same bits whatever the other rows are (on
 a CPU, in float32). A vocabulary is long and rarely interesting, so it is read in blocks of 64: a few cheap
 passes find the blocks that matter, and only those are looked into.
 """

@@ -87,8 +87,8 @@ BeginSgmv = Callable[
 def sgmv_calls(device: torch.device, dtype: torch.dtype) -> BeginSgmv:
     """`sgmv` around what ys are made by: begun before, and completed by the call of what is returned.
 
-    With a side stream, on a device whose backend can, x A^T is computed there, beside what is launched until
-    that call; x must stay as it is. Else all of it is done by the call. Raises KernelError.
+    With a side stream, on a device whose backend can, x A^T is computed there, in parallel with what
+    is launched until that call; x must not change. Else the call does all of it. Raises KernelError.
     """
     whole, ahead = sgmv.on(device, dtype), optional("begin_sgmv", device, dtype)
 

@@ -1,4 +1,4 @@
-"""Work beside the steps' own, on a GPU: a stream that is forked from theirs and joined again."""
+"""Work in parallel with a step on a GPU: a stream that is forked from the step's and joined again."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ class SideStream:
     """Made and used by the thread that runs the steps; within a captured graph, a branch of it.
 
     Memory that is used within `fork` is taken outside of it and held until `join`. So it is the steps'
-    stream's, which gives it to nobody before what was launched within is done.
+    stream's, which reuses it only after the work launched within is done.
     """
 
     def __init__(self) -> None:
@@ -19,11 +19,11 @@ class SideStream:
 
     @contextmanager
     def fork(self) -> Iterator[None]:
-        """What is launched within the block waits for all that the current stream was told before."""
+        """Work launched within the block waits for all earlier work of the current stream."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             yield
 
     def join(self) -> None:
-        """What the current stream is told from now on waits for all that was launched within `fork`."""
+        """Later work of the current stream waits for all work launched within `fork`."""
         torch.cuda.current_stream().wait_stream(self._stream)

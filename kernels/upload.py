@@ -1,7 +1,7 @@
 """Arrays of the host on their way to a device.
 
 A GPU copies by itself only from memory that is pinned: from any other the driver copies first, and may wait
-with that until the device has done all it was told before. So arrays go through pinned memory, which torch
+with that until the device has done all earlier work. So arrays go through pinned memory, which torch
 keeps until they have arrived, and those of a step go together: a copy costs the host some 10 us, whatever its
 size.
 """

@@ -4,7 +4,7 @@ Addresses are reserved once and stay; behind them is memory, in granules (2 MiB 
 can be mapped anywhere. So kernels, page tables and captured graphs, which know addresses, are none the wiser
 when a granule goes from one range to another.
 
-The driver's calls are of the host: nothing here waits for what the device was told before. Whoever gives
+The driver's calls are of the host: nothing here waits for earlier work of the device. Whoever gives
 memory back sees to it that nothing that was launched touches it.
 
 Functions and rules: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html. The package
@@ -48,7 +48,7 @@ class Driver:
         self.granule = int(self.call("cuMemGetAllocationGranularity", self._prop, least))
 
     def call(self, name: str, *args: Any) -> Any:
-        """A function of the driver; what it returns beside its status."""
+        """Call a function of the driver; returns its results without the status."""
         try:
             status, *found = getattr(self._api, name)(*args)
         except RuntimeError as error:  # the library is not found, or is too old to have this

@@ -118,10 +118,11 @@ class Adapter:
     scaling * B, to tell whether a dtype can hold it. reach: what no entry of scaling * B A exceeds, likewise.
     nbytes: of the tensors as held here.
 
-    affine: by (layer, module), what it does to outputs beside its low rank. vocabulary: what it does at the
-    embedding and the output. invocation: the tokens from whose last occurrence in the prompt on it is active
-    (activated LoRA); none: from the first token on. stacks: by module, where the host keeps adapters so
-    (`lora/stacking.py`), A [layers, rank, in] and B^T [layers, rank, out], of which the pairs are parts.
+    affine: by (layer, module), what it does to outputs in addition to its low rank. vocabulary: what it does
+    at the embedding and the output. invocation: the tokens whose last occurrence in the prompt activates it
+    (activated LoRA); none: it is active from the first token on. stacks: by module, where the host keeps
+    adapters so (`lora/stacking.py`), A [layers, rank, in] and B^T [layers, rank, out], of which the pairs are
+    parts.
     stored: the file that the stacks are in, if not in memory; then there are no pairs.
     """
 
@@ -144,12 +145,12 @@ class Adapter:
         return max(self.ranks.values(), default=0)
 
     def extra_bytes(self, shapes: LoraShapes) -> int:
-        """The device memory that it takes beside its ranks, in bytes, at most."""
+        """Bytes of device memory that it needs in addition to its ranks, at most."""
         vectors = 2 * 4 * shapes.layers * sum(shapes.modules[m][1] for m in {m for _, m in self.dora_bias})
         return vectors + sum(4 * t.numel() for change in self.vocabulary for _, t in change.tensors())
 
     def traits(self) -> tuple[str, ...]:
-        """What it is beside low rank on linear modules, in words."""
+        """What it has in addition to low rank on linear modules, in words."""
         names = {name for dora_bias in self.dora_bias.values() for name, _ in dora_bias.tensors()}
         words = {"magnitude": "DoRA", "lora_bias": "a bias on lora_B", "bias": "trained biases"}
         found = [words[name] for name in words if name in names]

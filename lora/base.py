@@ -24,7 +24,7 @@ class BaseWeights(Protocol):
         """a W^T for a few rows a: [n, in] float32 -> [n, out] float32."""
 
     def bias(self, site: Site) -> Tensor | None:
-        """The bias: [out] float32, None where there is none."""
+        """The bias: [out] float32, or None."""
 
 
 def fingerprint(weight: Tensor) -> str:

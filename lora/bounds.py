@@ -22,9 +22,9 @@ MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by 
 
 @dataclass(frozen=True, slots=True)
 class AdapterBounds:
-    """What an adapter must fit: the base's shapes, ranks that the pool has, magnitudes that its dtype has,
-    bytes for what it has beside its ranks. stored: the dtype, as safetensors names it, in which a file is
-    kept of it for being placed, if one is (`lora/stored.py`)."""
+    """What an adapter must fit: the base's shapes, the pool's ranks, its dtype's magnitudes, the bytes for
+    what it has in addition to its ranks. stored: the dtype (safetensors' name) of the file from which it is
+    placed, if there is one (`lora/stored.py`)."""
 
     shapes: LoraShapes
     max_rank: int
@@ -48,8 +48,8 @@ class AdapterBounds:
         if adapter.extra_bytes(self.shapes) > self.max_extra:
             extra = size_text(adapter.extra_bytes(self.shapes), needed=True)
             raise AdapterError(
-                f"{', '.join(adapter.traits())}: beside the ranks that takes {extra}, and there are "
-                f"{size_text(self.max_extra)}; start the server with --adapter-memory {extra} or more"
+                f"{', '.join(adapter.traits())}: that needs {extra} in addition to the ranks; the server has "
+                f"{size_text(self.max_extra)}. Start the server with --adapter-memory {extra} or more"
             )
         if not (adapter.peak <= self.max_value and adapter.reach <= self.max_update):
             raise self._overflow(adapter)

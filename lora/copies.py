@@ -1,6 +1,6 @@
-"""Copies from the host to a device: on a GPU beside the steps that it runs.
+"""Copies from the host to a device: on a GPU in parallel with its steps.
 
-There they are in an order of their own, on a stream beside the steps' own: a step goes on while an adapter
+There they are in an order of their own, on a stream of their own: a step goes on while an adapter
 arrives, and one that needs it waits, on the device, for as much of it as it is about to read. Memory of the
 host that the device reads by itself is pinned: copies from elsewhere would hold up the thread that asks.
 """
@@ -22,18 +22,18 @@ class CopyEvent(Protocol):
         """Whether all before it has arrived."""
 
     def wait(self) -> None:
-        """Have what the device is told to run from now on wait for all before it. The caller does not."""
+        """Later work of the device waits for all earlier copies. The caller does not wait."""
 
 
 class Copies(Protocol):
     """One order of copies."""
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory on the host to copy from, its values undefined. It may be let go as soon as `copy` returns,
+        """Memory on the host to copy from, its values undefined. It may be freed as soon as `copy` returns,
         and not be written again before the copy has arrived."""
 
     def begin(self) -> None:
-        """Have what follows wait for what the device was told to run so far, which may read what will be
+        """Later copies wait for the device's earlier work, which may read what will be
         written."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
@@ -46,8 +46,8 @@ class Copies(Protocol):
         """The place behind all of them so far; None if they have arrived."""
 
     def overlap(self) -> AbstractContextManager[object]:
-        """What the device is told within the block is in the same order: who reads what comes of it waits for
-        the copies, and not for the steps that were launched since `begin`."""
+        """Work launched within the block is ordered with the copies: its readers wait for the copies, and not
+        for the steps that were launched since `begin`."""
 
 
 class HostCopies:

@@ -1,4 +1,4 @@
-"""What adapters do to the outputs of linear modules beside their low rank: y -> gain * y + shift.
+"""What adapters do to the outputs of linear modules in addition to their low rank: y -> gain * y + shift.
 
 - DoRA (https://arxiv.org/abs/2402.09353) gives each output a magnitude m: W' = m (W + s B A) / |W + s B A|,
   the norm being that of each row. With gain g = m / |W + s B A| that is g W + s (g B) A: the base's output is

@@ -1,4 +1,4 @@
-"""What resident adapters hold on the device beside their ranks, by slot."""
+"""What resident adapters hold on the device in addition to their ranks, by slot."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class NonLoraDeltas:
 
     def gain(self, slot: int, adapter: Adapter, layer: int, module: str, copies: Copies) -> Tensor | None:
         """Place one module's gain and shift, if the adapter has any; the gain, [out] float32, for B. What
-        they take of the base's weights is computed beside the steps."""
+        they take of the base's weights is computed in parallel with the steps."""
         dora_bias = adapter.dora_bias.get((layer, module))
         if dora_bias is None:
             return None
@@ -64,7 +64,7 @@ class NonLoraDeltas:
         self._vocabulary.pop(slot, None)
 
     def of_step(self, segments: Sequence[Segment]) -> "StepDeltas | None":
-        """What a step of these segments has to do beside SGMV; None for nothing."""
+        """What a step of these segments has to do in addition to SGMV; None for nothing."""
         ours = [segment for segment in segments if segment[2] in self]
         if not ours:
             return None

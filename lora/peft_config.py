@@ -18,7 +18,7 @@ from personae.lora.targets import Targets
 
 MAX_CONFIG = 2**20  # bytes
 MAX_RANK = 2**16
-MAX_NAME = 256  # characters of a base's name that are told
+MAX_NAME = 256  # characters of a base's name in messages
 
 # Of no effect on what the trained tensors compute: where they come from, and how they were trained.
 HARMLESS = {
@@ -41,7 +41,7 @@ READ = {
 }
 NEUTRAL = {"task_type": "CAUSAL_LM"}  # the values of other fields that are served
 BIASES = ("none", "lora_only", "all")
-PATHS = {  # modules beside the layers' that can be trained, and how a config may call them
+PATHS = {  # modules outside the layers that can be trained, and their names in a config
     "model.embed_tokens": ("embed_tokens", "model.embed_tokens"),
     "lm_head": ("lm_head",),
 }

@@ -2,10 +2,10 @@
 
 Each module (q, k, v, ...) has a page table for all layers. An adapter occupies, per module, the pages for its
 largest rank over the layers; where a layer has fewer ranks the rest of its rows are zero. Where pages lie,
-and what memory they take, is told in `lora/weight_pools.py`.
+and what memory they take: see `lora/weight_pools.py`.
 
 Adapters are known by digest. A pinned one stays; of the others the least recently used leave when room is
-needed. The pool is synchronous and has one owner; its copies to a device are beside the steps
+needed. The pool is synchronous and has one owner; its copies to a device run in parallel with the steps
 (`lora/copies.py`), layer by layer, so that a step of a cold adapter begins before the last has arrived.
 """
 
@@ -38,9 +38,9 @@ class LoraPool:
 
     capacity_rows: rank rows per module, a multiple of RANK_PAGE. max_adapters: slots. Memory is
     `pool_bytes(shapes, capacity_rows, dtype)`, in whole granules if `memory` has them, and up to as much
-    again for what adapters have beside their ranks, taken when they come. spare_rows: there is a place for as
-    many rows more, but no memory; that can be lent to the pool (`budget`, in bytes) and called in
-    (`free_up`), and one module's places may have what others have not. `memory`: the device's. `base` is
+    again for what adapters have in addition to their ranks, allocated on demand. spare_rows: so many more
+    rows have a place but no memory. Memory can be lent to the pool (`budget`, in bytes) and reclaimed
+    (`free_up`), and one module's places may have memory that others lack. `memory`: the device's. `base` is
     asked by adapters that depend on the base's weights. A load may return before what `copies` brings is
     there: who uses it waits for `arriving`.
     """
@@ -152,8 +152,7 @@ class LoraPool:
         return len(self._pages.free[module])
 
     def short_of(self, adapter: Adapter) -> int:
-        """The bytes that are missing for an adapter if nobody is to leave; 0 if it is here or nothing can be
-        lent."""
+        """The bytes that an adapter lacks without evictions; 0 if it is here or nothing can be lent."""
         if not self._borrows or adapter.digest in self._residents:
             return 0
         return max(self._pages.cost(_pages(adapter)) - self.room, 0)
@@ -164,7 +163,7 @@ class LoraPool:
         return self.budget - self._pages.used
 
     def free_up(self, size: int) -> int:
-        """Evict adapters that nobody holds, the least recently used first, until so many bytes are free; how
+        """Evict unpinned adapters, the least recently used first, until so many bytes are free; returns how
         many of them are. Their memory goes with `giving_back`."""
         for digest in list(self._residents):
             if self.room >= size:
@@ -176,7 +175,7 @@ class LoraPool:
 
     def giving_back(self) -> Iterator[None]:
         """Let others have the memory that no adapter uses, a piece at a time, as soon as the device is done
-        with what it was told so far."""
+        with its earlier work."""
         yield from self._halves.giving_back(self._copies)
 
     def check_fits(self, adapter: Adapter) -> None:

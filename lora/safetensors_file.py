@@ -42,7 +42,7 @@ class SafetensorsFile:
     """An open safetensors file of float tensors, its header checked; a context manager. `rest` is called
     before each tensor. `entries` count from `data_start`; `metadata` is as it was found.
 
-    Raises AdapterError, naming the tensor where there is one, when the file is not what it says.
+    Raises AdapterError, naming the tensor if there is one, when the file is not what it says.
     """
 
     def __init__(self, path: Path, rest: Rest = no_rest) -> None:

@@ -80,7 +80,7 @@ class LoraBatch:
     """One step's LoraHooks: the pool's adapters applied to the rows of a work list.
 
     arriving: for each adapter that may not all be there yet the marks of its layers. branch: where updates
-    begin, beside the base's products.
+    begin, in parallel with the base's products.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Adapters on disk as the host's own pool has them, beside what was uploaded.
+"""Adapters on disk in the form of the host's pool, next to the uploaded files.
 
 A file of the stacks of `stacking.py`, written once: when an upload has been checked, or when the adapter is
-first wanted in another dtype. To place it is then to read the file into its pages: few calls of the system,
-by a thread beside the steps, and no memory but the pages. What was read is compared with checksums, and so is
-the header. The file may go at any time, and goes when it is damaged; it is made of the upload again.
+first wanted in another dtype. Placing it then means reading the file into its pages: few system calls, by a
+thread in parallel with the steps, and no memory but the pages. Checksums verify what was read, and the
+header. The file may be deleted at any time, and is when it is damaged; it is made from the upload again.
 """
 
 import json
@@ -32,7 +32,7 @@ from personae.lora.writing import runs
 
 Bytes = NDArray[np.uint8]
 Pieces = Generator[None, None, Future[None] | None]
-"""Of placing an adapter; they end with what is then still done beside, if anything is."""
+"""Steps of placing an adapter. The last one returns work that still runs in parallel, if any."""
 
 Place = tuple[tuple[int, ...], int, int]
 """Of a tensor in a file: its shape, and where its data begin and end."""
@@ -105,8 +105,8 @@ def find(folder: Path, digest: str, shapes: LoraShapes, kind: str) -> Adapter | 
 
 
 class _Notes:
-    """What a file says of its adapter beside the tensors. Raises LookupError, TypeError or ValueError when it
-    does not."""
+    """A file's metadata about its adapter, without the tensors. Raises LookupError, TypeError or ValueError
+    when something is missing."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.digest = str(fields["digest"])

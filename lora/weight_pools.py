@@ -1,4 +1,4 @@
-"""Where rank pages lie: halves of modules, in frames of memory that are had and given back.
+"""Where rank pages lie: halves of modules, in chunks of memory that are allocated and freed.
 
 A half (A or B) of a module is one tensor, [groups, layers, pages, RANK_PAGE, width]. On the CPU a group is
 eight pages: what one layer reads of neighbouring pages is one run of memory, and all that a page needs lies
@@ -162,7 +162,7 @@ class RankPools(Mapping[str, tuple[RankPool, RankPool]]):
             half.left(own)
 
     def giving_back(self, copies: Copies) -> Iterator[None]:
-        """Give back what no adapter uses, a piece at a time: when the device has done what it was told, which
+        """Give back what no adapter uses, a piece at a time: when the device has done its earlier work, which
         may still read it, and the copies have arrived that were for those who have left."""
         halves = [half for pair in self.values() for half in pair]
         while stale := [(half, half.stale) for half in halves if half.stale]:

@@ -36,8 +36,8 @@ STAGING = "staging"
 
 class AdapterRecord(msgspec.Struct, frozen=True):
     """A registered adapter, as the API shows it. `bytes` are those that it takes on the disk; `traits` say
-    what it is beside low rank on linear modules, `invocation` are the tokens that activate it (aLoRA). Admins
-    that ask for other tenants' see the `tenant`."""
+    what it has in addition to low rank on linear modules, `invocation` has its activating tokens (aLoRA).
+    Admins that ask for other tenants' see the `tenant`."""
 
     id: str
     name: str
@@ -93,7 +93,7 @@ class Registry:
         self._recount()
 
     def close(self) -> None:
-        """Wait until what was thrown away is gone."""
+        """Wait until all deletions are done."""
         self._staging.close()
 
     def find(self, tenant: str, name: str) -> AdapterRecord | None:
@@ -159,7 +159,7 @@ class Registry:
         self._storage_quota(who, 0).check(size)
 
     def _storage_quota(self, who: Identity, freed: int) -> "_StorageQuota":
-        """What the tenant's adapters may still take, when `freed` bytes of them go."""
+        """The tenant's storage, when `freed` bytes of its adapters are removed."""
         (used,) = self._data.rows("select total(bytes) from adapters where tenant = ?", (who.tenant,))[0]
         return _StorageQuota(int(used) - freed, who.limits.bytes)
 
@@ -236,7 +236,7 @@ class Registry:
         return adapter.digest, dict(adapter.ranks), _Traits(adapter.traits(), adapter.invocation)
 
     def _commit(self, folder: Path, digest: str, row: tuple[object, ...]) -> None:
-        """The files first, then the row: after a crash in between nothing names them."""
+        """Move the files first, then add the row: after a crash in between no row names them."""
         target = self._data.adapters / digest
         if not target.exists():
             os.rename(folder, target)
@@ -257,7 +257,7 @@ class Registry:
         self._data.urgently(lambda db: db.execute("delete from adapters where id = ?", (id,)))
 
     def _collect(self, digest: str) -> None:
-        """Throw away an adapter's files if nothing needs them any more."""
+        """Delete an adapter's files if nothing needs them any more."""
         if digest in self._held or self._data.rows("select 1 from adapters where digest = ?", (digest,)):
             return
         self._staging.discard(self._data.adapters / digest)  # no such folder: one of the server's own

@@ -18,7 +18,7 @@ _CHUNK = 2**20  # bytes that are copied at a time
 
 
 class UploadForm(msgspec.Struct):
-    """The fields beside the files, as they came; None is not given."""
+    """The form's fields other than the files, as sent; None if not given."""
 
     name: str | None = None
     base_model: str | None = None

@@ -135,14 +135,14 @@ class MessageStop(msgspec.Struct, tag="message_stop", tag_field="type"):
 
 
 class ErrorDetails(msgspec.Struct):
-    """Which features of a request are not served that clients can do without."""
+    """The features of a request that are not served and that clients can do without."""
 
     error_code: str
     unsupported: list[str]
 
 
 class AnthropicErrorDetail(msgspec.Struct, omit_defaults=True):
-    """What went wrong: its kind, a sentence, the field that it is about, a word for programs."""
+    """An error: its type, a message, the field concerned, a code for programs."""
 
     type: str
     message: str

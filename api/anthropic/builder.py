@@ -84,7 +84,7 @@ class MessageBuilder(AnswerBuilder):
             yield from self._ended(part)
 
     def last(self) -> Iterator[MessageEvent]:
-        """None: the message's own end was the last."""
+        """None: the message's end was already sent."""
         yield from ()
 
     def failed(self, error: PersonaeError) -> Iterator[MessageEvent]:

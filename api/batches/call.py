@@ -99,7 +99,7 @@ class BatchCall:
             self._fail(error)
 
     def close(self) -> None:
-        """Let go of what it holds: its adapter's files."""
+        """Release what it holds: its adapter's files."""
         if self._caller is not None:
             self._caller.until_done.close()
 
@@ -119,6 +119,6 @@ class BatchCall:
 
 
 async def _nobody() -> dict[str, object]:
-    """There is no connection that could be closed."""
+    """A batch has no connection that could be closed."""
     await anyio.sleep_forever()
     raise AssertionError

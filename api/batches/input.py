@@ -23,7 +23,7 @@ ENDPOINTS: dict[str, type[ChatRequest] | type[CompletionRequest] | type[Response
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
 }
-MOST_ERRORS = 100  # of a file are told
+MOST_ERRORS = 100  # of a file are reported
 _MAX_ID = 512
 _READ_BYTES = 2**20
 
@@ -39,7 +39,7 @@ class Checked(msgspec.Struct):
 
 
 def check(path: Path, endpoint: str, settings: ApiSettings) -> Checked:
-    """Read all of it. Stops after as many errors as are told."""
+    """Read all of it. Stops after MOST_ERRORS errors."""
     found, seen, throttle = Checked(), dict[str, int](), Throttle()
     with path.open("rb") as file:
         for number, text in _lines(file.readline, settings.max_body_bytes):
@@ -90,7 +90,7 @@ class Requests:
         return (_decode(text) for _, text in self._lines)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 

@@ -100,7 +100,7 @@ class Journal:
                 self._count(line)
 
     def remove(self) -> None:
-        """Its files are elsewhere by now."""
+        """Its files have been moved by now."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _append(self, name: str, data: bytes) -> None:
@@ -114,7 +114,7 @@ class Journal:
         self._sizes[name] += len(data)
 
     def _read(self, name: str) -> int:
-        """Take in what is there; cut off what is no whole line. The size that stays."""
+        """Read what is there and cut off an incomplete last line. Returns the remaining size."""
         size = 0
         with self.paths[name].open("r+b") as file:
             for text in file:

@@ -90,7 +90,7 @@ class _RunningBatch:
 class BatchManager:
     """The batches and files of a data directory. `clock` gives Unix time.
 
-    Without `tenants` there is one tenant, whom nobody asks for a key. Batches are only run within `running`.
+    Without `tenants` there is one tenant, which needs no key. Batches are only run within `running`.
     `lasting` is whether the directory outlives the server.
     """
 
@@ -118,7 +118,7 @@ class BatchManager:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Wait until what was thrown away is gone."""
+        """Wait until all deletions are done."""
         self.files.close()
 
     @asynccontextmanager
@@ -134,7 +134,7 @@ class BatchManager:
             self._tasks = tasks
             tasks.start_soon(self._sweep)
             if unfinished := self._store.unfinished():
-                logger.info("batches that were not done are taken up: %d", len(unfinished))
+                logger.info("resuming unfinished batches: %d", len(unfinished))
             for entry in unfinished:
                 self._begin(entry)
             try:
@@ -209,7 +209,7 @@ class BatchManager:
         return self._live(entry.batch)
 
     async def remove_file(self, tenant: str, id: str) -> None:
-        """Forget a file. Raises NotFound, or Conflict while a batch needs it."""
+        """Delete a file. Raises NotFound, or Conflict while a batch needs it."""
         for entry in self._store.unfinished(tenant):
             if entry.batch.input_file_id == id:
                 raise Conflict(
@@ -256,7 +256,7 @@ class BatchManager:
         return sum(work.claim for work in self._work.values() if work.tenant == tenant)
 
     async def _play(self, entry: BatchEntry) -> None:
-        """Bring one batch to its end, whatever the disk or the database does."""
+        """Run one batch to its end, through failures of the disk and the database."""
         work = self._work[entry.batch.id]
         try:
             while True:
@@ -267,7 +267,9 @@ class BatchManager:
                     logger.error("batch %s is tried again: %s", entry.batch.id, error.message)
                     await anyio.sleep(_AFTER_AN_ERROR)
                 except Exception as error:
-                    logger.error("batch %s stumbled, and is tried again", entry.batch.id, exc_info=error)
+                    logger.error(
+                        "batch %s failed unexpectedly and is tried again", entry.batch.id, exc_info=error
+                    )
                     await anyio.sleep(_AFTER_AN_ERROR)
         finally:
             del self._work[entry.batch.id]

@@ -59,7 +59,7 @@ class BatchRun:
                 await self._flush()
 
     async def _answer(self, line: InputLine, held: Hold) -> None:
-        """One request, asked again for as long as there is no room for it."""
+        """Run one request; retry while there is no room for it."""
         try:
             while (result := await self._attempt(line)) is None:
                 pass
@@ -87,7 +87,7 @@ class BatchRun:
             call.close()
 
     async def _write(self) -> None:
-        """Write what there is, then what came while that was written."""
+        """Write results until none are left, including those that arrive during a write."""
         while True:
             await self._news.wait()
             self._news = Event()
@@ -95,7 +95,7 @@ class BatchRun:
 
     async def _save(self) -> None:
         """Flush, and again until the disk takes it."""
-        while not await self._flush():  # noqa: ASYNC110  nobody tells when there is room on a disk
+        while not await self._flush():  # noqa: ASYNC110  a disk does not notify about free space
             await anyio.sleep(_DISK_RETRY)
 
     async def _flush(self) -> bool:

@@ -12,7 +12,7 @@ class SequenceSemaphore:
         self._freed = anyio.Event()
 
     async def take(self, places: int) -> int:
-        """Wait for so many places, or for all if there are fewer; how many it became."""
+        """Wait for so many places, or for all if there are fewer. Returns how many were taken."""
         places = min(places, self._size)
         async with self._turn:
             while self._left < places:

@@ -17,7 +17,7 @@ _decode = msgspec.json.Decoder(BatchEntry).decode
 
 
 class BatchStore:
-    """Keeps entries. Only one change is made at a time, so nobody writes over another's."""
+    """Keeps entries. Only one change is made at a time, so changes do not overwrite each other."""
 
     def __init__(self, data: DataDir, files: FileStore, clock: Callable[[], float]) -> None:
         self._data = data
@@ -118,5 +118,5 @@ def _set(db: Connection, entry: BatchEntry) -> None:
 
 
 def new_id(kind: str) -> str:
-    """An id that nothing has."""
+    """An unused id."""
     return f"{kind}_{secrets.token_hex(12)}"

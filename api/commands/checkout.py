@@ -23,7 +23,7 @@ class CheckoutGroup(TyperGroup):
         return [*super().list_commands(ctx), *COMMANDS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command by its name; one of a checkout where there is none says so and ends with exit code 2."""
+        """A command by its name; in an installation a checkout's prints an error and exits with code 2."""
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
         holder = typer.Typer(add_completion=False, rich_markup_mode=None)

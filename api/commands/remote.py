@@ -22,7 +22,7 @@ def nobody_there(url: str, error: Exception) -> str:
 
 
 def refusal(response: "httpx.Response") -> str:
-    """Why the server refused, in its own words but for a missing key."""
+    """Why the server refused: its own message, except for a missing key."""
     if response.status_code == 401:
         return "the server asks for a valid key: give one as PERSONAE_API_KEY, or with --key"
     try:

@@ -41,8 +41,8 @@ LOST_SECONDS = 5.0  # for load balancers to notice that a server has lost its en
 
 
 def run(options: ServeOptions) -> None:
-    """Serve until told to stop. Raises LoadError when the address, the model or an adapter is refused, or
-    when others than this machine could use a server that asks nobody for a key; EngineLost when the engine
+    """Serve until a signal to stop. Raises LoadError when the address, the model or an adapter is refused, or
+    when other machines could reach a server without keys; EngineLost when the engine
     fails for good."""
     logs.configure(options.log_format)
     if (key := options.api_key) is not None and not re.fullmatch("[!-~]+", key):
@@ -66,7 +66,8 @@ def run(options: ServeOptions) -> None:
 
 
 async def serve_until_lost(server: HttpServer, listener: socket.socket, opened: Opened) -> None:
-    """Serve until told to stop. When the engine fails for good, say so for a while; then raise EngineLost."""
+    """Serve until a signal to stop. When the engine fails for good, report it for a while, then raise
+    EngineLost."""
     lost = False
 
     async def watch() -> None:

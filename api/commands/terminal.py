@@ -106,7 +106,7 @@ def _pieces(response: httpx.Response) -> Iterator[str]:
 
 
 def talk(conversation: Conversation, console: Console | None = None) -> bool:
-    """Read lines and print answers until the input ends or /exit; False if there is nobody to talk to."""
+    """Read lines and print answers until the input ends or /exit; False if no server answers."""
     console = console or Console(highlight=False)
     try:
         console.print(f"[dim]talking to {escape(conversation.model)}; {_HELP}[/dim]")

@@ -145,7 +145,7 @@ async def delete_file(request: Request) -> Response:
 
 
 def batches_of(context: RequestContext) -> "BatchManager":
-    """The place for files and batches. Raises NotFound where there is none."""
+    """The store of files and batches. Raises NotFound if the server has none."""
     if context.batches is None:
         raise NotFound("This server keeps no files and runs no batches.", code="unknown_url")
     return context.batches

@@ -56,7 +56,7 @@ class FileStore:
                 path.unlink()
 
     def close(self) -> None:
-        """Wait until what was thrown away is gone."""
+        """Wait until all deletions are done."""
         self._staging.close()
 
     def stage(self, tenant: str) -> AbstractContextManager[Path]:
@@ -157,12 +157,12 @@ class FileStore:
         )
 
     async def remove(self, tenant: str, id: str) -> None:
-        """Forget a file. Who is reading it can go on. Raises NotFound."""
+        """Delete a file. Readers that have it open can finish. Raises NotFound."""
         self.find(tenant, id)
         await to_thread.run_sync(self._delete, [id])
 
     async def sweep(self, needed: Collection[str]) -> None:
-        """Throw away what has expired, but for what is still needed."""
+        """Delete expired files that are not needed any more."""
         rows = self._data.rows("select id from files where expires <= ?", (self._clock(),))
         if gone := [row["id"] for row in rows if row["id"] not in needed]:
             await to_thread.run_sync(self._delete, gone)

@@ -1,4 +1,4 @@
-"""Stopping without breaking anything off: what runs is finished, what comes is sent elsewhere."""
+"""Stops gracefully: running requests finish, new ones are refused."""
 
 import uuid
 
@@ -52,7 +52,7 @@ class Drain:
         return path.removeprefix(self._prefix) in _STILL_SERVED
 
     def _until_the_end(self, receive: Receive) -> Receive:
-        """`receive`, but nobody waits for more of a request once the time is over."""
+        """`receive`, which stops waiting for more of a request once the time is over."""
 
         complete = False
 

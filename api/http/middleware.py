@@ -1,4 +1,4 @@
-"""The gate before every route: request ids, limits on headers and body, an answer to what nobody caught."""
+"""The gate before every route: request ids, limits on headers and body, an answer to uncaught errors."""
 
 import re
 import time
@@ -61,7 +61,7 @@ class Gate:
                     message["headers"].append((b"x-personae-ignored", _listed(ignored)))
                 for name, value in scope["state"].get("answer_headers", {}).items():
                     message["headers"].append((name.encode(), value.encode()))
-                if not body.complete:  # nobody will read the rest of it
+                if not body.complete:  # the rest of it is never read
                     message["headers"] = [*(h for h in message["headers"] if h[0] != b"connection"), _CLOSE]
             await send(message)
 
@@ -151,7 +151,7 @@ class _Body:
 
 
 class _Broken(Exception):
-    """An answer broke off after its status line; the server closes the connection, so the client notices."""
+    """An answer failed after its status line. The server closes the connection, so the client notices."""
 
 
 def _route(scope: Scope) -> str:

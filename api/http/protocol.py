@@ -1,4 +1,4 @@
-"""The HTTP/1.1 protocol of uvicorn, with bounds where it has none.
+"""The HTTP/1.1 protocol of uvicorn, with the limits that it lacks.
 
 uvicorn's httptools protocol reads a request's head without end and without haste, and waits for ever for a
 client that does not read its answer. Here a head has a size and a time, and a stalled reader a time; after
@@ -74,7 +74,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than we write; it has a while to catch up."""
+        """The client reads more slowly than we write; it has limited time to catch up."""
         super().pause_writing()
         self._stall_timer = self.loop.call_later(self.settings.stall_seconds, self.transport.abort)
 
@@ -84,7 +84,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """What came was not HTTP."""
+        """The bytes were not HTTP."""
         self._refuse(RequestError(msg, code="invalid_http"))
 
     def _expect_head(self) -> None:

@@ -1,7 +1,7 @@
 """Reads an upload, multipart/form-data (RFC 7578), straight to disk: never more than a chunk in memory.
 
 The form's fields are known by name, each at most once. A field that is a file lies under the field's own name
-in the folder that it is read to; the name that the client gave it is told, and used for nothing here.
+in the folder that it is read to; the client's name for it is returned and not used here.
 """
 
 import os
@@ -185,7 +185,7 @@ class Staging:
         return None
 
     def discard(self, path: Path) -> None:
-        """Throw a folder away that lies elsewhere on the same disk. It need not be there."""
+        """Delete a folder on the same disk. It need not exist."""
         trash = self._path / secrets.token_hex(16)
         try:
             os.rename(path, trash)
@@ -197,16 +197,16 @@ class Staging:
         self._janitor.submit(shutil.rmtree, trash, ignore_errors=True)
 
     def settle(self) -> None:
-        """Wait until what has been thrown away so far is gone."""
+        """Wait until all deletions so far are done."""
         self._janitor.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Wait until all of it is gone."""
+        """Wait until all deletions are done."""
         self._janitor.shutdown()
 
 
 class _FormCallbacks:
-    """What the parser's callbacks fill."""
+    """The parser's callbacks, and what they have read."""
 
     def __init__(self, folder: Path, texts: Collection[str], files: Mapping[str, int]) -> None:
         self._folder = folder

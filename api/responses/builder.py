@@ -44,7 +44,7 @@ from personae.errors import PersonaeError
 class ResponseBuilder(AnswerBuilder):
     """Follows the one choice of a job: reasoning, text and calls become items, in the order of their coming.
 
-    An answer that is not streamed is made from the same events; nobody reads them then.
+    An answer that is not streamed is made from the same events, which are then not sent.
     """
 
     done = b""
@@ -93,7 +93,7 @@ class ResponseBuilder(AnswerBuilder):
             yield from self._ended(part)
 
     def last(self) -> Iterator[Event]:
-        """None: the response's own end was the last."""
+        """None: the response's end was already sent."""
         yield from ()
 
     def failed(self, error: PersonaeError) -> Iterator[Event]:

@@ -13,7 +13,7 @@ LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 
 _LEFT_OUT = frozenset({"image_generation", "tool_search", "web_search", "web_search_preview"})
-"""Hosted tools that clients offer without being asked. The model is not told of them."""
+"""Hosted tools that clients offer without being asked. The model does not see them."""
 _LEFT_OUT_ITEMS = frozenset({"image_generation_call", "web_search_call"})
 """What such tools did in earlier answers."""
 
@@ -139,7 +139,7 @@ class ResponsesRequest(Sampling, kw_only=True):
 
 
 def _kept(entries: list[Any], name: str, ignored: list[str]) -> list[Any]:
-    """The entries without those of hosted tools that nobody has to serve."""
+    """The entries without optional hosted tools."""
     left_out = _LEFT_OUT if name == "tools" else _LEFT_OUT_ITEMS
     kept = []
     for entry in entries:

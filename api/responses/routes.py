@@ -100,7 +100,7 @@ async def get_response(request: Request) -> HttpResponse:
 
 @operation("DELETE", "/v1/responses/{id}", answers={200: ResponseDeleted}, refuses=(404,))
 async def delete_response(request: Request) -> HttpResponse:
-    """Forget a response. Those that follow it cannot be continued any more."""
+    """Delete a response. Responses that follow it cannot be continued any more."""
     context, id = context_of(request), request.path_params["id"]
     await to_thread.run_sync(_store(context).remove, context.caller.tenant, id)
     return json_response(ResponseDeleted(id))

@@ -117,7 +117,7 @@ class ResponseStore:
         return [item for turn in reversed(turns) for item in turn]
 
     def remove(self, tenant: str, id: str) -> None:
-        """Forget a response. Raises NotFound."""
+        """Delete a response. Raises NotFound."""
         self.find(tenant, id)
         with self._lock:
             if (waiting := self._waiting.pop(id, None)) is not None:

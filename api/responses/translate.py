@@ -64,7 +64,7 @@ class Names(FieldNames):
     def __init__(self) -> None:
         super().__init__(_FIELDS)
         self.namespaces: dict[str, tuple[str, str]] = {}
-        """The namespace and the name of each tool that is in one, by the name that the model is told."""
+        """The namespace and the name of each tool that is in one, by the name that the model sees."""
 
 
 def chat_request(body: ResponsesRequest, most_items: int, earlier: int = 0) -> tuple[ChatRequest, Names]:
@@ -198,7 +198,7 @@ def _format(format: TextFormat | JsonObjectFormat | SchemaFormat | None) -> Resp
 
 
 def _joined(namespace: str, name: str) -> str:
-    """What the model is told that a tool of a namespace is called."""
+    """The name under which the model sees a tool of a namespace."""
     return f"{namespace}__{name}"
 
 

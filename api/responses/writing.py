@@ -1,4 +1,4 @@
-"""The items of a response as they are written; each tells of its beginning, its growth and its end."""
+"""The items of a response as they are written; each has events for its begin, its increments and its end."""
 
 import uuid
 from abc import ABC, abstractmethod
@@ -69,7 +69,7 @@ class ItemWriter(ABC):
 
     @abstractmethod
     def end(self) -> Iterator[Event]:
-        """The events before the item is told to be whole."""
+        """The events before the one that completes the item."""
 
     @abstractmethod
     def _delta(self, text: str) -> Event:
@@ -104,7 +104,7 @@ class MessageWriter(ItemWriter):
         yield self._event(PartAdded, part=OutputText(""))
 
     def end(self) -> Iterator[Event]:
-        """The events before the item is told to be whole."""
+        """The events before the one that completes the item."""
         yield self._event(TextDone, text=self.text, logprobs=list(self._logprobs or ()))
         yield self._event(PartDone, part=self._part())
 
@@ -137,7 +137,7 @@ class ReasoningWriter(ItemWriter):
         yield self._event(PartAdded, part=ReasoningText(""))
 
     def end(self) -> Iterator[Event]:
-        """The events before the item is told to be whole."""
+        """The events before the one that completes the item."""
         yield self._event(ReasoningDone, text=self.text)
         yield self._event(PartDone, part=ReasoningText(self.text))
 
@@ -161,7 +161,7 @@ class CallWriter(ItemWriter):
         return OutputCall(self.id, status, self._call_id, self._name, self.text, self._namespace)
 
     def end(self) -> Iterator[Event]:
-        """The events before the item is told to be whole."""
+        """The events before the one that completes the item."""
         yield self._event(ArgumentsDone, name=self._name, arguments=self.text)
 
     def _delta(self, text: str) -> Event:
@@ -178,7 +178,7 @@ class CustomCallWriter(CallWriter):
         return OutputCustomCall(self.id, status, self._call_id, self._name, self.text, self._namespace)
 
     def end(self) -> Iterator[Event]:
-        """The events before the item is told to be whole."""
+        """The events before the one that completes the item."""
         yield self._event(InputDone, input=self.text)
 
     def _delta(self, text: str) -> Event:

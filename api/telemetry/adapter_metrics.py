@@ -29,7 +29,7 @@ class RegisteredAdapters(Protocol):
 class AdapterCollector(Collector):
     """Turns a snapshot of the engine into metrics, at each scrape: label sets that no longer hold are gone.
 
-    `label` bounds the names that are told one by one. `max_adapters`, if known, is how many the device can
+    `label` bounds the names that have labels. `max_adapters`, if known, is how many the device can
     hold; `registered` are those that came while the server runs.
     """
 
@@ -121,6 +121,6 @@ def _residency(stats: AdapterStats, registered: int | None) -> Iterator[Metric]:
     yield seconds
     for name, text, value in (
         ("personae:adapter_evictions", "Adapters that left the device for others.", stats.evictions),
-        ("personae:adapter_yields", "Times that an adapter in use was told to make room.", stats.yields),
+        ("personae:adapter_yields", "Times that an adapter in use had to make room.", stats.yields),
     ):
         yield CounterMetricFamily(name, text, value=value)

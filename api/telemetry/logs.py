@@ -34,7 +34,7 @@ def request(request_id: str) -> Iterator[None]:
 
 
 def note(**known: object) -> None:
-    """Add what is now known of the request at hand, if there is one."""
+    """Add facts about the current request, if there is one."""
     about = _about.get()
     if about is not None:
         about.update(known)

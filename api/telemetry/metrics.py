@@ -162,7 +162,7 @@ class Metrics:
         return model if model in self._names else "other"
 
     def live(self) -> Iterator[Metric]:
-        """What a page shows that is drawn anew every few seconds: a fraction of all, and as much cheaper."""
+        """The metrics of a page that refreshes every few seconds: a fraction of all, and cheaper."""
         for collector in self._collectors:
             yield from collector.collect()
         for counted in (self.prompt_tokens, self.generation_tokens, self.success):

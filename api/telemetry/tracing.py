@@ -1,4 +1,4 @@
-"""Where spans begin and end. Nothing happens here; the tracing that does something is `otel.py`."""
+"""Where spans begin and end. These do nothing; `otel.py` has the tracing that does."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Tracing:
-    """Told of every request that generates; of those over HTTP `otel.Traced` is told as well."""
+    """Traces every request that generates; `otel.Traced` also traces those over HTTP."""
 
     def generation(self, job: "Job", clocks: Mapping[str, SequenceClock]) -> AbstractContextManager[None]:
         """Around a job's time in the engine; `clocks` are its sequences'."""

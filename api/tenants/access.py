@@ -1,8 +1,8 @@
-"""The lock on every door: who asks is known before anything else happens.
+"""Authentication of every request, before anything else happens.
 
 Every route is closed unless it is in OPEN; a route that is for operators only says so with `admin_only`.
 As long as no key was ever made there is one tenant, `default`, and whoever reaches the server is its admin;
-then the server listens on the loopback only, unless it was told not to care.
+then the server listens on the loopback only, unless --insecure-no-auth is given.
 """
 
 import ipaddress

@@ -1,4 +1,4 @@
-"""The data directory: one SQLite file for whatever must survive a restart, and larger files beside it.
+"""The data directory: one SQLite file for whatever must survive a restart, and larger files next to it.
 
 Reads go over one connection and take microseconds, so they happen on the event loop. A write opens a
 connection of its own, may come from any thread or process, and is on disk when it returns. Where the disk is

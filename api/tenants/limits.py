@@ -21,7 +21,7 @@ from personae.errors import RateLimited
 DEFAULTS = TenantLimits(requests_per_minute=30_000, concurrent=1024, body_bytes=64 * 2**20)
 """Far above what one client needs, and low enough that one tenant cannot use up the server."""
 
-_CONCURRENT_RETRY = 1.0  # seconds; nobody knows when one of the others ends
+_CONCURRENT_RETRY = 1.0  # seconds; it is unknown when one of the others ends
 _SEEN = 256  # schemas of a tenant that are not counted again
 _REMEMBERED = 10_000  # tenants; one that is forgotten begins with a full minute
 

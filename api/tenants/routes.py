@@ -193,7 +193,7 @@ async def create_key(request: Request) -> Response:
     body = await read_json(request, CreateKey, context)
     if body.role != "admin" and not store.has_admin:
         raise Conflict(
-            "The first key must be an admin's (`role`): from then on every request needs a key, and nobody "
+            "The first key must be an admin's (`role`): from then on every request needs a key, and no other "
             "could make another.",
             param="role",
         )

@@ -299,7 +299,7 @@ class TenantStore:
         self._revoke("keys", "id", key_id(id))
 
     def on_behalf_of(self, tenant: str) -> Identity | None:
-        """Whom the server works for when nobody asks: a tenant that has not been revoked."""
+        """The identity for a tenant's work without a request; None for an unknown or revoked tenant."""
         rows = self._data.rows(
             "select created, revoked, limits, exists (select 1 from keys where keys.tenant = name "
             "and role = 'admin' and keys.revoked is null) as admin from tenants where name = ?",

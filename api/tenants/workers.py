@@ -56,7 +56,7 @@ class Workers:
             turn.end()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """`work`, as soon as there is a thread. It is finished even if nobody waits any more."""
+        """`work`, as soon as there is a thread. It is finished even if its caller has stopped waiting."""
         return await to_thread.run_sync(work, limiter=self._threads)
 
     def ended(self, size: int) -> None:

@@ -1,6 +1,6 @@
 """What other servers call the fields, routes and options that are here, for refusals that say so.
 
-vLLM, SGLang, LoRAX, llama.cpp, and OpenAI's other routes; docs/guide/migrating.md has the longer story.
+vLLM, SGLang, LoRAX, llama.cpp, and OpenAI's other routes; docs/guide/migrating.md has the details.
 """
 
 import re

@@ -30,7 +30,7 @@ _CLOSES = {408, 413, 431}
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """What went wrong: a sentence, its kind, the field it is about, a word for programs."""
+    """An error: a message, its type, the field concerned, a code for programs."""
 
     message: str
     type: str
@@ -95,7 +95,7 @@ async def personae_error(request: Request, error: Exception) -> Response:
 
 
 def _hint(request: Request) -> str:
-    """What may have been meant."""
+    """A suggestion of what was meant."""
     parts = [part for part in request.url.path.split("/") if part]
     while parts[:1] == ["v1"]:
         del parts[0]

@@ -106,7 +106,7 @@ _OTHERS: dict[str, Any] = {
 }
 
 FOREIGN: Mapping[str, Any] = {**_LLAMA_CPP, **_SGLANG, **_TGI_AND_LORAX, **_OTHERS}
-"""By field the values that are accepted beside null, or ANY."""
+"""By field, the values that are accepted in addition to null, or ANY."""
 
 
 def neutral(name: str, value: Any) -> bool:

@@ -20,7 +20,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A request body. `free_form` names the fields whose nesting the client chooses.
 
     `unserved` names the fields that are not served, with the values that ask for nothing (null is one);
-    `unheeded` those whose value is accepted although nothing is done about it. The client is told of these,
+    `unheeded` those whose value is accepted although nothing is done about it. The client learns of these,
     and of whatever else is `ignored`.
     """
 
@@ -104,7 +104,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: dict[str, Any] | str | None = None
-    # JSON without blanks between its tokens, whatever field binds the answer; None is as the server is told.
+    # JSON without blanks between its tokens, whatever field binds the answer; None: the server's default.
     disable_any_whitespace: bool | None = None
     # Not served: `unserved` says what asks for nothing.
     whitespace_pattern: str | None = None

@@ -23,7 +23,7 @@ _BINDING = ("strict", "parameters")
 class Tolerant(msgspec.Struct, forbid_unknown_fields=True):
     """A part of a request whose unknown keys are ignored.
 
-    Where it is `watched`, a key that is a slip of a known one, or that belongs elsewhere, is still refused:
+    Where it is `watched`, a misspelling of a known key, or a key that belongs elsewhere, is still refused:
     it may be meant to bind the answer.
     """
 

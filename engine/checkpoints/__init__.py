@@ -29,6 +29,6 @@ def _gguf_in(folder: Path) -> Path | None:
 def _gguf(path: Path) -> Checkpoint:
     from personae.engine.checkpoints.gguf.checkpoint import (
         GgufFile,
-    )  # the package `gguf` only where there is one
+    )  # the package `gguf` only for a GGUF file
 
     return GgufFile(path)

@@ -63,7 +63,7 @@ class Checkpoint(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called where nobody says otherwise."""
+        """Its default name."""
 
     def config(self) -> ModelConfig:
         """Its shape."""

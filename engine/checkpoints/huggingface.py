@@ -27,7 +27,7 @@ STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors
 BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-# Checkpoints that have a part for images beside the decoder: what the decoder's tensors begin with there.
+# Checkpoints with a part for images in addition to the decoder: the prefix of the decoder's tensors.
 DECODER = re.compile(r"^(?:model\.language_model\.|language_model\.model\.)(?=embed_tokens|layers|norm)")
 HEAD = re.compile(r"^language_model\.(?=lm_head)")
 IMAGES = re.compile(r"^(?:model\.)?(?:vision_tower|multi_modal_projector)\.")

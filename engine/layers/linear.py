@@ -35,7 +35,7 @@ class Linear:
 
     @property
     def weights(self) -> LinearWeights:
-        """The tensors, as long as nobody has taken them over."""
+        """The tensors, until a packed form replaces them."""
         assert self._product is self.method
         return LinearWeights(self.method.weight, self.bias)
 
@@ -53,7 +53,7 @@ class Linear:
         self._use(self.method.finish(self.bias))
 
     def hand_over(self, packed: PackedLinear) -> None:
-        """From now on `packed`, made from these tensors, does the work; the plain weight is let go."""
+        """From now on `packed`, made from these tensors, does the work; the plain weight is freed."""
         self._use(Backend(packed))
 
     def _use(self, product: Product) -> None:

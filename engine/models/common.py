@@ -96,7 +96,7 @@ def decoder_config(
 
 
 def text_fields(fields: Fields, model_type: str, **defaults: Any) -> Fields:
-    """Those of the decoder, which must be of that type, where the model has a part for images beside it.
+    """Those of the decoder, which must be of that type, if the model has a part for images too.
     `defaults` are those of the family, which such files often leave out; the dtype and the tying are the
     whole model's."""
     text = fields.section("text_config")

@@ -201,7 +201,7 @@ class Decoder:
 
         tokens, positions: [T] int64 -> the residual stream [T, hidden_size], from which `logits` follow; in
         the model's dtype, or float32 where all layers run in one call. `overlap` is done by this thread;
-        beside other threads, where all layers run in one call.
+        in parallel with other threads, where all layers run in one call.
         """
         if self._fused is not None:
             adapters = None if lora is None else lora.fused()

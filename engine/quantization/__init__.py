@@ -22,7 +22,7 @@ QUANTIZATIONS = ("int8", "int4")
 def scheme_of(name: str | None) -> Scheme:
     """The scheme that `--quantize` asks for; None means that weights stay as they are.
 
-    Raises LoadError where there is no such format.
+    Raises LoadError if there is no such format.
     """
     if name is not None and name not in QUANTIZATIONS:
         raise LoadError(f"--quantize {name}: choose one of {', '.join(QUANTIZATIONS)}.")

@@ -62,7 +62,7 @@ class LinearMethod(ABC):
 
     @abstractmethod
     def finish(self, bias: Tensor | None) -> Product:
-        """Lays the weight out for this machine; it may be let go then."""
+        """Lays the weight out for this machine; the original may be freed then."""
 
     @abstractmethod
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -24,7 +24,7 @@ class Unquantized(LinearMethod):
         self.weight = embedding
 
     def finish(self, bias: Tensor | None) -> Product:
-        """See `LinearMethod`. The plain weight is let go, unless someone else holds it (a tied embedding)."""
+        """See `LinearMethod`. The plain weight is freed, unless a tied embedding holds it."""
         return OneDnn(self.weight) if can_pack(self.weight) else self
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:

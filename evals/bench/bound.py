@@ -1,4 +1,4 @@
-"""What binding costs over HTTP: time a token of 32 answers bound by a schema, beside as many free ones.
+"""What binding costs over HTTP: time a token of 32 answers bound by a schema and of as many free ones.
 
     python -m personae.evals.bench.bound --model models/smol135 --rounds 5
 
@@ -11,7 +11,7 @@ far      budgets that are far larger than what is read; then the client goes awa
 closing  budgets that are spent to the last token, in which nearly every token is asked about
 
 The second is for a model that never wants to end, as one with random weights: an answer that is shorter is an
-error. With `--url` a server that runs is asked; it should have as many seats as there are rows.
+error. With `--url` a running server is measured; it needs as many slots as there are rows.
 """
 
 import asyncio

@@ -49,7 +49,7 @@ class Spread(msgspec.Struct, frozen=True):
 class Figures(msgspec.Struct, frozen=True):
     """What a load came to. Times in seconds, rates per second of the whole run.
 
-    `fairness` is Jain's index of the tokens that tenants got (or models, where there is one tenant): 1 when
+    `fairness` is Jain's index of the tokens that tenants got (or models, if there is one tenant): 1 when
     all got the same, 1 / n when one got all. `goodput` is the rate of requests that met the goals.
     """
 
@@ -106,7 +106,7 @@ def figures(answers: Sequence[Answer], goals: Goals) -> Figures:
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Jain's fairness index, (sum x)^2 / (n sum x^2); NaN when nobody got anything.
+    """Jain's fairness index, (sum x)^2 / (n sum x^2); NaN when no tenant got anything.
 
     R. Jain, D. Chiu, W. Hawe, "A Quantitative Measure of Fairness", DEC-TR-301, 1984.
     """
@@ -146,7 +146,7 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 def ratio(ours: Sequence[Figures], theirs: Sequence[Figures], name: str) -> Ratio:
-    """Of rounds that were measured one after the other. NaN where there is nothing to divide."""
+    """Of rounds that were measured one after the other. NaN if there is nothing to divide."""
     pairs = [(measure(a, name), measure(b, name)) for a, b in zip(ours, theirs, strict=True)]
     found = sorted(a / b for a, b in pairs if b and not math.isnan(a / b))
     if not found:

@@ -1,4 +1,4 @@
-"""What binding costs: decode steps with every row bound by a grammar, beside steps of the same rows free.
+"""What binding costs: decode steps with every row bound by a grammar, compared with the same rows free.
 
     python -m personae.evals.bench.masks --model models/smol135 --rows 32 --rounds 3
 

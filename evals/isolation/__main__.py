@@ -1,4 +1,4 @@
-"""Random traffic on an engine that is too small for it, each stream beside the same request alone.
+"""Random traffic on an engine that is too small for it, each stream compared with the same request alone.
 
     python -m personae.evals.isolation --seeds 100
 

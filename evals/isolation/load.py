@@ -130,7 +130,7 @@ class Load:
         self._count()
         for id, log in reversed(self._live.items()):
             stream = self.streams[id]
-            stream.prompt_logprobs.clear()  # they are told again
+            stream.prompt_logprobs.clear()  # they are sent again
             tokens = log.tokens[: log.prompt_length] + tuple(stream.tokens)
             self._coming.appendleft(replace(log, tokens=tokens, after=None))
         self.happened["losses"] += 1

@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 from personae.evals.harness.statistics import Interval
 
 _WORDS = re.compile(r"\w+|\s+|[^\w\s]")
-LONGEST_DIFF = 3000  # characters: beyond it a comparison takes too long and helps nobody
+LONGEST_DIFF = 3000  # characters: beyond it a comparison takes too long and does not help
 
 
 def percent(share: Interval | None) -> str:

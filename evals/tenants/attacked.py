@@ -7,7 +7,7 @@ are timed; so is `/health`. In each round it is first alone, then beside a tenan
 from a process of its own; then nobody asks for a while and the server's memory is read. Each attack has a
 server of its own. Prints a table: p50
 and p99 of the first token and the longest gap, calm and attacked, the longest `/health`, the memory before,
-at most and after, and what the attacker was told. Exit code 1 if a p99 is over `--most` times the calm one,
+at most and after, and the attacker's answers. Exit code 1 if a p99 is over `--most` times the calm one,
 or more than `--kept` MiB are kept.
 
 What happens on two cores depends on everything else that runs there; how much of them others had, the
@@ -208,7 +208,7 @@ class Loud:
         self._file.write_bytes(http_request(path, self._key, body))
 
     async def attack(self, attack: Attack, seconds: float) -> Counter[str]:
-        """What its clients were told, by status."""
+        """The answers to its clients, by status."""
         host, port = self._url.host, self._url.port or 80
         command = sender(host, port, str(self._file), attack.way, attack.clients, seconds)
         answer = await anyio.run_process(command, stderr=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""One tenant has 200 requests there, always: how long another waits for its first tokens, beside FCFS.
+"""One tenant has 200 requests there, always: how long another waits for its first tokens, compared with FCFS.
 
     python -m personae.evals.tenants.flood --model models/smol135
 

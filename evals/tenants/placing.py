@@ -3,8 +3,8 @@
     python -m personae.evals.tenants.placing --model models/smol135 --megabytes 100
 
 Placed twice: from the host's memory, in pieces of which a running step can lose one, or a fifth of its time;
-and from the file that an upload has on a CPU, which a thread reads beside the steps. Processor time is told
-beside the clock's, which on a busy machine says more of the others.
+and from the file that an upload has on a CPU, which a thread reads in parallel with the steps.
+Processor time is given as well as the clock's, which on a busy machine says more about other programs.
 """
 
 import tempfile

@@ -30,7 +30,7 @@ def canonicalise(document: Schema) -> Schema:
     """An equal schema without the keywords that grammars cannot follow, as far as there is one.
 
     What could not be rewritten is left in place, for the gate to find. Raises ValueError (jsonschema-rs's
-    errors among them) where there is no canonical form.
+    errors among them) if there is no canonical form.
     """
     if isinstance(document, bool):
         return document
@@ -41,7 +41,7 @@ def canonicalise(document: Schema) -> Schema:
         raise ValueError("its canonical form would be too large")
     draft = dialect(document)
     inlined: Schema = document
-    if not keywords & {"unevaluatedProperties", "unevaluatedItems"}:  # inlined, they see what is beside them
+    if not keywords & {"unevaluatedProperties", "unevaluatedItems"}:  # inlined, they see their siblings
         beside = document if draft in _REF_ALONE else _apart(document)
         inlined = jsonschema_rs.dereference(beside, draft=draft, offline=True)
     canonical = jsonschema_rs.canonicalize(inlined, draft=draft, validate_formats=True, offline=True)
@@ -69,7 +69,7 @@ def _inlined(document: dict[str, Any]) -> int:
 
 
 def _apart(schema: Any) -> Any:
-    """Each reference as one branch of allOf: inlining puts its keywords over those that stand beside it."""
+    """Each reference as one branch of allOf: inlining puts its keywords over its siblings."""
     if not isinstance(schema, dict):
         return schema
     apart = rebuild(schema, lambda _, child: _apart(child))

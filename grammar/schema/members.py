@@ -12,7 +12,7 @@ from personae.grammar.schema.walk import FRACTION, HITS, rebuild
 
 def separated(document: Any) -> Any:
     """An equal schema in which `contains` has become two schemas: of the items that it counts, and of those
-    that it does not. What cannot be told apart is left as it is, for the gate to find."""
+    that it does not. Ambiguous ones are left as they are, for the gate to find."""
     definitions = (
         {key: document[key] for key in ("$defs", "definitions", "$schema") if key in document}
         if isinstance(document, dict)

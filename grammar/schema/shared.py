@@ -10,7 +10,7 @@ from personae.grammar.schema.walk import Path, children, rebuild, subschemas
 _LEAST = 40  # characters that are worth a reference
 _HOME = "$defs"
 _TO_A_DEFINITION = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
-# Where backends take schemas together with what is beside them, which is easier without a reference.
+# Where backends combine a schema with its siblings, which is easier without a reference.
 _TOGETHER = frozenset({"allOf", "oneOf", "not", "if", "then", "else", "propertyNames", "contains"})
 
 

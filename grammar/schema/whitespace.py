@@ -31,7 +31,7 @@ def indent_of(schema: Any) -> int:
 
 
 class _Levels:
-    """How many objects and arrays are within one another at most; infinite where there is no most."""
+    """How deep objects and arrays are nested at most; infinite without a bound."""
 
     def __init__(self, root: Any) -> None:
         self._root = root

@@ -34,7 +34,7 @@ _log = logging.getLogger("personae.kernels")
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled operators; None, with a line in the log, where there is no compiler or it fails."""
+    """The compiled operators; None, with a line in the log, if there is no compiler or it fails."""
     import torch  # noqa: F401  # its OpenMP runtime must be the one that the library finds in the process
 
     compiler = find_compiler()

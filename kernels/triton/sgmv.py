@@ -24,14 +24,14 @@ VECTOR_ROWS = 4  # up to here a segment's rows are multiplied one by one, withou
 SPLIT_K = 512  # the least inputs of a split
 MOST_SPLITS = 16
 PROGRAMS = 4  # of the fixed grid for each multiprocessor: as many as its registers hold at once
-BESIDE = 2  # of shrink's beside a product, which has the other half of the registers
+BESIDE = 2  # of shrink's during a product, which has the other half of the registers
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Block shapes of a step: of `rows` packed rows per tile and what fits beside them."""
+    """Block shapes of a step: `rows` packed rows per tile and what fits with them."""
 
     rows: int
     shrink_ranks: int
@@ -90,7 +90,7 @@ class Update:
     """The launches for one group of modules in one layer: `shrink`, then `expand`, in that order on the
     device. All memory is taken here, on the stream of whoever makes it.
 
-    x: [T, in] with T > 0; at least one segment, up to three modules. early: expand begins beside shrink, and
+    x: [T, in] with T > 0; at least one segment, up to three modules. early: expand begins during shrink, and
     has to be launched right behind it.
     """
 

@@ -146,7 +146,7 @@ def parts(path: Path) -> list[Path]:
 
 
 def gguf_in(folder: Path) -> Path | None:
-    """The model in GGUF that a folder holds, None where there is none.
+    """The model in GGUF that a folder holds, or None.
 
     Raises ModelLoadError if there are several.
     """

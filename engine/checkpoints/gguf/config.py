@@ -31,8 +31,8 @@ UNSERVED = (
 SCALES = ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")  # Granite's
 
 Translate = Callable[[Metadata, str, dict[str, Any]], None]
-"""Adds to config.json's fields what one architecture has beside the common ones; the name is the prefix of
-its metadata."""
+"""Adds to config.json's fields what one architecture has in addition to the common ones; the name is the
+prefix of its metadata."""
 
 
 @dataclass(frozen=True, slots=True)

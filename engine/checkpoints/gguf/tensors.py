@@ -86,7 +86,7 @@ def _typed(rows: Tensor, type: GGMLQuantizationType) -> "np.ndarray[tuple[int, .
 
 
 def named(headers: Iterable[Header], config: ModelConfig, *, permuted: bool) -> dict[str, StoredTensor]:
-    """All tensors of the files; those that nobody knows under their own name.
+    """All tensors of the files; unknown ones under their own name.
 
     permuted: see `Architecture`.
     """
@@ -143,7 +143,7 @@ def _order(name: str, info: TensorInfo, config: ModelConfig) -> Tensor | None:
     attention = _attention(config)
     heads = {"q_proj": attention.heads, "k_proj": attention.kv_heads}.get(name.split(".")[-2])
     if heads is None or info.shape[0] != heads * attention.head_dim:
-        return None  # of a wrong shape: that is told later
+        return None  # of a wrong shape: reported later
     rows = torch.arange(info.shape[0]).view(heads, attention.head_dim // 2, 2)
     return rows.transpose(1, 2).reshape(-1)
 

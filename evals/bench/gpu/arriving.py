@@ -1,4 +1,4 @@
-"""Adapters that arrive beside the steps: does a step that needs one wait for it, and what do others lose?"""
+"""Adapters that arrive during the steps: does a step that needs one wait for it, and what do others lose?"""
 
 import statistics
 import time

@@ -48,7 +48,7 @@ CUDA = torch.device("cuda")
 
 def step_table(bandwidth: float, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
     """Decode steps with context 1024: per layer, the base alone and with adapters on all seven modules,
-    shrink beside the base's products as in the engine's graphs, and behind them on one stream.
+    shrink in parallel with the base's products as in the engine's graphs, and after them on one stream.
 
     As many layers as the model has share a few layers' weights, so that what a step does once (its plans)
     weighs as much as in life, and weights are cold.
@@ -92,7 +92,7 @@ def slower(time: float, base: float) -> float:
 
 
 def sgmv_table(bandwidth: float, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
-    """SGMV by itself, all four groups of a layer, beside cuBLAS (one adapter) and vLLM's kernels."""
+    """SGMV alone, all four groups of a layer, compared with cuBLAS (one adapter) and vLLM's kernels."""
     for batch in (1, 16, 64):
         x = {
             group: noise((batch, inputs), torch.bfloat16, generator) for group, (inputs, _) in GROUPS.items()
@@ -175,7 +175,7 @@ ATTENTION: dict[str, list[tuple[int, int]]] = {
 
 
 def attention_table(bandwidth: float, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
-    """One layer's attention: decode against bandwidth, prefill in TFLOP/s, beside vLLM's Triton kernel."""
+    """One layer's attention: decode against bandwidth, prefill in TFLOP/s, and vLLM's Triton kernel."""
     for name, rows in ATTENTION.items():
         if deadline.passed:
             yield {"batch": name, "left out": "no time left"}
@@ -223,7 +223,7 @@ def pointwise_table(bandwidth: float, generator: torch.Generator) -> Iterator[Ro
 
 
 def sampling_table(bandwidth: float, generator: torch.Generator) -> Iterator[Row]:
-    """Tokens from logits over 128256 ids, beside torch; the copies of parameters and launches included."""
+    """Tokens from logits over 128256 ids, and torch's; copies of parameters and launches are included."""
     for count in (1, 64, 256):
         logits = 3 * noise((count, VOCAB), torch.float32, generator)
         spare, scratch = torch.empty_like(logits), Scratch(CUDA)

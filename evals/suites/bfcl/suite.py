@@ -57,7 +57,7 @@ class Bfcl(Suite):
         self._settings = settings
 
     def cases(self) -> Sequence[Case]:
-        """The entries of all categories that there are files of."""
+        """The entries of all categories that have files."""
         folder = Path(self._settings.data) if self._settings.data else SAMPLE
         cases = [case for category in CATEGORIES for case in self._category(folder, category)]
         if not cases:

@@ -88,7 +88,7 @@ FORMATS = (
 
 @check("llama.cpp", CHATS, "test_completion_with_response_format")
 async def response_formats(server: Server) -> None:
-    """JSON, JSON of a schema; formats and types that there are not."""
+    """JSON, JSON of a schema; unknown formats and types."""
     for format, text in FORMATS:
         content = (await server.chat(response_format=format, max_tokens=60))["message"]["content"]
         expect(text is None or content.strip() == text, f"{text}")
@@ -101,7 +101,7 @@ async def response_formats(server: Server) -> None:
 
 @check("llama.cpp", CHATS, "test_completion_with_response_format (json_object with a schema, no name)")
 async def older_formats(server: Server) -> None:
-    """A schema beside `json_object`, and one without a name."""
+    """A schema with `json_object`, and one without a name."""
     for format in (
         {"type": "json_object", "schema": {"const": "42"}},
         {"type": "json_schema", "json_schema": {"schema": {"const": "42"}}},

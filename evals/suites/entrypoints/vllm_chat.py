@@ -179,7 +179,7 @@ async def response_formats(server: Server) -> None:
 
 @check("vLLM", FILE, "test_extra_fields_allowed")
 async def extra_fields(server: Server) -> None:
-    """A key in a message that nobody knows."""
+    """An unknown key in a message."""
     message = {"role": "user", "content": "What is 1+1?", "extra_field": "0"}
     expect((await server.chat(messages=[message]))["message"]["content"], "an answer")
 

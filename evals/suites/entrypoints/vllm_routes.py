@@ -1,4 +1,4 @@
-"""vLLM's tests of the routes beside completions, and of responses."""
+"""vLLM's tests of the routes other than completions, and of responses."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ async def version_and_health(server: Server) -> None:
 
 @check("vLLM", BASIC, "test_request_cancellation")
 async def cancelled(server: Server) -> None:
-    """A crowd of long requests whose clients leave; the next request is answered."""
+    """Many long requests whose clients leave; the next request is answered."""
 
     async def impatient() -> None:
         with anyio.move_on_after(0.5):

@@ -109,7 +109,7 @@ async def calls_without_arguments(server: Server) -> None:
 
 @check("vLLM", FILE, "test_named_tool_use")
 async def a_named_call(server: Server) -> None:
-    """Arguments of the schema, no content beside them, streamed and not."""
+    """Arguments of the schema, no content, streamed and not."""
     asked: Body = {
         "messages": user("Make up a person."),
         "tools": [tool("person", PERSON)],

@@ -1,4 +1,4 @@
-"""The data of the task files beside this one: held-out conversations of the demo."""
+"""The data of the task files in this folder: held-out conversations of the demo."""
 
 from typing import Any
 

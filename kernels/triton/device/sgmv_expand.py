@@ -119,7 +119,7 @@ def expand_kernel(
     """y_m[row, o] += sum_c s[row, c] B_m[c, o], s the sum of shrink's planes; y rounded once.
 
     For half precision the tensor cores take s as the sum of two halves of y's type, so that it keeps at
-    least 16 of its 24 bits. EARLY: it begins beside shrink (programmatic dependent launch), and waits for its
+    least 16 of its 24 bits. EARLY: it begins during shrink (programmatic dependent launch), and waits for its
     end when all but the planes has been read.
     """
     each = tl.arange(0, SEGMENTS)

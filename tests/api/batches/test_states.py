@@ -196,7 +196,7 @@ async def test_a_restart_loses_nothing_and_does_nothing_twice(
     async with open_batches(tmp_path, engine, at=100) as fixture:
         batch = await fixture.until(id, "completed")
         lines = await fixture.lines(batch["output_file_id"])
-    assert "batches that were not done are taken up: 1" in caplog.messages
+    assert "resuming unfinished batches: 1" in caplog.messages
     assert texts(lines) == {f"r{i}": f"got text {i}" for i in range(60)}
     assert len(engine.submitted) == 60 - 15 * held, "only what was missing"
     assert batch["request_counts"]["completed"] == 60
