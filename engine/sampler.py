@@ -300,7 +300,7 @@ class Sampler:
 
         def ask(chosen: list[int]) -> Asked:
             assert bitmask is not None
-            with self._beside():
+            with self._on_side_stream():
                 return self._ask(verifications, kept, slot, rows, bitmask, stops, tokens, best, chosen)
 
         asked = ask if verifications and bitmask is not None else None
@@ -387,7 +387,7 @@ class Sampler:
         raise AssertionError("unreachable")
 
     @contextmanager
-    def _beside(self) -> Iterator[None]:
+    def _on_side_stream(self) -> Iterator[None]:
         """Have a GPU choose again at once, not behind the forward pass that has been launched since."""
         if self._stream is None:
             yield

@@ -253,7 +253,7 @@ def test_every_option_is_passed_on(
         "--served-model-name name --served-model-name other --default-model a "
         "--seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
         "--insecure-no-auth --no-store-responses --drain-timeout 7 --hang-timeout 9 --max-restarts 1 "
-        "--one-process --replicas 2 --silence-timeout 5 "
+        "--one-process --replicas 2 --max-replicas 4 --silence-timeout 5 "
         "--no-cuda-graphs --speculate auto --no-jump-forward --disable-any-whitespace "
         "--kv-cache-dtype fp8 --quantize int8 --default-strict "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
@@ -281,6 +281,7 @@ def test_every_option_is_passed_on(
         seed=4,
         one_process=True,
         replicas=2,
+        max_replicas=4,
         silence_timeout=5,
         max_restarts=1,
         hang_timeout=9,

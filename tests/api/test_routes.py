@@ -136,10 +136,10 @@ async def test_metrics_count_what_was_served() -> None:
 
 async def test_metrics_of_several_engines_say_which_of_them(engine: FakeEngine) -> None:
     app = create_app(engine, ApiSettings(max_adapters=8))
-    each = (
-        EngineStats(running=3, waiting=1, pages_total=10, pages_used=5, restarts=1),
-        EngineStats(running=1, waiting=0, pages_total=10, ready=False, adapter_running={"d" * 64: 1}),
-    )
+    each = {
+        0: EngineStats(running=3, waiting=1, pages_total=10, pages_used=5, restarts=1),
+        1: EngineStats(running=1, waiting=0, pages_total=10, ready=False, adapter_running={"d" * 64: 1}),
+    }
     engine.figures = EngineStats(running=4, waiting=6, pages_total=20, moved=7, replicas=each)
     seen = await scrape(app)
     base = {"model_name": "base"}

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 from dry_engine import DryEngine  # noqa: E402  # below the mark, which says what they need
 from paper_gpu import Late, Mistake, PaperGpu  # noqa: E402
-from paper_gpu.machine import Place  # noqa: E402
+from paper_gpu.machine import StreamPosition  # noqa: E402
 from tiny_adapters import ZOO, make_adapter_folder  # noqa: E402
 from tiny_models import model_folder  # noqa: E402
 
@@ -141,14 +141,14 @@ def test_copies_beside_the_steps_without_an_order(owner, name, base, adapters, m
 
 def forked_once(self: SideStream) -> AbstractContextManager[None]:
     """As `fork`, but only the first one of a graph waits."""
-    if not any(isinstance(entry, Place) for entry in entries(self)):
+    if not any(isinstance(entry, StreamPosition) for entry in entries(self)):
         return FORK(self)
     return torch.cuda.stream(self._stream)
 
 
 def joined_by_turns(self: SideStream) -> None:
     """As `join`, but for every second one."""
-    if sum(isinstance(entry, Place) for entry in entries(self)) % 2 == 0:
+    if sum(isinstance(entry, StreamPosition) for entry in entries(self)) % 2 == 0:
         torch.cuda.current_stream().wait_stream(self._stream)
 
 

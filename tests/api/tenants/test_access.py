@@ -15,6 +15,7 @@ pytestmark = pytest.mark.anyio
 ADMINS = {
     "/metrics",
     "/v1/stats",
+    "/v1/replicas",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/v1/tenants",

@@ -51,7 +51,7 @@ class Case:
     run: Callable[[], list[Check]]
 
 
-def written_elsewhere(whole: Tensor, before: Tensor, own: Tensor) -> Check:
+def untouched_outside(whole: Tensor, before: Tensor, own: Tensor) -> Check:
     """That nothing of `whole` was written but where `own` is true."""
     octets = whole.element_size()
     kept = ~own.flatten().repeat_interleave(octets)
@@ -165,7 +165,7 @@ def rotary(seed: int) -> Case:
         own = torch.zeros(heads + 2 * kv_heads, dim, dtype=torch.bool)
         own[: heads + kv_heads, :turned] = True
         own = own.flatten().expand(tokens, -1)
-        return [Check(*results, TOLERANCE[dtype]), written_elsewhere(results[0], merged, own)]
+        return [Check(*results, TOLERANCE[dtype]), untouched_outside(results[0], merged, own)]
 
     return Case(f"rotary {seed}: {heads}/{kv_heads} heads, {turned} of {dim}, {dtype}", run)
 

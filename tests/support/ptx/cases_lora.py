@@ -11,7 +11,7 @@ from personae.kernels import reference
 from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool, WorkList
 from personae.kernels.triton.sgmv import begin_sgmv, sgmv
 from personae.kernels.triton.sizes import Gpu, ceil_div
-from ptx.cases import Case, Check, written_elsewhere
+from ptx.cases import Case, Check, untouched_outside
 from ptx.launches import unwritten
 
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 6e-4}
@@ -70,7 +70,7 @@ def lora(
             sgmv(x, ys, pools, tables, work, gpu)
         own = torch.zeros(rows, width + 8, dtype=torch.bool)
         own[[adapter is not None for adapter in adapters], :width] = True
-        return [Check(whole[:, :width], truth, TOLERANCE[dtype]), written_elsewhere(whole, before, own)]
+        return [Check(whole[:, :width], truth, TOLERANCE[dtype]), untouched_outside(whole, before, own)]
 
     return Case(text, run)
 

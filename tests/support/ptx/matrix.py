@@ -13,7 +13,7 @@ from ptx.decode import Operands, Source, operation
 from ptx.faults import Fault
 from ptx.movement import lanes, spread
 from ptx.numbers import Array, halves, integer, widened
-from ptx.products import Flight
+from ptx.products import InFlight
 from ptx.wave import WARP, Action, Mask, Wave
 
 _LANE = np.arange(WARP)
@@ -138,7 +138,7 @@ class _WarpgroupProduct:
         touched = tuple(self._total if adds else []) + tuple(self._a_registers)
         generation = int(wave.products.committed[program])
         wave.products.begin(
-            Flight(np.concatenate(reads), warps, program, generation, tuple(self._total), touched)
+            InFlight(np.concatenate(reads), warps, program, generation, tuple(self._total), touched)
         )
 
     @staticmethod

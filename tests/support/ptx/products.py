@@ -11,7 +11,7 @@ from ptx.shared_memory import SharedMemory
 
 
 @dataclass
-class Flight:
+class InFlight:
     """One instruction of one warpgroup. elements: of shared memory that it reads; warps: as bits;
     generation: how many groups its program had committed before; registers: that it writes; read: that it
     reads."""
@@ -31,7 +31,7 @@ class Products:
         self._operands = operands
         self._pending: dict[int, NDArray[np.int64]] = {}
         self._unfenced: set[int] = set()
-        self._flights: list[Flight] = []
+        self._in_flight: list[InFlight] = []
         self.committed = np.zeros(programs, np.int64)
 
     def check(
@@ -56,11 +56,11 @@ class Products:
         """Registers that were written before may be operands now."""
         self._unfenced.clear()
 
-    def begin(self, flight: Flight) -> None:
+    def begin(self, flight: InFlight) -> None:
         """An instruction begins."""
         if self._unfenced & set(flight.read):
             raise Fault("a register of a wgmma was written since the last wgmma.fence")
-        self._flights.append(flight)
+        self._in_flight.append(flight)
         for register in {*flight.registers, *flight.read}:
             count = self._pending.setdefault(register, np.zeros(len(self.committed), np.int64))
             count[flight.program] += 1
@@ -72,7 +72,7 @@ class Products:
     def wait(self, programs: NDArray[np.bool_], pending: int, shared: SharedMemory) -> None:
         """For all groups but the newest `pending`."""
         left = []
-        for flight in self._flights:
+        for flight in self._in_flight:
             done = flight.generation < self.committed[flight.program] - pending
             if not (done and programs[flight.program]):
                 left.append(flight)
@@ -80,5 +80,5 @@ class Products:
             shared.multiplied(flight.elements, flight.warps)
             for register in {*flight.registers, *flight.read}:
                 self._pending[register][flight.program] -= 1
-        self._flights = left
+        self._in_flight = left
         self._pending = {register: count for register, count in self._pending.items() if count.any()}
