@@ -37,8 +37,8 @@ async def exclusions(context: RequestContext, body: Sampling, bound_by: str | No
         return NOTHING
     if bound_by is not None:
         raise RequestError(
-            f"`{names[0]}` beside `{bound_by}`: a bound answer may need a token that is left out, and "
-            "could then not be completed. Give one of the two.",
+            f"`{names[0]}` cannot be combined with `{bound_by}`: a bound answer may need an excluded token "
+            "and could then not be completed. Give one of the two.",
             param=names[0],
         )
     vocab, eos = context.client.vocab_size, context.client.tokenizer.eos_ids

@@ -42,11 +42,11 @@ def whole(inputs: int, outputs: int, name: str = "x") -> Upload:
     return Upload(name, json.dumps(config).encode(), save(tensors))
 
 
-def is_whole(spoilt: Upload, original: Upload) -> bool:
+def is_whole(corrupted: Upload, original: Upload) -> bool:
     """Whether another reader finds in it what the original says, whatever the values are."""
-    if spoilt.config != original.config:
+    if corrupted.config != original.config:
         return False
-    found, right = load(spoilt.tensors), load(original.tensors)
+    found, right = load(corrupted.tensors), load(original.tensors)
     shapes = {name: tensor.shape for name, tensor in found.items()}
     finite = all(bool(tensor.float().isfinite().all()) for tensor in found.values())
     return shapes == {name: tensor.shape for name, tensor in right.items()} and finite

@@ -1,10 +1,10 @@
-"""Spoilt uploads by the thousand, to a real server: each must be a 4xx with a reason and leave nothing.
+"""Corrupted uploads by the thousand, to a real server: each must be a 4xx with a reason and leave nothing.
 
     python -m personae.evals.tenants.uploads --count 10000
 
-Serves the bundled model with a data directory of its own, sends uploads spoilt in the ways of `spoiling.py`
-in turn, and looks each time at the answer, every hundred at what lies on disk. In the end the server must be
-the process that it was at the beginning, and take and serve a good upload. Exit code 1 if anything was wrong;
+Serves the bundled model with a data directory of its own and sends uploads that are broken in the ways of
+`spoiling.py`. Checks each answer, and the disk every hundred. In the end the server must be the process that it
+was at the beginning, and must accept and serve a good upload. Exit code 1 if anything was wrong;
 what was sent is told by its number, from which and the seed it can be made again.
 """
 
@@ -40,7 +40,7 @@ class UploadStress:
         self.statuses: Counter[int] = Counter()
 
     def corrupted(self, number: int) -> tuple[str, Upload]:
-        """The upload of that number, and how it is spoilt."""
+        """The upload of that number, and how it is corrupted."""
         names = list(SPOILERS)
         how = names[number % len(names)]
         return how, SPOILERS[how](random.Random(f"{self.seed}/{number}"), self.good)
@@ -109,7 +109,7 @@ class UploadStress:
 
 def main(
     count: Annotated[int, typer.Option(help="How many uploads.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="Of what is spoilt, and how.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of what is corrupted, and how.")] = 0,
     first: Annotated[int, typer.Option(help="The number of the first, to repeat some.")] = 0,
 ) -> None:
     """Besiege a server."""

@@ -132,7 +132,7 @@ async def test_beside_what_binds_the_answer_both_are_named(
     response = await asked(app, path, **binding, **{field: value})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, field)
-    assert f"`{field}` beside `{param}`" in error["message"]
+    assert f"`{field}` cannot be combined with `{param}`" in error["message"]
     assert engine.submitted == []
 
 

@@ -1,4 +1,4 @@
-"""Replacing servers one after the other under load: nobody notices."""
+"""Replacing servers one after the other under load: no client notices."""
 
 import asyncio
 import itertools
@@ -44,7 +44,7 @@ class UnhurriedEngine(FakeEngine):
 
 
 class Replica:
-    """A server in a thread of its own, that can be told to stop as SIGTERM tells it."""
+    """A server in a thread of its own that can be stopped as by SIGTERM."""
 
     def __init__(self) -> None:
         self.engine = UnhurriedEngine(ANSWER)

@@ -161,7 +161,7 @@ def test_it_starts_with_keys_or_on_the_loopback_or_when_told_not_to_care(reason:
 
 
 @pytest.fixture
-def fixture(tmp_path: Path):  # type: ignore[no-untyped-def]  # a generator of the house and its address
+def fixture(tmp_path: Path):  # type: ignore[no-untyped-def]  # a generator of the fixture and its address
     with open_fixture(tmp_path / "data", FakeEngine()) as fixture, serving(fixture.app) as url:
         yield fixture, url
 

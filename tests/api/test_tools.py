@@ -278,9 +278,9 @@ async def test_tools_and_a_thinking_budget_are_named_beside_what_would_leave_tok
     for field, value in (("bad_words", ["no"]), ("allowed_token_ids", [1])):
         error = await refused(app, **{field: value})
         assert error["param"] == field
-        assert f"`{field}` beside `tools`" in error["message"]
+        assert f"`{field}` cannot be combined with `tools`" in error["message"]
         error = await refused(app, tools=None, chat_template_kwargs=on, thinking_budget=9, **{field: value})
-        assert f"`{field}` beside `thinking_budget`" in error["message"]
+        assert f"`{field}` cannot be combined with `thinking_budget`" in error["message"]
         await ask(app, tools=None, **{field: value})
     assert len(engine.submitted) == 2
 

@@ -3,7 +3,7 @@ front of an engine that answers by script: two calls in one turn, their results,
 question.
 
 What a client made of an answer goes back as it is, so whatever it adds to a message, the server has to take.
-`make clients` installs what does not fit beside the server's own packages; with PERSONAE_CLIENTS=required, as
+`make clients` installs what conflicts with the server's own packages; with PERSONAE_CLIENTS=required, as
 CI has it, a client that is missing is a failure.
 """
 
@@ -157,7 +157,7 @@ def run(client: Client, *arguments: str) -> list[dict[str, Any]]:
 
 
 def judge(client: Client, engine: FakeEngine, lines: list[dict[str, Any]]) -> None:
-    """Every way brought the calls and the answers, and the server was told all of it in the last turn."""
+    """Every way brought the calls and the answers, and the server got all of it in the last turn."""
     assert {line["way"] for line in lines} == set(client.ways)
     for line in lines:
         assert line == {"way": line["way"], "calls": CALLS, "texts": ANSWERS}

@@ -60,7 +60,7 @@ def truth(base: Path, adapters: Path) -> dict[str, list[int]]:
 
 
 def lending_engine(gpu: PaperGpu, base: Path, adapters: Path) -> DryEngine:
-    """With memory for one adapter beside what it borrows."""
+    """With memory for one adapter, plus what it borrows."""
     engine = DryEngine(
         gpu, base, adapters, kv_memory=PAGES * 16384, adapter_memory=290_000, cuda_graphs=True, **SIZES
     )

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def delivered(made: EngineHarness, logprobs: int | None = None) -> dict[str, Played]:
-    """Bound answers beside free ones, with forced tokens and without; with `logprobs`, all have them."""
+    """Bound answers and free ones, with forced tokens and without; with `logprobs`, all have them."""
     logs = []
     for number in range(9):
         changes: dict[str, Any] = {"jump_forward": number < 6, "logprobs": logprobs, "seed": number}

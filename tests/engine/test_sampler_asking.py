@@ -1,4 +1,4 @@
-"""A row's token is asked about before it is taken; what meets with an objection is chosen again."""
+"""A row's token is verified before it is taken; a vetoed one is chosen again."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""A matcher that goes back to a snapshot is in the state of one that was told of no more than that."""
+"""A matcher that goes back to a snapshot is in the state of one that got no further tokens."""
 
 import json
 import random
@@ -80,7 +80,7 @@ def state(matcher: Matcher, rng: random.Random) -> State:
 
 
 def chosen(matcher: Matcher, rng: random.Random) -> int | None:
-    """A token to which there is no objection, as a step finds one; seldom what ends the answer."""
+    """A token without a veto, as a step finds one; seldom what ends the answer."""
     allowed = allowed_tokens(matcher, VOCABULARY)
     stops = VOCABULARY.stop_ids
     allowed.sort(key=lambda token: (rng.random() < 0.9 and token in stops, rng.random()))

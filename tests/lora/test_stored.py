@@ -126,8 +126,8 @@ def test_only_a_whole_file_of_this_adapter_for_this_base_and_dtype_is_found(tmp_
     ):
         assert find(tmp_path, adapter.digest, other, "F32") is None
     whole = file.path.read_bytes()
-    for spoilt in (b"", whole[:-1], whole[:20], whole.replace(b"adapter", b"another")):
-        file.path.write_bytes(spoilt)
+    for corrupted in (b"", whole[:-1], whole[:20], whole.replace(b"adapter", b"another")):
+        file.path.write_bytes(corrupted)
         assert find(tmp_path, adapter.digest, SHAPES, "F32") is None
 
 

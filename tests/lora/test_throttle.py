@@ -1,4 +1,4 @@
-"""Work that nobody waits for leaves three quarters of its time to others."""
+"""Background work leaves three quarters of its time to others."""
 
 import time
 from pathlib import Path

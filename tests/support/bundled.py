@@ -1,4 +1,4 @@
-"""The bundled model as a troupe, with two grammars that force much of what they allow."""
+"""The bundled model as a fixture, with two grammars that force much of what they allow."""
 
 import json
 from functools import cache

@@ -1,4 +1,4 @@
-"""The examples on the documentation's pages: found, run, and told apart from what they show.
+"""The examples on the documentation's pages: found, run, and separated from their output.
 
 A `python` block is executed, and brings what it prints; a `sh` block that begins with curl or personae bench
 brings JSON. What follows right after in a `text` or `json` block is what it should bring. Blocks of other

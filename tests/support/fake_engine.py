@@ -50,7 +50,7 @@ def logprobs_of(token: int, top: int) -> TokenLogprobs:
 
 @dataclass
 class FakeEngine:
-    """Implements EngineClient. `answer` is what every request is told, or a function of its log.
+    """Implements EngineClient. `answer` is every request's answer, or a function of its log.
 
     After `hold_after` tokens of a sequence nothing more happens; after `fail_after` it fails. `refuse` is
     raised on entering a stream, `refuse_late` from its iteration. `burst` tokens come in one delta.

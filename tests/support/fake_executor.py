@@ -147,7 +147,7 @@ class FakeExecutor:
     of those that may be resumed are in `deferred`.
     `fails(log, position)` gives the reason why sampling after `position` fails, None when it does not.
     Raises AssertionError when a plan breaks the contract: a slot used while taken or empty, a page beyond the
-    table, a token that nobody knows, a cell never written, a write into a page that another slot can read.
+    table, an unknown token, a cell never written, a write into a page that another slot can read.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ def alive(url: str) -> bool:
 
 
 def free_port() -> int:
-    """One that nobody listens on. The proxy takes a number only, not a socket or a 0."""
+    """A free port. The proxy takes a number only, not a socket or a 0."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]

@@ -23,7 +23,7 @@ class Program:
     """Python with these arguments; one thread for each operator of torch. Another `python` than ours has only
     its own packages.
 
-    What it writes to stderr goes to a file: a pipe that nobody reads fills, and stops whoever writes.
+    What it writes to stderr goes to a file: an unread pipe fills up and blocks its writer.
     """
 
     def __init__(

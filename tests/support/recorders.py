@@ -1,4 +1,4 @@
-"""Stand-ins for a `Ref`: they keep what they are told, in order."""
+"""Stand-ins for a `Ref`: they keep their messages, in order."""
 
 from collections import deque
 from typing import Any

@@ -31,7 +31,7 @@ DIGESTS = [each.digest for each in ADAPTERS]
 
 
 def load(number: int) -> LoadAdapter:
-    """What the executor is told of this adapter."""
+    """The executor's messages about this adapter."""
     return LoadAdapter(DIGESTS[number], AdapterSource(()))
 
 

@@ -1,4 +1,4 @@
-"""Uploads of adapters for a tiny base, whole and spoilt, and an app to send them to."""
+"""Uploads of adapters for a tiny base, intact and corrupted, and an app to send them to."""
 
 import json
 import struct

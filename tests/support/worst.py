@@ -64,7 +64,7 @@ def veto(matcher: Matcher, token: int) -> Words | None:
 
 
 def possible_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
-    """The tokens that the mask allows and to which there is no objection."""
+    """The tokens that the mask allows and the grammar does not veto."""
     allowed = allowed_tokens(matcher, vocabulary)
     return [token for token in allowed if veto(matcher.fork(), token) is None]
 

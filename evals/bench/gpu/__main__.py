@@ -3,7 +3,7 @@
     python -m personae.evals.bench.gpu [--out FOLDER] [--seconds 480] [--seed N] [--resume]
 
 First correctness, then the tables, in order of importance, until the time is up; what did not fit says so. A
-part that fails is a failed check, and the others go on: in a new process, if the part has spoilt the device
+part that fails is a failed check, and the others go on: in a new process, if the part has broken the device
 for this one, as an illegal access does, or does not end. gpu.json and gpu.md are written after each part, so
 that they hold what was found whatever ends the run; `--resume` goes on with the parts that they do not have.
 Ends with 1 if a check failed, with 2 where there is no GPU.

@@ -1,4 +1,4 @@
-"""Adapters that find no room in the pool: who leaves, who must yield, and that nobody waits for ever."""
+"""Adapters without room in the pool: which are evicted, which must yield, and that none waits for ever."""
 
 import random
 

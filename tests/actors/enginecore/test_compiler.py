@@ -1,4 +1,4 @@
-"""Compiles that go wrong, and compiles that nobody waits for any more."""
+"""Compiles that go wrong, and compiles whose requests have left."""
 
 import threading
 from collections.abc import AsyncIterator

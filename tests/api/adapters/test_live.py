@@ -53,7 +53,7 @@ PROMPT = random.Random(1).choices(range(4, VOCAB), k=50)
 
 @asynccontextmanager
 async def live(path: Path, **options: Any) -> AsyncIterator[UploadFixture]:
-    """A house over a real engine that finds the house's adapters."""
+    """A fixture over a real engine that finds the fixture's adapters."""
     engine = {"device": "cpu", "dtype": "float32", "kv_memory": 2**22, "max_seqs": 8, "max_batch_tokens": 64}
     store = {"adapter_store": path / "adapters", "secret": b"s" * 32}
     assembly = assemble(EngineOptions(BASE, **{**engine, **store, **options}))

@@ -41,7 +41,7 @@ odd_json = st.recursive(
 
 @pytest.fixture(scope="module")
 def fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UploadFixture]:
-    with open_fixture(tmp_path_factory.mktemp("house")) as fixture:
+    with open_fixture(tmp_path_factory.mktemp("fixture")) as fixture:
         yield fixture
         asyncio.run(a_good_one_is_taken(fixture))
 

@@ -1,4 +1,4 @@
-"""The gate: ids, limits, and what happens when nobody caught an error."""
+"""The gate: ids, limits, and what happens to an uncaught error."""
 
 import json
 import logging

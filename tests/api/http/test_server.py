@@ -32,7 +32,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[str]:
-    """A server that waits for nobody for long."""
+    """A server with short timeouts."""
     with serving(create_app(FakeEngine(), HASTY), HASTY) as address:
         yield address
 

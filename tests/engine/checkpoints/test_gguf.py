@@ -1,4 +1,4 @@
-"""GGUF files beside transformers: each family, each type, what stays in its bits, parts, tokenizers."""
+"""GGUF files and transformers: each family, each type, what stays in its bits, parts, tokenizers."""
 
 import json
 import random

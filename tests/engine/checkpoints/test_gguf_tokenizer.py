@@ -1,4 +1,4 @@
-"""Tokenizers from GGUF's metadata beside those that the same models have in their folders."""
+"""Tokenizers from GGUF's metadata, compared with those in the same models' folders."""
 
 import json
 from pathlib import Path

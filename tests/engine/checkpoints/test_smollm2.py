@@ -1,4 +1,4 @@
-"""The real model, from the package that ships it, beside transformers' own reading of the same file."""
+"""The real model, from the package that ships it, and transformers' reading of the same file."""
 
 import pytest
 import torch

@@ -128,7 +128,7 @@ def test_missing_and_malformed_files_are_named(tmp_path: Path) -> None:
 
 
 class Caller:
-    """A server that makes the calls it was told to, or refuses."""
+    """A server that makes the given calls, or refuses."""
 
     url = key = source = None
     about = "a caller"

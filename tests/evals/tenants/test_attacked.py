@@ -1,4 +1,4 @@
-"""What one tenant may send, and how what another notices is told."""
+"""What one tenant may send, and how the effects on another are reported."""
 
 import json
 import subprocess

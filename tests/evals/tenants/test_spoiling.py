@@ -1,4 +1,4 @@
-"""A hundred spoilt uploads of the siege, against the app in process: each refused, nothing left behind."""
+"""A hundred corrupted uploads against the app in process: each is refused, nothing is left behind."""
 
 import asyncio
 import random
@@ -12,8 +12,8 @@ from personae.evals.tenants.corruption import SPOILERS, Upload, is_whole, whole
 GOOD = whole(*SHAPES.modules["q"])
 
 
-def files(spoilt: Upload) -> dict[str, bytes]:
-    return {CONFIG: spoilt.config, TENSORS: spoilt.tensors}
+def files(corrupted: Upload) -> dict[str, bytes]:
+    return {CONFIG: corrupted.config, TENSORS: corrupted.tensors}
 
 
 def test_every_way_to_spoil_an_upload_is_refused_with_a_reason(tmp_path: Path) -> None:
@@ -24,11 +24,11 @@ def test_every_way_to_spoil_an_upload_is_refused_with_a_reason(tmp_path: Path) -
                 await client.delete("/v1/adapters/x")
                 for number in range(20):
                     for how, spoil in SPOILERS.items():
-                        spoilt = spoil(random.Random(f"{number}"), GOOD)
-                        answer = await upload(client, spoilt.name, files(spoilt), **spoilt.fields)
+                        corrupted = spoil(random.Random(f"{number}"), GOOD)
+                        answer = await upload(client, corrupted.name, files(corrupted), **corrupted.fields)
                         if answer.status_code == 201:
-                            assert spoilt.judged, how
-                            assert is_whole(spoilt, GOOD), how
+                            assert corrupted.judged, how
+                            assert is_whole(corrupted, GOOD), how
                             await client.delete("/v1/adapters/x")
                         else:
                             assert 400 <= answer.status_code < 500, (how, number, answer.text)

@@ -1,4 +1,4 @@
-"""Within a text the backend is told of many tokens at once: nothing of an answer shows it."""
+"""Within a text the backend gets many tokens at once: answers do not change."""
 
 import json
 from typing import Any
@@ -37,7 +37,7 @@ def begun(name: str, budget: int) -> BudgetMatcher:
 
 
 def replayed(name: str, budget: int, tokens: list[int]) -> BudgetMatcher:
-    """One that was told of `tokens` without a mask between them."""
+    """One that got `tokens` without a mask between them."""
     grammar = COMPILER.compile(GrammarSpec("json_schema", json.dumps(SCHEMAS[name])))
     matcher = grammar.matcher(budget)
     assert isinstance(matcher, BudgetMatcher)
@@ -46,7 +46,7 @@ def replayed(name: str, budget: int, tokens: list[int]) -> BudgetMatcher:
 
 
 class Watched:
-    """A matcher that notes what it is told, and gives up after so many tokens."""
+    """A matcher that records its tokens, and gives up after so many."""
 
     def __init__(self, inner: Matcher, most: int = 10**9) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""Specs that would take the server's time or memory take their own; others are compiled meanwhile."""
+"""Specs that would exhaust the server's time or memory use up their own; others compile in parallel."""
 
 import json
 import os
@@ -195,7 +195,7 @@ def test_a_child_that_has_grown_ends_when_it_has_answered() -> None:
 
 
 def given_way(children: Set[int]) -> set[int]:
-    """Those that run when nobody else wants to."""
+    """Those that run only on idle cores."""
     found = set()
     for pid in children:
         with suppress(ProcessLookupError):

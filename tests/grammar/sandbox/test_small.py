@@ -1,4 +1,4 @@
-"""Which specs are small enough to be compiled beside the steps."""
+"""Which specs are small enough to be compiled in the engine's process."""
 
 import json
 from typing import Any

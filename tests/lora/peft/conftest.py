@@ -15,5 +15,5 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(saved: Path, tmp_path: Path) -> Path:
-    """A fresh copy of the plain adapter (rank 4, q and v), to be spoilt."""
+    """A fresh copy of the plain adapter (rank 4, q and v), to be corrupted."""
     return Path(shutil.copytree(saved, tmp_path / "plain"))

@@ -58,7 +58,7 @@ class Reservation:
         return self.mapped.get(place, (None, False))[1]
 
     def check(self, address: int, size: int) -> None:
-        """Raises Mistake if somebody wrote where nobody may."""
+        """Raises Mistake if a forbidden place was written."""
         if not bool((self.part(address, size) == 0xFF).all()):
             raise Mistake(f"{size} bytes at {address:#x} were written while nothing was mapped there")
 
