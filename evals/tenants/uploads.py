@@ -3,8 +3,8 @@
     python -m personae.evals.tenants.uploads --count 10000
 
 Serves the bundled model with a data directory of its own and sends uploads that are broken in the ways of
-`spoiling.py`. Checks each answer, and the disk every hundred. In the end the server must be the process that it
-was at the beginning, and must accept and serve a good upload. Exit code 1 if anything was wrong;
+`spoiling.py`. Checks each answer, and the disk every hundred. In the end the server must still be the same
+process, and must accept and serve a good upload. Exit code 1 if anything was wrong;
 what was sent is told by its number, from which and the seed it can be made again.
 """
 
