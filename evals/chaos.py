@@ -33,6 +33,7 @@ from personae.actors.kit.child import Incident
 from personae.actors.multi_process import COMMAND, MultiProcessEngine, open_multi_process
 from personae.actors.options import EngineOptions
 from personae.actors.replicas.launch import open_replicas
+from personae.actors.simulation.capacity import quantile
 from personae.api.bundled import NAMED, bundled
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
@@ -62,6 +63,7 @@ class Chaos:
         self.killed_at = 0.0
         self.longest = 0.0  # pause of a stream since the last kill
         self.pauses: list[float] = []  # the longest of each kill
+        self.waits: list[float] = []  # of every stream that was under way at a kill
 
     def log(self, number: int, id: str) -> SequenceLog:
         """Request `number` under a fresh id."""
@@ -103,6 +105,7 @@ class Chaos:
                 now = time.monotonic()
                 if 0.0 < heard[delta.id] < self.killed_at:
                     self.longest = max(self.longest, now - self.killed_at)
+                    self.waits.append(now - self.killed_at)
                 heard[delta.id] = now
                 tokens[delta.id] += delta.tokens
                 logprobs[delta.id] += len(delta.logprobs)
@@ -207,7 +210,8 @@ async def run(
         print(
             f"{kills} kills, {stats.restarts} restarts, {chaos.answers} answers, {chaos.lost} lost, "
             f"{chaos.different} different; {stats.moved} streams moved; longest pause of a kill p50 "
-            f"{statistics.median(chaos.pauses):.2f} s, max {max(chaos.pauses):.2f} s; "
+            f"{statistics.median(chaos.pauses):.2f} s, max {max(chaos.pauses):.2f} s; a stream's "
+            f"p50 {quantile(chaos.waits, 0.5):.2f} s, p99 {quantile(chaos.waits, 0.99):.2f} s; "
             f"left: {stats.running} running, {stats.pages_used} pages"
         )
         return not chaos.lost and not chaos.different
@@ -224,6 +228,10 @@ def main(
     ] = 3.0,
     seed: int = 0,
     replicas: Annotated[int, typer.Option(min=1, help="Engines; one at a time is killed.")] = 1,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Sequences in a step; with --replicas enough for all streams.")
+    ] = None,
     stop: Annotated[bool, typer.Option("--stop", help="SIGSTOP in place of SIGKILL.")] = False,
     crash: Annotated[bool, typer.Option("--crash", help="An exception in the executor instead.")] = False,
 ) -> None:
@@ -232,7 +240,10 @@ def main(
     assert small is not None
     folders = (adapters,) if adapters else () if model else small.adapters
     options = EngineOptions(
-        model or small.model, folders, dtype="float32", max_seqs=32 if replicas == 1 else 2 * streams
+        model or small.model,
+        folders,
+        dtype=dtype,  # type: ignore[arg-type]  # the engine refuses another
+        max_seqs=max_num_seqs or (32 if replicas == 1 else 2 * streams),
     )
     how = signal.SIGSTOP if stop else signal.SIGUSR2 if crash else signal.SIGKILL
     fine = anyio.run(
