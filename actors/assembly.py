@@ -24,6 +24,7 @@ from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import NumericsClass, weights_digest
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.kv_events import KVEventRecorder
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.speculation.forced import Retokenizer
 from personae.engine.speculation.policy import Always, Measured
@@ -123,6 +124,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         library=library,
         salt=options.salts(),
         late=device.type == "cpu",
+        build_kv_events=KVEventRecorder if options.record_kv_events else None,
     )
     return Assembly(
         engine_spec,

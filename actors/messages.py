@@ -17,6 +17,7 @@ from personae.actors.frontend.inbox import Inbox
 from personae.actors.frontend.live_stream import LiveStream
 from personae.actors.kit.mailbox import Reply
 from personae.engine.plan import StepPlan, StepResult
+from personae.engine.scheduling.kv_events import KVEvent
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import SchedulerStats, StepTimings
 from personae.errors import PersonaeError
@@ -228,6 +229,12 @@ class Refused(Message, frozen=True):
     message: str
     param: str | None = None
     code: str | None = None
+
+
+class KVEvents(Message, frozen=True):
+    """*Wire.* From the scheduler, where it was asked for: what entered and left the prefix cache."""
+
+    events: tuple[KVEvent, ...]
 
 
 class EngineDied(Message, frozen=True):

@@ -33,7 +33,7 @@ from personae.errors import StartFailed
 from personae.lora.bounds import AdapterBounds
 
 if TYPE_CHECKING:
-    from personae.actors.replicas.scaling import ReplicaScaler
+    from personae.actors.replicas.scaling import HearKVEvents, ReplicaScaler
 
 COMMAND = (sys.executable, "-m", "personae.actors.enginecore.core")
 HANG_SECONDS = 60.0  # a step may have to compile kernels
@@ -62,6 +62,7 @@ async def open_multi_process(
     command: Sequence[str] = COMMAND,
     max_live: int = 4096,
     window: int = 64,
+    on_kv_events: "HearKVEvents | None" = None,
 ) -> AsyncIterator[MultiProcessEngine]:
     """Start the engine core, wait until it has loaded, yield the engine; end the engine core.
 
@@ -72,7 +73,16 @@ async def open_multi_process(
     tokenizer = await to_thread.run_sync(Tokenizer.load, options.model)
     launch = partial(ChildProcess.launch, command)
     async with launch_processes(
-        launch, options, tokenizer, on_progress, report, max_restarts, hang_seconds, max_live, window
+        launch,
+        options,
+        tokenizer,
+        on_progress,
+        report,
+        max_restarts,
+        hang_seconds,
+        max_live,
+        window,
+        on_kv_events,
     ) as engine_processes:
         yield engine_processes
 
@@ -88,6 +98,7 @@ async def launch_processes(
     hang_seconds: float = HANG_SECONDS,
     max_live: int = 4096,
     window: int = 64,
+    on_kv_events: "HearKVEvents | None" = None,
 ) -> AsyncIterator[MultiProcessEngine]:
     """`open_multi_process` when the tokenizer is there and it is known how the engine core's process is
     started."""
@@ -101,6 +112,8 @@ async def launch_processes(
     engine.add_to(root)
     frontend = Frontend(root, ready=lambda: engine.port.is_open, max_live=max_live, window=window)
     engine.serve(frontend)
+    if on_kv_events is not None:
+        frontend.on_kv_events = partial(on_kv_events, 0)
     try:
         async with root:
             facts = engine.facts

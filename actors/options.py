@@ -148,7 +148,8 @@ class EngineOptions(ModelOptions, BatchingOptions):
     `model` is a Hugging Face model folder or a GGUF file. Each sub-folder of each folder in `adapters` is an
     adapter, known by its folder's name; `named_adapters` are names with one adapter's folder each. Adapters
     that come later lie in `adapter_store`, by digest. `secret` is what the tenants' prefix-cache salts are
-    derived from. It is one of `share` engines in this machine's memory. None in any option means that the
+    derived from. It is one of `share` engines in this machine's memory. With
+    `record_kv_events` it tells what enters and leaves its prefix cache. None in any option means that the
     engine chooses.
     """
 
@@ -157,6 +158,7 @@ class EngineOptions(ModelOptions, BatchingOptions):
     adapter_store: Path | None = None
     secret: bytes | None = None
     share: int = 1
+    record_kv_events: bool = False
     named_adapters: tuple[tuple[str, Path], ...] = ()
 
     def base_names(self, own: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from personae.actors.client import ModelCard
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
+from personae.engine.scheduling.kv_events import KVEventRecorder
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.tokens import Tokenizer
 from personae.engine.worker.worker import AdapterMemory
@@ -90,7 +91,8 @@ class EngineSpec:
     `models` maps the names of the base and the adapters that are there from the start to their cards;
     `library` has every adapter by its digest.
     `salt` gives a tenant's prefix-cache salt. `max_live` bounds the sequences in the house. `late`: the next
-    step is planned when the one that runs is about to end, not as soon as it has begun.
+    step is planned when the one that runs is about to end, not as soon as it has begun. `build_kv_events`
+    makes what records the prefix cache's events; None if nobody wants them.
     """
 
     build_step_engine: Callable[[], StepRunner]
@@ -105,3 +107,4 @@ class EngineSpec:
     max_live: int = 4096
     window: int = 64
     late: bool = False
+    build_kv_events: Callable[[], KVEventRecorder] | None = None

@@ -22,6 +22,7 @@ from personae.actors.messages import (
     AdapterStats,
     Cancel,
     EngineCoreStarted,
+    KVEvents,
     Message,
     Pin,
     Pinned,
@@ -117,6 +118,7 @@ ToFrontend = (
     | Pinned
     | ReleaseRequest
     | AdapterStats
+    | KVEvents
 )
 
 

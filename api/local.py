@@ -1,17 +1,19 @@
 """Opens an engine: what `personae serve` stands on, with a process of its own for the model, and
 `personae.open` for use as a library, all in one."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from anyio import to_thread
 
 from personae.actors.assembly import assemble
 from personae.actors.in_process import open_in_process
+from personae.actors.kv_publisher import publishing
 from personae.actors.multi_process import MultiProcessEngine, open_multi_process
 from personae.actors.options import EngineOptions
 from personae.actors.replicas.launch import open_replicas
+from personae.actors.replicas.scaling import HearKVEvents
 from personae.api.bundled import bundled
 from personae.api.hub.names import adapter_source
 from personae.api.hub.resolve import names_the_hub, on_disk
@@ -48,25 +50,47 @@ async def open_engine(
         if options.dtype == "auto" and options.device != "cuda" and options.quantize is None:
             asked["dtype"] = ours.dtype
     assert model is not None
+    asked["record_kv_events"] = options.kv_events is not None
     engine_options = EngineOptions(model, adapters, adapter_store, secret, named_adapters=named, **asked)
+    if options.one_process and options.kv_events is not None:
+        raise LoadError("--kv-events needs an engine process; leave out --one-process.")
     if not options.one_process:
-        async with _open_processes(options, engine_options, on_progress) as engine_processes:
-            client = engine_processes.client
-            facts = (engine_processes.defaults, engine_processes.max_adapters, engine_processes.bounds)
-            yield Opened(
-                client,
-                *facts,
-                client.lost,
-                client.end_all,
-                client.describe,
-                engine_processes.about,
-                engine_processes.scaler,
-            )
+        with _publishing(options) as hear:
+            engines = _open_processes(options, engine_options, on_progress, hear)
+            async with engines as engine_processes:
+                yield _opened(engine_processes)
         return
     assembly = await to_thread.run_sync(assemble, engine_options, on_progress)
     async with open_in_process(assembly.engine_spec, max_restarts=options.max_restarts) as client:
         facts = (assembly.defaults, assembly.max_adapters, assembly.bounds)
         yield Opened(client, *facts, client.lost, client.end_all, client.describe, assembly.about)
+
+
+def _opened(engine_processes: MultiProcessEngine) -> Opened:
+    client = engine_processes.client
+    return Opened(
+        client,
+        engine_processes.defaults,
+        engine_processes.max_adapters,
+        engine_processes.bounds,
+        client.lost,
+        client.end_all,
+        client.describe,
+        engine_processes.about,
+        engine_processes.scaler,
+    )
+
+
+@contextmanager
+def _publishing(options: ServeOptions) -> Iterator[HearKVEvents | None]:
+    """Who hears the engines' KV events; None if nobody does. Raises LoadError."""
+    if options.kv_events is None:
+        if options.kv_events_replay is not None:
+            raise LoadError("--kv-events-replay needs --kv-events.")
+        yield None
+        return
+    with publishing(options.kv_events, options.kv_events_replay, options.kv_events_topic) as publisher:
+        yield publisher.publish
 
 
 def _split(sources: tuple[Path, ...]) -> tuple[tuple[Path, ...], tuple[tuple[str, Path], ...]]:
@@ -83,7 +107,10 @@ def _split(sources: tuple[Path, ...]) -> tuple[tuple[Path, ...], tuple[tuple[str
 
 
 def _open_processes(
-    options: ServeOptions, engine_options: EngineOptions, on_progress: Callable[[int, int], None] | None
+    options: ServeOptions,
+    engine_options: EngineOptions,
+    on_progress: Callable[[int, int], None] | None,
+    hear: HearKVEvents | None,
 ) -> AbstractAsyncContextManager[MultiProcessEngine]:
     if max(options.replicas, options.max_replicas or 1) == 1:
         return open_multi_process(
@@ -91,6 +118,7 @@ def _open_processes(
             on_progress,
             max_restarts=options.max_restarts,
             hang_seconds=options.hang_timeout,
+            on_kv_events=hear,
         )
     return open_replicas(
         engine_options,
@@ -100,4 +128,5 @@ def _open_processes(
         max_restarts=options.max_restarts,
         hang_seconds=options.hang_timeout,
         silence_seconds=options.silence_timeout,
+        on_kv_events=hear,
     )

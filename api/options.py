@@ -162,6 +162,19 @@ class ServerOptions:
     drain_timeout: Annotated[
         float, OptionInfo("Seconds that running answers have to finish when the server stops.", min=0)
     ] = 30.0
+    kv_events: Annotated[
+        str | None,
+        OptionInfo(
+            "Publish what enters and leaves the prefix caches over ZeroMQ, such as tcp://127.0.0.1:5557, and "
+            "place requests by it. Needs personae[kv-events].",
+            metavar="ENDPOINT",
+        ),
+    ] = None
+    kv_events_replay: Annotated[
+        str | None,
+        OptionInfo("With --kv-events: where subscribers ask for what they missed.", metavar="ENDPOINT"),
+    ] = None
+    kv_events_topic: Annotated[str, OptionInfo("With --kv-events: the topic.", metavar="TEXT")] = ""
     log_format: Annotated[LogFormat, OptionInfo("Logs on stderr as text, or as one JSON object a line.")] = (
         "text"
     )

@@ -97,7 +97,14 @@ def spawn_core(
     scheduler: Ref[Message] = core.spawn(
         "scheduler",
         lambda: SchedulerActor(
-            engine_spec.build_scheduler(), epoch, compiler, executor, streamer, ingress, late=engine_spec.late
+            engine_spec.build_scheduler(),
+            epoch,
+            compiler,
+            executor,
+            streamer,
+            ingress,
+            late=engine_spec.late,
+            kv_events=None if engine_spec.build_kv_events is None else engine_spec.build_kv_events(),
         ),
         capacity=bound,
     )

@@ -16,6 +16,7 @@ from personae.actors.messages import (
     Compiled,
     EngineCoreStarted,
     Execute,
+    KVEvents,
     Lend,
     Message,
     Preempt,
@@ -27,6 +28,7 @@ from personae.actors.messages import (
     StepFinished,
     Submit,
 )
+from personae.engine.scheduling.kv_events import KVEventRecorder
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import SchedulerStats
@@ -59,10 +61,14 @@ class SchedulerActor(Actor[Message]):
         ingress: Ref[Message],
         *,
         late: bool = False,
+        kv_events: KVEventRecorder | None = None,
     ) -> None:
         self._late = late
         self._due = self._timer = 0.0  # when the next step may be planned, and when that is looked at
         self._scheduler = scheduler
+        self._kv_events = kv_events
+        if kv_events is not None:
+            scheduler.observe_cache(kv_events)
         self._epoch = epoch
         self._compiler = compiler
         self._executor = executor
@@ -123,6 +129,8 @@ class SchedulerActor(Actor[Message]):
             self._executor.tell(Repay(wanted))
         if deltas or stepped or admitted:
             self._streamer.tell(StepDone(tuple(deltas), self._stats(), tuple(admitted)))
+        if self._kv_events is not None and (events := self._kv_events.take()):
+            self._streamer.tell(KVEvents(events))
 
     def _submit(self, log: SequenceLog) -> None:
         self._known.add(log.id)

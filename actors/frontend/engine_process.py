@@ -22,6 +22,7 @@ from personae.actors.kit.actor import Actor
 from personae.actors.messages import (
     AdapterStats,
     EngineCoreStarted,
+    KVEvents,
     Pinned,
     Refused,
     ReleaseRequest,
@@ -41,6 +42,7 @@ from personae.actors.wire import (
     frame,
     messages,
 )
+from personae.engine.scheduling.kv_events import AllBlocksCleared
 from personae.engine.stats import SchedulerStats
 from personae.errors import EngineCoreDied, EngineCoreHangs, LoadError
 from personae.kernels.cgroup import free_memory
@@ -126,6 +128,8 @@ class EngineProcess(Actor[Never]):
                 case None:
                     raise await self._died_loading()
         self._port.is_open = True
+        if self._options.record_kv_events:  # its cache is empty
+            self._frontend.on_kv_events((AllBlocksCleared(),))
         assert facts is not None
         self._connected(facts)
         self._heard = self._moved = self._stepped = current_time()
@@ -165,6 +169,8 @@ class EngineProcess(Actor[Never]):
                     await frontend.streamer.send(message)
                 case Pinned(adapter=adapter) | ReleaseRequest(adapter=adapter):
                     await frontend.queue_of(adapter).send(message)
+                case KVEvents(events=events):
+                    frontend.on_kv_events(events)
                 case Pulse():
                     if message.handled != self._pulse.handled or not message.busy:
                         self._moved = current_time()

@@ -25,6 +25,7 @@ from personae.actors.kit.child import Incident, Report
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import EngineDied, Message, Shutdown, Submission, Withdraw
+from personae.engine.scheduling.kv_events import KVEvent
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tokens import Tokenizer
 from personae.errors import ActorStopped, EngineLost, PersonaeError, RestartsExhausted
@@ -73,6 +74,7 @@ class Frontend:
         self.latest = LatestStats()
         self.core_actors: tuple[gauges.Gauge, ...] = ()  # those of another process, as it last told
         self.describe_core: Callable[[], None] = lambda: None
+        self.on_kv_events: Callable[[tuple[KVEvent, ...]], None] = lambda events: None
         self.lost = anyio.Event()
         self.streamer: Ref[Message] = self._supervisor.spawn(
             "streamer", self._make_streamer, capacity=self._bound

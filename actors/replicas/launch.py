@@ -37,7 +37,7 @@ from personae.actors.process import ChildProcess, Launch
 from personae.actors.replicas.placement.base import Placement
 from personae.actors.replicas.placement.estimated import EstimatedSeconds
 from personae.actors.replicas.replica_set import ReplicaSet
-from personae.actors.replicas.scaling import ReplicaScaler
+from personae.actors.replicas.scaling import HearKVEvents, ReplicaScaler
 from personae.actors.replicas.source import LocalSource, ReplicaSource
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import FairnessPolicy, VirtualTokenCounters
@@ -63,6 +63,7 @@ async def open_replicas(
     command: Sequence[str] = COMMAND,
     max_live: int | None = None,
     window: int = 64,
+    on_kv_events: HearKVEvents | None = None,
 ) -> AsyncIterator[MultiProcessEngine]:
     """As `open_multi_process`, with `count` engines, and up to `most` while they serve. An engine that is
     silent for `silence_seconds`, or dies, loses its streams to the others."""
@@ -81,6 +82,7 @@ async def open_replicas(
         silence_seconds=silence_seconds,
         max_live=max_live or MAX_LIVE * most,
         window=window,
+        on_kv_events=on_kv_events,
     ) as engines:
         yield engines
 
@@ -118,6 +120,7 @@ async def launch_replicas(
     window: int = 64,
     placement: Placement | None = None,
     policy: FairnessPolicy | None = None,
+    on_kv_events: HearKVEvents | None = None,
 ) -> AsyncIterator[MultiProcessEngine]:
     """`open_replicas` when it is known where each engine core's process runs. The first is started alone:
     what it refuses all would refuse."""
@@ -145,7 +148,8 @@ async def launch_replicas(
         max_live=max_live,
         window=window,
     )
-    scaler = ReplicaScaler(root, replicas, source, make_engine)
+    heard = on_kv_events if options.record_kv_events else None
+    scaler = ReplicaScaler(root, replicas, source, make_engine, heard)
     engines = [scaler.add()[1] for _ in range(count)]
     scaler.start(engines[0])
     try:

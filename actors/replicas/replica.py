@@ -6,6 +6,7 @@ from itertools import islice
 from typing import TypeVar
 
 from personae.actors.frontend.live_stream import LiveStream
+from personae.actors.replicas.exact import ExactPrefixes
 from personae.actors.replicas.frontend import ReplicaFrontend
 from personae.actors.replicas.prefixes import PrefixIndex
 from personae.actors.replicas.waiting import Group
@@ -15,6 +16,7 @@ from personae.engine.scheduling.fairness import FairnessKey
 
 ADAPTERS = 4096  # of which it is remembered when they were used here
 STEPS = 2  # of prompts that one key may have waiting at a replica
+RECENT = 64  # blocks that were sent and may not be computed yet, where it says which are
 BACKGROUND = 8  # times less for what gives way
 FIRST_STEP_TOKEN = 1e-4  # seconds a token, until steps were seen
 FIRST_LOAD = {"host": 0.005, "disk": 0.05}  # seconds to load an adapter, until that was seen
@@ -60,6 +62,7 @@ class Replica:
         self.live: dict[str, Placed] = {}
         self.work = 0  # tokens that were promised to it and are not computed
         self.prefixes = PrefixIndex()
+        self.exact: ExactPrefixes | None = None
         self.demand: Counter[str | None] = Counter()  # work by adapter
         self._used: OrderedDict[str, None] = OrderedDict()  # adapters, the one used last at the end
         self._waiting = 0  # sequences that are not admitted
@@ -84,9 +87,18 @@ class Replica:
             return False
         return self._waiting < self.seqs or not self._tenants[key.tenant]
 
+    def say_exactly(self) -> ExactPrefixes:
+        """Know from now on what it says is cached, and guess only what was sent there last."""
+        self.prefixes = PrefixIndex(RECENT)
+        self.exact = ExactPrefixes()
+        return self.exact
+
     def uncached(self, group: Group) -> int:
         """Tokens of the prompt that it has to compute."""
-        return max(group.prompt - self.prefixes.match(group.blocks), 1)
+        cached = self.prefixes.match(group.blocks)
+        if self.exact is not None and self.exact.block_size:
+            cached = max(cached, self.exact.match(group.names(self.exact.block_size)))
+        return max(group.prompt - cached, 1)
 
     @property
     def waiting(self) -> int:
@@ -165,6 +177,8 @@ class Replica:
     def forget(self) -> None:
         """Its engine core has died: nothing is cached there."""
         self.prefixes.clear()
+        if self.exact is not None:
+            self.exact.names.clear()
         self._used.clear()
 
     def _admit(self, placed: Placed) -> None:

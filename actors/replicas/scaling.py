@@ -24,6 +24,7 @@ from personae.actors.replicas.replica import Replica, ReplicaState
 from personae.actors.replicas.replica_set import ReplicaSet
 from personae.actors.replicas.source import ReplicaSource
 from personae.actors.wire import Facts
+from personae.engine.scheduling.kv_events import KVEvent
 from personae.errors import PersonaeError, RequestError
 
 log = logging.getLogger("personae.actors")
@@ -38,6 +39,10 @@ _STATUS: dict[ReplicaState, Status] = {
     ReplicaState.DRAINING: "draining",
     ReplicaState.LOST: "failed",
 }
+
+
+HearKVEvents = Callable[[int, tuple[KVEvent, ...]], None]
+"""Is told the number of an engine, and what entered and left its prefix cache."""
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True):
@@ -62,7 +67,7 @@ class Scale(Message, frozen=True):
 
 class ReplicaScaler:
     """The replicas' engines: starts them, and ends them. `make_engine` makes the engine of a replica from the
-    way to start its process."""
+    way to start its process. `on_kv_events` is told what enters and leaves their prefix caches."""
 
     def __init__(
         self,
@@ -70,11 +75,13 @@ class ReplicaScaler:
         replicas: ReplicaSet,
         source: ReplicaSource,
         make_engine: Callable[[int, Launch], SupervisedEngine],
+        on_kv_events: HearKVEvents | None = None,
     ) -> None:
         self._root = root
         self._replicas = replicas
         self._source = source
         self._make_engine = make_engine
+        self._on_kv_events = on_kv_events
         self._members: dict[int, tuple[Replica, SupervisedEngine]] = {}
         self._failures: dict[int, str] = {}
         self.max_model_len = 0  # what clients were promised; an engine that is added must have as much
@@ -133,6 +140,14 @@ class ReplicaScaler:
         replica = self._replicas.add(engine.is_up)
         self._members[index] = replica, engine
         engine.serve(replica.frontend)
+        if self._on_kv_events is not None:
+            exact, hear = replica.say_exactly(), self._on_kv_events
+
+            def heard(events: tuple[KVEvent, ...]) -> None:
+                exact.hear(events)
+                hear(index, events)
+
+            replica.frontend.on_kv_events = heard
 
         def loaded(facts: Facts) -> None:
             replica.loaded(facts)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from personae.actors.frontend.live_stream import LiveStream
 from personae.actors.replicas.prefixes import blocks_of
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
+from personae.engine.scheduling.kv_events import block_names
 from personae.engine.scheduling.live import turn
 from personae.engine.sequence import SequenceLog
 
@@ -25,7 +26,7 @@ class Group:
     for its first token to come when the client wants it.
     """
 
-    __slots__ = ("answer", "blocks", "due", "key", "logs", "order", "streams")
+    __slots__ = ("_names", "answer", "blocks", "due", "key", "logs", "order", "streams")
 
     def __init__(self, streams: list[LiveStream], logs: list[SequenceLog], answer: int) -> None:
         log = logs[0]
@@ -34,8 +35,15 @@ class Group:
         self.key = FairnessKey(log.tenant, log.adapter, log.background, log.weight)
         self.blocks = blocks_of(log)
         self.answer = answer
+        self._names: tuple[int, ...] | None = None
         self.order = 0
         self.due = math.inf
+
+    def names(self, block_size: int) -> tuple[int, ...]:
+        """The names that engines give to the prompt's blocks. All engines have blocks of one size."""
+        if self._names is None:
+            self._names = tuple(block_names(self.logs[0], block_size))
+        return self._names
 
     @property
     def prompt(self) -> int:

@@ -21,6 +21,7 @@ class Scenario:
     before have ended, and nothing may be left in the house. The books are checked `every` so many steps. At
     most `max_live` sequences are in the house. There are `replicas` engines, each of this size; `placement`
     names the policy that chooses among them. They are of `classes` numerics classes in turn.
+    With `kv_events` they tell what enters and leaves their prefix caches.
     """
 
     seed: int
@@ -43,6 +44,7 @@ class Scenario:
     replicas: int = 1
     placement: PlacementName = "estimated"
     classes: int = 1
+    kv_events: bool = False
 
 
 @dataclass(frozen=True, slots=True)

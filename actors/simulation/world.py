@@ -64,6 +64,7 @@ from personae.actors.wire import Facts
 from personae.engine.config import GenerationDefaults
 from personae.engine.numerics import NumericsClass
 from personae.engine.plan import MemoryLayout
+from personae.engine.scheduling.kv_events import KVEventRecorder
 from personae.engine.sequence import SequenceLog
 from personae.engine.tokens import Tokenizer
 from personae.errors import (
@@ -131,6 +132,7 @@ class SimulatedEngine:
     def __init__(self) -> None:
         self.process: SimulatedProcess | None = None
         self.device: SimulatedDevice | None = None
+        self.recorder: KVEventRecorder | None = None
         self.epochs = 0
         self.busy = 0.0  # seconds, of devices that are gone
 
@@ -185,7 +187,7 @@ class World:
 
     async def run(self) -> SimulationReport:
         """From the first request to the last."""
-        options = EngineOptions(Path("simulation"))
+        options = EngineOptions(Path("simulation"), record_kv_events=self.scenario.kv_events)
         tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), eos_ids=EOS)
         try:
             async with anyio.create_task_group() as self._tasks:
@@ -254,6 +256,7 @@ class World:
             max_live=scenario.max_live,
             window=scenario.window,
             placement=PLACEMENTS[scenario.placement](),
+            on_kv_events=lambda engine, events: None,
         )
 
     # Clients
@@ -369,7 +372,17 @@ class World:
                 self._check_silent(self.engines[index], frontend)
         if isinstance(self._client._frontend, ReplicaSet):
             nothing_left(self._client._frontend)
+            self._check_prefixes(self._client._frontend)
         self.lulls += 1
+
+    def _check_prefixes(self, replicas: ReplicaSet) -> None:
+        """What replicas say of their prefix caches is true."""
+        for index, replica in replicas.replicas.items():
+            recorder = self.engines[index].recorder
+            if replica.exact is None or recorder is None or replica.frontend.lost.is_set():
+                continue
+            if replica.exact.names != recorder.names:
+                raise Wrong(f"engine {index} has other blocks cached than it says")
 
     def _frontends(self) -> dict[int, Frontend]:
         house = self._client._frontend
@@ -437,6 +450,10 @@ class World:
             )
             return engine.device
 
+        def build_kv_events() -> KVEventRecorder:
+            engine.recorder = KVEventRecorder()
+            return engine.recorder
+
         engine_spec = EngineSpec(
             build_step_engine=build_device,
             build_scheduler=lambda: WatchedScheduler(self.layout, self.witness),
@@ -450,6 +467,7 @@ class World:
             max_live=scenario.max_live,
             window=scenario.window,
             late=not costs.runs_ahead,
+            build_kv_events=build_kv_events if scenario.kv_events else None,
         )
         facts = Facts(
             {}, self.layout.max_model_len, VOCABULARY, GenerationDefaults(), scenario.places,

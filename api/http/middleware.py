@@ -11,7 +11,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from personae.api.settings import ApiSettings
-from personae.api.telemetry import logs
+from personae.api.telemetry import logs, orca
 from personae.api.telemetry.metrics import Metrics
 from personae.api.wire.errors import error_response, visible
 from personae.errors import PayloadTooLarge, PersonaeError, RequestTimeout
@@ -50,7 +50,7 @@ class Gate:
             settings.upload_seconds if upload else settings.body_seconds,
             complete=scope["method"] != "POST" and not _announces_a_body(headers),
         )
-        status = 0
+        status, wanted = 0, headers.get(orca.ASKED)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -61,6 +61,8 @@ class Gate:
                     message["headers"].append((b"x-personae-ignored", _listed(ignored)))
                 for name, value in scope["state"].get("answer_headers", {}).items():
                     message["headers"].append((name.encode(), value.encode()))
+                if wanted is not None and (load := self._metrics.load(wanted)) is not None:
+                    message["headers"].append((orca.TOLD, load))
                 if not body.complete:  # the rest of it is never read
                     message["headers"] = [*(h for h in message["headers"] if h[0] != b"connection"), _CLOSE]
             await send(message)

@@ -16,6 +16,7 @@ from personae.actors.client import EngineClient
 from personae.api.choices import Part
 from personae.api.telemetry.adapter_metrics import AdapterCollector, RegisteredAdapters
 from personae.api.telemetry.engine_metrics import EngineCollector
+from personae.api.telemetry.orca import load_header
 from personae.engine.sequence import LatencyTargets
 
 _FIRST_TOKEN = (
@@ -77,6 +78,7 @@ class Metrics:
         adapters: RegisteredAdapters | None = None,
     ) -> None:
         self.registry = CollectorRegistry()
+        self._client = client
         self._names = {model_name}
         self._collectors = (
             EngineCollector(client, model_name),
@@ -154,6 +156,10 @@ class Metrics:
             yield
         finally:
             self.in_flight -= 1
+
+    def load(self, wanted: bytes) -> bytes | None:
+        """The engine's load as a header of the format that is wanted; None if that is not known."""
+        return load_header(wanted, self._client.stats())
 
     def label(self, model: str) -> str:
         """The model's name as a label. Tenants make up names: from some number on they are all "other"."""

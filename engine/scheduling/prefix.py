@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import nsmallest
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from personae.engine.scheduling.pages import PagePool
 
@@ -75,6 +75,16 @@ class PrefixHit(NamedTuple):
     length: int
 
 
+class CacheObserver(Protocol):
+    """Is told what can be found, and what no longer."""
+
+    def stored(self, root: TrieRoot, node: PageNode) -> None:
+        """A page can be found."""
+
+    def removed(self, node: PageNode) -> None:
+        """A page is forgotten."""
+
+
 class CacheHandle:
     """What one running sequence holds in the cache. `nodes[i]` has the tokens of its page i."""
 
@@ -91,9 +101,10 @@ MISS = PrefixHit([], None, 0, 0)
 class PrefixCache:
     """The trie, and with it the memory: pages that nobody leases are given out when no free ones are left."""
 
-    __slots__ = ("_page_size", "_pool", "_roots", "_unleased")
+    __slots__ = ("_page_size", "_pool", "_roots", "_unleased", "observer")
 
     def __init__(self, pool: PagePool, page_size: int) -> None:
+        self.observer: CacheObserver | None = None
         self._pool = pool
         self._page_size = page_size
         self._roots: dict[RootKey, TrieRoot] = {}
@@ -190,6 +201,8 @@ class PrefixCache:
             node = here.children[chunk] = PageNode(chunk, page, here)
             node.handles = 1
             self._pool.share(page)
+            if self.observer is not None:
+                self.observer.stored(handle.root, node)
         else:
             self.pin(node)
         handle.nodes.append(node)
@@ -275,6 +288,8 @@ class PrefixCache:
             self._drop(branch)
 
     def _drop(self, node: PageNode) -> None:
+        if self.observer is not None:
+            self.observer.removed(node)
         parent = node.parent
         del parent.children[node.chunk]
         self._pool.release(node.page)

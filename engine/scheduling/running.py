@@ -9,7 +9,7 @@ from operator import attrgetter
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.live import LiveSequence, SequenceState
 from personae.engine.scheduling.pages import PagePool
-from personae.engine.scheduling.prefix import MISS, PageNode, PrefixCache
+from personae.engine.scheduling.prefix import MISS, CacheObserver, PageNode, PrefixCache
 
 _by_rank = attrgetter("rank")
 
@@ -72,6 +72,10 @@ class RunningTable:
         yield from self.decoding
         yield from self.prefilling
         yield from self.parked
+
+    def observe_cache(self, observer: CacheObserver) -> None:
+        """Have somebody told what enters and leaves the prefix cache."""
+        self._cache.observer = observer
 
     @property
     def pages_used(self) -> int:

@@ -21,6 +21,7 @@ from personae.engine.scheduling.background import BackgroundAllowance, TokenBudg
 from personae.engine.scheduling.fairness import FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence
 from personae.engine.scheduling.output_processor import OutputProcessor
+from personae.engine.scheduling.prefix import CacheObserver
 from personae.engine.scheduling.sequence_table import SequenceTable
 from personae.engine.scheduling.step_builder import Chunks, StepBuilder
 from personae.engine.scheduling.step_time import StepTime
@@ -277,6 +278,10 @@ class Scheduler:
     def adapters(self) -> tuple[set[str], set[str]]:
         """Digests of the adapters of running sequences, and of waiting ones."""
         return self._sequences.adapters()
+
+    def observe_cache(self, observer: CacheObserver) -> None:
+        """Have somebody told what enters and leaves the prefix cache."""
+        self._running.observe_cache(observer)
 
     def check_integrity(self) -> None:
         """Raises AssertionError that says where the books disagree. Costs a walk over everything."""

@@ -104,6 +104,18 @@ def test_an_answer_stays_in_its_class_as_long_as_an_engine_of_it_serves(
     assert report.changed == 0
 
 
+@pytest.mark.parametrize("faults", [None, 2.0])
+def test_the_dispatcher_knows_which_prefixes_engines_have_if_they_tell(faults: float | None) -> None:
+    load = replace(CALM.workload, requests=300, rate=100.0, prefixed=0.8, tenants=2)
+    kinds = ("kill", "crash", "scale", "silent")
+    report = simulate(
+        replace(CALM, workload=load, kv_events=True, pages=96, lull=50, faults_every=faults, kinds=kinds)
+    )
+    assert report.lulls >= 6
+    assert report.outcomes.keys() <= {"stop", "length", "unlucky"}
+    assert report.hits
+
+
 def test_whoever_kills_engines_is_ended_and_nobody_else() -> None:
     load = replace(CALM.workload, requests=150, poison=0.03, siblings=0.0)
     report = simulate(replace(CALM, seed=5, workload=load))
