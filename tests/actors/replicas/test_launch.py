@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import signal
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from tiny_models import model_folder
 from personae.actors.assembly import assemble
 from personae.actors.frontend.engine_process import EngineProcess
 from personae.actors.options import EngineOptions
+from personae.actors.replicas.exact import ExactPrefixes
 from personae.actors.replicas.launch import open_replicas, shares
 from personae.engine.params import SamplingParams
+from personae.engine.scheduling.kv_events import block_names
 from personae.engine.sequence import SequenceLog
 from personae.errors import LoadError, ModelLoadError, RequestError
 
@@ -146,6 +149,24 @@ async def test_engines_come_and_go_while_streams_run_and_every_token_is_the_same
         assert (stats.restarts, stats.running, stats.waiting) == (0, 0, 0)
         with pytest.raises(RequestError, match="must be from 1 to 2"):
             await scaler.scale(3)
+
+
+async def test_engines_say_what_is_in_their_prefix_caches_where_that_is_wanted(options) -> None:
+    heard: dict[int, ExactPrefixes] = defaultdict(ExactPrefixes)
+    told = replace(options, record_kv_events=True)
+    async with open_replicas(
+        told, 2, on_kv_events=lambda engine, events: heard[engine].hear(events)
+    ) as engines:
+        first = SequenceLog("0", tuple(range(5, 69)), 64, SamplingParams(max_tokens=4, seed=1))
+        logs = [[structs.replace(first, id=f"{number}", salt=b"%d" % number)] for number in range(8)]
+        await play_all(engines.client, logs)
+        assert heard.keys() == {0, 1}
+        size = heard[0].block_size or heard[1].block_size
+        for (log,) in logs:
+            names = tuple(block_names(log, size))
+            assert len(names) == 64 // size
+            assert any(names[0] in prefixes.names for prefixes in heard.values())
+            assert max(prefixes.match(names) for prefixes in heard.values()) == 64
 
 
 async def test_what_the_first_engine_refuses_ends_the_start(options, tmp_path) -> None:
