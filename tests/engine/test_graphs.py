@@ -152,6 +152,22 @@ def test_drafts_of_rows_with_adapters_are_computed_by_graphs_that_serve_any_mix(
     torch.testing.assert_close(pages(graphs), pages(eager), equal_nan=True, rtol=1e-4, atol=1e-5)
 
 
+def test_an_adapter_that_is_active_from_within_a_row_on_is_so_in_a_graph(
+    base, adapters, tmp_path, capture
+) -> None:
+    invoked = make_adapter_folder(tmp_path / "invoked", base, rank=8, alora_invocation_tokens=[9, 10])
+    both = {"invoked": invoked, "rslora": adapters["rslora"]}
+    prompts = {"a": [5, 6, 7, 9, 10, 11, 12], "b": [8, 9, 10, 4], "c": [4, 5, 6]}
+    found = []
+    for made in (EngineHarness(base, both), EngineHarness(base, both, capture=capture)):
+        names = {"a": "invoked", "b": "invoked", "c": "rslora"}
+        logs = [made.log(id, tokens, names[id], max_tokens=9) for id, tokens in prompts.items()]
+        assert [log.adapter_start for log in logs] == [3, 1, 0]
+        found.append((tokens(made.play(logs)), made.steps))
+    assert found[0] == found[1]
+    assert capture.replays == found[1][1] - 1, "all but the last, which has no rows"
+
+
 def test_every_step_reads_and_writes_the_same_addresses_and_they_stay(base, adapters, capture) -> None:
     harness = EngineHarness(base, adapters, capture=capture)
     harness.play(cast(harness, ["rslora", None, None], "one"))
