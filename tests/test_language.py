@@ -34,7 +34,7 @@ WHOLE_NAMES = listed("""
     raise_curtain reach reading recall returned room script shares shut spent stage turns waiting_room words
     yield
 """)
-# No module may have one of these names. A class may: a `Choice` is one of several answers, or of an expression.
+# No module may have one of these names. A class may: a `Choice` is one of several answers, or expressions.
 MODULES = listed("choice")
 # A list of words, and an OpenTelemetry collector.
 PLAIN = frozenset({"evals/demo/words.py: words", "tests/api/telemetry/test_otel.py: Collector"})
