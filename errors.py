@@ -33,7 +33,7 @@
     │   ├── KernelError           start-up: an implementation that was asked for cannot run here
     │   └── AdapterError          an adapter is refused; the message names the tensor or field
     └── never on the wire: of supervision RestartsExhausted, StartFailed, EngineCoreDied,
-        EngineCoreHangs; DriverError
+        EngineCoreHangs, LineBroken; DriverError
 
 `status`, `type` and `code` are what the wire shows, in OpenAI's error shape
 (https://platform.openai.com/docs/guides/error-codes).
@@ -303,6 +303,10 @@ class EngineCoreDied(PersonaeError):
 
 class EngineCoreHangs(PersonaeError):
     """The engine core's process lives and does not go on."""
+
+
+class LineBroken(PersonaeError):
+    """What comes from the other process is no frame."""
 
 
 class DriverError(PersonaeError):

@@ -47,7 +47,7 @@ from personae.kernels.triton import check_launcher
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.bounds import AdapterBounds
 from personae.lora.copies import StreamCopies, pinned
-from personae.lora.library import AdapterLibrary, Prepare
+from personae.lora.library import AdapterFetcher, AdapterLibrary, Prepare
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
 from personae.lora.stacking import stacked
@@ -72,11 +72,17 @@ class Assembly:
     numerics: NumericsClass
 
 
-def assemble(options: EngineOptions, on_progress: Progress | None = None, *, warm: bool = False) -> Assembly:
+def assemble(
+    options: EngineOptions,
+    on_progress: Progress | None = None,
+    *,
+    warm: bool = False,
+    fetcher: AdapterFetcher | None = None,
+) -> Assembly:
     """Load everything that lives as long as the process. Blocks for as long as the weights take.
 
     `warm`: each engine also begins what only some requests need, so that the first of them need not wait:
-    the process in which grammars are compiled.
+    the process in which grammars are compiled. `fetcher` brings adapters that are not on this machine.
 
     Raises ModelLoadError, AdapterError or LoadError with what is wrong and where.
     """
@@ -93,7 +99,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     tokenizer = Tokenizer.load(options.model)
     vocabulary = Vocabulary.from_tokenizer_json(tokenizer.json(), vocab_size, tokenizer.eos_ids)
     shapes = lora_shapes(model)
-    folders = _adapter_folders(options.adapters, options.named_adapters)
+    folders = adapter_folders(options.adapters, options.named_adapters)
     adapters = {name: _adapter(folder, shapes) for name, folder in folders.items()}
     cards = _cards(options, checkpoint, adapters, model.quantization)
     sizes = choose_sizes(options, model, shapes, adapters.values())
@@ -101,7 +107,9 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     stored = KINDS[model.dtype] if device.type == "cpu" else None
     known = {adapter.digest: folders[name] for name, adapter in adapters.items()}
     prepare = _preparation(model)
-    library = AdapterLibrary(shapes, known, options.adapter_store, HOST_ADAPTER_BYTES, prepare, stored)
+    library = AdapterLibrary(
+        shapes, known, options.adapter_store, HOST_ADAPTER_BYTES, prepare, stored, fetcher
+    )
     for adapter in adapters.values():
         library.put(prepare(adapter, rest=no_rest))
     retokenizer = Retokenizer(tokenizer, vocabulary.tokens)
@@ -283,8 +291,8 @@ def _is_out_of_memory(error: Exception) -> bool:
     return refused or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
-def _adapter_folders(roots: tuple[Path, ...], named: tuple[tuple[str, Path], ...]) -> dict[str, Path]:
-    """The folder of each adapter by its name."""
+def adapter_folders(roots: tuple[Path, ...], named: tuple[tuple[str, Path], ...]) -> dict[str, Path]:
+    """The folder of each adapter by its name. Raises LoadError."""
     found: dict[str, Path] = {}
     below = [(folder.name, folder) for root in roots for folder in _adapters_below(root)]
     for name, folder in [*below, *named]:

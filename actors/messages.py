@@ -239,9 +239,9 @@ class KVEvents(Message, frozen=True):
 
 class EngineDied(Message, frozen=True):
     """From whoever saw the engine core die: the sequences that were aboard, and whether it was killed from
-    outside."""
+    outside. None: its machine does not answer, so it is not known better than the frontend knows."""
 
-    on_device: tuple[str, ...]
+    on_device: tuple[str, ...] | None
     outside: bool
 
 

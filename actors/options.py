@@ -141,6 +141,59 @@ class BatchingOptions:
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """Engines on other machines."""
+
+    ray: Annotated[
+        str | None,
+        OptionInfo(
+            "Start the engines of --replicas on the nodes of a Ray cluster: its address, `auto`, or `local` "
+            "for one on this machine. Needs personae[ray].",
+            metavar="ADDRESS",
+        ),
+    ] = None
+    gpus_per_replica: Annotated[
+        float | None,
+        OptionInfo(
+            "With --ray: GPUs of a node that an engine takes.", min=0, unset="1 with --device cuda, else 0"
+        ),
+    ] = None
+    cpus_per_replica: Annotated[
+        float, OptionInfo("With --ray: processor cores of a node that an engine takes.", min=0.1)
+    ] = 1.0
+    cluster_host: Annotated[
+        str | None,
+        OptionInfo(
+            "With --ray: this machine's address that engines on other nodes call.",
+            unset="the one that Ray knows it by",
+            metavar="ADDRESS",
+        ),
+    ] = None
+    cluster_port: Annotated[
+        int,
+        OptionInfo(
+            "With --ray: the port that engines call, for firewalls; 0 takes any free port.", min=0, max=65535
+        ),
+    ] = 0
+    adapter_cache: Annotated[
+        Path | None,
+        OptionInfo(
+            "With --ray: a folder of each node where adapters are kept that came from here.",
+            unset="~/.cache/personae/adapters",
+        ),
+    ] = None
+    adapter_cache_size: Annotated[
+        int,
+        OptionInfo(
+            "With --ray: how much that folder may hold, such as 20GiB.",
+            min=0,
+            parse=parse_size,
+            metavar="SIZE",
+        ),
+    ] = 20 * 2**30
+
+
 @dataclass(frozen=True)
 class EngineOptions(ModelOptions, BatchingOptions):
     """What an engine is opened with, as plain data that travels to the engine core's process.

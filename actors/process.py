@@ -9,7 +9,7 @@ from typing import Protocol
 from anyio import open_process
 from anyio.abc import ByteReceiveStream, ByteStream, Process, SocketStream
 
-from personae.actors.enginecore.step_recorder import StepRecorder
+from personae.actors.enginecore.step_recorder import LastStep, StepRecorder
 
 
 class CoreProcess(Protocol):
@@ -17,8 +17,7 @@ class CoreProcess(Protocol):
 
     line: ByteStream
     output: ByteReceiveStream
-    recorder: StepRecorder
-    box_file: int  # by which it attaches to the box
+    box_file: int  # by which it attaches to its step recorder
 
     @property
     def pid(self) -> int:
@@ -34,6 +33,9 @@ class CoreProcess(Protocol):
     def kill(self) -> None:
         """End it, whatever it is doing."""
 
+    async def last_step(self) -> LastStep | None:
+        """The step that it began last, whether it lives or not; None if that is not known."""
+
 
 class Launch(Protocol):
     """Starts a process."""
@@ -48,7 +50,7 @@ class ChildProcess:
     def __init__(self, process: Process, line: ByteStream, recorder: StepRecorder, box_file: int) -> None:
         assert process.stdout is not None
         self._process = process
-        self.recorder = recorder
+        self._recorder = recorder
         self.box_file = box_file
         self.line = line
         self.output: ByteReceiveStream = process.stdout
@@ -90,3 +92,7 @@ class ChildProcess:
         """End it."""
         if self._process.returncode is None:
             self._process.kill()
+
+    async def last_step(self) -> LastStep | None:
+        """The step that it began last."""
+        return self._recorder.read()

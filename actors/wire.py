@@ -1,4 +1,5 @@
-"""The line between the frontend and the engine core: msgpack frames over a pair of Unix sockets.
+"""The line between the frontend and the engine core: msgpack frames over a pair of Unix sockets, or over TCP
+to another machine (`actors/cluster/`).
 
 The pair has no name: there is nothing in the file system, or anywhere, that another process could connect to.
 A frame is its length, four bytes little-endian, and a message in msgpack; no pickle, nothing that runs. The
@@ -6,16 +7,15 @@ line keeps order, and its end is the end of the other side: whoever reads it to 
 more will come.
 """
 
-import socket
 from collections.abc import AsyncGenerator
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import msgspec
 from anyio.abc import ByteStream
 
 from personae.actors.client import ModelCard
+from personae.actors.framing import HEADER, decoder, frame, frame_length
 from personae.actors.kit.gauges import Gauge
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
@@ -38,9 +38,6 @@ from personae.engine.config import GenerationDefaults
 from personae.engine.numerics import NumericsClass
 from personae.lora.bounds import AdapterBounds
 
-T = TypeVar("T")
-
-_HEADER = 4
 _CHUNK = 2**18
 
 
@@ -122,48 +119,9 @@ ToFrontend = (
 )
 
 
-def _plain(value: object) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} does not cross")
-
-
-def _rich(kind: type, value: Any) -> Any:
-    return kind(value)
-
-
-_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
-
-
-def frame(message: Message) -> bytes:
-    """A message as it goes over the line."""
-    body = _encode(message)
-    return len(body).to_bytes(_HEADER, "little") + body
-
-
-def decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
-    """Reads the body of frames of the given messages (`ToCore`, `ToFrontend`)."""
-    return msgspec.msgpack.Decoder(kind, dec_hook=_rich)
-
-
-def receive_first(line: socket.socket, kind: type[T]) -> T:
-    """Wait for one message, before there is a loop. Raises EOFError when the other side has gone."""
-    length = int.from_bytes(_exactly(line, _HEADER), "little")
-    message: T = decoder(kind).decode(_exactly(line, length))
-    return message
-
-
-def _exactly(line: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        if not (more := line.recv(count - len(data))):
-            raise EOFError("the other side has gone")
-        data += more
-    return bytes(data)
-
-
 async def messages(line: ByteStream, kind: Any) -> AsyncGenerator[Any, None]:
-    """The messages that come, until the other side has gone."""
+    """The messages that come, until the other side has gone. Raises LineBroken for a frame that is too
+    long."""
     decode = decoder(kind).decode
     data = bytearray()
     while True:
@@ -172,12 +130,12 @@ async def messages(line: ByteStream, kind: Any) -> AsyncGenerator[Any, None]:
         except (anyio.EndOfStream, anyio.BrokenResourceError):
             return
         at = 0
-        while len(data) - at >= _HEADER:
-            end = at + _HEADER + int.from_bytes(data[at : at + _HEADER], "little")
+        while len(data) - at >= HEADER:
+            end = at + HEADER + frame_length(data, at)
             if end > len(data):
                 break
             with memoryview(data) as view:
-                message = decode(view[at + _HEADER : end])
+                message = decode(view[at + HEADER : end])
             yield message
             at = end
         del data[:at]

@@ -8,10 +8,11 @@ from pathlib import Path
 from anyio import to_thread
 
 from personae.actors.assembly import assemble
+from personae.actors.cluster.launch import open_cluster
 from personae.actors.in_process import open_in_process
 from personae.actors.kv_publisher import publishing
 from personae.actors.multi_process import MultiProcessEngine, open_multi_process
-from personae.actors.options import EngineOptions
+from personae.actors.options import ClusterOptions, EngineOptions
 from personae.actors.replicas.launch import open_replicas
 from personae.actors.replicas.scaling import HearKVEvents
 from personae.api.bundled import bundled
@@ -40,6 +41,8 @@ async def open_engine(
     most = max(options.replicas, options.max_replicas or 1)
     if options.one_process and most > 1:
         raise LoadError("--one-process has one engine; --replicas needs processes of their own.")
+    if options.one_process and options.ray is not None:
+        raise LoadError("--one-process has its engine here; --ray has engines on other machines.")
     if names_the_hub(options):
         options = await to_thread.run_sync(on_disk, options, abandon_on_cancel=True)
     asked = shared(options, EngineOptions)
@@ -112,6 +115,17 @@ def _open_processes(
     on_progress: Callable[[int, int], None] | None,
     hear: HearKVEvents | None,
 ) -> AbstractAsyncContextManager[MultiProcessEngine]:
+    if options.ray is not None:
+        return open_cluster(
+            engine_options,
+            ClusterOptions(**shared(options, ClusterOptions)),
+            options.replicas,
+            on_progress,
+            most=options.max_replicas,
+            max_restarts=options.max_restarts,
+            hang_seconds=options.hang_timeout,
+            silence_seconds=options.silence_timeout,
+        )
     if max(options.replicas, options.max_replicas or 1) == 1:
         return open_multi_process(
             engine_options,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 import msgspec
 
-from personae.actors.options import BatchingOptions, ModelOptions, OptionInfo
+from personae.actors.options import BatchingOptions, ClusterOptions, ModelOptions, OptionInfo
 from personae.api.bundled import check_model
 from personae.api.hub.names import check_adapters
 from personae.api.telemetry.logs import LogFormat
@@ -232,12 +232,20 @@ GROUPS = (
     ServerOptions,
     AccessOptions,
     ProcessOptions,
+    ClusterOptions,
 )
 
 
 @dataclass(frozen=True)
 class ServeOptions(
-    ModelOptions, BatchingOptions, AdapterOptions, AnswerOptions, ServerOptions, AccessOptions, ProcessOptions
+    ModelOptions,
+    BatchingOptions,
+    AdapterOptions,
+    AnswerOptions,
+    ServerOptions,
+    AccessOptions,
+    ProcessOptions,
+    ClusterOptions,
 ):
     """Every option of `personae serve`; `personae.open` takes them, too."""
 

@@ -2,6 +2,7 @@
 
     python -m personae.evals.chaos --model models/smol135 --adapters models/lora --kills 50 --streams 64
     python -m personae.evals.chaos --replicas 2 --kills 50
+    python -m personae.evals.chaos --ray --replicas 3 --kills 3
 
 Streams are greedy and seeded, of the base and of every adapter in turn, a third of them bound to a schema,
 some with two choices, half with logprobs, and what a schema forces is appended in the other half. Each of
@@ -9,8 +10,10 @@ the `--streams` clients asks for one answer after the other, until the engine co
 with --stop hung by SIGSTOP, with --crash by an exception in the executor) so many times at random moments. A
 sequence that was aboard in two hangs or crashes in a row would be ended, so these wait until as many answers
 have come as there are streams. With --replicas one engine of several is killed at a time, and streams go on
-at another. Prints the answers that were lost or differ, and of each kill the longest pause of any stream that
-was under way. Exit code 1 if any was lost or differs.
+at another. With --ray each engine is on a node of a Ray cluster on loopback addresses. A whole node is killed
+or stopped, with all that Ray has there, and another one joins. Meanwhile one request kills every engine that
+computes it; it has to end, and no other. Prints the answers that were lost or differ, and of each kill the
+longest pause of any stream that was under way. Exit code 1 if any was lost or differs.
 """
 
 import json
@@ -20,23 +23,30 @@ import signal
 import statistics
 import sys
 import time
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Annotated
 
 import anyio
 import typer
+from anyio import to_thread
 from msgspec.structs import replace
 
+from personae.actors.cluster import ray_cluster
+from personae.actors.cluster.launch import open_cluster
 from personae.actors.frontend.engine_process import EngineProcess
-from personae.actors.kit.child import Incident
+from personae.actors.kit.child import Incident, Report
 from personae.actors.multi_process import COMMAND, MultiProcessEngine, open_multi_process
-from personae.actors.options import EngineOptions
+from personae.actors.options import ClusterOptions, EngineOptions
 from personae.actors.replicas.launch import open_replicas
 from personae.actors.simulation.capacity import quantile
 from personae.api.bundled import NAMED, bundled
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
+from personae.errors import PersonaeError
+from personae.evals.crashing_core import POISON
+from personae.evals.ray_nodes import RayNodes
 from personae.grammar.spec import GrammarSpec
 
 PROMPTS = 48  # different requests
@@ -46,6 +56,9 @@ SCHEMA = {
     "required": ["id", "status"],
     "additionalProperties": False,
 }
+STOPPED_SECONDS = 8.0
+Strike = Callable[[random.Random, signal.Signals], Awaitable[str]]
+"""Loses an engine; returns which."""
 Answer = tuple[tuple[tuple[int, ...], str, int], ...]  # of each choice: tokens, its end, logprobs
 
 
@@ -61,6 +74,7 @@ class Chaos:
         self.answers = self.lost = self.different = 0
         self.done = False
         self.killed_at = 0.0
+        self.strike: Strike = _strike_process
         self.longest = 0.0  # pause of a stream since the last kill
         self.pauses: list[float] = []  # the longest of each kill
         self.waits: list[float] = []  # of every stream that was under way at a kill
@@ -149,12 +163,70 @@ class Chaos:
                 await anyio.sleep(0.01)
             restarts = self.engine_processes.client.stats().restarts
             self.longest, self.killed_at = 0.0, time.monotonic()
-            os.kill(self.rng.choice(list(processes.values())), how)
-            print(f"kill {number + 1}: {self.answers} answers so far", flush=True)
+            struck = await self.strike(self.rng, how)
+            print(f"kill {number + 1} ({struck}): {self.answers} answers so far", flush=True)
             while self.engine_processes.client.stats().restarts == restarts or not self.all_ready():  # noqa: ASYNC110  as above
                 await anyio.sleep(0.01)
             self.pauses.append(self.longest)
         self.done = True
+
+    async def poison(self) -> str:
+        """Play a request that kills each engine that computes it; returns how it ended."""
+        log = self.log(1, "poison")
+        try:
+            async with self.engine_processes.client.stream(
+                [replace(log, tokens=POISON, prompt_length=len(POISON))]
+            ) as stream:
+                async for _ in stream:
+                    pass
+        except PersonaeError as error:
+            return type(error).__name__
+        return "an answer"
+
+
+async def _strike_process(rng: random.Random, how: signal.Signals) -> str:
+    pid = rng.choice(list(processes.values()))
+    os.kill(pid, how)
+    return str(pid)
+
+
+@asynccontextmanager
+async def here(
+    engines: AbstractAsyncContextManager[MultiProcessEngine],
+) -> AsyncIterator[tuple[MultiProcessEngine, Strike]]:
+    """Engines on this machine; and how to lose one."""
+    async with engines as engine_processes:
+        yield engine_processes, _strike_process
+
+
+@asynccontextmanager
+async def on_ray(
+    options: EngineOptions, replicas: int, restarts: int, report: Report
+) -> AsyncIterator[tuple[MultiProcessEngine, Strike]]:
+    """Engines on the nodes of a cluster, with a weak spot; and how to lose a node."""
+    nodes = await to_thread.run_sync(RayNodes, replicas)
+    cluster = ClusterOptions(ray=nodes.address, cluster_host=nodes.host)
+    ray_cluster.COMMAND = (sys.executable, "-m", "personae.evals.ray_driver")
+
+    async def strike(rng: random.Random, how: signal.Signals) -> str:
+        address = nodes.strike(rng, how)
+        tasks.start_soon(renew)
+        return address
+
+    async def renew() -> None:
+        await anyio.sleep(STOPPED_SECONDS)  # a node that is stopped must be noticed as such
+        nodes.bury()
+        await to_thread.run_sync(nodes.add)
+
+    try:
+        async with (
+            anyio.create_task_group() as tasks,
+            open_cluster(options, cluster, replicas, report=report, max_restarts=restarts) as engines,
+        ):
+            yield engines, strike
+    finally:
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(nodes.close)
 
 
 processes: dict[str, int] = {}
@@ -180,6 +252,7 @@ async def run(
     seed: int,
     how: signal.Signals,
     replicas: int = 1,
+    ray: bool = False,
 ) -> bool:
     """True if nothing was lost and nothing differs."""
     _note_processes()
@@ -189,22 +262,33 @@ async def run(
     def report(incident: Incident) -> None:
         """Deaths are no news."""
 
-    engines: AbstractAsyncContextManager[MultiProcessEngine]
-    if replicas == 1:
-        engines = open_multi_process(
-            options, max_restarts=kills + 1, hang_seconds=hang, report=report, command=command
+    engines: AbstractAsyncContextManager[tuple[MultiProcessEngine, Strike]]
+    if ray:
+        engines = on_ray(options, replicas, kills + 9, report)
+    elif replicas == 1:
+        engines = here(
+            open_multi_process(
+                options, max_restarts=kills + 1, hang_seconds=hang, report=report, command=command
+            )
         )
     else:
-        engines = open_replicas(
-            options, replicas, max_restarts=kills + 1, hang_seconds=hang, report=report, command=command
+        engines = here(
+            open_replicas(
+                options, replicas, max_restarts=kills + 1, hang_seconds=hang, report=report, command=command
+            )
         )
-    async with engines as engine_processes:
+    async with engines as (engine_processes, strike):
         chaos = Chaos(engine_processes, tokens, seed, streams)
+        chaos.strike = strike
         for number in range(PROMPTS):
             chaos.calm[number] = await chaos.ask(number, f"calm-{number}")
+        poisoned = "Quarantined"
         async with anyio.create_task_group() as tasks:
             for name in range(streams):
                 tasks.start_soon(chaos.client, name)
+            if ray:
+                poisoned = await chaos.poison()
+                print(f"poison: {poisoned}; {chaos.answers} answers, {chaos.lost} lost", flush=True)
             await chaos.killer(kills, pause, how)
         stats = engine_processes.client.stats()
         print(
@@ -214,7 +298,7 @@ async def run(
             f"p50 {quantile(chaos.waits, 0.5):.2f} s, p99 {quantile(chaos.waits, 0.99):.2f} s; "
             f"left: {stats.running} running, {stats.pages_used} pages"
         )
-        return not chaos.lost and not chaos.different
+        return not chaos.lost and not chaos.different and poisoned == "Quarantined"
 
 
 def main(
@@ -233,6 +317,7 @@ def main(
         int | None, typer.Option(help="Sequences in a step; with --replicas enough for all streams.")
     ] = None,
     stop: Annotated[bool, typer.Option("--stop", help="SIGSTOP in place of SIGKILL.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="On the nodes of a Ray cluster; nodes die.")] = False,
     crash: Annotated[bool, typer.Option("--crash", help="An exception in the executor instead.")] = False,
 ) -> None:
     """Run, print, judge."""
@@ -256,6 +341,7 @@ def main(
         seed,
         how,
         replicas,
+        ray,
         backend_options={"use_uvloop": True},
     )
     raise typer.Exit(0 if fine else 1)

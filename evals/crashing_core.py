@@ -1,7 +1,8 @@
-"""The engine core's process with a weak spot, for `evals/chaos.py --crash`: after SIGUSR2 its next step
-raises.
+"""The engine core's process with a weak spot, for `evals/chaos.py`: after SIGUSR2 its next step raises, and
+so does one that admits a prompt of `POISON` tokens.
 
     python -m personae.evals.crashing_core FD
+    python -m personae.evals.crashing_core dial FD
 
 Nobody but who starts the process can choose this module, and nothing that a client sends reaches it.
 """
@@ -10,12 +11,15 @@ import signal
 from typing import Any
 
 from personae.actors.enginecore import core
+from personae.engine.plan import StepPlan
 from personae.engine.step import StepEngine
+
+POISON = (7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7)
 
 
 def plant() -> None:
-    """Make the step after a signal fail."""
-    forward = StepEngine.forward
+    """Make the step after a signal fail, and each that admits poison."""
+    forward, prepare = StepEngine.forward, StepEngine.prepare
     struck: list[int] = []
 
     def fragile(self: StepEngine, packed: Any, overlap: Any) -> Any:
@@ -23,7 +27,13 @@ def plant() -> None:
             raise RuntimeError("planted: the device is gone")
         return forward(self, packed, overlap)
 
+    def poisoned(self: StepEngine, plan: StepPlan, grammars: Any) -> Any:
+        if any(admission.log.tokens[: len(POISON)] == POISON for admission in plan.admissions):
+            raise RuntimeError("planted: poison")
+        return prepare(self, plan, grammars)
+
     signal.signal(signal.SIGUSR2, lambda number, frame: struck.append(number))
+    StepEngine.prepare = poisoned  # type: ignore[method-assign]  # that is another
     StepEngine.forward = fragile  # type: ignore[method-assign, assignment]  # that is the weak spot
 
 

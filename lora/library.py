@@ -26,13 +26,26 @@ class Prepare(Protocol):
         """`rest` is called every now and then."""
 
 
+class AdapterFetcher(Protocol):
+    """Brings adapters from elsewhere to the folder that a library reads; on any thread."""
+
+    def fetch(self, digest: str, /) -> None:
+        """Have its files there. Raises AdapterError when it is nowhere, or there is no room."""
+
+    def used(self, digest: str, /) -> None:
+        """It is used now; what was not for longest leaves first."""
+
+    def discard(self, digest: str, /) -> None:
+        """What was brought is not what its digest says."""
+
+
 class AdapterLibrary:
     """Reads adapters from `folder`/digest, or from where `known` says, and keeps the latest used.
 
     Whoever wants one on the device has it found or read, on any thread, and hands its digest and source to a
     worker, which takes it. At most `cache_bytes` are kept, but always the latest, in the form that `prepare`
     gives them. `stored`: see AdapterBounds; of what can be stored nothing is kept here, and `folder` has a
-    file of it as soon as it was read.
+    file of it as soon as it was read. What is not in `folder` the `fetcher` brings there.
     """
 
     def __init__(
@@ -43,6 +56,7 @@ class AdapterLibrary:
         cache_bytes: int,
         prepare: Prepare | None = None,
         stored: str | None = None,
+        fetcher: AdapterFetcher | None = None,
     ) -> None:
         self._shapes = shapes
         self._known = known
@@ -50,6 +64,7 @@ class AdapterLibrary:
         self._cache_bytes = cache_bytes
         self._prepare = prepare
         self._stored = stored
+        self._fetcher = fetcher
         self._cache: OrderedDict[str, Adapter] = OrderedDict()
         self._bytes = 0
         self._offered: dict[str, Adapter] = {}  # found or read, and not taken yet
@@ -120,6 +135,8 @@ class AdapterLibrary:
         if parts is None:
             kind = None if digest in self._known or self._folder is None else self._stored
             folder = Path(folders[0])
+            if self._fetcher is not None:
+                self._fetcher.used(digest)
             if kind is not None and (stored := find(folder, digest, self._shapes, kind)) is not None:
                 return stored
             adapter = self._read(digest, folder, throttle)
@@ -136,12 +153,18 @@ class AdapterLibrary:
         return adapter if self._prepare is None else self._prepare(adapter, rest=throttle.rest)
 
     def _read(self, digest: str, folder: Path, throttle: Throttle) -> Adapter:
+        fetcher = self._fetcher if digest not in self._known else None
+        if fetcher is not None and not folder.is_dir():
+            fetcher.fetch(digest)
         if not folder.is_dir():
             raise _gone(digest)
         try:
             adapter = read_adapter(folder, self._shapes, throttle.rest)
         except OSError as error:
             raise AdapterError(f"adapter {digest}: {error.strerror}") from None
+        if adapter.digest != digest and fetcher is not None:
+            fetcher.discard(digest)
+            raise AdapterError(f"adapter {digest}: the files that were brought are not those of its digest")
         if adapter.digest != digest:
             raise AdapterError(f"adapter {folder.name!r}: its files have changed since it was registered")
         return adapter

@@ -1,8 +1,10 @@
 """The engine core: the four actors that are one engine, and the process that they live in when serving.
 
     python -m personae.actors.enginecore.core FD
+    python -m personae.actors.enginecore.core dial FD
 
-is started by the frontend (`actors/frontend/engine_process.py`) with one end of the line as an open file. It
+is started by the frontend (`actors/frontend/engine_process.py`) with one end of the line as an open file; or
+on another machine by an agent (`actors/cluster/agent.py`), with a file that says whom to call. It
 loads what `Start` names, tells how far it is, and runs plans until the line ends. It holds nothing that the
 frontend does not have, so it has nothing to save: whatever goes wrong, it says so on stderr and ends at once.
 """
@@ -17,10 +19,10 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Never
+from typing import TYPE_CHECKING, Never
 
 import anyio
-from anyio.abc import ByteStream, SocketStream
+from anyio.abc import ByteStream
 
 from personae.actors.assembly import Assembly, assemble
 from personae.actors.enginecore.adapter_store import AdapterStore
@@ -28,6 +30,7 @@ from personae.actors.enginecore.compiler import Compiler
 from personae.actors.enginecore.executor import Executor
 from personae.actors.enginecore.scheduler import SchedulerActor
 from personae.actors.enginecore.step_recorder import StepRecorder
+from personae.actors.framing import frame, receive_first
 from personae.actors.kit import gauges
 from personae.actors.kit.child import Incident
 from personae.actors.kit.event_loop import loop_options
@@ -35,6 +38,7 @@ from personae.actors.kit.gc_tuning import spare_what_is_here
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.kit.switch_interval import shorten_switch_interval
+from personae.actors.line import Line
 from personae.actors.messages import Cancel, Message, Pin, Preempt, Submit, Unpin
 from personae.actors.spec import EngineSpec
 from personae.actors.wire import (
@@ -47,11 +51,12 @@ from personae.actors.wire import (
     Pulse,
     Start,
     ToCore,
-    frame,
     messages,
-    receive_first,
 )
 from personae.errors import LoadError
+
+if TYPE_CHECKING:
+    from personae.actors.cluster.adapter_cache import AdapterCache
 
 PULSE_SECONDS = 0.5
 PROGRESS_SECONDS = 0.05
@@ -130,8 +135,6 @@ def facts_of(assembly: Assembly) -> Facts:
 
 def main() -> Never:
     """The process. Its exit code is LOAD_FAILED, CRASHED, or 0 when the frontend has gone."""
-    line = socket.socket(fileno=int(sys.argv[-1]))
-    line.set_inheritable(False)  # or a helper process of ours would keep the line open
     _die_with_frontend()
     faulthandler.register(signal.SIGUSR1)  # where every thread is, even if the loop does not turn
     # meant for the frontend, which ends us when it has drained
@@ -139,15 +142,21 @@ def main() -> Never:
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     code = 0
+    line, adapters = None, None
     try:
-        start = receive_first(line, Start)
-        assembly = assemble(start.options, _Progress(line), warm=True)
+        line, adapters = _connect()
+        start: Start = receive_first(line, Start)
+        options = start.options if adapters is None else adapters.provide(start.options)
+        assembly = assemble(options, _Progress(line), warm=True, fetcher=adapters)
         line.sendall(frame(Loaded(facts_of(assembly))))
         recorder = StepRecorder.attach(start.black_box)
         spare_what_is_here()
         shorten_switch_interval()
         anyio.run(_serve, line, assembly.engine_spec, start.epoch, recorder, backend_options=loop_options())
     except LoadError as error:
+        if line is None:
+            log.error("%s", error.message)  # to whoever keeps the process
+            _end(LOAD_FAILED)
         line.sendall(frame(LoadFailed(type(error).__name__, error.message)))
         code = LOAD_FAILED
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -158,8 +167,23 @@ def main() -> Never:
     _end(code)
 
 
-async def _serve(line: socket.socket, engine_spec: EngineSpec, epoch: int, recorder: StepRecorder) -> None:
-    await serve(await SocketStream.from_socket(line), engine_spec, epoch, recorder, _end)
+def _connect() -> "tuple[Line, AdapterCache | None]":
+    """The line to the frontend; and on another machine the adapters that were brought from there."""
+    file = int(sys.argv[-1])
+    if sys.argv[-2] != "dial":
+        connection = socket.socket(fileno=file)
+        connection.set_inheritable(False)  # or a helper process of ours would keep the line open
+        return Line(connection), None
+    from personae.actors.cluster.adapter_cache import AdapterCache
+    from personae.actors.cluster.dial import dial, read_call
+
+    call = read_call(file)
+    line = dial(call, call.contact.line)
+    return line, AdapterCache(call.contact, dial(call, call.contact.files))
+
+
+async def _serve(line: Line, engine_spec: EngineSpec, epoch: int, recorder: StepRecorder) -> None:
+    await serve(await line.stream(), engine_spec, epoch, recorder, _end)
 
 
 async def serve(
@@ -213,7 +237,7 @@ async def _pulse(core: Supervisor, frontend: Port) -> None:
 class _Progress:
     """Tells the frontend how far loading is, not more often than a person can see."""
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, line: Line) -> None:
         self._line = line
         self._reported = 0.0
 

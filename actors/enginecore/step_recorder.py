@@ -12,11 +12,12 @@ core died is known from it, and nowhere else (`actors/frontend/probation.py`).
 import mmap
 import os
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from personae.engine.plan import StepPlan
+if TYPE_CHECKING:
+    from personae.engine.plan import StepPlan
 
 _HALF = 2**18
 _FIRST = 8
@@ -61,7 +62,7 @@ class StepRecorder:
         """One of this process alone."""
         return cls(bytearray(SIZE))
 
-    def begin(self, plan: StepPlan) -> None:
+    def begin(self, plan: "StepPlan") -> None:
         """A step begins."""
         if plan.releases or plan.admissions:
             for slot in plan.releases:

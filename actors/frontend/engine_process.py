@@ -17,6 +17,7 @@ from anyio import CancelScope, current_time, fail_after, move_on_after
 from anyio.abc import ByteReceiveStream
 
 from personae import errors
+from personae.actors.framing import frame
 from personae.actors.frontend.frontend import Frontend
 from personae.actors.kit.actor import Actor
 from personae.actors.messages import (
@@ -39,7 +40,6 @@ from personae.actors.wire import (
     Pulse,
     Start,
     ToFrontend,
-    frame,
     messages,
 )
 from personae.engine.scheduling.kv_events import AllBlocksCleared
@@ -145,9 +145,9 @@ class EngineProcess(Actor[Never]):
         """End the process."""
         self._port.close()
         outside = self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM)  # not by us: that comes now
-        self._frontend.note_engine_death(self._process.recorder.read(), outside=outside)
         self._frontend.core_actors = ()
         with CancelScope(shield=True):
+            self._frontend.note_engine_death(await self._process.last_step(), outside=outside)
             await self._messages.aclose()
             await self._line.aclose()
             await _kill(self._process)
@@ -232,7 +232,7 @@ class EngineProcess(Actor[Never]):
         await self._ended()
         words = "\n".join(filter(None, self._words))
         where = "before its first step"
-        if (last := self._process.recorder.read()) is not None:
+        if (last := await self._process.last_step()) is not None:
             where = f"in step {last.step} ({last.rows} rows, {last.tokens} tokens)"
             where += f" with {', '.join(last.on_device)} aboard"
         code = self._process.returncode

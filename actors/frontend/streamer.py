@@ -126,7 +126,7 @@ class Streamer(Actor[Message]):
         if closed:
             self._ingress.tell(Progress((), closed))
         died, self._died_step = self._died_step, EngineDied((), outside=False)
-        for id in self._probation.judge(self._records(), set(died.on_device), died.outside):
+        for id in self._probation.judge(self._records(), set(died.on_device or ()), died.outside):
             self._quarantine(id, self._live[id])
         self._try_next()
 

@@ -91,6 +91,8 @@ class ReplicaStreamer(Streamer):
                 self._take_in(message)
             case EngineDied(on_device=on_device, outside=outside):
                 self._down = True
+                if on_device is None:
+                    on_device = tuple(id for id, live in self._live.items() if live.on_device)
                 self._hand_over(tuple(self._live), on_device, outside)
             case HandOver():
                 self._down = True
@@ -180,7 +182,7 @@ class ReplicaFrontend(Frontend):
 
     def note_engine_death(self, last: LastStep | None, *, outside: bool) -> None:
         """Every death is told: its streams go on elsewhere."""
-        on_device = last.on_device if last is not None else ()
+        on_device = last.on_device if last is not None else None
         self.streamer.tell(EngineDied(on_device, outside))
 
     def lose_engine(self) -> None:

@@ -8,12 +8,13 @@ import anyio
 from anyio import CancelScope, Event
 from anyio.abc import ByteReceiveStream, ByteStream
 
-from personae.actors.enginecore.step_recorder import StepRecorder
+from personae.actors.enginecore.step_recorder import LastStep, StepRecorder
+from personae.actors.framing import decoder, frame
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.simulation.loop import SimulationLoop
 from personae.actors.simulation.trouble import Wrong
 from personae.actors.spec import EngineSpec
-from personae.actors.wire import Facts, Loaded, LoadFailed, Start, decoder, frame
+from personae.actors.wire import Facts, Loaded, LoadFailed, Start
 
 _HEADER = 4
 LATENCY = (20e-6, 200e-6)  # seconds that a piece of data is on its way
@@ -196,6 +197,10 @@ class SimulatedProcess:
     def kill(self) -> None:
         """End it from outside."""
         self.end(KILLED)
+
+    async def last_step(self) -> LastStep | None:
+        """The step that it began last."""
+        return self.recorder.read()
 
     async def wait(self) -> int:
         """Wait for its end."""

@@ -36,15 +36,15 @@ def faulty(self, plan, grammars):
     return prepare(self, plan, grammars)
 
 
-def refuse(options, on_progress, *, warm):
+def refuse(options, on_progress, **_):
     raise ModelLoadError("planted: no such weights")
 
 
-def die(options, on_progress, *, warm):
+def die(options, on_progress, **_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stumble(options, on_progress, *, warm):
+def stumble(options, on_progress, **_):
     raise RuntimeError("planted: a bug")
 
 

@@ -1,0 +1,85 @@
+"""Who is who on the sockets between machines: a key and a certificate of its own for each process.
+
+They are made at the start and never leave the process that made them; only certificates travel. Each side
+trusts exactly the certificates that it was given.
+"""
+
+import ssl
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from personae.actors.memory_file import memory_file
+from personae.errors import LoadError
+
+FRONTEND = "frontend.personae"  # the name in the frontend's certificate
+ENGINE = "engine.personae"
+_SKEW = timedelta(days=1)  # the machines' clocks may differ
+_LIFE = timedelta(days=3650)
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """A certificate, and a key that only its owner has; both in PEM."""
+
+    certificate: str
+    key: str
+
+
+def new_identity(name: str) -> Identity:
+    """A new key with a certificate that it has signed itself. Raises LoadError without `cryptography`."""
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ModuleNotFoundError:
+        raise LoadError(
+            "Engines on other machines need TLS: install personae[ray], which has cryptography."
+        ) from None
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + _LIFE)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return Identity(certificate.public_bytes(pem).decode(), private.decode())
+
+
+def server_context(identity: Identity) -> ssl.SSLContext:
+    """For the frontend, which trusts nobody yet (`trust`)."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _present(context, identity)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def trust(context: ssl.SSLContext, certificate: str) -> None:
+    """From now on whoever has this certificate's key may connect. Raises LoadError if it is none."""
+    try:
+        context.load_verify_locations(cadata=certificate)
+    except (ssl.SSLError, ValueError) as error:
+        raise LoadError(f"What a node sent as its certificate is none: {error}") from None
+
+
+def client_context(identity: Identity, frontend: str) -> ssl.SSLContext:
+    """For an engine, which trusts the frontend's certificate alone."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _present(context, identity)
+    trust(context, frontend)
+    return context
+
+
+def _present(context: ssl.SSLContext, identity: Identity) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    with memory_file(f"{identity.key}{identity.certificate}".encode()) as path:  # ssl reads files only
+        context.load_cert_chain(path)

@@ -1,0 +1,121 @@
+"""Several engines on the nodes of a Ray cluster, behind one frontend.
+
+Ray places them, starts them and ends them; the tree of actors is that of `actors/replicas/launch.py`, and an
+engine that dies is started again by its supervisor there, within its restart intensity: whoever restarts an
+engine must know which streams it had, and when to give up, and Ray knows neither. Ray starts what starts
+engines (`ray_host.py`), on another node if it must.
+"""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from anyio import to_thread
+
+from personae.actors.assembly import adapter_folders
+from personae.actors.cluster.adapter_files import AdapterFiles
+from personae.actors.cluster.contact import Contact
+from personae.actors.cluster.listener import Listener, open_listener
+from personae.actors.cluster.node import weights_digest
+from personae.actors.cluster.ray_cluster import RayCluster, open_ray
+from personae.actors.cluster.remote_process import RemoteLaunch
+from personae.actors.frontend.engine_process import Progress
+from personae.actors.in_process import MAX_RESTARTS
+from personae.actors.kit.child import Report, log_incident
+from personae.actors.multi_process import HANG_SECONDS, MultiProcessEngine
+from personae.actors.options import ClusterOptions, EngineOptions
+from personae.actors.replicas.launch import MAX_LIVE, SILENCE_SECONDS, launch_replicas
+from personae.engine.tokens import Tokenizer
+from personae.errors import LoadError
+
+log = logging.getLogger("personae.cluster")
+
+
+@asynccontextmanager
+async def open_cluster(
+    options: EngineOptions,
+    cluster: ClusterOptions,
+    count: int,
+    on_progress: Progress | None = None,
+    report: Report = log_incident,
+    *,
+    most: int | None = None,
+    max_restarts: int = MAX_RESTARTS,
+    hang_seconds: float = HANG_SECONDS,
+    silence_seconds: float = SILENCE_SECONDS,
+) -> AsyncIterator[MultiProcessEngine]:
+    """As `open_replicas`, with engines on the nodes of the cluster that `cluster.ray` names. Raises LoadError
+    when it has no room for the first `count`, or a node refuses; later ones wait for room."""
+    assert cluster.ray is not None
+    model = options.model.absolute()
+    tokenizer = await to_thread.run_sync(Tokenizer.load, model)
+    source = await to_thread.run_sync(_source, options)
+    weights = await to_thread.run_sync(_weights, options)
+    gpus = cluster.gpus_per_replica
+    if gpus is None:
+        gpus = 1.0 if options.device == "cuda" else 0.0
+    cpus = cluster.cpus_per_replica
+    terms = Contact(
+        cache=None if cluster.adapter_cache is None else str(cluster.adapter_cache),
+        cache_bytes=cluster.adapter_cache_size,
+    )
+    async with (
+        open_ray(cluster.ray, cluster.cluster_host, count, cpus, gpus, model, weights) as ray,
+        open_listener(ray.host, cluster.cluster_port) as listener,
+    ):
+        ray.admit = listener.admit
+        log.info(
+            "engines call %s:%d, %s",
+            listener.host,
+            listener.port,
+            "TLS" if listener.certificate else "loopback",
+        )
+        most = max(most or count, count)
+        async with launch_replicas(
+            RaySource(ray, listener, source, terms, most),
+            count,
+            replace(options, model=model, adapters=(), named_adapters=(), adapter_store=None),
+            tokenizer,
+            on_progress,
+            report,
+            max_restarts=max_restarts,
+            hang_seconds=hang_seconds,
+            silence_seconds=silence_seconds,
+            max_live=MAX_LIVE * most,
+        ) as engines:
+            yield engines
+
+
+@dataclass(frozen=True)
+class RaySource:
+    """A `ReplicaSource`: Ray gives each replica a place, when there is one."""
+
+    ray: RayCluster
+    listener: Listener
+    adapters: AdapterFiles
+    terms: Contact
+    most: int
+
+    def acquire(self, replica: int) -> RemoteLaunch:
+        """Always at once: the launch waits for the place."""
+        return RemoteLaunch(self.listener, partial(self.ray.place, replica), self.adapters, self.terms)
+
+    def release(self, replica: int) -> None:
+        """Give it back, while others go on."""
+        self.listener.tasks.start_soon(self.ray.leave, replica)
+
+
+def _source(options: EngineOptions) -> AdapterFiles:
+    try:
+        return AdapterFiles(adapter_folders(options.adapters, options.named_adapters), options.adapter_store)
+    except OSError as error:
+        raise LoadError(f"The adapters can't be read: {error}") from None
+
+
+def _weights(options: EngineOptions) -> str:
+    try:
+        return weights_digest(options.model)
+    except OSError as error:
+        raise LoadError(f"The model at {options.model} can't be read: {error.strerror or error}") from None

@@ -1,0 +1,263 @@
+"""The process that talks to Ray, for the frontend.
+
+    python -m personae.actors.cluster.ray_driver FD
+
+Ray ends a process of its own when the cluster's head is gone for a while, and its library is large: neither
+concerns the process that holds the streams. Nothing of a token goes through here. When the frontend ends, so
+does this process, its job, and with it the engines.
+"""
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from threading import Lock, Thread
+from typing import Any, Never
+
+import msgspec
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # before ray is imported
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from personae.actors.cluster.ray_host import EngineHost
+from personae.actors.cluster.ray_messages import (
+    Answer,
+    AskNodes,
+    BeginEngine,
+    Begun,
+    EndEngine,
+    Gather,
+    Gathered,
+    Node,
+    Nodes,
+    NotDone,
+    Place,
+    Placed,
+    Request,
+)
+from personae.actors.framing import frame, receive_first
+from personae.actors.line import Line
+from personae.errors import LoadError
+
+ROOM_SECONDS = 600.0  # until the cluster has room for all engines: an autoscaler may have to get machines
+TELL_SECONDS = 10.0  # between two lines in the log about what is waited for
+BEGIN_SECONDS = 120.0  # for a node to look at its model and to start a process
+PAUSE_SECONDS = 0.5
+
+log = logging.getLogger("personae.ray")
+
+
+class Driver:
+    """What the frontend asks for, done with Ray. Methods block, each request on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._group: PlacementGroup | None = None
+        self._size: dict[str, float] = {}
+        self._actors: dict[int, Any] = {}
+        self._making = Lock()
+        self._node_of: dict[int, tuple[str, str]] = {}  # id and name
+        self._bundle_of: dict[int, int] = {}  # the place in the group that an engine has
+
+    def gather(self, request: Gather) -> Answer:
+        """Connect and reserve. Raises LoadError."""
+        local = request.address == "local"
+        wanted: dict[str, Any] = {}
+        if local:
+            cpus = max(os.cpu_count() or 1, -int(-request.replicas * request.cpus // 1))
+            wanted = {"include_dashboard": False, "num_cpus": cpus}
+        elif request.host is not None:
+            wanted = {"_node_ip_address": request.host}  # of several nodes on one machine this is ours
+        try:
+            ray.init(
+                request.address,
+                namespace=f"personae-{secrets.token_hex(8)}",
+                log_to_driver=False,
+                configure_logging=False,
+                **wanted,
+            )
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise LoadError(f"--ray {request.address}: {_sentence(error)}") from None
+        self._size = {"CPU": request.cpus, "GPU": request.gpus}
+        self._size = {name: amount for name, amount in self._size.items() if amount}
+        self._group = placement_group([self._size] * request.replicas, strategy="SPREAD")
+        self._wait_for_room(request)
+        host = "127.0.0.1" if local else request.host or ray.util.get_node_ip_address()
+        return Gathered(request.number, host, _nodes())
+
+    def _wait_for_room(self, request: Gather) -> None:
+        assert self._group is not None
+        until = time.monotonic() + ROOM_SECONDS
+        while not self._group.wait(TELL_SECONDS):
+            missing = (
+                f"the cluster has no room for {request.replicas} engines of {_amounts(self._size)} each. "
+                f"Its nodes: {_summary()}."
+            )
+            if time.monotonic() > until:
+                raise LoadError(f"--ray {request.address}: {missing}")
+            log.warning("waiting: %s", missing)
+
+    def place(self, request: Place) -> Answer:
+        """Wait for the engine's actor, wherever it lives now."""
+        told = time.monotonic()
+        actor = self._actor(request.engine)
+        asked = actor.describe.remote()
+        while True:
+            try:
+                id, name, certificate = ray.get(asked, timeout=TELL_SECONDS)
+            except GetTimeoutError:
+                pass  # it is asked already
+            except ActorUnavailableError:
+                time.sleep(PAUSE_SECONDS)
+                asked = actor.describe.remote()
+            except RayActorError as error:
+                with self._making:
+                    self._actors.pop(request.engine, None)
+                raise LoadError(f"Ray can't start engine {request.engine}: {_sentence(error)}") from None
+            else:
+                self._node_of[request.engine] = (id, name)
+                return Placed(request.number, name, certificate)
+            if time.monotonic() - told > TELL_SECONDS:
+                told = time.monotonic()
+                log.warning("engine %d waits for a node; the nodes: %s", request.engine, _summary())
+
+    def _actor(self, engine: int) -> Any:
+        with self._making:
+            if engine not in self._actors:
+                self._actors[engine] = self._make(engine)
+            return self._actors[engine]
+
+    def _make(self, engine: int) -> Any:
+        assert self._group is not None
+        strategy: Any = "SPREAD"  # of those that are more than the group has places
+        taken = self._bundle_of.values()
+        free = [bundle for bundle in range(self._group.bundle_count) if bundle not in taken]
+        if engine not in self._bundle_of and free:
+            self._bundle_of[engine] = free[0]
+        if engine in self._bundle_of:
+            strategy = PlacementGroupSchedulingStrategy(self._group, self._bundle_of[engine])
+        return (
+            ray.remote(EngineHost)
+            .options(
+                name=f"engine-{engine}",
+                num_cpus=self._size.get("CPU", 0),
+                num_gpus=self._size.get("GPU", 0),
+                max_restarts=-1,
+                max_concurrency=4,
+                scheduling_strategy=strategy,
+            )
+            .remote()
+        )
+
+    def begin(self, request: BeginEngine) -> Answer:
+        """Pass it on to the engine's node."""
+        id, name = self._node_of[request.engine]
+        contact = msgspec.structs.replace(
+            request.contact, share=self._share(id), threads=max(int(self._size.get("CPU", 1)), 1)
+        )
+        actor = self._actor(request.engine)
+        packed = msgspec.msgpack.encode(contact)
+        try:
+            why = ray.get(
+                actor.begin.remote(packed, request.version, request.model, request.weights),
+                timeout=BEGIN_SECONDS,
+            )
+        except (RayError, TimeoutError) as error:
+            why = _sentence(error)
+        if why is not None:
+            return NotDone(request.number, f"Node {name}: {why}")
+        log.info("engine %d starts on node %s", request.engine, name)
+        return Begun(request.number)
+
+    def _share(self, node: str) -> int:
+        """How many engines are to live on a node."""
+        assert self._group is not None
+        bundles: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
+        later = Counter(id for engine, (id, _) in self._node_of.items() if engine not in self._bundle_of)
+        return max(sum(id == node for id in bundles.values()) + later[node], 1)
+
+    def end(self, request: EndEngine) -> Answer:
+        """Give its place back."""
+        with self._making:
+            actor = self._actors.pop(request.engine, None)
+            self._node_of.pop(request.engine, None)
+            self._bundle_of.pop(request.engine, None)
+        if actor is not None:
+            ray.kill(actor, no_restart=True)
+        return Begun(request.number)
+
+    def nodes(self, request: AskNodes) -> Answer:
+        """As Ray knows them."""
+        return Nodes(request.number, _nodes())
+
+
+def _nodes() -> tuple[Node, ...]:
+    return tuple(
+        Node(found["NodeID"], found["NodeManagerAddress"], found["Alive"], found.get("Resources", {}))
+        for found in ray.nodes()
+    )
+
+
+def _summary() -> str:
+    alive = [node for node in _nodes() if node.alive]
+    return "; ".join(f"{node.address} with {_amounts(node.resources)}" for node in alive) or "none"
+
+
+def _amounts(resources: dict[str, float]) -> str:
+    return " and ".join(f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU"))
+
+
+def _sentence(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:1000] or type(error).__name__
+
+
+def main() -> Never:
+    """The process."""
+    line = Line(socket.socket(fileno=int(sys.argv[-1])))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # meant for the frontend, which ends us
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+    logging.getLogger("ray").setLevel(logging.WARNING)
+    driver = Driver()
+    do: dict[type, Callable[[Any], Answer]] = {
+        Gather: driver.gather,
+        Place: driver.place,
+        BeginEngine: driver.begin,
+        EndEngine: driver.end,
+        AskNodes: driver.nodes,
+    }
+
+    def answer(request: Any) -> None:
+        try:
+            said = do[type(request)](request)
+        except LoadError as error:
+            said = NotDone(request.number, error.message)
+        except Exception as error:  # Ray's own, of which there are many: the frontend decides
+            log.exception("Ray")
+            said = NotDone(request.number, _sentence(error))
+        line.sendall(frame(said))
+
+    try:
+        while True:
+            request = receive_first(line, Request)
+            if isinstance(request, Gather):
+                answer(request)  # on this thread: Ray's library wants to be started on the main one
+            else:
+                Thread(target=answer, args=(request,), daemon=True).start()
+    except (EOFError, OSError):
+        pass  # the frontend has gone
+    ray.shutdown()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

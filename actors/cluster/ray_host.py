@@ -1,0 +1,73 @@
+"""The Ray actor on an engine's node: it starts the engine's process when the frontend asks for it.
+
+Ray decides where it lives, and starts it elsewhere when its node dies. It imports no torch: the engine is a
+process of its own.
+"""
+
+import os
+import signal
+import socket
+from contextlib import suppress
+from threading import Lock, Thread
+
+import msgspec
+import ray
+
+from personae.actors.cluster.agent import COMMAND, run_engine
+from personae.actors.cluster.contact import Contact, Dial
+from personae.actors.cluster.identity import ENGINE, new_identity
+from personae.actors.cluster.node import refusal
+from personae.errors import LoadError
+
+END_SECONDS = 10.0  # for a process that was killed
+
+
+class EngineHost:
+    """Keeps one engine's process at a time, started by this command."""
+
+    command: tuple[str, ...] = COMMAND
+
+    def __init__(self) -> None:
+        self._identity = new_identity(ENGINE)
+        self._lock = Lock()
+        self._thread: Thread | None = None
+        self._pid: int | None = None
+        self._told: str | None = None
+
+    def describe(self) -> tuple[str, str, str]:
+        """The node's id, its name for people, and the certificate that its engines show."""
+        context = ray.get_runtime_context()
+        name = f"{ray.util.get_node_ip_address()} ({socket.gethostname()})"
+        return context.get_node_id(), name, self._identity.certificate
+
+    def begin(self, contact: bytes, version: str, model: str, weights: str) -> str | None:
+        """Start an engine that calls this contact, when the one before has ended. Returns why it can't be
+        done, if it can't."""
+        with self._lock:
+            if (why := refusal(version, model, weights)) is not None:
+                return why
+            self._end()
+            if self._thread is not None and self._thread.is_alive():
+                return f"the engine before, process {self._pid}, does not end."
+            call = Dial(msgspec.msgpack.decode(contact, type=Contact), self._identity)
+            self._told = None
+            self._thread = Thread(target=self._run, args=(call,), daemon=True)
+            self._thread.start()
+            return None
+
+    def _run(self, call: Dial) -> None:
+        try:
+            run_engine(call, self.command, spawned=self._spawned)
+        except LoadError as error:
+            self._told = error.message
+
+    def _spawned(self, pid: int) -> None:
+        self._pid = pid
+
+    def _end(self) -> None:
+        if self._thread is None:
+            return
+        if self._thread.is_alive() and self._pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+        self._thread.join(END_SECONDS)

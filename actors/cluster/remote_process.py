@@ -1,0 +1,182 @@
+"""An engine core's process on another machine, as the frontend sees it, and how it is started."""
+
+import signal
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import anyio
+from anyio import CancelScope, move_on_after
+from anyio.abc import ByteReceiveStream, ByteStream
+from msgspec.structs import replace
+
+from personae.actors.cluster.adapter_files import AdapterFiles
+from personae.actors.cluster.contact import (
+    CONTROL_FRAME,
+    AskLastStep,
+    Contact,
+    Ended,
+    FromAgent,
+    Output,
+    Spawned,
+    StepNote,
+)
+from personae.actors.cluster.frames import FrameReader
+from personae.actors.cluster.listener import Expected, Listener
+from personae.actors.enginecore.step_recorder import LastStep
+from personae.actors.framing import frame
+from personae.errors import EngineCoreDied
+
+ANSWER_SECONDS = 1.0  # within which a node says what its engine did last
+
+Begin = Callable[[Contact], Awaitable[None]]
+"""Has a node start an engine that calls this contact. Raises LoadError if the node refuses."""
+
+Place = Callable[[], Awaitable[Begin]]
+"""Waits until there is a node for an engine."""
+
+
+class RemoteProcess:
+    """A process that an agent keeps (`agent.py`). When its machine can't be reached it counts as killed."""
+
+    def __init__(self, control: ByteStream) -> None:
+        self._control = control
+        self._frames: FrameReader[FromAgent] = FrameReader(control, FromAgent, CONTROL_FRAME)
+        self._reading = anyio.Lock()
+        self._printed: deque[bytes] = deque()
+        self._last: LastStep | None = None
+        self._noted = self._killed = False
+        self.line: ByteStream
+        self.files: ByteStream  # on which it asks for adapters
+        self.output: ByteReceiveStream = _Output(self)
+        self.pid = self.box_file = -1
+        self.returncode: int | None = None
+
+    async def spawned(self) -> None:
+        """Wait until the process runs."""
+        await self._read_until(lambda: self.pid >= 0)
+
+    async def connected(self, line: Expected, files: Expected) -> None:
+        """Wait until it has called. Raises EngineCoreDied if it ends before."""
+
+        async def watch() -> None:
+            await self.wait()
+            waiting.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(watch)
+            self.line = await line.stream()
+            self.files = await files.stream()
+            waiting.cancel_scope.cancel()
+        if self.returncode is not None:
+            words = b"".join(self._printed).decode(errors="replace").strip()
+            raise EngineCoreDied(
+                f"The engine core ended with exit code {self.returncode} before it called the frontend; "
+                f"its last words:\n{words[-2000:]}"
+            )
+
+    async def wait(self) -> int:
+        """Wait for its end."""
+        await self._read_until(lambda: self.returncode is not None)
+        if self._killed:
+            await self.aclose()
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        """End it: its node sees that the connection ends. Nobody waits for a machine that may be gone."""
+        if self.returncode is None:
+            self._killed = True
+            self.returncode = -signal.SIGKILL
+
+    async def last_step(self) -> LastStep | None:
+        """The step that it began last; None if it has begun none, or its machine does not answer."""
+        if self.returncode is None:
+            with move_on_after(ANSWER_SECONDS, shield=True):
+                self._noted = False
+                await self._control.send(frame(AskLastStep()))
+                await self._read_until(lambda: self._noted or self.returncode is not None)
+        return self._last
+
+    async def printed(self) -> bytes:
+        """What it has printed since; empty when nothing more comes."""
+        await self._read_until(lambda: bool(self._printed) or self.returncode is not None)
+        return self._printed.popleft() if self._printed else b""
+
+    async def aclose(self) -> None:
+        """Its node ends it, if it lives."""
+        with CancelScope(shield=True):
+            await anyio.aclose_forcefully(self._control)
+
+    async def _read_until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            async with self._reading:
+                if not done():
+                    self._take(await self._frames.next())
+
+    def _take(self, message: FromAgent | None) -> None:
+        match message:
+            case Spawned(pid=pid, box_file=box_file):
+                self.pid, self.box_file = pid, box_file
+            case Output(data=data):
+                self._printed.append(data)
+            case StepNote(last=last):
+                self._last, self._noted = last, True
+            case Ended(code=code, last=last):
+                self.returncode, self._last = code, last
+            case None:  # its node has gone, and it with it
+                self.returncode = -signal.SIGKILL
+
+
+class _Output(ByteReceiveStream):
+    def __init__(self, process: RemoteProcess) -> None:
+        self._process = process
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """What the process prints."""
+        if data := await self._process.printed():
+            return data
+        raise anyio.EndOfStream
+
+    async def aclose(self) -> None:
+        """Nobody listens any more."""
+        await self._process.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLaunch:
+    """Starts an engine core's process on another machine: `place` finds one. `adapters` has what that machine
+    asks for; `terms` are the rest of what it is told."""
+
+    listener: Listener
+    place: Place
+    adapters: AdapterFiles
+    terms: Contact
+
+    async def __call__(self) -> RemoteProcess:
+        """Return when it has called. Raises LoadError when the node refuses, EngineCoreDied when the process
+        ends before, TimeoutError when nobody calls."""
+        begin = await self.place()  # that may take long; only then does the tickets' time begin
+        listener = self.listener
+        async with listener.expect() as line, listener.expect() as control, listener.expect() as files:
+            await begin(
+                replace(
+                    self.terms,
+                    host=listener.host,
+                    port=listener.port,
+                    line=line.ticket,
+                    control=control.ticket,
+                    files=files.ticket,
+                    certificate=listener.certificate,
+                    adapters=self.adapters.keys,
+                )
+            )
+            process = RemoteProcess(await control.stream())
+            try:
+                await process.spawned()
+                await process.connected(line, files)
+            except BaseException:
+                await process.aclose()
+                raise
+            listener.tasks.start_soon(self.adapters.serve, process.files)
+        return process
