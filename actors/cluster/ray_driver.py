@@ -57,7 +57,10 @@ log = logging.getLogger("personae.ray")
 
 
 class Driver:
-    """What the frontend asks for, done with Ray. Methods block, each request on a thread of its own."""
+    """What the frontend asks for, done with Ray. Each request blocks on a thread of its own. `host` is
+    the actor that runs on engines' nodes."""
+
+    host: type[EngineHost] = EngineHost
 
     def __init__(self) -> None:
         self._group: PlacementGroup | None = None
@@ -145,7 +148,7 @@ class Driver:
         if engine in self._bundle_of:
             strategy = PlacementGroupSchedulingStrategy(self._group, self._bundle_of[engine])
         return (
-            ray.remote(EngineHost)
+            ray.remote(self.host)
             .options(
                 name=f"engine-{engine}",
                 num_cpus=self._size.get("CPU", 0),
