@@ -62,6 +62,7 @@ class Faults(Trouble):
     ) -> None:
         self.struck: dict[str, int] = {}
         self.load_fails = False
+        self.resting = False  # nothing strikes
         self._loop = loop
         self._dice = random.Random(seed)
         self._every = every
@@ -78,6 +79,8 @@ class Faults(Trouble):
         """Strike until cancelled."""
         while self._every is not None:
             await anyio.sleep(self._dice.expovariate(1 / self._every))
+            if self.resting:
+                continue
             serving = [
                 process
                 for process in self._processes()

@@ -21,7 +21,8 @@ class Scenario:
     before have ended, and nothing may be left in the house. The books are checked `every` so many steps. At
     most `max_live` sequences are in the house. There are `replicas` engines, each of this size; `placement`
     names the policy that chooses among them. They are of `classes` numerics classes in turn.
-    With `kv_events` they tell what enters and leaves their prefix caches.
+    With `kv_events` they tell what enters and leaves their prefix caches. With `calm_lulls` no fault strikes
+    once all requests have ended: of many engines one would always be down.
     """
 
     seed: int
@@ -45,6 +46,7 @@ class Scenario:
     placement: PlacementName = "estimated"
     classes: int = 1
     kv_events: bool = False
+    calm_lulls: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ def busy(seed: int, requests: int, adapters: int, rate: float, faults_every: flo
 
 
 def many_engines(seed: int, requests: int, replicas: int = 32) -> Scenario:
-    """Many engines that are busy, a thousand adapters, and a fault each second."""
+    """Many engines that are busy, a thousand adapters, and three faults a second."""
     return Scenario(
         seed,
         SimulatedWorkload(
@@ -129,7 +129,7 @@ def many_engines(seed: int, requests: int, replicas: int = 32) -> Scenario:
             poison=0.0001,
         ),
         Costs(step=0.04, adapter=0.00001, start=1.0, read=0.004, place=0.0004),
-        faults_every=1.0,
+        faults_every=0.3,
         kinds=KINDS_OF_SEVERAL,
         pages=2048,
         slots=128,
@@ -141,4 +141,5 @@ def many_engines(seed: int, requests: int, replicas: int = 32) -> Scenario:
         every=4096,
         longest_wait=300.0,
         replicas=replicas,
+        calm_lulls=True,
     )

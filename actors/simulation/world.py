@@ -357,6 +357,7 @@ class World:
         lost = self._client._frontend.lost
         begun, epochs = self.loop.time(), self.witness.restarts()
         while self._living or not (self._all_ready() or lost.is_set()):
+            self.faults.resting = self.scenario.calm_lulls and not self._living
             await anyio.sleep(0.25)
             outages = (self.witness.restarts() - epochs + 1) * self.witness.outage
             if self.loop.time() - begun > self.scenario.longest_wait + outages:
@@ -374,6 +375,7 @@ class World:
             nothing_left(self._client._frontend)
             self._check_prefixes(self._client._frontend)
         self.lulls += 1
+        self.faults.resting = False
 
     def _check_prefixes(self, replicas: ReplicaSet) -> None:
         """What replicas say of their prefix caches is true."""

@@ -4,11 +4,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
+import anyio
 import pytest
 
 from personae.actors.simulation import world
 from personae.actors.simulation.capacity import quantile
-from personae.actors.simulation.scenario import Scenario
+from personae.actors.simulation.faults import Faults
+from personae.actors.simulation.scenario import PlacementName, Scenario
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.witness import ObservedSequence, Witness
 from personae.actors.simulation.workload import SimulatedRequest, SimulatedWorkload
@@ -41,8 +43,15 @@ def traffic(engines: int, adapters: int) -> list[SimulatedRequest]:
     return sorted([*flood, *quiet], key=lambda each: each.at)
 
 
-def first_tokens(monkeypatch: pytest.MonkeyPatch, engines: int, adapters: int) -> dict[str, list[float]]:
-    """Seconds to the first token, by tenant."""
+def first_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+    engines: int,
+    adapters: int,
+    placement: PlacementName = "estimated",
+    *,
+    one_dies: bool = False,
+) -> dict[str, list[float]]:
+    """Seconds to the first token, by tenant. `one_dies`: an engine is killed while both have requests."""
     waits: dict[str, list[float]] = defaultdict(list)
     seen = Witness.delta
 
@@ -52,23 +61,33 @@ def first_tokens(monkeypatch: pytest.MonkeyPatch, engines: int, adapters: int) -
         if fresh and sequence.first is not None:
             waits[sequence.log.tenant].append(sequence.first - sequence.came)
 
+    async def kill(self: Faults) -> None:
+        await anyio.sleep(1.0)
+        if one_dies and (process := self._processes()[0]) is not None:
+            process.kill()
+
     def drawn(workload: SimulatedWorkload, seed: int) -> Iterator[SimulatedRequest]:
         yield from traffic(engines, adapters)
 
     with monkeypatch.context() as patch:
         patch.setattr(Witness, "delta", note)
         patch.setattr(world, "requests", drawn)
+        patch.setattr(Faults, "run", kill)
         for seed in SEEDS:
-            simulate(replace(Scenario(seed, costs=Costs(step=0.01), **SIZES), replicas=engines))
+            scenario = Scenario(seed, costs=Costs(step=0.01), **SIZES)
+            simulate(replace(scenario, replicas=engines, placement=placement))
     return waits
 
 
-@pytest.mark.parametrize("adapters", [1, 3])
+@pytest.mark.parametrize(
+    ("adapters", "placement", "one_dies"),
+    [(1, "estimated", False), (3, "estimated", False), (3, "d2lpm", False), (3, "estimated", True)],
+)
 def test_a_flood_over_four_engines_delays_another_tenant_about_as_much_as_over_one(
-    monkeypatch: pytest.MonkeyPatch, adapters: int
+    monkeypatch: pytest.MonkeyPatch, adapters: int, placement: PlacementName, one_dies: bool
 ) -> None:
     alone = first_tokens(monkeypatch, 1, adapters)
-    four = first_tokens(monkeypatch, 4, adapters)
+    four = first_tokens(monkeypatch, 4, adapters, placement, one_dies=one_dies)
     bound = quantile(alone["quiet"], 0.99)
     for waits in (alone, four):
         assert quantile(waits["flood"], 0.5) > 4 * bound, "it is a flood"
