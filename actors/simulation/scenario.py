@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from personae.actors.simulation.faults import KINDS
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import SimulatedWorkload
+from personae.engine.sequence import LatencyTargets
 
 PlacementName = Literal["random", "least-loaded", "prefix", "d2lpm", "estimated"]
 PLACEMENT_NAMES: tuple[PlacementName, ...] = get_args(PlacementName)
@@ -22,7 +23,8 @@ class Scenario:
     most `max_live` sequences are in the house. There are `replicas` engines, each of this size; `placement`
     names the policy that chooses among them. They are of `classes` numerics classes in turn.
     With `kv_events` they tell what enters and leaves their prefix caches. With `calm_lulls` no fault strikes
-    once all requests have ended: of many engines one would always be down.
+    once all requests have ended: of many engines one would always be down. By `goal` sequences without
+    targets of their own are judged.
     """
 
     seed: int
@@ -47,6 +49,7 @@ class Scenario:
     classes: int = 1
     kv_events: bool = False
     calm_lulls: bool = False
+    goal: LatencyTargets | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class Witness:
     every: int = 64
     steps: int = 0
     tokens: int = 0
+    goal: LatencyTargets | None = None  # of sequences without targets of their own
     targeted: int = 0  # sequences with targets that ended, and those of them that met these
     good: int = 0
     moves: int = 0  # to engines of another class, that clients were told
@@ -107,7 +108,7 @@ class Witness:
         if sequence.ended is not None:
             raise Wrong(f"sequence {sequence.log.id} ends twice: {sequence.ended}, then {how}")
         sequence.ended = how
-        targets = sequence.log.targets
+        targets = sequence.log.targets or self.goal
         if targets is not None and how != "left":
             self.targeted += 1
             self.good += how in ("stop", "length") and self._in_time(sequence, targets)

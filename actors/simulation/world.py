@@ -168,6 +168,7 @@ class World:
             scenario.longest_wait,
             outage=2 * HANG_SECONDS + 2 * scenario.costs.start + 5,
             every=scenario.every,
+            goal=scenario.goal,
         )
         self.layout = MemoryLayout(
             scenario.pages,
