@@ -238,11 +238,13 @@ class Scaler(Actor[Message]):
             replica.state = ReplicaState.DRAINING
             self.start_soon(self._take_down, replica, drain_seconds)
         for replica, engine in added:
+            # started before anything else can happen: whoever removes it finds what is to be ended
+            replicas.start(engine)
+            self._starting[replica.index] = CancelScope()
             self.start_soon(self._bring_up, replica, engine)
 
     async def _bring_up(self, replica: Replica, engine: SupervisedEngine) -> None:
-        with CancelScope() as self._starting[replica.index]:
-            self._replicas.start(engine)
+        with self._starting[replica.index]:
             try:
                 await engine.loaded()
                 self._check(engine)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import anyio
@@ -20,7 +21,7 @@ from personae.actors.simulation.swarm import draw_several
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import SimulatedWorkload
 from personae.actors.simulation.world import InvariantViolated, simulate
-from personae.errors import RequestError
+from personae.errors import Conflict, RequestError
 
 CALM = Scenario(
     1,
@@ -225,6 +226,21 @@ def test_an_engine_that_cannot_be_added_is_listed_with_the_reason(monkeypatch: p
     assert (failed.id, failed.status) == (3, "failed")
     assert re.search("planted: no such weights|ended with exit code 2", failed.error or ""), "its last word"
     assert statuses(infos[1]) == dict.fromkeys((0, 1, 2, 4), "ready")
+    assert report.outcomes.keys() <= {"stop", "length"}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_engine_that_is_removed_as_soon_as_it_is_added_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    async def run(self: Faults) -> None:
+        scaler = self._scale.__self__._scaler  # type: ignore[attr-defined]  # the world's method
+        for count in (6, 3, 6, 3):
+            with suppress(Conflict):  # places of those that drain are not free yet
+                await scaler.scale(count, 0.0)
+
+    monkeypatch.setattr(Faults, "run", run)
+    report = simulate(replace(CALM, seed=seed, workload=replace(CALM.workload, requests=20), every=64))
     assert report.outcomes.keys() <= {"stop", "length"}
 
 
