@@ -27,6 +27,7 @@ from personae.api.chat import chat_completions
 from personae.api.completions import completions
 from personae.api.console import check, live, pages
 from personae.api.context import RequestContext, context_of
+from personae.api.embeddings import routes as embeddings
 from personae.api.family import Family
 from personae.api.files import routes as files
 from personae.api.http.middleware import Gate, Prefix
@@ -57,6 +58,9 @@ OPERATIONS = (
     chat_completions,
     check.check_request,
     completions,
+    embeddings.create_embeddings,
+    embeddings.score,
+    embeddings.rerank,
     responses.create_response,
     responses.get_response,
     responses.delete_response,

@@ -43,7 +43,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompt:
+class GivenPrompt:
     """One prompt: its ids, its text if it is echoed, and its name in errors."""
 
     tokens: list[int]
@@ -139,7 +139,7 @@ def _length(body: CompletionRequest, asked: int | None, prompt: int, limit: int,
 
 def _prepare(
     context: RequestContext, body: CompletionRequest, most: int | None, brief: bool
-) -> tuple[int, list[_Prompt]]:
+) -> tuple[int, list[GivenPrompt]]:
     """How many choices each prompt has, and the prompts: of longer ones the last `most` tokens."""
     limit, settings = context.client.max_model_len, context.settings
     most_prompts = max(limit if most is None else len(body.prompt), settings.max_sequences)
@@ -147,14 +147,14 @@ def _prepare(
         if isinstance(body.prompt[0], int):
             raise too_many_tokens(limit, "prompt")
         choices_of(body.n, settings, len(body.prompt))
-    texts, ids = _given(body.prompt)
+    texts, ids = given_prompts(body.prompt)
     count = choices_of(body.n, settings, len(texts or ids))
     if body.best_of not in (None, count):
         raise UnsupportedParameter("`best_of` is not served; it may only equal `n`.", param="best_of")
-    return count, _encode(context, body, texts, ids, most, brief)
+    return count, encoded_prompts(context, body, texts, ids, most, brief)
 
 
-def _given(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[list[int]]]:
+def given_prompts(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[list[int]]]:
     """The prompts: texts, or lists of ids. Raises RequestError for an empty list or a mixed one."""
     if isinstance(prompt, str):
         return [prompt], []
@@ -170,14 +170,14 @@ def _given(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[l
     return texts, [ids] if ids else lists
 
 
-def _encode(
+def encoded_prompts(
     context: RequestContext,
     body: CompletionRequest,
     texts: list[str],
     ids: list[list[int]],
     most: int | None,
     brief: bool,
-) -> list[_Prompt]:
+) -> list[GivenPrompt]:
     """The prompts, of texts or of ids; of longer ones the last `most` tokens. Raises RequestError."""
     one = not isinstance(body.prompt, list) or isinstance(body.prompt[0], int)
     names = ["prompt" if one else f"prompt[{index}]" for index in range(len(texts or ids))]
@@ -203,13 +203,13 @@ def _encode(
         if not tokens:
             raise RequestError(f"`{name}` is empty.", param=name)
     shown = texts if body.echo else [""] * len(ids)
-    return [_Prompt(*each) for each in zip(ids, shown, names, strict=True)]
+    return [GivenPrompt(*each) for each in zip(ids, shown, names, strict=True)]
 
 
 class CompletionBuilder(AnswerBuilder):
     """The shape of this route's answers; a stream's events have the shape of the whole."""
 
-    def __init__(self, job: Job, body: CompletionRequest, prompts: list[_Prompt], count: int) -> None:
+    def __init__(self, job: Job, body: CompletionRequest, prompts: list[GivenPrompt], count: int) -> None:
         self._job = job
         self._body = body
         self._prompts = prompts

@@ -29,7 +29,7 @@ class ApiSettings(AdapterOptions, AnswerOptions, ServerOptions, AccessOptions):
     tenant at most `max_open_batches` batches that are not done, unless its own limits say otherwise, and
     `max_ended_batches` that are: the oldest are forgotten. `max_adapters`, if known, is how many adapters the
     engine can hold in memory at once; `/metrics` shows it. `max_rank`, if known, is the largest rank that it
-    can hold. `about` describes the engine.
+    can hold, `embedding_size` how many numbers its vectors have. `about` describes the engine.
     """
 
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
@@ -56,6 +56,7 @@ class ApiSettings(AdapterOptions, AnswerOptions, ServerOptions, AccessOptions):
     upload_seconds: float = 600.0
     max_adapters: int | None = None
     max_rank: int | None = None
+    embedding_size: int | None = None
     about: str = ""
 
 
@@ -66,5 +67,11 @@ def serve_settings(options: ServeOptions, opened: Opened) -> ApiSettings:
         defaults=opened.defaults,
         max_adapters=opened.max_adapters,
         max_rank=None if opened.bounds is None else opened.bounds.max_rank,
+        embedding_size=_embedding_size(opened),
         about=opened.about,
     )
+
+
+def _embedding_size(opened: Opened) -> int | None:
+    vocabulary = None if opened.bounds is None else opened.bounds.shapes.vocabulary
+    return None if vocabulary is None else vocabulary[1]

@@ -28,8 +28,9 @@ class Brought(NamedTuple):
 class LaunchedStep:
     """A step whose tokens are not read yet; `rows` are the plan's row indices that sample, `matchers` and
     `jumps` theirs at launch. `bitmask` is kept until the device has read it. `arrival`: of the prompts'
-    log-probabilities. `deferred` are rows, by index in the plan, that sit it out. `drafts` are the rows with
-    drafts, and `brought` what has been read before the step is finished, both by index among `rows`."""
+    log-probabilities and embeddings. `deferred` are rows, by index in the plan, that sit it out. `drafts` are
+    the rows with drafts, and `brought` what has been read before the step is finished, both by index among
+    `rows`."""
 
     plan: StepPlan
     sampled: SampledTokens | None
@@ -44,6 +45,7 @@ class LaunchedStep:
     drafts: dict[int, DraftRow] = field(default_factory=dict)
     brought: dict[int, Brought] = field(default_factory=dict)
     drafted: dict[int, tuple[int, int]] = field(default_factory=dict)
+    embeddings: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
@@ -80,8 +82,9 @@ class LaunchedStep:
         if self.arrival is not None:
             self.arrival.wait()
         prompts = {row: entries.read() for row, entries in self.prompt_logprobs.items()}
+        vectors = {row: vector.numpy().tobytes() for row, vector in self.embeddings.items()}
         step, drafted = self.plan.step, self.drafted
-        return StepResult(step, tuple(tokens), logprobs, prompts, failures, codes, deferred, drafted)
+        return StepResult(step, tuple(tokens), logprobs, prompts, failures, codes, deferred, drafted, vectors)
 
 
 Bring = Callable[[LaunchedStep, int, TokenChoices], Brought]

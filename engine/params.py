@@ -1,6 +1,10 @@
 """How a request wants its tokens chosen. Checked at the door (api/), trusted from there on."""
 
+from typing import Literal
+
 import msgspec
+
+Pooling = Literal["mean", "last"]
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing logits by them would overflow."""
@@ -20,7 +24,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at every place. `jump_forward`: text that a grammar forces is appended in the tokenizer's own tokens
     (`speculation/forced.py`). `speculate` is False for an answer without drafts (`speculation/`), where the
     server makes some; `prediction` are tokens that the caller expects it to have. Neither changes what the
-    answer is.
+    answer is. `pooling` makes a vector of the prompt's hidden states: their mean, or the last token's.
     """
 
     max_tokens: int
@@ -44,3 +48,4 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jump_forward: bool = False
     speculate: bool = True
     prediction: tuple[int, ...] = ()
+    pooling: Pooling | None = None

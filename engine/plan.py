@@ -69,6 +69,7 @@ class StepResult(msgspec.Struct, frozen=True):
     every token); `codes` has the code of an error of its own, where there is one. `deferred` are rows that
     were to sample and did not, since their grammar's mask is still being made, and later rows of such
     sequences that were planned by then: they have no token, and the same position is planned again.
+    `embeddings` has a vector (float32) for each row with which a prompt ended that asked for one.
     """
 
     step: int
@@ -79,6 +80,7 @@ class StepResult(msgspec.Struct, frozen=True):
     codes: dict[int, str] = {}
     deferred: frozenset[int] = frozenset()
     drafted: dict[int, tuple[int, int]] = {}
+    embeddings: dict[int, bytes] = {}
 
 
 @dataclass(frozen=True, slots=True)

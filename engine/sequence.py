@@ -79,6 +79,7 @@ class Delta(msgspec.Struct, frozen=True):
     mend. `drafted` says how many drafts the step had for it, and how many of them were right. `moved` (the
     frontend fills it in) is how often since the last delta the sequence went on at an engine whose numbers
     differ.
+    `embedding` is the prompt's vector (float32), if `params.pooling` asks for one; it comes once.
     """
 
     id: str
@@ -93,3 +94,4 @@ class Delta(msgspec.Struct, frozen=True):
     code: str | None = None
     drafted: tuple[int, int] | None = None
     moved: int = 0
+    embedding: bytes | None = None

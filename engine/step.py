@@ -31,6 +31,7 @@ from personae.engine.bindings import Bindings, verifies
 from personae.engine.device_event import DeviceToHostEvent
 from personae.engine.launched import LaunchedStep
 from personae.engine.plan import StepPlan, StepResult
+from personae.engine.pooling import Pooling
 from personae.engine.prompt_logprobs import prompt_logprobs_of
 from personae.engine.sampler import SampledTokens, Sampler, TokenChoices
 from personae.engine.sequence import SequenceLog
@@ -64,6 +65,7 @@ class StepEngine:
         slots, vocab_size = worker.layout.max_seqs, worker.vocab_size
         self.sampler = Sampler(slots, vocab_size, worker.device, worker.commit)
         self._known = KnownTokens(slots, vocab_size)
+        self._pooling = Pooling(worker)
         self._bindings = Bindings(self._known, vocab_size, worker.layout.max_model_len, retokenizer)
         self.runs_ahead = worker.device.type != "cpu"
         self._bitmask: torch.Tensor | None = None  # of the step whose forward pass has begun
@@ -100,6 +102,7 @@ class StepEngine:
             if self._speculator is not None:
                 self._speculator.release(slot)
             self.sampler.release(slot)
+            self._pooling.release(slot)
             self._logs.pop(slot, None)
             self._bindings.release(slot)
         for admission in plan.admissions:
@@ -113,6 +116,7 @@ class StepEngine:
         self._known.admit(slot, log)
         self._logs[slot] = log
         self.sampler.admit(slot, log)
+        self._pooling.admit(slot, log)
         self._bindings.admit(slot, log, grammars)
         if self._speculator is not None and log.params.speculate and not self._bindings.is_remote(slot):
             self._speculator.admit(slot, log, self._bindings.guesses(slot, log))
@@ -230,10 +234,20 @@ class StepEngine:
         if forward.packed.drafts and sampled is not None:
             drafts = self._verify(forward, sampled, matchers, jumping)
         prompts = prompt_logprobs_of(plan, forward, self._logs, self.worker)
-        arrival = DeviceToHostEvent(self.worker.device) if prompts else None
-        ends = forward.packed.sampled_ends
+        embeddings = self._pooling.of(plan, forward, self._logs)
+        arrival = DeviceToHostEvent(self.worker.device) if prompts or embeddings else None
         return LaunchedStep(
-            plan, sampled, rows, matchers, jumping, bitmask, prompts, arrival, ends=ends, drafts=drafts
+            plan,
+            sampled,
+            rows,
+            matchers,
+            jumping,
+            bitmask,
+            prompts,
+            arrival,
+            ends=forward.packed.sampled_ends,
+            drafts=drafts,
+            embeddings=embeddings,
         )
 
     def _verify(

@@ -70,6 +70,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 _ROUTES = {
     "chat": "/v1/chat/completions",
     "completion": "/v1/completions",
+    "embed": "/v1/embeddings",
     "generate": "/v1/completions",
     "generate_stream": "/v1/completions",
     "healthz": "/health",
@@ -85,12 +86,9 @@ _ROUTES = {
 
 _NOT_SERVED = {
     "classify": "Classification is not served",
-    "embeddings": "Embeddings are not served",
     "generations": "Making images is not served",
     "moderations": "Moderation is not served",
     "pooling": "Pooling is not served",
-    "rerank": "Reranking is not served",
-    "score": "Scoring pairs of texts is not served",
     "speech": "Speech is not served",
     "transcriptions": "Transcription is not served",
     "translations": "Translation of speech is not served",

@@ -250,6 +250,10 @@ class Decoder:
             lora.output(self.norm(hidden.to(self.dtype)), logits)
         return logits if self.config.logits_scale == 1.0 else logits.mul_(self.config.logits_scale)
 
+    def hidden_states(self, hidden: Tensor) -> Tensor:
+        """Rows of `forward`'s result [S, hidden_size] -> behind the last norm, [S, hidden_size] float32."""
+        return self.norm(hidden.to(self.dtype)).float()
+
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """(checkpoint name, the parameter or part of a merged one to fill), Hugging Face names."""
         yield "model.embed_tokens.weight", self.embedding

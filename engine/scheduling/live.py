@@ -117,7 +117,10 @@ class LiveSequence:
 
     @property
     def reads_cache(self) -> bool:
-        """Prompt logprobs need the logits of every position, so nothing may be skipped until all are told."""
+        """Prompt logprobs need the logits of every position, so nothing may be skipped until all are told. A
+        mean needs every hidden state, and comes with the last."""
+        if self.log.params.pooling == "mean":
+            return False
         delivered = self.prompt_logprobs_sent >= self.log.prompt_length
         return self.log.params.prompt_logprobs is None or delivered
 

@@ -97,7 +97,8 @@ class OutputProcessor:
             self._policy.charge(sequence.key, 0, len(tokens))
             drafted = result.drafted.get(index)
             logprobs = result.logprobs.get(index, ())
-            deltas.append(self._tell(sequence, tokens, logprobs, prompt_logprobs, drafted))
+            embedding = result.embeddings.get(index)
+            deltas.append(self._tell(sequence, tokens, logprobs, prompt_logprobs, drafted, embedding))
         elif prompt_logprobs:
             deltas.append(Delta(sequence.id, prompt_logprobs=prompt_logprobs, cached=sequence.cached_once()))
 
@@ -125,6 +126,7 @@ class OutputProcessor:
         logprobs: tuple[TokenLogprobs, ...] = (),
         prompt_logprobs: tuple[TokenLogprobs | None, ...] = (),
         drafted: tuple[int, int] | None = None,
+        embedding: bytes | None = None,
     ) -> Delta:
         """The delta of tokens just committed; ends the sequence if they were its last."""
         finish, cached = sequence.ending(), sequence.cached_once()
@@ -132,5 +134,14 @@ class OutputProcessor:
             self._sequences.end(sequence)
         stop = tokens[-1] if finish == "stop" else None
         return Delta(
-            sequence.id, tokens, logprobs, prompt_logprobs, finish, stop, None, cached, drafted=drafted
+            sequence.id,
+            tokens,
+            logprobs,
+            prompt_logprobs,
+            finish,
+            stop,
+            None,
+            cached,
+            drafted=drafted,
+            embedding=embedding,
         )

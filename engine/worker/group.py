@@ -71,6 +71,10 @@ class WorkerGroup:
             rank.prompt_logits(slot, first, count)
         return self._first.prompt_logits(forward, slot, first, count)
 
+    def hidden_states(self, forward: Forward, first: int, count: int) -> torch.Tensor:
+        """See Worker. Every rank has all of them."""
+        return self._first.hidden_states(forward, first, count)
+
     def commit(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """See Worker."""
         for rank in self._others:

@@ -106,6 +106,10 @@ class Runner(DeviceAdapters):
         hidden = forward.hidden[first : first + count]
         return self.model.logits(hidden, self._output_of([slot], [count]))
 
+    def hidden_states(self, forward: Forward, first: int, count: int) -> torch.Tensor:
+        """See Worker."""
+        return self.model.hidden_states(forward.hidden[first : first + count])
+
     def commit(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """See Worker."""
         self.last_tokens[slots] = tokens

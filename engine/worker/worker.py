@@ -146,6 +146,9 @@ class Worker(AdapterMemory, Protocol):
     def prompt_logits(self, forward: Forward, slot: int, first: int, count: int, /) -> torch.Tensor:
         """The logits [count, V] of packed tokens from `first` on, all of one slot."""
 
+    def hidden_states(self, forward: Forward, first: int, count: int, /) -> torch.Tensor:
+        """The hidden states [count, H] float32, behind the last norm, of packed tokens from `first` on."""
+
     def commit(self, slots: torch.Tensor, tokens: torch.Tensor, /) -> None:
         """The newest tokens of these slots, which the next step may begin with. Both [n] int64, on the
         device."""

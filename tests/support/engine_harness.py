@@ -58,6 +58,7 @@ class Played:
     error: str | None = None
     code: str | None = None
     cached: int | None = None
+    embedding: bytes | None = None
 
 
 def log_of(
@@ -216,6 +217,7 @@ class EngineHarness:
             one.prompt_logprobs += delta.prompt_logprobs
             one.finish, one.error, one.code = delta.finish, delta.error, delta.code
             one.cached = delta.cached if one.cached is None else one.cached
+            one.embedding = one.embedding or delta.embedding
 
     def log(self, id: str, tokens: Sequence[int], adapter: str | None = None, **changes: Any) -> SequenceLog:
         """A log with greedy sampling of 16 tokens unless `changes` say otherwise."""

@@ -60,9 +60,10 @@ async def test_a_method_that_is_not_served_is_told_all_that_the_path_serves(app:
 @pytest.mark.parametrize(
     ("path", "hint"),
     [
-        ("/v1/embeddings", "Embeddings are not served"),
-        ("/v1/rerank", "Reranking is not served"),
-        ("/score", "Scoring pairs of texts is not served"),
+        ("/v1/classify", "Classification is not served"),
+        ("/v1/pooling", "Pooling is not served"),
+        ("/score", "There is /v1/score."),
+        ("/v2/rerank", "Did you mean /v1/rerank?"),
         ("/chat/completions", "There is /v1/chat/completions."),
         ("/v1/v1/chat/completions", "There is /v1/chat/completions."),
         ("/v1/chat/completions/", "There is /v1/chat/completions."),

@@ -1,0 +1,1 @@
+"""Texts as vectors, and how relevant one text is to another."""

@@ -1,0 +1,68 @@
+"""`POST /v1/embeddings`: from prompts to vectors."""
+
+import base64
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.types import Receive
+
+from personae.api.context import RequestContext
+from personae.api.embeddings.prompts import Outcome, answered, as_completion, encoded
+from personae.api.embeddings.wire import Embedding, EmbeddingRequest, Embeddings
+from personae.engine.params import SamplingParams
+from personae.errors import RequestError
+
+MOST_VALUES = 2**21  # numbers of an answer: some 40 MB of JSON
+
+
+async def embed(context: RequestContext, body: EmbeddingRequest, receive: Receive) -> Embeddings:
+    """Check everything, compute, and put the answer together."""
+    model = context.chosen(asked := as_completion(body, body.input))
+    asked.add_special_tokens = body.add_special_tokens
+    if body.dimensions is not None and body.dimensions < 1:
+        raise RequestError("`dimensions` must be at least 1.", param="dimensions", code="out_of_range")
+    size = context.settings.embedding_size
+    if size is not None:
+        _check(body, size, len(body.input) if isinstance(body.input, list) else 1)
+    prompts = await encoded(context, asked, "input")
+
+    def check(first: Outcome) -> None:
+        _check(body, len(first.vector) // 4, len(prompts))
+
+    body.input = asked.prompt = ""  # it is in the prompts, and may be long
+    params = SamplingParams(1, 0, temperature=0.0, ignore_eos=True, speculate=False, pooling=body.pooling)
+    found = await answered(
+        context, receive, asked, model, prompts, params, prefix="embd-", field="input", seen=check
+    )
+    vectors = [outcome.vector for outcome in found.outcomes]
+    data = await context.prepared(lambda brief: [_shown(i, raw, body) for i, raw in enumerate(vectors)])
+    return Embeddings(data, model.name, found.usage)
+
+
+def _check(body: EmbeddingRequest, size: int, count: int) -> None:
+    """Raises RequestError for more numbers than a vector has, or an answer may have."""
+    wanted = body.dimensions or size
+    if wanted > size:
+        raise RequestError(
+            f"`dimensions` is {wanted}; this model's vectors have {size} numbers.",
+            param="dimensions",
+            code="out_of_range",
+        )
+    one = not isinstance(body.input, str) and bool(body.input) and isinstance(body.input[0], int)
+    if wanted * (1 if one else count) > MOST_VALUES:
+        raise RequestError(
+            f"{count} vectors of {wanted} numbers are more than the {MOST_VALUES} numbers that an answer may "
+            "have; send fewer inputs at a time, or ask for fewer `dimensions`.",
+            param="input",
+            code="too_many_values",
+        )
+
+
+def _shown(index: int, raw: bytes, body: EmbeddingRequest) -> Embedding:
+    vector: NDArray[np.float32] = np.frombuffer(raw, np.float32)[: body.dimensions]
+    if body.normalize:
+        length = np.linalg.norm(vector)
+        vector = vector / length if length else vector
+    if body.encoding_format == "base64":
+        return Embedding(index, base64.b64encode(vector.astype("<f4").tobytes()).decode())
+    return Embedding(index, vector.tolist())
