@@ -27,6 +27,7 @@ from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.masks import AnyGrammar, Processes, RemoteGrammar
 from personae.grammar.sandbox.small import is_foreign, is_small
 from personae.grammar.sandbox.warm_up import TOUR
+from personae.grammar.schema.apart import kept_apart
 from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.culprits import explanation
 from personae.grammar.schema.disjoint import without_disjoint_one_of
@@ -332,7 +333,8 @@ class GrammarCompiler:
         return any(True for _ in enforced(document, self._bytewise_backend("llguidance"), rewritings))
 
     def _rewritings(self, document: Schema) -> Iterator[Schema]:
-        """Schemas equal to `document`: as written, then in canonical form if it has one.
+        """Schemas equal to `document`: as written, then in canonical form if it has one. At last those that
+        take a part of what it takes.
 
         Of what is not small, parts that occur again are definitions: the library reads each once.
         """
@@ -344,8 +346,15 @@ class GrammarCompiler:
             if shorter is not written:
                 yield shorter
             yield written
+        canonical: Schema = True
         with suppress(Exception):  # there is none, whatever the library says of it
-            yield separated(spell_formats(plain_patterns(strip(canonicalise(document)))))
+            canonical = strip(canonicalise(document))
+            yield _spelled(canonical)
+        for one in (without_disjoint_one_of(strip(document)), canonical):
+            with suppress(*ANALYSIS_ERRORS):
+                apart = kept_apart(one)
+                if apart is not None:
+                    yield _spelled(apart)
 
     def _compile_best_effort(
         self,
@@ -362,7 +371,7 @@ class GrammarCompiler:
 
     def _looser(self, document: Schema, rewritten: list[Schema]) -> Iterator[Schema]:
         """Schemas that bind less and less of `document`, which `rewritten` are equal to."""
-        written = weakened(separated(spell_formats(plain_patterns(strip(document)))), "llguidance")
+        written = weakened(_spelled(strip(document)), "llguidance")
         yield written
         yield uncounted(written)
         reads = cache(self._reads)
@@ -403,4 +412,10 @@ class GrammarCompiler:
 
 
 def _as_written(document: Schema) -> Iterator[Schema]:
-    yield separated(spell_formats(plain_patterns(without_disjoint_one_of(strip(document)))))
+    yield _spelled(without_disjoint_one_of(strip(document)))
+
+
+def _spelled(schema: Schema) -> Schema:
+    """In the keywords that backends know."""
+    spelled: Schema = separated(spell_formats(plain_patterns(schema)))
+    return spelled

@@ -28,16 +28,19 @@ def without_disjoint_one_of(document: Schema) -> Schema:
         return document
     if any("$id" in one or "id" in one for one in nodes[1:]):
         return document  # references are relative to them
-    rewritten: Schema = _Reader(document).rewritten(document)
+    rewritten: Schema = Reader(document).rewritten(document)
     return rewritten
 
 
-class _Reader:
+class Reader:
+    """What the schemas of a document say at once, and whether two of them exclude one another."""
+
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
         self._left = _COMPARISONS
 
     def rewritten(self, schema: Any) -> Any:
+        """With anyOf for oneOf wherever the branches are seen to be disjoint."""
         if not isinstance(schema, dict):
             return schema
         rebuilt = rebuild(schema, lambda _, child: self.rewritten(child))
@@ -51,14 +54,14 @@ class _Reader:
         return rebuilt
 
     def _are_disjoint(self, schema: dict[str, Any], branches: list[Any]) -> bool:
-        around = self._parts({keyword: value for keyword, value in schema.items() if keyword != "oneOf"})
+        around = self.parts({keyword: value for keyword, value in schema.items() if keyword != "oneOf"})
         if around is None:
             return True  # nothing is valid anyway
-        read = [self._parts(branch) for branch in branches]
+        read = [self.parts(branch) for branch in branches]
         known = [[*around, *parts] for parts in read if parts is not None]
-        return all(self._exclude(one, other, 0) for one, other in combinations(known, 2))
+        return all(self.exclude(one, other, 0) for one, other in combinations(known, 2))
 
-    def _parts(self, schema: Any) -> Parts | None:
+    def parts(self, schema: Any) -> Parts | None:
         """None if nothing satisfies it."""
         parts: Parts = []
         unseen = [schema]
@@ -73,17 +76,17 @@ class _Reader:
                     unseen.append(target(self._document, one["$ref"]))
         return parts
 
-    def _exclude(self, one: Parts | None, other: Parts | None, depth: int) -> bool:
+    def exclude(self, one: Parts | None, other: Parts | None, depth: int = 0) -> bool:
         """Whether nothing is as both say; False also where that is not seen."""
         self._left -= 1
         if one is None or other is None:
             return True
         if depth > _DEPTH or self._left < 0:
             return False
-        kinds = self._kinds(one, depth) & self._kinds(other, depth)
+        kinds = self.kinds(one, depth) & self.kinds(other, depth)
         if not kinds:
             return True
-        values, others = _values(one), _values(other)
+        values, others = listed_in(one), listed_in(other)
         if values is not None and others is not None and not values & others:
             return True
         if kinds == {"string"} and exclusive(one, other):
@@ -91,14 +94,15 @@ class _Reader:
         if kinds == {"object"} and (self._lacks(one, other, depth) or self._lacks(other, one, depth)):
             return True
         return any(
-            all(self._exclude(self._parts(branch), there, depth + 1) for branch in part[keyword])
+            all(self.exclude(self.parts(branch), there, depth + 1) for branch in part[keyword])
             for here, there in ((one, other), (other, one))
             for part in here
             for keyword in ("anyOf", "oneOf")
             if keyword in part
         )
 
-    def _kinds(self, parts: Parts | None, depth: int) -> frozenset[str]:
+    def kinds(self, parts: Parts | None, depth: int = 0) -> frozenset[str]:
+        """The types that values by all parts may have."""
         if parts is None:
             return frozenset()
         kinds = _KINDS
@@ -107,9 +111,9 @@ class _Reader:
                 kinds &= _listed(part["type"])
             for keyword in ("anyOf", "oneOf"):
                 if keyword in part and depth < _DEPTH:
-                    branches = (self._kinds(self._parts(one), depth + 1) for one in part[keyword])
+                    branches = (self.kinds(self.parts(one), depth + 1) for one in part[keyword])
                     kinds &= frozenset().union(*branches)
-        values = _values(parts)
+        values = listed_in(parts)
         return kinds if values is None else kinds & {kind for kind, _ in values}
 
     def _lacks(self, one: Parts, other: Parts, depth: int) -> bool:
@@ -123,8 +127,8 @@ class _Reader:
                 for wanted in one:
                     here = wanted.get("properties", {})
                     if name in here and name in listed:
-                        both = self._parts(here[name]), self._parts(listed[name])
-                        if self._exclude(*both, depth + 1):
+                        both = self.parts(here[name]), self.parts(listed[name])
+                        if self.exclude(*both, depth + 1):
                             return True
         return False
 
@@ -136,7 +140,7 @@ def _listed(kind: Any) -> frozenset[str]:
     return frozenset(kinds & _KINDS)
 
 
-def _values(parts: Parts) -> frozenset[tuple[str, Any]] | None:
+def listed_in(parts: Parts) -> frozenset[tuple[str, Any]] | None:
     """The values that are listed, each with its kind; None if any may be."""
     found: frozenset[tuple[str, Any]] | None = None
     for part in parts:

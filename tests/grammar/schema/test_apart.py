@@ -1,0 +1,137 @@
+"""Branches of oneOf that overlap are kept apart: whatever is taken then is taken by the schema."""
+
+import json
+from itertools import product
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from json_schemas import VALUES, schemas
+
+from personae.evals.suites.maskbench import byte_vocabulary
+from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.schema.apart import kept_apart
+from personae.grammar.spec import GrammarSpec
+
+COMPILER = GrammarCompiler(byte_vocabulary(), sandboxed=False)
+NAMES = ("a", "b", "kind")
+MEMBER = st.sampled_from(
+    [{"type": "string"}, {"type": "integer"}, {"const": "x"}, {"enum": ["x", "y"]}, {"const": "z"}, {}]
+)
+BRANCH = st.fixed_dictionaries(
+    {"properties": st.dictionaries(st.sampled_from(NAMES), MEMBER)},
+    optional={
+        "required": st.lists(st.sampled_from(NAMES), unique=True),
+        "type": st.sampled_from(["object", ["object", "string"], "string"]),
+        "additionalProperties": st.just(False),
+    },
+)
+OBJECTS = [
+    dict(zip(NAMES, values, strict=True)) for values in product((None, 1, "x", "y", "z"), repeat=len(NAMES))
+]
+OBJECTS = [{name: value for name, value in one.items() if value is not None} for one in OBJECTS]
+
+
+def accepts(schema: Any, instance: Any) -> bool:
+    return jsonschema.Draft202012Validator(schema).is_valid(instance)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(BRANCH, min_size=2, max_size=4), st.booleans())
+def test_what_is_kept_apart_takes_nothing_that_the_schema_does_not(branches, referred):
+    schema: dict[str, Any] = {"oneOf": branches}
+    if referred:
+        definitions = {f"b{place}": branch for place, branch in enumerate(branches)}
+        schema = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in definitions], "$defs": definitions}
+    found = kept_apart(schema)
+    if found is not None:
+        assert "oneOf" not in json.dumps(found)
+        for instance in (*OBJECTS, "x", 3, None):
+            assert accepts(schema, instance) or not accepts(found, instance)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schemas(), st.lists(VALUES, min_size=3, max_size=6))
+def test_any_schema_that_is_kept_apart_takes_a_part_of_what_it_took(schema, instances):
+    found = kept_apart(schema)
+    for instance in instances if found is not None else ():
+        assert accepts(schema, instance) or not accepts(found, instance)
+
+
+def pet(kind: str, name: str, value: str) -> dict[str, Any]:
+    """As pydantic writes a member of a union whose tag has a default."""
+    properties = {"kind": {"const": kind, "default": kind, "type": "string"}, name: {"type": value}}
+    return {"type": "object", "properties": properties, "required": [name]}
+
+
+PETS = {
+    "cat": pet("cat", "lives", "integer"),
+    "dog": pet("dog", "bark", "string"),
+    "cow": pet("cow", "milk", "number"),
+}
+FAMILY = {
+    "kind": {"const": "cat", "default": "cat"},
+    "kids": {"type": "array", "items": {"$ref": "#/$defs/any"}},
+}
+RECURSIVE = {
+    "$defs": {
+        **PETS,
+        "cat": {"type": "object", "properties": FAMILY},
+        "any": {"oneOf": [{"$ref": f"#/$defs/{kind}"} for kind in PETS]},
+    },
+    "$ref": "#/$defs/any",
+}
+ONE_OF_THREE = {
+    "type": "object",
+    "properties": {name: {"type": "integer"} for name in ("min", "max", "exact")},
+    "oneOf": [{"required": [name]} for name in ("min", "max", "exact")],
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        (
+            {"oneOf": list(PETS.values())},
+            [{"kind": "cat", "lives": 1}, {"kind": "dog", "bark": "w"}],
+            [{"kind": "cat"}, {"lives": 1, "bark": "x"}, {"kind": "cat", "bark": "x"}, {}, {"kind": "pig"}],
+        ),
+        (
+            RECURSIVE,
+            [{"kind": "cat", "kids": [{"kind": "dog", "bark": "w"}, {"kind": "cat"}]}],
+            [{"kind": "cat", "kids": [{"kind": "dog"}]}, {"kind": "cow"}, {}],
+        ),
+        (ONE_OF_THREE, [{"min": 1}, {"exact": 1}], [{}, {"min": 1, "max": 2}, {"min": "1"}]),
+        (
+            {"oneOf": [{"required": [name]} for name in ("a", "b", "c")]},
+            [{"a": 1}, {"c": 1, "d": 2}],
+            [{}, {"a": 1, "b": 2}, "text", 3],
+        ),
+    ],
+)
+def test_unions_of_objects_are_enforced(schema, valid, invalid):
+    grammar = COMPILER.compile(GrammarSpec("json_schema", json.dumps(schema)))
+
+    def taken(value: Any) -> bool:
+        matcher = grammar.matcher()
+        return all(
+            matcher.accept(one) for one in json.dumps(value, separators=(",", ":")).encode()
+        ) and matcher.accept(256)
+
+    assert list(map(taken, valid)) == [True] * len(valid)
+    assert not any(map(taken, invalid))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [{"type": "string"}, {"type": "string"}]},
+        {"oneOf": [{"type": "object"}, {"type": "object"}]},
+        {"oneOf": [{"required": ["a"]}, {"required": ["b"]}], "not": {"required": ["c"]}},
+        {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    ],
+)
+def test_where_nothing_keeps_branches_apart_none_are(schema):
+    assert kept_apart(schema) is None
