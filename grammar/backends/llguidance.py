@@ -8,14 +8,18 @@ instead of ignoring it.
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
 from personae.errors import GrammarError
+from personae.grammar.backend import CompiledGrammar
 from personae.grammar.bitmask import Bitmask, allow_only
 from personae.grammar.schema.document import PARAMS, SAID, Schema
+from personae.grammar.schema.walk import SET
 from personae.grammar.schema.whitespace import whitespace_pattern
 from personae.grammar.spec import GrammarSpec
+from personae.grammar.tracked.sets import Endings, SetsCompiled
 from personae.grammar.tracked.support import COUNTED, Untracked
 from personae.grammar.tracked.writer import tracked_rules
 from personae.grammar.vocabulary import Vocabulary
@@ -45,7 +49,7 @@ class LLGuidanceBackend:
             slices=[] if self._by_bytes else None,
         )
 
-    def compile(self, spec: GrammarSpec) -> "LLGuidanceCompiled":
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Compile a spec. Raises GrammarError when it is malformed or holds what llguidance does not know."""
         # Reading a Lark grammar, be it of one line, takes the library longer than most schemas.
         bare = self._by_bytes and spec.kind in ("json_schema", "json_object")
@@ -61,7 +65,14 @@ class LLGuidanceBackend:
             reason = _reason(start.get_error())
             said = SAID.get(spec.kind, spec.kind)
             raise GrammarError(f"The {said} cannot be compiled: {reason}", param=PARAMS[spec.kind])
-        return LLGuidanceCompiled(start, lambda: self._start(grammar), grammar, self._vocabulary)
+        compiled = LLGuidanceCompiled(start, lambda: self._start(grammar), grammar, self._vocabulary)
+        if spec.kind == "json_schema" and SET in spec.source:
+            return SetsCompiled(compiled, json.loads(spec.source), self._endings)
+        return compiled
+
+    @cached_property
+    def _endings(self) -> Endings:
+        return Endings(self._vocabulary)
 
     def _start(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)

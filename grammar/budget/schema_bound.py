@@ -14,7 +14,7 @@ from personae.grammar.budget.distance_bound import DistanceBound, Measure
 from personae.grammar.budget.hints import counted_values, examples_of, hints_of
 from personae.grammar.budget.regexes import pattern_distances
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import FRACTION, HITS, children, target
+from personae.grammar.schema.walk import FRACTION, HITS, SET, children, target
 
 _BEGUN = 8  # a character or an escape that has begun, and a quote; a number without bounds
 _LEXEME = 64  # any number, any string of a known format
@@ -61,7 +61,7 @@ class _SchemaBound:
         lexeme, plain, wide = 0, 0, False
         for node in nodes:
             lexeme, is_wide, narrow = self._lexeme(node, lexeme)
-            wide = wide or is_wide
+            wide = wide or is_wide or SET in node
             plain |= narrow
         lexeme += _BEGUN
         grown: int | None = 1 + (lexeme if plain else 0)
@@ -107,7 +107,7 @@ class _SchemaBound:
         """Whether plain text in a string, where any is allowed, leaves it as near to its end as it was."""
         if "patternProperties" in node or "propertyNames" in node:
             return False
-        if HITS in node:  # text makes another string of an item that counts
+        if HITS in node or SET in node:  # text makes another string of an item that counts
             return False
         if "format" in node and node["format"] not in _FIXED_FORMATS:
             return False
@@ -212,7 +212,8 @@ class _SchemaBound:
         least = schema.get("minItems", 0)
         elements = sum((self._value(one) + 2 for one in first[:least]), 0.0)
         if least > len(first):
-            elements += (least - len(first)) * (self._value(rest) + 2)
+            each = self._value(rest) + (2 + _BEGUN if SET in schema else 2)
+            elements += (least - len(first)) * each
         if HITS in schema:
             elements += schema.get("minContains", 1) * (self._value(schema[HITS]) + 2)
         begun = max([longest, self._value(rest), *map(self._value, first)]) + 6 if pending else 0.0

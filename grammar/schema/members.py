@@ -7,7 +7,9 @@ from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import strip
 from personae.grammar.schema.patterns import plain_patterns
-from personae.grammar.schema.walk import FRACTION, HITS, rebuild
+from personae.grammar.schema.walk import FRACTION, HITS, SET, rebuild, target
+
+_DEPTH = 8
 
 
 def separated(document: Any) -> Any:
@@ -27,6 +29,9 @@ def _separated(schema: Any, definitions: dict[str, Any]) -> Any:
     rebuilt = rebuild(schema, lambda _, child: _separated(child, definitions))
     if rebuilt.get("uniqueItems") and rebuilt.get("maxItems", 2) <= 1:
         del rebuilt["uniqueItems"]
+    if rebuilt.get("uniqueItems") and _is_set_of_texts(rebuilt, definitions):
+        del rebuilt["uniqueItems"]
+        rebuilt[SET] = True
     dependencies = rebuilt.get("dependencies")
     if isinstance(dependencies, dict) and all(isinstance(one, list) for one in dependencies.values()):
         del rebuilt["dependencies"]
@@ -42,6 +47,30 @@ def _separated(schema: Any, definitions: dict[str, Any]) -> Any:
     with suppress(Exception):  # there is no such form, whatever the library says of it
         return _without_contains(rebuilt, definitions)
     return rebuilt
+
+
+def sets_as_written(schema: Any) -> Any:
+    """With uniqueItems again: where an answer is more than its JSON, nobody reads along."""
+    if not isinstance(schema, dict):
+        return schema
+    rebuilt = rebuild(schema, lambda _, child: sets_as_written(child))
+    if rebuilt.pop(SET, False):
+        rebuilt["uniqueItems"] = True
+    return rebuilt
+
+
+def _is_set_of_texts(schema: dict[str, Any], definitions: dict[str, Any]) -> bool:
+    """Whether the items of an array are strings that may go on however they begin."""
+    items: Any = schema.get("items")
+    for _ in range(_DEPTH):
+        if isinstance(items, dict) and "$ref" in items:
+            items = target(definitions, items["$ref"])
+    types = schema.get("type")
+    is_array = types == "array" or (isinstance(types, list) and "array" in types)
+    beside = {"prefixItems", "contains", "allOf", "anyOf", "oneOf", "not", "$ref", "enum", "const"}
+    if not is_array or beside & schema.keys() or not isinstance(items, dict):
+        return False
+    return items.get("type") == "string" and items.keys() <= {"type", "minLength"}
 
 
 def _fractional(schema: dict[str, Any]) -> dict[str, Any]:

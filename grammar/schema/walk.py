@@ -22,6 +22,8 @@ ONE = frozenset(
 HITS = "x-personae-hits"
 """Of an array, made here: the items that `contains` counts. Its `items` are then those that it does not."""
 ONE |= {HITS}
+SET = "x-personae-set"
+"""Of an array, made here: true where no string of it may be there twice."""
 FRACTION = "x-personae-fraction"
 """Of a number, made here: true where it must not be whole."""
 MANY = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})

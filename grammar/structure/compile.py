@@ -19,7 +19,7 @@ from personae.grammar.schema.culprits import explanation
 from personae.grammar.schema.document import Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
-from personae.grammar.schema.members import separated
+from personae.grammar.schema.members import separated, sets_as_written
 from personae.grammar.schema.patterns import plain_patterns
 from personae.grammar.schema.prepare import (
     ANALYSIS_ERRORS,
@@ -99,17 +99,21 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Js
     document = without_ignored(parse_schema(json.dumps(element.schema)))
     check_answerable(document)
 
+    def within(schema: Schema) -> Iterator[Schema]:
+        return map(sets_as_written, rewritings(schema))
+
     def is_enforced(schema: Schema) -> bool:
-        return any(True for _ in enforced(schema, backend, rewritings))
+        return any(True for _ in enforced(schema, backend, within))
 
     if element.strict:
         check_spelling(document, is_enforced)
     reasons: list[Unenforced | GrammarError] = []
-    for schema in enforced(document, backend, rewritings, reasons):
+    for schema in enforced(document, backend, within, reasons):
         return replace(element, schema=schema, strict=True)
     if element.strict:
         raise explanation(document, reasons[0], is_enforced)
-    weaker = weakened(separated(spell_formats(plain_patterns(strip(document)))), _BACKEND)
+    spelled = separated(spell_formats(plain_patterns(strip(document))))
+    weaker = weakened(sets_as_written(spelled), _BACKEND)
     for schema in (weaker, uncounted(weaker), {"type": "object"}):
         try:
             backend.compile(_spec(schema, strict=False))

@@ -8,7 +8,7 @@ how many.
 from typing import Any
 
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import FRACTION, HITS, children, rebuild, target
+from personae.grammar.schema.walk import FRACTION, HITS, SET, children, rebuild, target
 
 BITS = 64
 COUNTED = frozenset({"uniqueItems", "minProperties", "maxProperties", "dependentRequired", HITS, FRACTION})
@@ -29,7 +29,7 @@ ARRAY = frozenset(
         HITS,
     }
 )
-AROUND = frozenset({"$defs", "definitions", "$schema", "$id", "id", "$anchor", "title", "description"})
+AROUND = frozenset({SET, "$defs", "definitions", "$schema", "$id", "id", "$anchor", "title", "description"})
 
 
 class Untracked(Exception):

@@ -13,7 +13,7 @@ from personae.grammar.schema.prepare import without
 from personae.grammar.spec import GrammarSpec
 
 COMPILER = GrammarCompiler(text_vocabulary(), sandboxed=False)
-UNIQUE = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+UNIQUE = {"type": "array", "items": {"type": "object"}, "uniqueItems": True}
 TWICE = {"type": "string", "pattern": r"(a)\1"}
 OVERLAPPING = {"oneOf": [{"type": "integer", "multipleOf": step} for step in (3, 7)]}
 

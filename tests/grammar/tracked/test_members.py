@@ -55,6 +55,14 @@ ARRAYS: dict[str, dict[str, Any]] = {
         "items": {"type": "integer", "minimum": 0, "maximum": 3},
         "uniqueItems": True,
     },
+    "set of texts": {"type": "array", "items": STRING, "uniqueItems": True},
+    "set of texts, some": {
+        "type": "array",
+        "items": STRING,
+        "uniqueItems": True,
+        "minItems": 2,
+        "maxItems": 3,
+    },
     "set of one": {"type": "array", "items": STRING, "uniqueItems": True, "maxItems": 1},
     "contains": {"type": "array", "contains": {"const": "a"}},
     "contains two": {"type": "array", "contains": STRING, "minContains": 2},
@@ -164,7 +172,7 @@ def test_what_is_counted_may_lie_behind_references_and_alternatives(any_order: b
 @pytest.mark.parametrize(
     ("schema", "keyword"),
     [
-        ({"type": "array", "items": STRING, "uniqueItems": True}, "uniqueItems"),
+        ({"type": "array", "items": {"type": "object"}, "uniqueItems": True}, "uniqueItems"),
         ({"type": "object", "minProperties": 2}, "minProperties"),
         ({"type": "array", "prefixItems": [STRING], "contains": {"const": 3}}, "contains"),
     ],
