@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
+import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
 from personae.errors import GrammarError
@@ -19,7 +20,7 @@ from personae.grammar.schema.document import PARAMS, SAID, Schema
 from personae.grammar.schema.walk import SET
 from personae.grammar.schema.whitespace import whitespace_pattern
 from personae.grammar.spec import GrammarSpec
-from personae.grammar.tracked.sets import Endings, SetsCompiled
+from personae.grammar.tracked.sets import SETS_COMMENT, Endings, Places, SetsCompiled
 from personae.grammar.tracked.support import COUNTED, Untracked
 from personae.grammar.tracked.writer import tracked_rules
 from personae.grammar.vocabulary import Vocabulary
@@ -67,7 +68,10 @@ class LLGuidanceBackend:
             raise GrammarError(f"The {said} cannot be compiled: {reason}", param=PARAMS[spec.kind])
         compiled = LLGuidanceCompiled(start, lambda: self._start(grammar), grammar, self._vocabulary)
         if spec.kind == "json_schema" and SET in spec.source:
-            return SetsCompiled(compiled, json.loads(spec.source), self._endings)
+            places = Places((("", json.loads(spec.source)),))
+            return SetsCompiled(compiled, places, self._endings)
+        if spec.kind == "lark" and spec.source.startswith(SETS_COMMENT):
+            return SetsCompiled(compiled, _places(spec.source), self._endings)
         return compiled
 
     @cached_property
@@ -122,6 +126,14 @@ def _lark(spec: GrammarSpec) -> str:
             return "start: " + " | ".join(choices)
         case _:
             return spec.source
+
+
+def _places(source: str) -> Places:
+    line = source.partition("\n")[0].removeprefix(SETS_COMMENT)
+    try:
+        return msgspec.json.decode(line, type=Places)
+    except msgspec.DecodeError as error:
+        raise GrammarError(f"The first line is no comment of ours: {error}.", param=PARAMS["lark"]) from None
 
 
 def regex_lexeme(pattern: str) -> str:

@@ -5,6 +5,7 @@ every regular expression and grammar is first compiled alone, so that an error i
 import json
 from collections.abc import Callable, Iterator, Mapping
 
+import msgspec
 from msgspec.structs import replace
 
 from personae.errors import GrammarError
@@ -29,9 +30,12 @@ from personae.grammar.schema.prepare import (
     without_ignored,
 )
 from personae.grammar.schema.spelling import check_spelling
+from personae.grammar.schema.walk import SET
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Element, Json, Lark, Regex, decode_structure, replace_bound
 from personae.grammar.structure.lark import Bound, lark
+from personae.grammar.structure.sets import places
+from personae.grammar.tracked.sets import SETS_COMMENT
 from personae.grammar.tracked.support import uncounted
 
 _BACKEND = "llguidance"
@@ -47,11 +51,14 @@ def structure_analysis(
     Raises GrammarError, with the element's own `param`, when a strict schema cannot be enforced.
     """
 
+    whole = decode_structure(spec.source)
+    reads_sets = places(whole) is not None
+
     def bind(element: Bound) -> Bound:
         try:
             match element:
                 case Json():
-                    return _bound(element, backend, rewritings)
+                    return _bound(element, backend, rewritings, sets=reads_sets)
                 case Regex(pattern=pattern):
                     backend.compile(GrammarSpec("regex", pattern))
                 case Lark(source=source):
@@ -64,7 +71,10 @@ def structure_analysis(
         return element
 
     def written(whole: Element, special: Mapping[str, int]) -> GrammarSpec:
-        return GrammarSpec("lark", lark(whole, special, _written))
+        source = lark(whole, special, _written)
+        if reads_sets and SET in spec_of_sets:
+            source = f"{SETS_COMMENT}{spec_of_sets}\n{source}"
+        return GrammarSpec("lark", source)
 
     def by_bytes(part: Bound) -> Bound:
         if not isinstance(part, Lark):
@@ -77,7 +87,8 @@ def structure_analysis(
         except ANALYSIS_ERRORS:
             return None
 
-    element = replace_bound(decode_structure(spec.source), bind)
+    element = replace_bound(whole, bind)
+    spec_of_sets = msgspec.json.encode(places(element)).decode()
     second = written(replace_bound(element, by_bytes), table.bytewise().special)
     compile_plan = CompilePlan(_BACKEND, written(element, table.vocabulary.special), second)
     return PendingAnalysis(compile_plan, bounds, entries(element))
@@ -94,13 +105,13 @@ def _written(element: Bound) -> str:
             return f"%lark {{\n{source}\n}}"
 
 
-def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Json:
-    """The element with the schema that is enforced."""
+def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings, *, sets: bool) -> Json:
+    """The element with the schema that is enforced; with `sets` somebody reads along."""
     document = without_ignored(parse_schema(json.dumps(element.schema)))
     check_answerable(document)
 
     def within(schema: Schema) -> Iterator[Schema]:
-        return map(sets_as_written, rewritings(schema))
+        return rewritings(schema) if sets else map(sets_as_written, rewritings(schema))
 
     def is_enforced(schema: Schema) -> bool:
         return any(True for _ in enforced(schema, backend, within))
@@ -113,7 +124,7 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Js
     if element.strict:
         raise explanation(document, reasons[0], is_enforced)
     spelled = separated(spell_formats(plain_patterns(strip(document))))
-    weaker = weakened(sets_as_written(spelled), _BACKEND)
+    weaker = weakened(spelled if sets else sets_as_written(spelled), _BACKEND)
     for schema in (weaker, uncounted(weaker), {"type": "object"}):
         try:
             backend.compile(_spec(schema, strict=False))

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from personae.grammar.backend import BackendMatcher, CompiledGrammar
@@ -18,11 +19,13 @@ from personae.grammar.bitmask import Bitmask
 from personae.grammar.schema.walk import SET, target
 from personae.grammar.vocabulary import Vocabulary
 
+SETS_COMMENT = "// x-personae-sets "
+"""What the first line of a grammar begins with that has `Places` in it."""
 _Nodes = tuple[dict[str, Any], ...]
 _SIGNS = re.compile(rb'["{}\[\]:,]')
+_OPENING = re.compile(rb"[{\[]")
 _IN_STRING = re.compile(rb'["\\]')
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
-_DEPTH = 32
 
 
 class _Frame(NamedTuple):
@@ -45,15 +48,43 @@ class _State(NamedTuple):
     length: int
 
 
+class Thought(msgspec.Struct, frozen=True):
+    """What an answer may begin with: reasoning up to `close`, which `open` opens unless that is empty."""
+
+    open: str
+    close: str
+
+
+class Places(msgspec.Struct, frozen=True):
+    """Where JSON stands in an answer: behind which texts, by which schemas."""
+
+    schemas: tuple[tuple[str, dict[str, Any]], ...]
+    thought: Thought | None = None
+
+
 class Reader:
-    """Where the sets of a schema are. Thread-safe."""
+    """Where the sets of schemas are. Thread-safe."""
 
-    def __init__(self, document: dict[str, Any]) -> None:
-        self._document = document
+    def __init__(self, places: Places) -> None:
         self._children: dict[tuple[tuple[int, ...], str | None], _Nodes] = {}
-        self.root = self._parts((document,))
+        self._documents: dict[int, dict[str, Any]] = {}
+        self._roots = [
+            (re.compile((_blanks(before) + r"\s*\Z").encode()), self._parts((document,), document))
+            for before, document in places.schemas
+        ]
+        self._thought = places.thought
 
-    def _parts(self, nodes: Sequence[Any]) -> _Nodes:
+    def root(self, text: bytes) -> _Nodes:
+        """What JSON may be by that begins behind `text`."""
+        if self._thought is not None:
+            opened = text.lstrip().startswith(self._thought.open.strip().encode())
+            _, close, behind = text.partition(self._thought.close.encode())
+            if opened and not close:
+                return ()
+            text = behind if opened else text
+        return tuple(one for pattern, nodes in self._roots if pattern.search(text) for one in nodes)
+
+    def _parts(self, nodes: Sequence[Any], document: dict[str, Any]) -> _Nodes:
         """The schemas, and those that they refer to or are made of."""
         found: dict[int, dict[str, Any]] = {}
         unseen = list(nodes)
@@ -64,7 +95,8 @@ class Reader:
                 for keyword in ("anyOf", "allOf", "oneOf"):
                     unseen += one.get(keyword, ())
                 if "$ref" in one:
-                    unseen.append(target(self._document, one["$ref"]))
+                    unseen.append(target(document, one["$ref"]))
+        self._documents |= dict.fromkeys(found, document)
         return tuple(found.values())
 
     def children(self, nodes: _Nodes, key: str | None) -> _Nodes:
@@ -73,7 +105,11 @@ class Reader:
         if place not in self._children:
             if len(self._children) > 4096:
                 self._children.clear()
-            self._children[place] = self._parts([one for node in nodes for one in _within(node, key)])
+            found: dict[int, dict[str, Any]] = {}
+            for node in nodes:
+                parts = self._parts(_within(node, key), self._documents[id(node)])
+                found |= {id(one): one for one in parts}
+            self._children[place] = tuple(found.values())
         return self._children[place]
 
 
@@ -85,6 +121,13 @@ def _within(node: dict[str, Any], key: str | None) -> list[Any]:
     if key in listed:
         return [listed[key], *node.get("patternProperties", {}).values()]
     return [node.get("additionalProperties", True), *node.get("patternProperties", {}).values()]
+
+
+def _blanks(text: str) -> str:
+    """A pattern of a text of a structure, in which a blank stands for any, or none."""
+    if not text.strip():
+        return r"\A"
+    return r"\s*".join(map(re.escape, text.split())).replace(r"\#", r"\d*")
 
 
 class _Violation(Exception):
@@ -117,7 +160,7 @@ def _step(reader: Reader, state: _State, text: bytes, begun: bytearray) -> _Stat
                     raise _Violation
                 frame = frame._replace(seen=frame.seen | {content})
             continue
-        found = _SIGNS.search(text, place)
+        found = (_OPENING if frame is None else _SIGNS).search(text, place)
         if found is None:
             break
         place = found.end()
@@ -125,7 +168,14 @@ def _step(reader: Reader, state: _State, text: bytes, begun: bytearray) -> _Stat
             case b'"':
                 start = length + place
             case b"{" | b"[":
-                frame = _opened(reader, frame, is_object=found[0] == b"{")
+                is_object = found[0] == b"{"
+                if frame is None:
+                    nodes = reader.root(bytes(begun) + text[: place - 1])
+                    frame = _opened(reader, None, nodes, is_object=is_object) if nodes else None
+                else:
+                    frame = _opened(reader, frame, frame.value, is_object=is_object)
+                if frame is None:
+                    continue
                 is_key = frame.is_object
             case b"}" | b"]":
                 frame = frame and frame.above
@@ -137,8 +187,7 @@ def _step(reader: Reader, state: _State, text: bytes, begun: bytearray) -> _Stat
     return _State(frame, start, is_key, escaped, length + size)
 
 
-def _opened(reader: Reader, frame: _Frame | None, *, is_object: bool) -> _Frame:
-    nodes = reader.root if frame is None else frame.value
+def _opened(reader: Reader, frame: _Frame | None, nodes: _Nodes, *, is_object: bool) -> _Frame:
     if is_object:
         return _Frame(frame, True, nodes, (), None)
     is_set = any(SET in node for node in nodes)
@@ -149,7 +198,8 @@ class Endings:
     """Which tokens of a vocabulary end strings. Thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokens = vocabulary.tokens
+        names = {token: name.encode() for name, token in vocabulary.special.items()}
+        self.tokens = tuple(text or names.get(token, b"") for token, text in enumerate(vocabulary.tokens))
         with_quotes = [(text, token) for token, text in enumerate(self.tokens) if b'"' in text]
         with_quotes.sort()
         self._texts = [text for text, _ in with_quotes]
@@ -178,9 +228,9 @@ class Endings:
 class SetsCompiled:
     """A compiled grammar in whose answers sets have no item twice; `inner` does not know of that."""
 
-    def __init__(self, inner: CompiledGrammar, document: dict[str, Any], endings: Endings) -> None:
+    def __init__(self, inner: CompiledGrammar, places: Places, endings: Endings) -> None:
         self._inner = inner
-        self._reader = Reader(document)
+        self._reader = Reader(places)
         self._endings = endings
 
     @property
