@@ -5,13 +5,12 @@ from personae.grammar.tracked.sets import Places, Thought
 
 
 def places(element: Element) -> Places | None:
-    """None where that is not known from the text before it: where the answer may have free text that is no
-    reasoning at its beginning."""
+    """None unless the answer is JSON, behind nothing but reasoning."""
     parts = element.parts if isinstance(element, Concat) else (element,)
     thought = _thought(parts[0]) if parts else None
     rest = parts if thought is None else parts[1:]
     found: list[tuple[str, object]] = []
-    if _read(Concat(rest), "", found) is None:
+    if _read(Concat(rest), "", found) is None or len(found) > 1 or any(text.strip() for text, _ in found):
         return None
     schemas = tuple((before, schema) for before, schema in found if isinstance(schema, dict))
     return Places(schemas, thought)
