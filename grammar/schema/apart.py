@@ -140,11 +140,13 @@ class _Condition:
         """Whether the values of a property are listed for both, and none is for both."""
         if name not in theirs:
             return False
-        both = [
+        here, there = (
             [part for one in said for part in self._reader.parts(one) or ()]
             for said in (self._listed[name], theirs[name])
-        ]
-        return all(listed_in(parts) is not None for parts in both) and self._reader.exclude(*both)
+        )
+        return (
+            listed_in(here) is not None and listed_in(there) is not None and self._reader.exclude(here, there)
+        )
 
     def schema(self) -> dict[str, Any]:
         """What the branch gets; nothing if it needs nothing."""
