@@ -5,12 +5,20 @@ import torch
 from torch import Tensor
 
 from personae.kernels.sampling import SamplingRows
-from personae.kernels.triton.device.sampling import draw_kernel, greatest_kernel, weigh_kernel
+from personae.kernels.triton.device.sampling import (
+    draw_kernel,
+    gather_kernel,
+    greatest_kernel,
+    weigh_kernel,
+)
+from personae.kernels.triton.device.sampling_filters import LEVELS
 from personae.kernels.triton.sizes import ceil_div, power_of_two
 from personae.kernels.upload import uploads
 
 CHUNK = 1024  # logits a program reads at once
 MOST_CHUNKS = 512  # of a row, which one program looks at
+GATHERERS = 32  # programs that share a row's chunks between them
+TILE = 4096  # listed weights that a program reads at once
 
 
 def choose(logits: Tensor, rows: SamplingRows, bitmask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -26,12 +34,18 @@ def choose(logits: Tensor, rows: SamplingRows, bitmask: Tensor | None) -> tuple[
     ids = torch.empty(count, chunks, dtype=torch.int32, device=device)
     weights = torch.empty(count, chunks, dtype=torch.float32, device=device)
     sums = torch.empty(count, chunks, dtype=torch.float64, device=device)
+    draws = bool(rows.temperature.any())
+    filters = bool((((rows.top_k > 0) | (rows.top_p < 1)) & (rows.temperature > 0)).any())
+    levels = (count, LEVELS.value, chunks) if filters else (1,)
+    level_counts = torch.empty(levels, dtype=torch.int32, device=device)
+    level_sums = torch.empty(levels, dtype=torch.float32, device=device)
+    lists = torch.empty((count, width) if filters else (1,), dtype=torch.float32, device=device)
+    narrowed = torch.empty(count, 4, dtype=torch.float64, device=device)
     stride, words = logits.stride(0), masks.shape[1]
     wide = {"CHUNK": CHUNK, "CHUNKS": power_of_two(chunks)}
     greatest_kernel[count, chunks](
         logits, table, masks, tops, ids, stride, count, words, width, CHUNK=CHUNK, num_warps=4
     )
-    draws = bool(rows.temperature.any())
     weigh_kernel[count, chunks if draws else 1](
         logits,
         table,
@@ -40,6 +54,8 @@ def choose(logits: Tensor, rows: SamplingRows, bitmask: Tensor | None) -> tuple[
         ids,
         weights,
         sums,
+        level_counts,
+        level_sums,
         best,
         tokens,
         stride,
@@ -50,9 +66,42 @@ def choose(logits: Tensor, rows: SamplingRows, bitmask: Tensor | None) -> tuple[
         num_warps=4,
         **wide,
     )
+    if filters:
+        chunks_each = ceil_div(chunks, GATHERERS)
+        gather_kernel[count, ceil_div(chunks, chunks_each)](
+            logits,
+            table,
+            sums,
+            level_counts,
+            level_sums,
+            lists,
+            narrowed,
+            stride,
+            count,
+            width,
+            chunks,
+            chunks_each,
+            BLOCK=32,
+            num_warps=4,
+            **wide,
+        )
     if draws:
         draw_kernel[(count,)](
-            logits, table, weights, sums, tokens, stride, count, width, chunks, num_warps=4, **wide
+            logits,
+            table,
+            weights,
+            sums,
+            lists,
+            narrowed,
+            tokens,
+            stride,
+            count,
+            width,
+            chunks,
+            TILE=TILE,
+            TOGETHER=4,
+            num_warps=16,
+            **wide,
         )
     return tokens, best
 

@@ -1,12 +1,23 @@
-"""From logits to tokens: three launches, whatever the rows ask for.
+"""From logits to tokens: three launches, four where a row asks for top_k or top_p.
 
-A row of logits is cut into chunks. `greatest_kernel` and `weigh_kernel` take a chunk each, `draw_kernel` a
-row: it finds what top_k and top_p keep without sorting, 4 bits of the least weight at a time, and reads only
-those chunks whose largest weight matters.
+A row of logits is cut into chunks. `greatest_kernel` and `weigh_kernel` take a chunk each, `gather_kernel`
+some chunks of a row, `draw_kernel` a row. How top_k and top_p are found says `sampling_filters.py`.
 """
 
 import triton
 import triton.language as tl
+
+from personae.kernels.triton.device.sampling_filters import (
+    LEVELS,
+    ONE,
+    chunk_levels,
+    counts_above,
+    edge_of,
+    least_of,
+    level_of,
+    rounds_of,
+    total_of,
+)
 
 STREAM = tl.constexpr(0)  # rows of the table of parameters, [7, rows] int64
 POSITION = tl.constexpr(1)
@@ -16,8 +27,10 @@ TEMPERATURE = tl.constexpr(4)
 MIN_P = tl.constexpr(5)
 MASK = tl.constexpr(6)  # the row's mask, or -1
 
-BUCKETS = tl.constexpr(16)
-ROUNDS = tl.constexpr(8)  # of four bits: a weight is at most 1, so its 30 lower bits tell
+LISTED = tl.constexpr(0)  # columns of the table of narrowed rows, [rows, 4] float64: how many weights
+LOW = tl.constexpr(1)  # the bits from which on the least kept weight is searched
+ROUNDS = tl.constexpr(2)  # in so many rounds
+BASE = tl.constexpr(3)  # the sum of the weights above those listed
 
 
 @triton.jit
@@ -33,6 +46,13 @@ def uniform(stream, position):
     counter = position.to(tl.uint64, bitcast=True) + 1
     bits = _mix(stream.to(tl.uint64, bitcast=True) + counter * 0x9E3779B97F4A7C15)
     return (bits >> 11).to(tl.int64, bitcast=True).to(tl.float64) * (1.0 / 9007199254740992.0)
+
+
+@triton.jit
+def _filters(rows_ptr, rows, row):
+    """A row's top_k, 0 where it has none, and its top_p, 1 or more where it has none."""
+    top_k = tl.load(rows_ptr + TOP_K * rows + row)
+    return top_k, tl.load(rows_ptr + TOP_P * rows + row).to(tl.float64, bitcast=True)
 
 
 @triton.jit
@@ -81,6 +101,8 @@ def weigh_kernel(
     ids_ptr,
     weights_ptr,
     sums_ptr,
+    counts_ptr,
+    level_sums_ptr,
     best_ptr,
     tokens_ptr,
     stride,
@@ -94,7 +116,8 @@ def weigh_kernel(
     """w = exp((x - best) / temperature), in the logits' place, and per chunk the largest and the sum.
 
     Grid (rows, chunks), or (rows, 1) where no row draws. The first program of a row writes its maximum and
-    where it is: the token, unless the row draws.
+    where it is: the token, unless the row draws. Of a row with top_k or top_p also counts and sums
+    [rows, LEVELS, chunks] of its weights above each edge.
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -119,49 +142,73 @@ def weigh_kernel(
         place = row * chunks + chunk
         tl.store(weights_ptr + place, tl.max(w, 0))
         tl.store(sums_ptr + place, tl.sum(w, 0).to(tl.float64))
+        top_k, top_p = _filters(rows_ptr, rows, row)
+        if (top_k > 0) | (top_p < 1):
+            level = row * LEVELS * chunks + chunk
+            chunk_levels(w, inside, counts_ptr + level, level_sums_ptr + level, chunks)
 
 
-@triton.jit
-def _least(w_ptr, tops_ptr, target, by_count, width, chunks, CHUNK: tl.constexpr):
-    """The least weight, as its bits, of the smallest set of largest weights that reaches the target.
+@triton.jit(do_not_specialize=["rows", "chunks", "chunks_each"])
+def gather_kernel(
+    weights_ptr,
+    rows_ptr,
+    sums_ptr,
+    counts_ptr,
+    level_sums_ptr,
+    lists_ptr,
+    narrowed_ptr,
+    stride,
+    rows,
+    width,
+    chunks,
+    chunks_each,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Lists the weights among which a row's least kept one is, [rows, width], and says where to search.
 
-    The set is all w >= it; what must reach the target is their number or their sum. Also how many weights lie
-    above the interval that was searched last, their sum, and the same of those in it: one weight, or equal
-    ones.
+    With top_k: all from the interval on in which the k-th largest lies. With top_p alone: those of the
+    interval in which the running sum reaches it. Grid (rows, programs), each with `chunks_each` chunks.
     """
-    bucket = tl.arange(0, BUCKETS)
-    low = tl.full([], 0, tl.int32)
-    above_count = tl.full([], 0.0, tl.float64)
-    above_sum = tl.full([], 0.0, tl.float64)
-    count = tl.full([], 2.0, tl.float64)
-    total = tl.full([], 0.0, tl.float64)
-    for round in range(ROUNDS):
-        if count > 1:
-            shift = tl.maximum(26 - 4 * round, 0)
-            floor = low.to(tl.float32, bitcast=True)
-            counts = tl.zeros([BUCKETS], tl.float64)
-            sums = tl.zeros([BUCKETS], tl.float64)
-            for chunk in range(chunks):
-                if tl.load(tops_ptr + chunk) >= floor:
-                    t = chunk * CHUNK + tl.arange(0, CHUNK)
-                    w = tl.load(w_ptr + t, mask=t < width, other=-1.0)
-                    bits = w.to(tl.int32, bitcast=True)  # ascend as the weights do; -1 is below them all
-                    own = tl.where(bits >= low, (bits - low) >> shift, BUCKETS)
-                    hit = own[None, :] == bucket[:, None]
-                    counts += tl.sum(hit.to(tl.int32), 1).to(tl.float64)
-                    sums += tl.sum(tl.where(hit, w[None, :], 0.0), 1).to(tl.float64)
-            higher = bucket[None, :] > bucket[:, None]
-            over_count = above_count + tl.sum(tl.where(higher, counts[None, :], 0.0), 1)
-            over_sum = above_sum + tl.sum(tl.where(higher, sums[None, :], 0.0), 1)
-            reached = tl.where(by_count, over_count + counts, over_sum + sums) >= target
-            found = tl.max(tl.where(reached, bucket, 0), 0)  # none reaches: sums rounded down, keep all
-            here = bucket == found
-            low += found << shift
-            above_count = tl.sum(tl.where(here, over_count, 0.0), 0)
-            above_sum = tl.sum(tl.where(here, over_sum, 0.0), 0)
-            count = tl.sum(tl.where(here, counts, 0.0), 0)
-            total = tl.sum(tl.where(here, sums, 0.0), 0)
-    return low, above_count, above_sum, count, total
+    row = tl.program_id(0).to(tl.int64)
+    own = tl.program_id(1) * chunks_each
+    temperature = tl.load(rows_ptr + TEMPERATURE * rows + row).to(tl.float64, bitcast=True)
+    top_k, top_p = _filters(rows_ptr, rows, row)
+    by_count = top_k > 0
+    if (temperature > 0) & (by_count | (top_p < 1)):
+        each = tl.arange(0, CHUNKS)
+        there = each < chunks
+        total = tl.sum(tl.load(sums_ptr + row * chunks + each, mask=there, other=0.0), 0)
+        counts = counts_ptr + row * LEVELS * chunks
+        target = tl.where(by_count, top_k.to(tl.float64), top_p * total)
+        sums = level_sums_ptr + row * LEVELS * chunks
+        level, base = level_of(counts, sums, target, by_count, chunks, BLOCK)
+        before = tl.where(by_count, -1, level - 1)
+        listed = counts_above(counts, level, chunks, width, CHUNK, CHUNKS)
+        listed -= counts_above(counts, before, chunks, width, CHUNK, CHUNKS)
+        ends = tl.cumsum(listed, 0)
+        low = edge_of(level)
+        high = tl.where(before < 0, ONE + 1, edge_of(before))
+        if own == 0:
+            narrowed = narrowed_ptr + row * 4
+            tl.store(narrowed + LISTED, tl.sum(listed, 0).to(tl.float64))
+            tl.store(narrowed + LOW, low.to(tl.float64))
+            tl.store(narrowed + ROUNDS, rounds_of(level).to(tl.float64))
+            tl.store(narrowed + BASE, tl.where(by_count, 0.0, base))
+        for chunk in range(own, tl.minimum(own + chunks_each, chunks)):
+            mine = each == chunk
+            count = tl.sum(tl.where(mine, listed, 0), 0)
+            if count > 0:
+                t = chunk * CHUNK + tl.arange(0, CHUNK)
+                inside = t < width
+                w = tl.load(weights_ptr + row * stride + t, mask=inside, other=0.0)
+                w = tl.where(w <= 1.0, w, 0.0)
+                bits = w.to(tl.int32, bitcast=True)
+                wanted = inside & (bits >= low) & (bits < high)
+                place = tl.sum(tl.where(mine, ends, 0), 0) - count
+                place += tl.cumsum(wanted.to(tl.int32), 0) - 1
+                tl.store(lists_ptr + row * width + place, w, mask=wanted)
 
 
 @triton.jit(do_not_specialize=["rows", "chunks"])
@@ -170,6 +217,8 @@ def draw_kernel(
     rows_ptr,
     tops_ptr,
     sums_ptr,
+    lists_ptr,
+    narrowed_ptr,
     tokens_ptr,
     stride,
     rows,
@@ -177,37 +226,52 @@ def draw_kernel(
     chunks,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    TILE: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):
-    """The token of a row that draws: the first t with w_0 + ... + w_t > u sum(w) over what it keeps."""
+    """The token of a row that draws: the first t with w_0 + ... + w_t > u sum(w) over what it keeps.
+
+    TILE: weights of a list, and TOGETHER: chunks, that are read at once.
+    """
     row = tl.program_id(0).to(tl.int64)
     parameters = rows_ptr + row
     temperature = tl.load(parameters + TEMPERATURE * rows).to(tl.float64, bitcast=True)
     if temperature > 0:
         w_ptr = weights_ptr + row * stride
-        tops = tops_ptr + row * chunks
         each = tl.arange(0, CHUNKS)
-        sums = tl.load(sums_ptr + row * chunks + each, mask=each < chunks, other=0.0)
-        top_k = tl.load(parameters + TOP_K * rows)
-        top_p = tl.load(parameters + TOP_P * rows).to(tl.float64, bitcast=True)
+        there = each < chunks
+        sums = tl.load(sums_ptr + row * chunks + each, mask=there, other=0.0)
         least = tl.load(parameters + MIN_P * rows).to(tl.float64, bitcast=True).to(tl.float32)
-        total = tl.sum(sums, 0)
-        for search in range(2):  # top_k by number, then top_p of what that left by sum
-            by_count = search == 0
-            if tl.where(by_count, top_k > 0, top_p < 1):
-                target = tl.where(by_count, top_k.to(tl.float64), top_p * total)
-                low, above, mass, ties, tied = _least(w_ptr, tops, target, by_count, width, chunks, CHUNK)
-                least = tl.maximum(least, low.to(tl.float32, bitcast=True))
-                # Of weights that tie with the last, top_k has only as many as it counts.
-                part = (target - above).to(tl.float32) / tl.maximum(ties, 1.0).to(tl.float32)
-                total = tl.where(by_count, mass + tied * part.to(tl.float64), total)
+        top_k, top_p = _filters(rows_ptr, rows, row)
+        if (top_k > 0) | (top_p < 1):
+            narrowed = narrowed_ptr + row * 4
+            listed = tl.load(narrowed + LISTED).to(tl.int32)
+            low = tl.load(narrowed + LOW).to(tl.int32)
+            rounds = tl.load(narrowed + ROUNDS).to(tl.int32)
+            base = tl.load(narrowed + BASE)
+            list_ptr = lists_ptr + row * width
+            total = tl.sum(sums, 0)
+            for search in range(2):  # top_k by number, then top_p of what that left by sum
+                by_count = search == 0
+                if tl.where(by_count, top_k > 0, top_p < 1):
+                    target = tl.where(by_count, top_k.to(tl.float64), top_p * total)
+                    low = least_of(list_ptr, listed, low, rounds, base, target, by_count, TILE)
+                    if by_count:
+                        total = total_of(list_ptr, listed, low, target, TILE)
+                        rounds = 15  # the nucleus of these may begin anywhere above
+            least = tl.maximum(least, low.to(tl.float32, bitcast=True))
         if least > 0:
+            tops = tl.load(tops_ptr + row * chunks + each, mask=there, other=-1.0)
+            first = tl.min(tl.where(tops >= least, each, CHUNKS), 0)
             sums = tl.zeros([CHUNKS], tl.float64)
-            for chunk in range(chunks):
-                if tl.load(tops + chunk) >= least:
-                    t = chunk * CHUNK + tl.arange(0, CHUNK)
+            for group in range(first // TOGETHER * TOGETHER, chunks, TOGETHER):
+                if tl.max(tl.where((each >= group) & (each < group + TOGETHER), tops, -1.0), 0) >= least:
+                    chunk = group + tl.arange(0, TOGETHER)
+                    t = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
                     w = tl.load(w_ptr + t, mask=t < width, other=0.0)
-                    kept = tl.sum(tl.where(w >= least, w, 0.0), 0).to(tl.float64)
-                    sums = tl.where(each == chunk, kept, sums)
+                    kept = tl.sum(tl.where(w >= least, w, 0.0), 1).to(tl.float64)
+                    here = each[:, None] == chunk[None, :]
+                    sums += tl.sum(tl.where(here, kept[None, :], 0.0), 1)
 
         stream = tl.load(parameters + STREAM * rows)
         target = uniform(stream, tl.load(parameters + POSITION * rows)) * tl.sum(sums, 0)

@@ -5,7 +5,7 @@ with Interpreted(90) as gpu:              # Hopper; what the kernels' host funct
 gpu.runs                                  # what was launched, its instructions and its bytes
 
 See `execute.py` for how one launch runs, `global_memory.py` and `shared_memory.py` for what is checked,
-`cases.py` for the cases of our kernels, `mutations.py` for what a wrong kernel would look like.
+`cases.py` for the cases of our kernels.
 """
 
 from ptx.execute import Buffer, execute
