@@ -184,14 +184,15 @@ class ClusterOptions:
         ),
     ] = None
     adapter_cache_size: Annotated[
-        int,
+        int | None,
         OptionInfo(
-            "With --ray: how much that folder may hold, such as 20GiB.",
+            "With --ray: how much that folder may hold.",
             min=0,
             parse=parse_size,
+            unset="20GiB",
             metavar="SIZE",
         ),
-    ] = 20 * 2**30
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ class Sampler:
         self._named: dict[int, tuple[int, ...]] = {}  # tokens whose log-probabilities are asked for, by slot
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
         self.ask_patience = ASK_PATIENCE
         self._overdue: set[int] = set()  # slots whose rows have not been asked for lack of time
 

@@ -94,13 +94,17 @@ def calls(node: ast.Call, where: str) -> Iterator[str]:
         yield "listens on every address"
 
 
+# KV events leave over ZeroMQ where an operator asks for them: frames of msgpack, at the given address.
+KNOWN = {"actors/kv_publisher.py imports zmq", "actors/kv_publisher.py binds a socket"}
+
+
 def test_nothing_that_runs_foreign_code_or_allows_it_stands_in_the_tree() -> None:
-    found = []
+    found = set()
     for path in FILES:
         where = str(path.relative_to(ROOT))
-        found += [f"{where} {what}" for what in findings(path.read_text(encoding="utf-8"), where)]
+        found |= {f"{where} {what}" for what in findings(path.read_text(encoding="utf-8"), where)}
     assert len(FILES) > 200
-    assert found == []
+    assert found == KNOWN
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError
 
 log = logging.getLogger("personae.cluster")
+CACHE_BYTES = 20 * 2**30  # of adapters on a node, without --adapter-cache-size
 
 
 @asynccontextmanager
@@ -59,7 +60,7 @@ async def open_cluster(
     cpus = cluster.cpus_per_replica
     terms = Contact(
         cache=None if cluster.adapter_cache is None else str(cluster.adapter_cache),
-        cache_bytes=cluster.adapter_cache_size,
+        cache_bytes=CACHE_BYTES if cluster.adapter_cache_size is None else cluster.adapter_cache_size,
     )
     async with (
         open_ray(cluster.ray, cluster.cluster_host, count, cpus, gpus, model, weights) as ray,

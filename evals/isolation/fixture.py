@@ -124,5 +124,7 @@ class EngineFixture:
             )
             for delta in scheduler.commit(engine.finish(launched)):
                 stream.take(delta)
+            for id in engine.resumable():
+                scheduler.resume(id)
         assert stream.end is not None
         return stream

@@ -254,6 +254,9 @@ def test_every_option_is_passed_on(
         "--seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
         "--insecure-no-auth --no-store-responses --drain-timeout 7 --hang-timeout 9 --max-restarts 1 "
         "--one-process --replicas 2 --max-replicas 4 --silence-timeout 5 "
+        "--ray auto --gpus-per-replica 0.5 --cpus-per-replica 2 --cluster-host 10.0.0.1 --cluster-port 77 "
+        "--adapter-cache c --adapter-cache-size 1GiB "
+        "--kv-events tcp://127.0.0.1:1 --kv-events-replay tcp://127.0.0.1:2 --kv-events-topic t "
         "--no-cuda-graphs --speculate auto --no-jump-forward --disable-any-whitespace "
         "--kv-cache-dtype fp8 --quantize int8 --default-strict "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
@@ -282,6 +285,16 @@ def test_every_option_is_passed_on(
         one_process=True,
         replicas=2,
         max_replicas=4,
+        ray="auto",
+        gpus_per_replica=0.5,
+        cpus_per_replica=2.0,
+        cluster_host="10.0.0.1",
+        cluster_port=77,
+        adapter_cache=Path("c"),
+        adapter_cache_size=2**30,
+        kv_events="tcp://127.0.0.1:1",
+        kv_events_replay="tcp://127.0.0.1:2",
+        kv_events_topic="t",
         silence_timeout=5,
         max_restarts=1,
         hang_timeout=9,
