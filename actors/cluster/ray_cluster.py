@@ -33,8 +33,8 @@ from personae.actors.cluster.ray_messages import (
     Node,
     Nodes,
     NotDone,
-    Place,
     Placed,
+    PlaceEngine,
 )
 from personae.actors.cluster.remote_process import Begin
 from personae.actors.framing import frame
@@ -162,7 +162,7 @@ class RayCluster:
         while True:
             driver = await self.connect()
             try:
-                placed: Placed = await driver.ask(lambda number: Place(number, engine))
+                placed: Placed = await driver.ask(lambda number: PlaceEngine(number, engine))
                 break
             except DriverGone:
                 continue

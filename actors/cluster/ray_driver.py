@@ -40,8 +40,8 @@ from personae.actors.cluster.ray_messages import (
     Node,
     Nodes,
     NotDone,
-    Place,
     Placed,
+    PlaceEngine,
     Request,
 )
 from personae.actors.framing import frame, receive_first
@@ -108,7 +108,7 @@ class Driver:
                 raise LoadError(f"--ray {request.address}: {missing}")
             log.warning("waiting: %s", missing)
 
-    def place(self, request: Place) -> Answer:
+    def place(self, request: PlaceEngine) -> Answer:
         """Wait for the engine's actor, wherever it lives now."""
         told = time.monotonic()
         actor = self._actor(request.engine)
@@ -233,7 +233,7 @@ def main() -> Never:
     driver = Driver()
     do: dict[type, Callable[[Any], Answer]] = {
         Gather: driver.gather,
-        Place: driver.place,
+        PlaceEngine: driver.place,
         BeginEngine: driver.begin,
         EndEngine: driver.end,
         AskNodes: driver.nodes,

@@ -26,7 +26,7 @@ class Gather(ClusterMessage, frozen=True):
     host: str | None = None
 
 
-class Place(ClusterMessage, frozen=True):
+class PlaceEngine(ClusterMessage, frozen=True):
     """Wait until there is a node for this engine; answered by `Placed`."""
 
     number: int
@@ -94,5 +94,5 @@ class NotDone(ClusterMessage, frozen=True):
     why: str
 
 
-Request = Gather | Place | BeginEngine | EndEngine | AskNodes
+Request = Gather | PlaceEngine | BeginEngine | EndEngine | AskNodes
 Answer = Gathered | Placed | Begun | Nodes | NotDone

@@ -32,7 +32,7 @@ ANSWER_SECONDS = 1.0  # within which a node says what its engine did last
 Begin = Callable[[Contact], Awaitable[None]]
 """Has a node start an engine that calls this contact. Raises LoadError if the node refuses."""
 
-Place = Callable[[], Awaitable[Begin]]
+BeginAnywhere = Callable[[], Awaitable[Begin]]
 """Waits until there is a node for an engine."""
 
 
@@ -149,7 +149,7 @@ class RemoteLaunch:
     asks for; `terms` are the rest of what it is told."""
 
     listener: Listener
-    place: Place
+    place: BeginAnywhere
     adapters: AdapterFiles
     terms: Contact
 

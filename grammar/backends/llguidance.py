@@ -28,6 +28,8 @@ from personae.grammar.vocabulary import Vocabulary
 # Every tokenization of an allowed text is allowed: the model, not the grammar, chooses among them.
 _HEADER = '%llguidance {"no_forcing": true}\n'
 _COUNTED = re.compile("|".join(f'"{keyword}"' for keyword in sorted(COUNTED)))
+# Made here: msgspec reads a type when it is first decoded, and two threads that do so at once can crash.
+_PLACES = msgspec.json.Decoder(Places)
 _BYTES = tuple(bytes((byte,)) for byte in range(256))
 # A lexer state takes about 2 kB, and the lexer lives as long as the grammar is in the cache.
 _LIMITS = LLParserLimits(max_lexer_states=50_000)
@@ -131,7 +133,7 @@ def _lark(spec: GrammarSpec) -> str:
 def _places(source: str) -> Places:
     line = source.partition("\n")[0].removeprefix(SETS_COMMENT)
     try:
-        return msgspec.json.decode(line, type=Places)
+        return _PLACES.decode(line)
     except msgspec.DecodeError as error:
         raise GrammarError(f"The first line is no comment of ours: {error}.", param=PARAMS["lark"]) from None
 

@@ -28,10 +28,10 @@ _IN_STRING = re.compile(rb'["\\]')
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 
 
-class _Frame(NamedTuple):
+class _OpenValue(NamedTuple):
     """An object or array that has begun; `nodes` are the schemas that it may be by."""
 
-    above: "_Frame | None"
+    above: "_OpenValue | None"
     is_object: bool
     nodes: _Nodes
     value: _Nodes
@@ -41,7 +41,7 @@ class _Frame(NamedTuple):
 class _State(NamedTuple):
     """How far an answer is: `start` is where the string begins that is being written, or -1."""
 
-    frame: _Frame | None
+    frame: _OpenValue | None
     start: int
     is_key: bool
     escaped: bool
@@ -187,11 +187,11 @@ def _step(reader: Reader, state: _State, text: bytes, begun: bytearray) -> _Stat
     return _State(frame, start, is_key, escaped, length + size)
 
 
-def _opened(reader: Reader, frame: _Frame | None, nodes: _Nodes, *, is_object: bool) -> _Frame:
+def _opened(reader: Reader, frame: _OpenValue | None, nodes: _Nodes, *, is_object: bool) -> _OpenValue:
     if is_object:
-        return _Frame(frame, True, nodes, (), None)
+        return _OpenValue(frame, True, nodes, (), None)
     is_set = any(SET in node for node in nodes)
-    return _Frame(frame, False, nodes, reader.children(nodes, None), frozenset() if is_set else None)
+    return _OpenValue(frame, False, nodes, reader.children(nodes, None), frozenset() if is_set else None)
 
 
 class Endings:

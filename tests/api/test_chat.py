@@ -190,6 +190,7 @@ async def test_every_sampling_parameter_reaches_the_engine(app: Starlette, engin
         "logprobs": None,
         "logprob_tokens": (),
         "prompt_logprobs": None,
+        "pooling": None,
         "jump_forward": True,
         "prediction": (),
         "speculate": True,

@@ -123,7 +123,7 @@ def test_errors_have_their_types(client: OpenAI, engine: FakeEngine) -> None:
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="nobody", messages=HI)
     with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model="base", input="x")
+        client.moderations.create(model="base", input="x")
     engine.refuse = Overloaded("full")
     with pytest.raises(openai.InternalServerError) as full:
         client.chat.completions.create(model="base", messages=HI, stream=True)
