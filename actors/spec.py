@@ -90,9 +90,9 @@ class EngineSpec:
 
     `models` maps the names of the base and the adapters that are there from the start to their cards;
     `library` has every adapter by its digest.
-    `salt` gives a tenant's prefix-cache salt. `max_live` bounds the sequences in the house. `late`: the next
-    step is planned when the one that runs is about to end, not as soon as it has begun. `build_kv_events`
-    makes what records the prefix cache's events; None if nobody wants them.
+    `salt` gives a tenant's prefix-cache salt. `max_live` bounds the sequences that are served at
+    once. `late`: plan the next step when the one that runs is about to end, not as soon as it has begun.
+    `build_kv_events` makes what records the prefix cache's events; None if nobody wants them.
     """
 
     build_step_engine: Callable[[], StepRunner]

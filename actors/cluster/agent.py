@@ -43,7 +43,7 @@ def run_engine(
     spawned: Callable[[int], object] = lambda pid: None,
 ) -> int:
     """Start an engine core's process that calls the frontend, and stay until it has ended; returns its exit
-    code. `spawned` is told its number.
+    code. `spawned` is called with its process id.
 
     Its death follows that of the thread that calls this. Raises LoadError if the frontend can't be reached.
     """

@@ -1,4 +1,4 @@
-"""What an engine's node is told to start an engine with, and what it says of the engine's process."""
+"""What the frontend sends to a node to start an engine, and what the node reports about the process."""
 
 import msgspec
 
@@ -14,10 +14,9 @@ WELCOME, UNKNOWN = b"\x01", b"\x00"  # the frontend's answer to a ticket
 class Contact(msgspec.Struct, frozen=True):
     """Where the frontend listens, and a ticket for each of an engine's three connections.
 
-    `certificate` is the frontend's, None where everything is on loopback. `adapters` are those that are there
-    from the start: their names, and the keys by which their files are asked for. It is one of `share` engines
-    on its machine, and has so many `threads` (0: as many as it likes). `cache_bytes` of adapters may be kept
-    in the folder `cache`.
+    `certificate` is the frontend's; None on loopback. `adapters` are the adapters known at the start: their
+    names, and the keys under which the node requests their files. The engine is one of `share` engines on its
+    machine and uses `threads` threads (0: no limit). The folder `cache` keeps adapters, up to `cache_bytes`.
     """
 
     host: str = ""

@@ -121,7 +121,7 @@ class _Driver:
 
 
 class RayCluster:
-    """Made by `open_ray`. `host` is this machine's address in the cluster; `nodes` are those that there were
+    """Made by `open_ray`. `host` is this machine's address in the cluster; `nodes` are the cluster's nodes
     at the start."""
 
     def __init__(self, tasks: TaskGroup, gather: Callable[[int], Gather], model: Path, weights: str) -> None:

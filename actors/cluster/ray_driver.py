@@ -140,7 +140,7 @@ class Driver:
 
     def _make(self, engine: int) -> Any:
         assert self._group is not None
-        strategy: Any = "SPREAD"  # of those that are more than the group has places
+        strategy: Any = "SPREAD"  # for engines beyond the placement group's bundles
         taken = self._bundle_of.values()
         free = [bundle for bundle in range(self._group.bundle_count) if bundle not in taken]
         if engine not in self._bundle_of and free:

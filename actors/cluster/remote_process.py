@@ -145,8 +145,8 @@ class _Output(ByteReceiveStream):
 
 @dataclass(frozen=True, slots=True)
 class RemoteLaunch:
-    """Starts an engine core's process on another machine: `place` finds one. `adapters` has what that machine
-    asks for; `terms` are the rest of what it is told."""
+    """Starts an engine core's process on another machine: `place` finds the machine. `adapters` serves the
+    files that it requests; `terms` are the other settings that it receives."""
 
     listener: Listener
     place: BeginAnywhere

@@ -49,8 +49,8 @@ class Frontend:
     """The frontend's actors, added to a supervisor before it starts.
 
     `store` and `scheduler` are the engine core's, wherever they are. `ready` says whether the engine core is
-    there. `max_live` bounds the sequences in the house, `window` those that an adapter may have waiting in
-    the engine core.
+    there. `max_live` bounds the sequences that are served at once,
+    `window` those that an adapter may have waiting in the engine core.
     """
 
     def __init__(

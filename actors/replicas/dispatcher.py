@@ -48,7 +48,7 @@ PASSED_OVER = 32  # keys without room that are looked at in a row
 class Dispatcher(Actor[Message]):
     """Knows every live sequence and where it is.
 
-    `replicas` are those that there are at any time. `max_live` bounds the sequences in the house. `policy`
+    `replicas` holds the current replicas. `max_live` bounds the sequences that are served at once. `policy`
     says which key goes next, `placement` where. `on_lost` is called when no replica is left.
     """
 

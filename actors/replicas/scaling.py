@@ -67,7 +67,7 @@ class Scale(Message, frozen=True):
 
 class ReplicaScaler:
     """The replicas' engines: starts them, and ends them. `make_engine` makes the engine of a replica from the
-    way to start its process. `on_kv_events` is told what enters and leaves their prefix caches."""
+    way to start its process. `on_kv_events` receives the events of their prefix caches."""
 
     def __init__(
         self,

@@ -164,6 +164,8 @@ class SimulatedProcess:
                 await anyio.sleep(self._start_seconds)
                 if self._load_fails:
                     await self._mine.send(frame(LoadFailed("ModelLoadError", "planted: no such weights")))
+                    # What a process has sent stays readable when it exits by itself.
+                    await anyio.sleep(LATENCY[1])
                     self.end(2)
                     return
                 await self._mine.send(frame(Loaded(self._facts)))

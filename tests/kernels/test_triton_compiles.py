@@ -260,7 +260,8 @@ def test_sampling_compiles_without_spills(capability: int, vocabulary: int, tmp_
         assert machine.spills == 0
         assert machine.stack <= 8  # ptxas sets it aside for Hopper, and nothing reads or writes it
         assert machine.wide_loads
-    assert max(greatest.registers, weigh.registers, gather.registers) <= 80
+    assert max(greatest.registers, weigh.registers) <= 64
+    assert gather.registers <= 80
     assert draw.registers <= 128  # of 16 warps
 
 
