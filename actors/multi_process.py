@@ -1,12 +1,12 @@
-"""The engine in two processes, as it serves: the frontend here, the engine core in a process of its own.
+"""The engine in two processes, as in production: the frontend here, the engine core in a process of its own.
 
 personae               one_for_one, gives up at once
-├── back               starts the engine core again when it dies, up to its restart intensity
+├── back               restarts the engine core when it dies, within its restart intensity
 │   └── host           one epoch of the engine core's process
 └── front              as in `in_process.py`
 
-A fault of the device poisons its process and no other, and the engine core's steps share no interpreter lock
-with HTTP.
+A device fault damages only the engine core's process, and the engine core's steps do not share an interpreter
+lock with HTTP.
 """
 
 import sys
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from personae.actors.replicas.scaling import HearKVEvents, ReplicaScaler
 
 COMMAND = (sys.executable, "-m", "personae.actors.enginecore.core")
-HANG_SECONDS = 60.0  # a step may have to compile kernels
+HANG_SECONDS = 60.0  # long, since a step may have to compile kernels
 
 
 @dataclass(frozen=True, slots=True)
 class MultiProcessEngine:
-    """An engine whose core is a process of its own. With replicas `scaler` adds and removes them."""
+    """An engine whose core is a process of its own. With replicas, `scaler` adds and removes them."""
 
     client: LocalClient
     defaults: GenerationDefaults
@@ -64,11 +64,11 @@ async def open_multi_process(
     window: int = 64,
     on_kv_events: "HearKVEvents | None" = None,
 ) -> AsyncIterator[MultiProcessEngine]:
-    """Start the engine core, wait until it has loaded, yield the engine; end the engine core.
+    """Start the engine core, wait until it has loaded, and yield the engine. On exit, end the engine core.
 
-    Raises the LoadError that the engine core refuses its options with, or EngineLost when its process ends or
-    hangs while it loads. When the engine core dies or hangs more than `max_restarts` times within a minute it
-    is not started again: streams end with EngineLost, and so does what comes later.
+    Raises the LoadError with which the engine core refuses its options, or EngineLost if its process ends or
+    hangs while it loads. If the engine core dies or hangs more than `max_restarts` times within a minute, it
+    is not started again: streams end with EngineLost, and later requests are refused with it.
     """
     tokenizer = await to_thread.run_sync(Tokenizer.load, options.model)
     launch = partial(ChildProcess.launch, command)
@@ -100,8 +100,8 @@ async def launch_processes(
     window: int = 64,
     on_kv_events: "HearKVEvents | None" = None,
 ) -> AsyncIterator[MultiProcessEngine]:
-    """`open_multi_process` when the tokenizer is there and it is known how the engine core's process is
-    started."""
+    """Do what `open_multi_process` does, with a given tokenizer and a given way to start the engine core's
+    process."""
     engine = SupervisedEngine(launch, options, on_progress, max_restarts, hang_seconds)
 
     def note(incident: Incident) -> None:
@@ -125,7 +125,7 @@ async def launch_processes(
 def multi_process_engine(
     facts: Facts, max_model_len: int, tokenizer: Tokenizer, options: EngineOptions, frontend: Serving
 ) -> MultiProcessEngine:
-    """The facts of a loaded engine, and its client."""
+    """Build the engine from the facts of the loaded model."""
     model_info = ModelInfo(tokenizer, facts.models, max_model_len, facts.vocab_size, options.salts())
     client = LocalClient(model_info, frontend)
     return MultiProcessEngine(client, facts.defaults, facts.max_adapters, facts.bounds, facts.about)

@@ -1,4 +1,4 @@
-"""The engine core's process as the frontend sees it: a line to it, what it prints, and its end."""
+"""The engine core's process as the frontend sees it: a connection to it, its output, and its end."""
 
 import os
 import socket
@@ -13,39 +13,39 @@ from personae.actors.enginecore.step_recorder import LastStep, StepRecorder
 
 
 class CoreProcess(Protocol):
-    """A process that has been started, or a simulation of one."""
+    """A process that has been started, or a simulation of one. `line` is the connection to it."""
 
     line: ByteStream
     output: ByteReceiveStream
-    box_file: int  # by which it attaches to its step recorder
+    box_file: int  # the file descriptor of its step recorder
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Its process id."""
 
     @property
     def returncode(self) -> int | None:
-        """How it ended; None while it lives."""
+        """Its exit code; None while it runs."""
 
     async def wait(self) -> int:
         """Wait for its end; returns its exit code."""
 
     def kill(self) -> None:
-        """End it, whatever it is doing."""
+        """End it at once."""
 
     async def last_step(self) -> LastStep | None:
-        """The step that it began last, whether it lives or not; None if that is not known."""
+        """Return the last step that it began, whether or not it still runs; None if that is unknown."""
 
 
 class Launch(Protocol):
     """Starts a process."""
 
     async def __call__(self) -> CoreProcess:
-        """Return as soon as it runs."""
+        """Return as soon as the process runs."""
 
 
 class ChildProcess:
-    """A process of the operating system; stdout and stderr are one output."""
+    """A process of the operating system. Its stdout and stderr are one output."""
 
     def __init__(self, process: Process, line: ByteStream, recorder: StepRecorder, box_file: int) -> None:
         assert process.stdout is not None
@@ -59,8 +59,8 @@ class ChildProcess:
     async def launch(
         cls, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> "ChildProcess":
-        """Start `command`, with the number of an open file added to it: its end of the line. `environment` is
-        added to this process's."""
+        """Start `command`. The file descriptor of its end of the connection is appended as the last argument.
+        `environment` is added to this process's environment."""
         ours, theirs = socket.socketpair()
         recorder, file = StepRecorder.create()
         with theirs, os.fdopen(file):
@@ -76,12 +76,12 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Its process id."""
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """How it ended; None while it lives."""
+        """Its exit code; None while it runs."""
         return self._process.returncode
 
     async def wait(self) -> int:
@@ -94,5 +94,5 @@ class ChildProcess:
             self._process.kill()
 
     async def last_step(self) -> LastStep | None:
-        """The step that it began last."""
+        """Return the last step that it began."""
         return self._recorder.read()

@@ -1,10 +1,11 @@
-"""One adapter's requests, in order: pins the adapter, then offers a few at a time to the scheduler.
+"""Queues the requests of one adapter: pins the adapter, then offers a few requests at a time to the
+scheduler.
 
 A burst for one adapter waits here, not in the engine core. The scheduler sees the head of every queue at
-once, so its fairness policy always has a choice between adapters, and a cold adapter holds up its own
-requests only. Within a queue every tenant has a lane of its own, and another for what it lets wait, so that
-the policy has the same choice between tenants, and between what is urgent and what is not; in a lane priority
-comes first, as in the scheduler.
+once. So its fairness policy can always choose between adapters, and a cold adapter delays only its own
+requests. Within a queue each tenant has one lane for normal sequences and one for background sequences, so
+the policy can also choose between tenants and between urgent and background work. Within a lane a higher
+priority goes first, as in the scheduler.
 """
 
 from collections.abc import Callable
@@ -30,40 +31,40 @@ from personae.engine.sequence import SequenceLog
 
 
 class Lane:
-    """Sequences of one tenant and kind: those that wait here, and those that the scheduler has and has not
-    started."""
+    """The sequences of one tenant and kind (normal or background). `waiting` holds those that wait in this
+    queue, `offered` those that the scheduler has but has not started."""
 
-    __slots__ = ("_arrivals", "_turns", "offered", "waiting")
+    __slots__ = ("_arrivals", "_heap", "offered", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[str, SequenceLog] = {}
         self.offered: set[str] = set()
-        self._turns: list[tuple[int, int, str]] = []  # a heap; those that have gone leave theirs behind
+        self._heap: list[tuple[int, int, str]] = []  # may hold entries of sequences that have left
         self._arrivals = 0
 
     def add(self, log: SequenceLog) -> None:
-        """It waits here, before those that have not begun if it has."""
+        """Queue a sequence. One that has emitted tokens goes before those that have not begun."""
         self.waiting[log.id] = log
         order = 0 if len(log.tokens) > log.prompt_length else self._arrivals
-        heappush(self._turns, (turn(log, order), self._arrivals, log.id))
+        heappush(self._heap, (turn(log, order), self._arrivals, log.id))
         self._arrivals += 1
 
     def take(self, count: int) -> list[SequenceLog]:
-        """The next so many of those that wait, by priority and order of arrival."""
+        """Remove and return up to `count` waiting sequences, by priority, then by arrival."""
         taken: list[SequenceLog] = []
         while len(taken) < count and self.waiting:
-            log = self.waiting.pop(heappop(self._turns)[2], None)
+            log = self.waiting.pop(heappop(self._heap)[2], None)
             if log is not None:
                 taken.append(log)
         return taken
 
 
 class AdapterQueue(Actor[Message]):
-    """The queue of one adapter, or of the base model (`adapter` None), which needs no pin.
+    """The queue of one adapter, or of the base model (`adapter` is None), which needs no pin.
 
-    `window` is how many sequences of a tenant may wait in the scheduler before this queue holds the rest
-    back, an eighth of it of those that give way. `at_rest` is called when there is nothing left to do:
-    nothing is lost when this queue then ends.
+    `window` is how many normal sequences of one tenant may wait in the scheduler; the queue keeps the rest.
+    Background sequences get an eighth of it. The queue calls `on_idle` when it has nothing left to do; it can
+    then end without losing anything.
     """
 
     def __init__(
@@ -73,26 +74,26 @@ class AdapterQueue(Actor[Message]):
         scheduler: Ref[Message],
         streamer: Ref[Message],
         window: int,
-        at_rest: Callable[[], None] | None = None,
+        on_idle: Callable[[], None] | None = None,
     ) -> None:
         self._adapter = adapter
         self._store = store
         self._scheduler = scheduler
         self._streamer = streamer
         self._window = window
-        # Small: what is aboard keeps the adapter's place from others, and these may be aboard for long.
+        # Small: a running sequence keeps its adapter on the device, and background ones may run for long.
         self._background_window = max(window // 8, 1)
-        self._at_rest = at_rest
-        # By tenant and whether they give way; those with something in them.
+        self._on_idle = on_idle
+        # By (tenant, background). Empty lanes are dropped.
         self._lanes: dict[tuple[str, bool], Lane] = {}
-        self._on_device: set[str] = set()  # submitted, not ended yet
-        self._refused: set[str] = set()  # ended by this queue, which not everybody knows yet
+        self._on_device: set[str] = set()  # submitted to the scheduler, not ended yet
+        self._refused: set[str] = set()  # ended by this queue; the ingress has not confirmed it yet
         self._epoch = 0
         self._pinned = adapter is None
-        self._pinning = self._yielding = False
+        self._pinning = self._releasing = False
 
     async def receive(self, message: Message) -> None:
-        """Handle one message, then see what can move."""
+        """Handle one message, then offer sequences and update the pin."""
         match message:
             case Enqueue(logs=logs, epoch=epoch):
                 if epoch != self._epoch:
@@ -106,10 +107,10 @@ class AdapterQueue(Actor[Message]):
                     self._pinned = True
                 else:
                     refused = tuple(id for lane in self._lanes.values() for id in lane.waiting)
-                    self._lanes.clear()  # nothing is offered without a pin
+                    self._lanes.clear()  # none was offered: that needs a pin
                     self._refuse(refused, kind, error)
             case ReleaseRequest(now=now, epoch=self._epoch):
-                self._yielding = self._pinned
+                self._releasing = self._pinned
                 if now and self._pinned and self._on_device:
                     self._scheduler.tell(Preempt(tuple(self._on_device), self._epoch))
             case Progress(started=started, ended=ended):
@@ -123,21 +124,21 @@ class AdapterQueue(Actor[Message]):
                 self._cancel(ids)
         self._move()
         busy = self._lanes or self._on_device or self._refused or self._pinning
-        if self._at_rest is not None and not busy and not self.pending:
-            self._at_rest()
+        if self._on_idle is not None and not busy and not self.pending:
+            self._on_idle()
 
     def _move(self) -> None:
-        """Offer what the windows allow; take or give back the pin."""
+        """Offer what the windows allow. Take the adapter's pin, or give it back."""
         self._lanes = {name: lane for name, lane in self._lanes.items() if lane.waiting or lane.offered}
         waiting = any(lane.waiting for lane in self._lanes.values())
         if self._adapter is not None:
-            if self._pinned and not self._on_device and (self._yielding or not waiting):
-                self._pinned = self._yielding = False
+            if self._pinned and not self._on_device and (self._releasing or not waiting):
+                self._pinned = self._releasing = False
                 self._store.tell(Unpin(self._adapter, self._epoch))
             if waiting and not self._pinned and not self._pinning:
                 self._pinning = True
                 self._store.tell(Pin(self._adapter, self._epoch))
-        if self._pinned and not self._yielding:
+        if self._pinned and not self._releasing:
             for (_, background), lane in self._lanes.items():
                 self._offer(lane, self._background_window if background else self._window)
 
@@ -163,10 +164,10 @@ class AdapterQueue(Actor[Message]):
             self._streamer.tell(Refused(ids, kind, why))
 
     def _begin(self, epoch: int) -> None:
-        """The engine core has started anew and knows nothing; what was here and is still wanted comes in
+        """Forget everything: the engine core has restarted and has no sequences. Live sequences are enqueued
         again."""
         self._epoch = epoch
         self._lanes.clear()
         self._on_device.clear()
         self._pinned = self._adapter is None
-        self._pinning = self._yielding = False
+        self._pinning = self._releasing = False

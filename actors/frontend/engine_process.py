@@ -1,9 +1,8 @@
-"""Keeps one epoch of the engine core: starts its process, carries messages, and notices when it dies or
-hangs.
+"""Runs one epoch of the engine core: starts its process, carries messages, and notices when it dies or hangs.
 
-This actor's life is the process's: it starts when the engine core has loaded, crashes when the engine core
-ends, and its supervisor decides whether there is another. The engine core holds nothing that the frontend
-does not have, so it is never asked to end: it is killed.
+This actor lives as long as the process. It has started when the engine core has loaded, and it crashes when
+the engine core ends. Its supervisor decides whether to start another. The engine core holds nothing that the
+frontend does not have, so it is killed, never asked to end.
 """
 
 import logging
@@ -47,9 +46,9 @@ from personae.engine.stats import SchedulerStats
 from personae.errors import EngineCoreDied, EngineCoreHangs, LoadError
 from personae.kernels.cgroup import free_memory
 
-OUTPUT_LINES = 40  # lines of the engine core's output that are kept for the report
-START_FACTOR = 10  # times as long as when it serves: a start imports, reads and compiles without a word
-EXIT_SECONDS = 5.0  # to be waited for a process that closes its line, or was killed
+OUTPUT_LINES = 40  # last lines of the engine core's output that an error report shows
+START_FACTOR = 10  # x `hang_seconds` for a start, which imports, reads and compiles in silence
+EXIT_SECONDS = 5.0  # how long to wait for a process that closed its connection or was killed
 
 log = logging.getLogger("personae.back")
 
@@ -60,10 +59,10 @@ class EngineProcess(Actor[Never]):
     """The frontend sends messages to the engine core through `port`. `connected` is called with the facts of
     the model when the engine core serves.
 
-    `launch` starts the process. `hang_seconds` is how long one step may take, and how long a step may be in
-    the executor's hands without coming back; while the engine core starts it may be silent for ten times as
-    long. `silence_seconds` is how long it may say nothing at all when it serves: as long as a step, or less
-    where another replica can go on in its place.
+    `launch` starts the process. `hang_seconds` is how long one step may take, and how long the executor may
+    keep a step without returning it. While the engine core starts, it may be silent for ten times as long.
+    `silence_seconds` is how long a serving engine core may send no message at all: as long as a step, or less
+    if another replica can take over.
     """
 
     def __init__(
@@ -87,9 +86,9 @@ class EngineProcess(Actor[Never]):
         self._on_progress = on_progress
         self._hang_seconds = hang_seconds
         self._silence_seconds = hang_seconds if silence_seconds is None else silence_seconds
-        self._words: deque[str] = deque(maxlen=OUTPUT_LINES)
+        self._output_tail: deque[str] = deque(maxlen=OUTPUT_LINES)
         self._pulse = Pulse(False, 0)
-        self._heard = self._moved = self._stepped = 0.0
+        self._last_message = self._last_progress = self._last_step = 0.0
         self._latest_stats = SchedulerStats()
 
     async def started(self) -> None:
@@ -104,15 +103,15 @@ class EngineProcess(Actor[Never]):
             raise
 
     async def _load(self) -> None:
-        self.start_soon(self._listen, self._process.output)
+        self.start_soon(self._read_output, self._process.output)
         await self._line.send(frame(Start(self._options, self._epoch, self._process.box_file)))
-        patience = START_FACTOR * self._hang_seconds
+        timeout = START_FACTOR * self._hang_seconds
         facts: Facts | None = None
         while True:
-            with move_on_after(patience) as waited:
+            with move_on_after(timeout) as scope:
                 message = await anext(self._messages, None)
-            if waited.cancelled_caught:
-                raise EngineCoreHangs(f"The engine core has said nothing for {patience:g} s while it started")
+            if scope.cancelled_caught:
+                raise EngineCoreHangs(f"The engine core sent no message for {timeout:g} s while it started")
             match message:
                 case Loading(done=done, total=total):
                     if self._on_progress is not None:
@@ -132,19 +131,19 @@ class EngineProcess(Actor[Never]):
             self._frontend.on_kv_events((AllBlocksCleared(),))
         assert facts is not None
         self._connected(facts)
-        self._heard = self._moved = self._stepped = current_time()
+        self._last_message = self._last_progress = self._last_step = current_time()
         self.start_soon(self._read)
         self.start_soon(self._port.write, self._line)
         self.start_soon(self._watch)
 
     async def receive(self, message: Never) -> None:
-        """Nobody tells it anything: what the engine core says reaches it through the socket."""
+        """Nothing sends messages to this actor: the engine core's arrive through the socket."""
         assert_never(message)
 
     async def stopped(self) -> None:
         """End the process."""
         self._port.close()
-        outside = self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM)  # not by us: that comes now
+        outside = self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM)  # before our own kill
         self._frontend.core_actors = ()
         with CancelScope(shield=True):
             self._frontend.note_engine_death(await self._process.last_step(), outside=outside)
@@ -153,7 +152,7 @@ class EngineProcess(Actor[Never]):
             await _kill(self._process)
 
     async def _read(self) -> None:
-        # when this process was held up, more is read at once than a mailbox holds: send
+        # after this process was blocked, more arrives at once than a mailbox holds: send, which waits
         frontend = self._frontend
         async for message in self._messages:
             match message:
@@ -162,7 +161,7 @@ class EngineProcess(Actor[Never]):
                         stats.counters.steps != self._latest_stats.counters.steps
                         or not self._latest_stats.in_flight
                     ):
-                        self._stepped = current_time()
+                        self._last_step = current_time()
                     self._latest_stats = stats
                     await frontend.streamer.send(message)
                 case Refused() | AdapterStats():
@@ -173,41 +172,45 @@ class EngineProcess(Actor[Never]):
                     frontend.on_kv_events(events)
                 case Pulse():
                     if message.handled != self._pulse.handled or not message.busy:
-                        self._moved = current_time()
+                        self._last_progress = current_time()
                     self._pulse = message
                     frontend.core_actors = message.actors
-            self._heard = current_time()
+            self._last_message = current_time()
         raise await self._died()
 
     async def _watch(self) -> None:
-        """Crash when the engine core is silent, its executor busy with one and the same message, or a step
-        owed, for too long."""
+        """Crash when, for too long, the engine core sends nothing, its executor handles the same message, or
+        a step does not come back."""
         pause = min(self._hang_seconds, self._silence_seconds) / 4
-        looked = current_time()
+        checked = current_time()
         while True:
             await anyio.sleep(pause)
             now = current_time()
-            held_up = now - looked > 2 * pause  # this process was: what the engine core said is unread yet
-            looked = now
-            if now - self._heard > self._silence_seconds and not held_up:
-                raise EngineCoreHangs(f"The engine core has said nothing for {now - self._heard:.1f} s")
-            if now - self._moved > self._hang_seconds:
-                raise EngineCoreHangs(f"The engine core has been in one step for {now - self._moved:.1f} s")
-            if self._latest_stats.in_flight and now - self._stepped > self._hang_seconds:
-                raise EngineCoreHangs(f"The engine core owes a step since {now - self._stepped:.1f} s")
+            held_up = now - checked > 2 * pause  # this process was: messages of the engine core are unread
+            checked = now
+            if now - self._last_message > self._silence_seconds and not held_up:
+                raise EngineCoreHangs(f"The engine core sent no message for {now - self._last_message:.1f} s")
+            if now - self._last_progress > self._hang_seconds:
+                raise EngineCoreHangs(
+                    f"The engine core has been in the same step for {now - self._last_progress:.1f} s"
+                )
+            if self._latest_stats.in_flight and now - self._last_step > self._hang_seconds:
+                raise EngineCoreHangs(
+                    f"The engine core has not returned a step for {now - self._last_step:.1f} s"
+                )
 
-    async def _listen(self, output: ByteReceiveStream) -> None:
-        """Pass on what the engine core prints, and keep the end of it."""
+    async def _read_output(self, output: ByteReceiveStream) -> None:
+        """Log what the engine core prints, and keep the last lines."""
         rest = ""
         async for data in output:
             *lines, rest = (rest + data.decode(errors="replace")).split("\n")
             for line in lines:
-                self._words.append(line)
+                self._output_tail.append(line)
                 log.info("%s", line)
-        self._words.append(rest)
+        self._output_tail.append(rest)
 
     async def _died_loading(self) -> EngineCoreDied:
-        """In one sentence: nobody has to look for what it did last."""
+        """Describe the failed start in one sentence: operators need its reason, not its last step."""
         await self._ended()
         code = self._process.returncode
         if code == -signal.SIGKILL:
@@ -217,28 +220,31 @@ class EngineProcess(Actor[Never]):
                 f"The engine was killed while it loaded the model: probably out of memory{left}. Use a "
                 "smaller model, --quantize int8 or int4, a smaller --kv-memory, or a larger machine."
             )
-        word = next((word.strip() for word in reversed(self._words) if word.strip()), "it said nothing")
+        lines = (line.strip() for line in reversed(self._output_tail))
+        reason = next(filter(None, lines), "it printed nothing")
         return EngineCoreDied(
-            f"The engine ended with exit code {code} while it loaded the model: {word[:500]}"
+            f"The engine ended with exit code {code} while it loaded the model: {reason[:500]}"
         )
 
     async def _ended(self) -> None:
         with move_on_after(EXIT_SECONDS):
             await self._process.wait()
-            await anyio.sleep(0.05)  # its last words are in the pipe
+            await anyio.sleep(0.05)  # its last output is still in the pipe
 
     async def _died(self) -> EngineCoreDied:
         self._port.close()
         await self._ended()
-        words = "\n".join(filter(None, self._words))
+        output = "\n".join(filter(None, self._output_tail))
         where = "before its first step"
         if (last := await self._process.last_step()) is not None:
             where = f"in step {last.step} ({last.rows} rows, {last.tokens} tokens)"
-            where += f" with {', '.join(last.on_device)} aboard"
+            where += f" with {', '.join(last.on_device)} on the device"
         code = self._process.returncode
-        killed = " (killed, if not by hand probably for want of memory)" if code == -signal.SIGKILL else ""
+        killed = (
+            " (killed: if nobody did it by hand, probably out of memory)" if code == -signal.SIGKILL else ""
+        )
         return EngineCoreDied(
-            f"The engine core ended with exit code {code}{killed} {where}; its last words:\n{words}"
+            f"The engine core ended with exit code {code}{killed} {where}; its last output:\n{output}"
         )
 
 

@@ -1,6 +1,6 @@
-"""The frontend: the actors that hold the requests, and the client that stands before them.
+"""The frontend: the actors that hold the requests, and the client that talks to them.
 
-The same whether the engine core lives in this process (`in_process.py`) or in one of its own
+It is the same whether the engine core lives in this process (`in_process.py`) or in one of its own
 (`multi_process.py`).
 """
 
@@ -35,8 +35,8 @@ IDLE_QUEUES = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the client tells of the model. `models` maps the names that requests may use to their cards;
-    `salt` gives a tenant's prefix-cache salt."""
+    """What the client reports about the model. `models` maps the names that requests may use to their cards;
+    `salt` returns a tenant's prefix-cache salt."""
 
     tokenizer: Tokenizer
     models: Mapping[str, ModelCard]
@@ -48,9 +48,8 @@ class ModelInfo:
 class Frontend:
     """The frontend's actors, added to a supervisor before it starts.
 
-    `store` and `scheduler` are the engine core's, wherever they are. `ready` says whether the engine core is
-    there. `max_live` bounds the sequences that are served at once,
-    `window` those that an adapter may have waiting in the engine core.
+    `ready` says whether the engine core serves. `max_live` bounds the sequences that are served at once.
+    `window` bounds the sequences of one adapter and tenant that wait in the engine core.
     """
 
     def __init__(
@@ -66,13 +65,13 @@ class Frontend:
         self._supervisor = root.supervisor(name, max_restarts=0)
         self._max_live = max_live
         self._window = window
-        self._bound = 4 * max_live  # submit, cancel, progress and refusal of every live sequence find room
+        self._bound = 4 * max_live  # room for a submit, cancel, progress and refusal of each live sequence
         self._queues: dict[str | None, Ref[Message]] = {}
         self._idle: OrderedDict[str | None, None] = OrderedDict()
         self._numbers = count()
         self.ready = ready
         self.latest = LatestStats()
-        self.core_actors: tuple[gauges.Gauge, ...] = ()  # those of another process, as it last told
+        self.core_actors: tuple[gauges.Gauge, ...] = ()  # of the engine core's process, as it last reported
         self.describe_core: Callable[[], None] = lambda: None
         self.on_kv_events: Callable[[tuple[KVEvent, ...]], None] = lambda events: None
         self.lost = anyio.Event()
@@ -90,14 +89,15 @@ class Frontend:
         return Ingress(self.streamer, self.queue_of, self._max_live, lambda: self.latest.backlog.seconds)
 
     def connect(self, store: Ref[Message], scheduler: Ref[Message]) -> None:
-        """Say who the engine core's actors are; before the start."""
+        """Set the engine core's actors. Call this before the start."""
         self._store, self._scheduler = store, scheduler
 
     def queue_of(self, adapter: str | None) -> Ref[Message]:
-        """The queue of an adapter (None: the base), made on first use; for telling it something now.
+        """Return the queue of an adapter (None: the base), created on first use. Send to it at once: an idle
+        queue may be removed.
 
-        Of those that have nothing to do the last `IDLE_QUEUES` are kept, so an adapter that comes up again
-        and again keeps its queue, and one that never does costs nothing.
+        The last `IDLE_QUEUES` idle queues are kept. So an adapter that is used again and again keeps its
+        queue, and one that is not used again costs nothing.
         """
         self._idle.pop(adapter, None)
         if adapter not in self._queues:
@@ -116,21 +116,22 @@ class Frontend:
         return self._queues[adapter]
 
     def _retire(self, adapter: str | None) -> None:
-        """A queue has nothing to do, and no message waits for it."""
+        """Note that a queue is idle: it has nothing to do, and no message waits for it."""
         self._idle[adapter] = None
         if len(self._idle) > IDLE_QUEUES:
             oldest, _ = self._idle.popitem(last=False)
             self._supervisor.dismiss(self._queues.pop(oldest))
 
     def note_engine_death(self, last: LastStep | None, *, outside: bool) -> None:
-        """The engine core has died in this step; `outside` if killed by nobody of ours. None: it had not
-        begun a step, so that those who were aboard when the one before it died are still to be judged."""
+        """Note that the engine core died in step `last`. `outside` says that something other than this server
+        killed it. If `last` is None, the engine core had not begun a step: the sequences of the crash before
+        it stay under suspicion."""
         if last is not None:
             with suppress(ActorStopped):
                 self.streamer.tell(EngineDied(last.on_device, outside))
 
     def stats(self) -> EngineStats:
-        """What the engine is doing now."""
+        """Return what the engine is doing now."""
         latest = self.latest
         running, waiting = latest.adapters()
         return EngineStats(
@@ -145,19 +146,20 @@ class Frontend:
         )
 
     def actors(self) -> list[gauges.Gauge]:
-        """What every actor is doing, the engine core's included."""
+        """Return what every actor is doing, the engine core's included."""
         return [*gauges.read(self._root), *self.core_actors]
 
     def lose_engine(self) -> None:
-        """The engine core cannot be kept: end what lives, refuse what comes."""
-        error = EngineLost("The engine has failed and does not come back; ask another replica.")
+        """End all streams and refuse new ones: the engine core will not be started again."""
+        error = EngineLost("The engine has failed and will not be restarted; ask another replica.")
         with suppress(ActorStopped):
             self.ingress.tell(Shutdown(error))
         self.lost.set()
 
 
 def watch_restarts(report: Report, core: str, lose_engine: Callable[[], None]) -> Report:
-    """`report`, and `lose_engine()` when the supervisor of that path gives up."""
+    """Return a `Report` that passes incidents on to `report`, and calls `lose_engine` when the supervisor at
+    path `core` gives up."""
 
     def watch(incident: Incident) -> None:
         report(incident)
@@ -168,17 +170,17 @@ def watch_restarts(report: Report, core: str, lose_engine: Callable[[], None]) -
 
 
 class Serving(Protocol):
-    """What a client stands before: the frontend of one engine, or the dispatcher of several."""
+    """What a client talks to: the frontend of one engine, or the dispatcher of several."""
 
     ingress: Ref[Message]
     describe_core: Callable[[], None]
     lost: anyio.Event
 
     def stats(self) -> EngineStats:
-        """What the engine is doing now."""
+        """Return what the engine is doing now."""
 
     def actors(self) -> list[gauges.Gauge]:
-        """What every actor is doing."""
+        """Return what every actor is doing."""
 
 
 class LocalClient:
@@ -204,7 +206,7 @@ class LocalClient:
         return self._model_info.vocab_size
 
     def models(self, tenant: str) -> Mapping[str, ModelCard]:
-        """The names that this tenant may use, the base first."""
+        """The names that this tenant may use, with the base first."""
         return self._model_info.models
 
     def salt(self, tenant: str) -> bytes:
@@ -213,22 +215,23 @@ class LocalClient:
 
     @asynccontextmanager
     async def stream(self, logs: Sequence[SequenceLog]) -> AsyncIterator["LocalStream"]:
-        """Submit the sequences; leaving the context withdraws those that have not ended."""
+        """Submit the sequences. Leaving the context withdraws those that have not ended."""
         inbox = Inbox()
         ingress = self._frontend.ingress
         stream = LocalStream(inbox, {log.id for log in logs}, ingress)
-        try:  # the asking too: one that is cancelled may have been admitted
+        try:  # `ask` too: if it is cancelled, the sequences may have been admitted
             await ingress.ask(lambda reply: Submission(tuple(logs), inbox, reply))
             yield stream
         finally:
             stream.withdraw()
 
     def stats(self) -> EngineStats:
-        """What the engine is doing now."""
+        """Return what the engine is doing now."""
         return self._frontend.stats()
 
     def describe(self) -> str:
-        """What every actor is doing, as a table; the engine core says more of itself in the log."""
+        """Return a table of what every actor is doing. The engine core writes more about itself to the
+        log."""
         self._frontend.describe_core()
         return gauges.dump(self._frontend.actors())
 
@@ -238,13 +241,14 @@ class LocalClient:
             self._frontend.ingress.tell(Shutdown(error))
 
     async def lost(self) -> None:
-        """Wait until the engine has failed for good. `/ready` says no by then, and requests are refused."""
+        """Wait until the engine has failed for good. From then on `/ready` fails, and requests are
+        refused."""
         await self._frontend.lost.wait()
 
 
 class LocalStream:
-    """The deltas of one submission. An iterator and no generator: breaking out of the loop leaves nothing
-    open."""
+    """The deltas of one submission. It is an iterator, not a generator: breaking out of the loop leaves
+    nothing open."""
 
     def __init__(self, inbox: Inbox, live: set[str], ingress: Ref[Message]) -> None:
         self._inbox = inbox
@@ -256,7 +260,8 @@ class LocalStream:
         return self
 
     async def __anext__(self) -> Delta:
-        """The next delta of a sequence that is still wanted; ends when every sequence has ended."""
+        """Return the next delta of a sequence that is still wanted. Iteration ends when every sequence has
+        ended."""
         while self._live:
             if not self._arrived:
                 self._arrived.extend(await self._inbox.get())
@@ -268,17 +273,17 @@ class LocalStream:
         raise StopAsyncIteration
 
     def stop(self, id: str) -> None:
-        """End one sequence now; nothing more of it is delivered."""
+        """End one sequence now. No more deltas of it are delivered."""
         if id in self._live:
             self._live.discard(id)
             self._tell(Withdraw((id,)))
 
     def withdraw(self) -> None:
-        """End all that still run."""
+        """End all sequences that still run."""
         if self._live:
             self._tell(Withdraw(tuple(self._live)))
             self._live.clear()
 
     def _tell(self, withdraw: Withdraw) -> None:
-        with suppress(ActorStopped):  # the house is closed: everything in it has ended
+        with suppress(ActorStopped):  # the frontend has stopped, and every sequence with it
             self._ingress.tell(withdraw)

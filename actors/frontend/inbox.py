@@ -1,7 +1,7 @@
-"""Where a client's deltas wait for it: filled by the streamer, drained by the request's own task.
+"""Holds a client's deltas until it reads them: the streamer fills it, the request's own task drains it.
 
-A slow reader finds its tokens merged: everything that came since it last looked is handed over at once, so a
-client that reads slowly costs memory for its own tokens (bounded by max_tokens) and nothing else.
+A reader gets everything that arrived since its last read at once. So a slow client costs memory for its own
+tokens (bounded by max_tokens) and nothing else.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from personae.engine.sequence import Delta
 
 
 class Inbox:
-    """The deltas of one submission's sequences, in order. Single reader; filling never waits."""
+    """The deltas of one submission's sequences, in order. It has a single reader; `put` never waits."""
 
     def __init__(self) -> None:
         self._deltas: deque[Delta] = deque()
@@ -25,13 +25,13 @@ class Inbox:
         self._arrived.set()
 
     def fail(self, error: Exception) -> None:
-        """End the stream: the reader gets what is left, then this error."""
+        """End the stream: the reader gets the deltas that are left, then this error."""
         if self._error is None:
             self._error = error
         self._arrived.set()
 
     async def get(self) -> list[Delta]:
-        """Everything that has come, at least one delta; raises the error that ended the stream."""
+        """Wait for at least one delta and return all that arrived. Raises the error that ended the stream."""
         while not self._deltas:
             if self._error is not None:
                 raise self._error

@@ -1,4 +1,4 @@
-"""The front door: takes submissions or refuses them, and routes what concerns a sequence to its queue."""
+"""Admits submissions or refuses them, and routes messages about sequences to their adapters' queues."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ from personae.actors.messages import (
 from personae.engine.sequence import SequenceLog
 from personae.errors import Overloaded, PersonaeError
 
-LONGEST_RETRY = 120.0  # seconds; whoever is told more does not come back
+LONGEST_RETRY = 120.0  # seconds; a client that has to wait longer does not come back
 
 OpenQueue = Callable[[str | None], Ref[Message]]
 
@@ -32,9 +32,9 @@ OpenQueue = Callable[[str | None], Ref[Message]]
 class Ingress(Actor[Message]):
     """Knows every live sequence and which adapter's queue it is in.
 
-    `open_queue` gives the queue of an adapter (None: the base), made on first use. `max_live` bounds the
-    sequences in the house, waiting or running; with that every mailbox behind this one is bounded too.
-    `backlog` says how many seconds the queue is long, for those that are refused.
+    `open_queue` returns the queue of an adapter (None: the base), created on first use. `max_live` bounds the
+    sequences that wait or run, and so bounds every mailbox behind this one. `backlog` returns how many
+    seconds of work wait; refusals use it for `retry_after`.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Ingress(Actor[Message]):
         self._max_live = max_live
         self._backlog = backlog
         self._adapter_of: dict[str, str | None] = {}
-        self._withdrawn: set[str] = set()  # their end is awaited
+        self._withdrawn: set[str] = set()  # those that have not ended yet
         self._epoch = 0
-        self._held: dict[str, SequenceLog] | None = None  # those that come while others are tried
-        self._shut: PersonaeError | None = None
+        self._held: dict[str, SequenceLog] | None = None  # those that arrive while suspects are tried
+        self._shutdown_error: PersonaeError | None = None
 
     async def receive(self, message: Message) -> None:
         """Route one message."""
@@ -70,14 +70,14 @@ class Ingress(Actor[Message]):
             case Progress(started=started, ended=ended):
                 self._route(started, lambda ids: Progress(ids, ()))
                 self._forget(ended)
-            case Preempted(logs=logs, epoch=self._epoch):  # those of an earlier life come with `Resubmit`
+            case Preempted(logs=logs, epoch=self._epoch):  # those of an earlier epoch come with `Resubmit`
                 self._return(logs)
             case Shutdown(error=error):
-                self._shut = error
+                self._shutdown_error = error
                 self._streamer.tell(message)
             case EngineCoreStarted(epoch=epoch, stats=stats):
-                # Sequences told to the streamer so far come back by `Resubmit`; later ones are of this epoch,
-                # and wait until all those are back.
+                # Sequences that the streamer knows come back in `Resubmit`. Later ones belong to this epoch,
+                # and wait until those are back.
                 self._epoch = epoch
                 self._held = {}
                 self._streamer.tell(Replay(epoch, stats))
@@ -90,7 +90,7 @@ class Ingress(Actor[Message]):
                     self._enqueue(came.values())
 
     def _return(self, logs: tuple[SequenceLog, ...]) -> None:
-        """Back to the end of their queue, those that are still wanted."""
+        """Put preempted sequences at the end of their queues, if they are still wanted."""
         self._route([log.id for log in logs], lambda ids: Progress((), ids))
         self._enqueue([log for log in logs if log.id not in self._withdrawn])
         if gone := tuple(log.id for log in logs if log.id in self._withdrawn):
@@ -98,8 +98,8 @@ class Ingress(Actor[Message]):
 
     def _admit(self, submission: Submission) -> None:
         logs = submission.logs
-        if self._shut is not None:
-            submission.reply.fail(self._shut)
+        if self._shutdown_error is not None:
+            submission.reply.fail(self._shutdown_error)
             return
         if len(self._adapter_of) + len(logs) > self._max_live:
             submission.reply.fail(
@@ -111,11 +111,11 @@ class Ingress(Actor[Message]):
             )
             return
         self._streamer.tell(OpenStream(logs, submission.inbox))
-        self._take_in(logs)
+        self._accept(logs)
         submission.reply.tell(None)
 
-    def _take_in(self, logs: tuple[SequenceLog, ...]) -> None:
-        """To their queues, or held while others are tried."""
+    def _accept(self, logs: tuple[SequenceLog, ...]) -> None:
+        """Put admitted sequences into their queues, or hold them while suspects are tried."""
         self._adapter_of.update((log.id, log.adapter) for log in logs)
         if self._held is None:
             self._enqueue(logs)
@@ -123,7 +123,7 @@ class Ingress(Actor[Message]):
             self._held.update((log.id, log) for log in logs)
 
     def _forget(self, ids: Iterable[str]) -> None:
-        """They are over, or another's."""
+        """Forget sequences that have ended or moved to another replica."""
         self._route(ids, lambda ids: Progress((), ids))
         for id in ids:
             self._adapter_of.pop(id, None)

@@ -1,4 +1,4 @@
-"""A request's stream as the frontend keeps it: the token log as far as it got, and who listens."""
+"""A request's stream in the frontend: the token log so far, and the inbox that gets its deltas."""
 
 import hashlib
 import logging
@@ -16,7 +16,8 @@ QUARANTINED = "This request made the engine fail each time it ran."
 
 
 class LiveStream:
-    """A sequence that has not ended: its log, what it emitted, who listens (None: nobody any more)."""
+    """A sequence that has not ended: its log, the tokens it emitted, and its inbox (None: nobody listens any
+    more)."""
 
     __slots__ = (
         "delivered",
@@ -38,38 +39,38 @@ class LiveStream:
         self.log = log
         self.inbox: Inbox | None = inbox
         self.opened = now
-        self.queued: float | None = None  # seconds until it was computed, in whatever life
+        self.queued: float | None = None  # seconds until it first ran, in any epoch
         self.emitted: list[int] = []
-        self.seen = self.delivered = 0  # prompt logprobs of this run through the prompt, and in all
+        self.seen = self.delivered = 0  # prompt logprobs: of this pass over the prompt, and in all
         self.started = self.on_device = False  # in this epoch of the engine core
-        self.delivered_any = False  # something was delivered, in whatever life
+        self.delivered_any = False  # something was delivered, in any epoch
         self.record = CrashRecord()
-        self.numerics: NumericsClass | None = None  # of the engine where it is, with several
-        self.moved = 0  # to an engine of another class, since the last delta
+        self.numerics: NumericsClass | None = None  # of its engine, if there are several
+        self.moved = 0  # moves to an engine of another class since the last delta
 
     def begin_running(self, now: float) -> None:
-        """It is computed from now on."""
+        """Note that the engine computes it from now on."""
         self.on_device = True
         if self.queued is None:
             self.queued = now - self.opened
 
     def serve_at(self, numerics: NumericsClass) -> bool:
-        """It is computed by an engine of this class from now on. Whether tokens of it were computed by
-        another."""
+        """Note that an engine of this class computes it from now on. Returns whether an engine of another
+        class computed some of its tokens."""
         other = bool(self.emitted) and self.numerics != numerics
         self.numerics = numerics
         self.moved += other
         return other
 
     def begin_again(self) -> SequenceLog:
-        """For a new run: the log with what has been emitted since, `after` dropped: the leader may be
-        gone."""
+        """Return the log for a new run: the emitted tokens are appended, and `after` is dropped, since the
+        leader may be gone."""
         self.started = self.on_device = False
         return replace(self.log, tokens=(*self.log.tokens, *self.emitted), after=None)
 
     def unseen(self, delta: Delta) -> Delta:
-        """The delta without what an earlier epoch of the engine core already brought: prompt logprobs are
-        computed again, and what the cache had is counted once."""
+        """Return the delta without what an earlier epoch of the engine core already delivered. A new epoch
+        computes prompt logprobs again, and cached tokens are counted once."""
         if self.delivered_any and delta.cached is not None:
             delta = replace(delta, cached=None)
         elif not self.delivered_any and self.queued is not None:
@@ -80,7 +81,7 @@ class LiveStream:
         entries = delta.prompt_logprobs
         if not entries:
             return delta
-        # A first chunk begins with the first token's None; whatever came before it is repeated.
+        # The first chunk begins with the first token's None: from there, what was delivered is repeated.
         self.seen = 0 if entries[0] is None else self.seen
         skip = max(0, min(self.delivered - self.seen, len(entries)))
         self.seen += len(entries)
@@ -88,10 +89,10 @@ class LiveStream:
         return replace(delta, prompt_logprobs=entries[skip:]) if skip else delta
 
     def log_quarantine(self) -> None:
-        """Write down for the operator that this request is ended for what it does to the engine."""
+        """Log for the operator that this request ends because it makes the engine core crash."""
         prompt = hashlib.sha256(repr(self.log.tokens).encode()).hexdigest()
         log.error(
-            "quarantined: sequence %s was aboard in %d deaths of the engine core: prompt %s, adapter %s",
+            "quarantined: sequence %s was running in %d crashes of the engine core: prompt %s, adapter %s",
             self.log.id,
             self.record.deaths,
             prompt,

@@ -1,15 +1,16 @@
-"""Finds the request that kills the engine core, so that it takes no others with it.
+"""Finds the request that makes the engine core crash, so that it takes no others with it.
 
-When the engine core dies of itself, one of the sequences that it was computing may be the reason. Those are
-known: the executor notes whom it has aboard before each step (`actors/enginecore/step_recorder.py`). They are
-suspects, and are tried: one after the other goes back, the next when the one before is cleared, and nobody
-else does meanwhile. The one on trial when the engine core dies again is guilty: it was aboard in two deaths,
-and the others are cleared. A sequence is cleared when two steps have brought it tokens: a replayed log goes
-on exactly where it died, and a device may be a step ahead of what was read. So the others lose the time of
-two steps for each of them.
+When the engine core crashes by itself, one of the sequences that it was computing may be the reason. They are
+known: before each step the executor notes which sequences it has on the device
+(`actors/enginecore/step_recorder.py`). These are suspects, and are tried alone. One is resubmitted; the next
+one follows when the first is cleared; no other sequence runs meanwhile. If the engine core crashes again, the
+one on trial is guilty: it was on the device in two crashes, and the others are cleared. A sequence is cleared
+when two steps have brought it tokens: a replayed log goes on exactly where it was, and the device may be one
+step ahead of what was read. So each suspect delays the others by two steps.
 
-A death from outside (a signal that was not ours) says less: everybody goes back at once. Only those that were
-aboard in two of them in a row, without being cleared between, are suspects, and only a fourth one is proof.
+A death from outside (a signal that this server did not send) says less: all sequences are resubmitted at
+once. Only sequences that were on the device in two such deaths in a row, without being cleared between them,
+are suspects. Only a fourth one is proof.
 """
 
 from collections import deque
@@ -17,8 +18,8 @@ from collections.abc import Container, Mapping
 
 
 class CrashRecord:
-    """What speaks for and against one sequence. `deaths` are those of the engine core, in a row, with it
-    aboard and not cleared before; `brought` are tokens in this epoch, those of one step counted as one."""
+    """The evidence about one sequence. `deaths` counts the deaths of the engine core with it on the device,
+    in a row, since it was last cleared. `brought` counts the steps of this epoch that brought it tokens."""
 
     __slots__ = ("brought", "deaths", "suspect")
 
@@ -34,20 +35,20 @@ OUTSIDE = 4  # deaths, the last of them from outside
 
 
 class Probation:
-    """Decides who goes back to a new epoch of the engine core, and when. Knows ids and records, nothing
-    else."""
+    """Decides which sequences go back to a new epoch of the engine core, and when. It knows only ids and
+    records."""
 
     def __init__(self) -> None:
         self._trial: str | None = None
-        self._held: deque[str] = deque()  # suspects whose trial is to come
-        self._others: list[str] = []  # those who go back after the last trial
-        self.over = True  # nobody is tried or held
+        self._held: deque[str] = deque()  # suspects that wait for their trial
+        self._others: list[str] = []  # those that go back after the last trial
+        self.over = True  # no sequence is on trial or held
 
     def judge(
         self, records: Mapping[str, CrashRecord], on_device: Container[str] = (), outside: bool = False
     ) -> list[str]:
-        """The engine core has died with these sequences on the device. Returns those to quarantine; the
-        others wait for `next`."""
+        """Judge the sequences after the engine core died with those in `on_device` on the device. Returns the
+        ones to quarantine; the others wait for `next`."""
         died: dict[str, CrashRecord] = {}
         guilty: list[str] = []
         for id, record in records.items():
@@ -61,7 +62,7 @@ class Probation:
                 if id == self._trial and record.deaths >= (OUTSIDE if outside else GUILTY):
                     guilty.append(id)
         if guilty:
-            for id in died.keys() - guilty:  # they were only there
+            for id in died.keys() - guilty:  # the others are not to blame
                 died[id].deaths -= 1
                 died[id].suspect = died[id].deaths > 0
         suspects = [id for id, record in records.items() if record.suspect and id not in guilty]
@@ -72,7 +73,8 @@ class Probation:
         return guilty
 
     def next(self, records: Mapping[str, CrashRecord]) -> list[str] | None:
-        """Who goes back now; None to wait for the trial. When there is no trial left: all others, at once."""
+        """Return which sequences go back now: a suspect, or all others when no trial is left. None means:
+        wait for the trial."""
         if self._trial is not None:
             record = records.get(self._trial)
             if record is not None and record.brought < CLEARED:

@@ -1,7 +1,8 @@
-"""Fans one step's message out to the requests, and keeps the token logs as far as they got.
+"""Distributes each step's deltas to the requests, and keeps the token logs up to date.
 
-The logs are what makes a crash of the engine core a pause: when the engine core starts anew, every live log
-that somebody still listens to is submitted again, its emitted tokens included, and goes on where it was.
+The logs turn a crash of the engine core into a pause. When the engine core starts again, the streamer
+resubmits every live log that somebody still listens to, with its emitted tokens, and the answer continues
+where it was.
 """
 
 from collections import Counter
@@ -35,9 +36,9 @@ from personae.engine.stats import EngineCounters, SchedulerStats, added
 
 
 class Streamer(Actor[Message]):
-    """Delivers deltas to inboxes and tells the ingress who started and who ended.
+    """Delivers deltas to inboxes, and reports to the ingress which sequences started and ended.
 
-    `stats` is a cell that always holds the latest step's figures.
+    `stats` always holds the figures of the latest step.
     """
 
     def __init__(self, ingress: Ref[Message], stats: "LatestStats") -> None:
@@ -46,7 +47,7 @@ class Streamer(Actor[Message]):
         self._live: dict[str, LiveStream] = {}
         stats.live = self._live
         self._probation = Probation()
-        self._died_step = EngineDied((), outside=False)
+        self._last_death = EngineDied((), outside=False)
         self._epoch = 0
 
     async def receive(self, message: Message) -> None:
@@ -60,7 +61,7 @@ class Streamer(Actor[Message]):
                         self._live[id].begin_running(current_time())
                 self._deliver(deltas)
             case EngineDied():
-                self._died_step = message
+                self._last_death = message
             case OpenStream(logs=logs, inbox=inbox):
                 now = current_time()
                 for log in logs:
@@ -125,13 +126,13 @@ class Streamer(Actor[Message]):
             self._latest.backlog.wait(live.begin_again())
         if closed:
             self._ingress.tell(Progress((), closed))
-        died, self._died_step = self._died_step, EngineDied((), outside=False)
+        died, self._last_death = self._last_death, EngineDied((), outside=False)
         for id in self._probation.judge(self._records(), set(died.on_device or ()), died.outside):
             self._quarantine(id, self._live[id])
         self._try_next()
 
     def _try_next(self) -> None:
-        """Send back whose turn it is: the next suspect if one is still to be tried, else all others."""
+        """Resubmit the next suspect if one is still to be tried, else all others."""
         probation = self._probation
         if not probation.over and (ids := probation.next(self._records())) is not None:
             logs = tuple(self._live[id].begin_again() for id in ids)
@@ -156,10 +157,10 @@ class Streamer(Actor[Message]):
 
 
 class LatestStats:
-    """The load figures of the latest step, for whoever wants to look (`/metrics`).
+    """The figures of the latest step, for `/metrics` and others that read them.
 
-    Counters go on over the epochs of the engine core. `restarts` is how many lives there were after the
-    first. `backlog` says how long the queue is, `live` has the sequences that have not ended, `adapter_stats`
+    Counters continue over the epochs of the engine core. `restarts` counts the epochs after the first.
+    `backlog` says how much work waits, `live` has the sequences that have not ended, `adapter_stats` says
     where adapters are.
     """
 
@@ -173,7 +174,7 @@ class LatestStats:
         self._adapters_before = AdapterStats()
 
     def begin_epoch(self, stats: SchedulerStats) -> None:
-        """A new epoch of the engine core counts from nought."""
+        """Go on from the counters so far: a new epoch of the engine core counts from zero."""
         self.restarts += 1
         self._before = self.stats.counters
         self.update(stats)
@@ -182,17 +183,17 @@ class LatestStats:
         )
 
     def hold(self, adapter_stats: AdapterStats) -> None:
-        """The adapter store's figures of this epoch."""
+        """Take the adapter store's figures of this epoch."""
         self.adapter_stats = added(adapter_stats, self._adapters_before)
 
     def update(self, stats: SchedulerStats) -> None:
-        """The figures of a step of this epoch."""
+        """Take the figures of a step of this epoch."""
         past, now = self.stats.counters, stats.counters + self._before
         self.stats = replace(stats, counters=now)
         self.backlog.measured(now.tokens - past.tokens, now.step_seconds - past.step_seconds)
 
     def adapters(self) -> tuple[Counter[str], Counter[str]]:
-        """Counts of running and of waiting sequences, by their adapter's digest."""
+        """Count running and waiting sequences by their adapter's digest."""
         running, waiting = Counter[str](), Counter[str]()
         for live in self.live.values():
             if live.log.adapter is not None:

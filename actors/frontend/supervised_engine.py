@@ -1,4 +1,4 @@
-"""One engine core's process under supervision: started again when it dies, up to its restart intensity."""
+"""One engine core's process under supervision: it is restarted when it dies, within its restart intensity."""
 
 import logging
 from collections.abc import Callable
@@ -22,12 +22,12 @@ log = logging.getLogger("personae.actors")
 
 
 class SupervisedEngine:
-    """Made before the tree runs: `serve` names the frontend that it serves, `add_to` puts it below a
-    supervisor; below one that runs already it starts at once.
+    """Create it before the supervisors run. `serve` sets the frontend that it serves. `add_to` puts it below
+    a supervisor; if that one already runs, the engine starts at once.
 
-    When it dies or hangs more than `max_restarts` times within a minute it is given up, and the frontend is
-    told (`lose_engine`). `name` stands in its path and before what is logged of it. `silence_seconds`: see
-    `EngineProcess`.
+    If the engine core dies or hangs more than `max_restarts` times within a minute, it is given up and
+    `lose_engine` of the frontend is called. `name` is part of its path and of its log lines.
+    `silence_seconds`: see `EngineProcess`.
     """
 
     def __init__(
@@ -45,46 +45,46 @@ class SupervisedEngine:
         self.on_loaded: Callable[[Facts], None] = lambda facts: None
         self._path = ""
         self._launch = launch
-        self._options = replace(options, secret=None)  # The engine core has no use for it
+        self._options = replace(options, secret=None)  # the engine core does not need it
         self._on_progress = on_progress
         self._max_restarts = max_restarts
         self._hang_seconds = hang_seconds
         self._silence_seconds = silence_seconds
         self._connected: list[Facts] = []
-        self._failure: LoadError | EngineLost | None = None  # of the first start
+        self._failure: LoadError | EngineLost | None = None  # why the first start failed
         self._settled = anyio.Event()  # loaded, or failed
-        self._died_at: float | None = None  # when the epoch before ended
+        self._died_at: float | None = None  # when the previous epoch ended
         self._epochs = count(1)
         self._frontend: Frontend
-        self._tree: tuple[Supervisor, Supervisor] | None = None  # the root, and what is below it
+        self._tree: tuple[Supervisor, Supervisor] | None = None  # the root, and the supervisor below it
 
     @property
     def facts(self) -> Facts:
-        """The facts of the model, from the first time that it was loaded."""
+        """The facts of the model, as of the first time that it loaded."""
         return self._connected[0]
 
     def is_up(self) -> bool:
-        """Whether its engine core serves now."""
+        """Whether the engine core serves now."""
         return self.port.is_open
 
     async def loaded(self) -> None:
-        """Wait until it has loaded first. Raises the LoadError that it refuses its options with, or
-        EngineLost."""
+        """Wait until the engine core has loaded for the first time. Raises the LoadError with which it
+        refused its options, or EngineLost."""
         await self._settled.wait()
         if self._failure is not None:
             raise self._failure
 
     def serve(self, frontend: Frontend) -> None:
-        """Say whom it serves."""
+        """Set the frontend that it serves."""
         self._frontend = frontend
         frontend.connect(self.port, self.port)
         frontend.describe_core = lambda: self.port.tell(Describe())
 
     def add_to(self, root: Supervisor) -> None:
-        """Have `root` start it."""
+        """Add it below `root`, which starts it."""
         name = f"{self.name}/back" if self.name else "back"
         self._path = f"{root.path}/{name}"
-        # Temporary: when it gives up, the frontend stays, to tell everybody.
+        # Temporary: when it gives up, the frontend stays and ends the streams with an error.
         core = root.supervisor(name, max_restarts=self._max_restarts, within=WITHIN, restart="temporary")
         core.spawn("host", self._host)
         self._tree = root, core
@@ -96,8 +96,8 @@ class SupervisedEngine:
             await root.remove(core)
 
     def notes(self, incident: Incident) -> bool:
-        """Take note of an incident below the root; whether it is to be reported. A start that fails is no
-        incident, it is raised."""
+        """Note an incident below the root. Returns whether to report it: a failed first start is raised
+        instead."""
         error = incident.error
         mine = incident.path.startswith(self._path)
         if not self._connected and (failure := start_error(error)) is not None:
@@ -110,7 +110,7 @@ class SupervisedEngine:
         if self._connected and error is not None and self._died_at is None:
             self._died_at = current_time()
         if isinstance(error, EngineCoreDied | EngineCoreHangs):
-            error.__traceback__ = None  # where this process noticed tells nobody anything
+            error.__traceback__ = None  # this process's stack says nothing about the cause
         if incident.path == self._path and isinstance(error, RestartsExhausted):
             self._frontend.lose_engine()
         return True
@@ -131,7 +131,7 @@ class SupervisedEngine:
     def _connect(self, facts: Facts) -> None:
         if self._died_at is not None:
             log.warning(
-                "the engine%s is back after %.1f s; %d answers go on",
+                "the engine%s is back after %.1f s; %d answers continue",
                 f" {self.name}" if self.name else "",
                 current_time() - self._died_at,
                 len(self._frontend.latest.live),
@@ -143,8 +143,8 @@ class SupervisedEngine:
 
 
 def start_error(error: BaseException | None) -> LoadError | EngineLost | None:
-    """What is said of a start that failed: the LoadError behind an error, or how the engine core's process
-    ended."""
+    """Return why a start failed: the LoadError behind `error`, or an EngineLost that says how the engine
+    core's process ended."""
     while error is not None and not isinstance(error, LoadError):
         if isinstance(error, EngineCoreDied | EngineCoreHangs):
             return EngineLost(error.message)

@@ -123,7 +123,7 @@ async def test_an_exception_in_the_executor_and_its_last_words_are_reported_and_
     assert any("exit code 1" in text and "planted: the device is gone" in text for text in delivered)
     core = [text for text in caplog.messages if "is back" in text]
     assert len(core) == 1
-    assert re.fullmatch(r"the engine is back after [\d.]+ s; [1-9]\d* answers go on", core[0])
+    assert re.fullmatch(r"the engine is back after [\d.]+ s; [1-9]\d* answers continue", core[0])
 
 
 @pytest.fixture

@@ -296,7 +296,7 @@ def test_a_page_that_is_lent_and_used_is_caught(monkeypatch: pytest.MonkeyPatch)
     ("plant", "found"),
     [
         (leaked_page, "page|allocate"),
-        (lost_reply, "out of order|owes a step"),
+        (lost_reply, "out of order|has not returned a step"),
         (double_finish, "has ended, and more of it has come|ends twice"),
         (lost_token, "alone it would be"),
         (shared_cache, "another's KV"),

@@ -83,7 +83,7 @@ def test_nobody_else_goes_back_while_suspects_are_tried() -> None:
     assert probation.over
 
 
-def test_one_on_trial_that_was_not_aboard_yet_is_not_guilty() -> None:
+def test_one_on_trial_that_was_not_on_the_device_yet_is_not_guilty() -> None:
     records = {"a": CrashRecord()}
     probation = Probation()
     probation.judge(records, "a")
