@@ -1,9 +1,10 @@
-"""Stands before several replicas: takes submissions or refuses them, says who goes next and where.
+"""Sits in front of several replicas: admits submissions or refuses them, and decides which request goes next
+and to which replica.
 
-Requests wait here, not at the replicas: these have a few of each (tenant, adapter) that wait, so that a place
-is chosen as late as possible, and fairness holds over all of them. When an engine core dies its replica hands
-all its streams over. Those that are free go on at another replica at once, token for token, since a stream is
-its log; suspects are tried alone (`suspects.py`).
+Requests wait here, not at the replicas. Each replica has only a few waiting requests of each (tenant,
+adapter). So a replica is chosen as late as possible, and fairness holds over all replicas. When an engine
+core dies, its replica hands all its streams over. Streams that are not suspects continue at another replica
+at once, token for token, since a stream is its log. Suspects are tried alone (`suspects.py`).
 """
 
 import logging
@@ -40,16 +41,16 @@ from personae.errors import EngineLost, Overloaded, PersonaeError, Quarantined, 
 
 log = logging.getLogger("personae.actors")
 
-FIRST_ANSWER = 128.0  # tokens, until there are answers to go by
-FADING = 0.05  # of each new answer in the mean
-PASSED_OVER = 32  # keys without room that are looked at in a row
+INITIAL_ANSWER = 128.0  # tokens that an answer is expected to have, until some have ended
+SMOOTHING = 0.05  # weight of each new answer in the mean
+MAX_SKIPPED = 32  # keys without room that are skipped in a row
 
 
 class Dispatcher(Actor[Message]):
-    """Knows every live sequence and where it is.
+    """Knows every live sequence and its replica.
 
     `replicas` holds the current replicas. `max_live` bounds the sequences that are served at once. `policy`
-    says which key goes next, `placement` where. `on_lost` is called when no replica is left.
+    decides which key goes next, `placement` decides where. `on_lost` is called when no replica is left.
     """
 
     def __init__(
@@ -68,19 +69,19 @@ class Dispatcher(Actor[Message]):
         self._live: dict[str, Placed] = {}
         self._keys: Counter[FairnessKey] = Counter()  # of live sequences
         self._waiting = WaitingGroups(policy)
-        self._returning: list[Group] = []  # those whose replica died
+        self._returning: list[Group] = []  # groups whose replica died
         self._suspects = Suspects()
         self._sessions = Sessions()
-        self._ward: Replica | None = None  # where suspects are tried
-        self._draining: dict[int, Event] = {}  # to be set when the replica has no streams
-        self._withdrawn: set[str] = set()  # their end is awaited
-        self._answer = FIRST_ANSWER
-        self._shut: PersonaeError | None = None
+        self._trial_replica: Replica | None = None  # where suspects are tried
+        self._draining: dict[int, Event] = {}  # set when the replica has no streams left
+        self._withdrawn: set[str] = set()  # those that have not ended yet
+        self._mean_answer = INITIAL_ANSWER
+        self._shutdown_error: PersonaeError | None = None
         self.moved = 0
-        self.changed = 0  # of these, how many went to an engine of another numerics class
+        self.changed = 0  # sequences that went on in another numerics class
 
     async def receive(self, message: Message) -> None:
-        """Handle one message, then place what can be placed."""
+        """Handle one message, then place the requests that can be placed."""
         match message:
             case Submission():
                 self._admit(message)
@@ -89,13 +90,13 @@ class Dispatcher(Actor[Message]):
             case Shutdown(error=error):
                 self._shutdown(error)
             case ReplicaProgress() | Orphaned() | ReplicaUp() | ReplicaLost() | Drain() | HandOver():
-                self._hear(message)
+                self._handle_replica(message)
         if self._draining:
             self._end_drains()
         self._dispatch()
 
     def backlog_seconds(self) -> float:
-        """How long it takes to compute what waits, here and at the replicas."""
+        """Return how long it takes to compute the work that waits, here and at the replicas."""
         backlogs = [replica.frontend.latest.backlog for replica in self._replicas.values()]
         rate = sum(backlog.rate for backlog in backlogs)
         tokens = self._waiting.demand.total() + sum(backlog.tokens for backlog in backlogs)
@@ -111,8 +112,8 @@ class Dispatcher(Actor[Message]):
 
     def _admit(self, submission: Submission) -> None:
         logs = submission.logs
-        if self._shut is not None:
-            submission.reply.fail(self._shut)
+        if self._shutdown_error is not None:
+            submission.reply.fail(self._shutdown_error)
             return
         if len(self._live) + len(logs) > self._max_live:
             submission.reply.fail(
@@ -124,13 +125,13 @@ class Dispatcher(Actor[Message]):
             )
             return
         groups = _by_leader(logs)
-        if (refusal := self._out_of_reach(groups)) is not None:
+        if (refusal := self._refuse_by_target(groups)) is not None:
             submission.reply.fail(refusal)
             return
         now = current_time()
         for mine in groups:
             streams = [LiveStream(each, submission.inbox, now) for each in mine]
-            group = Group(streams, mine, self._expected(mine[0]))
+            group = Group(streams, mine, self._expected_answer(mine[0]))
             if (targets := mine[0].targets) is not None and targets.first is not None:
                 group.due = now + targets.first - len(mine[0].tokens) * self._token_seconds()
             for stream in streams:
@@ -139,8 +140,8 @@ class Dispatcher(Actor[Message]):
             self._waiting.push(group)
         submission.reply.tell(None)
 
-    def _out_of_reach(self, groups: Sequence[Sequence[SequenceLog]]) -> TargetOutOfReach | None:
-        """The refusal of a submission that wants to be refused if its first token cannot come in time."""
+    def _refuse_by_target(self, groups: Sequence[Sequence[SequenceLog]]) -> TargetOutOfReach | None:
+        """Return the refusal if a group asks to be refused when its first token cannot come in time."""
         for mine in groups:
             targets = mine[0].targets
             if targets is None or not targets.refuse or targets.first is None:
@@ -155,8 +156,8 @@ class Dispatcher(Actor[Message]):
         return None
 
     def _first_token_seconds(self, logs: Sequence[SequenceLog]) -> float:
-        """About how long it takes until the first token of this group: until its tenant's prompts before it
-        are placed, and then at the replica where it would go now."""
+        """Estimate the seconds until the first token of this group: until its tenant's earlier prompts are
+        placed, then at the replica where it would go now."""
         up = [replica for replica in self._replicas.values() if replica.up]
         if not up:
             return math.inf
@@ -165,13 +166,13 @@ class Dispatcher(Actor[Message]):
         return before + min(each.first_token_seconds(group) for each in up)
 
     def _token_seconds(self) -> float:
-        """What a prompt's token takes; the least of all replicas."""
+        """Seconds per prompt token at the fastest replica."""
         return min((each.token_seconds for each in self._replicas.values() if each.up), default=0.0)
 
-    def _expected(self, log: SequenceLog) -> int:
-        """How many tokens an answer is likely to have from here on."""
+    def _expected_answer(self, log: SequenceLog) -> int:
+        """How many more tokens the answer is likely to have."""
         left = log.params.max_tokens - (len(log.tokens) - log.prompt_length)
-        return min(left, round(self._answer))
+        return min(left, round(self._mean_answer))
 
     def _withdraw(self, ids: Iterable[str]) -> None:
         at: dict[int, list[str]] = {}
@@ -189,7 +190,7 @@ class Dispatcher(Actor[Message]):
             self._replicas[index].frontend.ingress.tell(Withdraw(tuple(mine)))
 
     def _end(self, placed: Placed) -> None:
-        """A sequence is over."""
+        """Remove a sequence that has ended."""
         id = placed.stream.log.id
         del self._live[id]
         self._withdrawn.discard(id)
@@ -204,7 +205,7 @@ class Dispatcher(Actor[Message]):
             self._policy.forget(key)
 
     def _shutdown(self, error: PersonaeError) -> None:
-        self._shut = error
+        self._shutdown_error = error
         for placed in tuple(self._live.values()):
             stream = placed.stream
             if placed.replica is None:
@@ -216,8 +217,11 @@ class Dispatcher(Actor[Message]):
 
     # Replicas
 
-    def _hear(self, message: ReplicaProgress | Orphaned | ReplicaUp | ReplicaLost | Drain | HandOver) -> None:
-        """What concerns a replica; of one that is removed it is late, and nothing depends on it."""
+    def _handle_replica(
+        self, message: ReplicaProgress | Orphaned | ReplicaUp | ReplicaLost | Drain | HandOver
+    ) -> None:
+        """Handle a message about a replica. One about a removed replica comes too late and changes
+        nothing."""
         replica = self._replicas.get(message.replica)
         if replica is None:
             return
@@ -246,18 +250,19 @@ class Dispatcher(Actor[Message]):
         for id in progress.ended:
             if id in replica.live:
                 placed = replica.live[id]
-                self._answer += FADING * (len(placed.stream.emitted) - self._answer)
+                self._mean_answer += SMOOTHING * (len(placed.stream.emitted) - self._mean_answer)
                 self._end(placed)
         if progress.admitted or progress.ended:
             self._waiting.unpark()
 
     def _take_back(self, replica: Replica, orphaned: Orphaned) -> None:
-        """A replica's engine core has died, or had when these came; or it has to drain."""
+        """Take back a replica's streams: its engine core has died (perhaps before they arrived), or it
+        drains."""
         if replica.up:
             replica.state = ReplicaState.STARTING
             replica.forget()
-        if replica is self._ward:
-            self._ward = None
+        if replica is self._trial_replica:
+            self._trial_replica = None
         wanted: list[LiveStream] = []
         for stream in orphaned.streams:
             placed = self._live[stream.log.id]
@@ -274,71 +279,74 @@ class Dispatcher(Actor[Message]):
             self._end(self._live[stream.log.id])
         for stream in free:
             again = stream.begin_again()
-            self._returning.append(Group([stream], [again], self._expected(again)))
-        if self._shut is not None:
-            self._shutdown(self._shut)
+            self._returning.append(Group([stream], [again], self._expected_answer(again)))
+        if self._shutdown_error is not None:
+            self._shutdown(self._shutdown_error)
         self._waiting.unpark()
 
     def _come_up(self, replica: Replica) -> None:
-        """Its engine core has started."""
+        """The replica's engine core has started."""
         if replica.state is ReplicaState.STARTING:
             replica.state = ReplicaState.UP
             self._waiting.unpark()
 
     def _drain(self, replica: Replica, drained: Event) -> None:
-        """Nothing more goes there."""
+        """Send nothing more to this replica."""
         replica.state = ReplicaState.DRAINING
         self._draining[replica.index] = drained
-        if self._ward is replica:
-            self._ward = None
+        if self._trial_replica is replica:
+            self._trial_replica = None
 
     def _end_drains(self) -> None:
-        """Tell whoever waits that a replica has no streams any more."""
+        """Signal each drain whose replica has no streams left."""
         for index, drained in tuple(self._draining.items()):
             if not self._replicas[index].live:
                 drained.set()
                 del self._draining[index]
 
     def _lose(self, replica: Replica) -> None:
-        """Its engine core is not started again."""
-        if replica.state is not ReplicaState.DRAINING:  # else it is about to be removed in any case
+        """The replica's engine core will not be started again."""
+        if replica.state is not ReplicaState.DRAINING:  # a draining one is about to be removed in any case
             replica.state = ReplicaState.LOST
-        if self._ward is replica:
-            self._ward = None
+        if self._trial_replica is replica:
+            self._trial_replica = None
         gone = (ReplicaState.LOST, ReplicaState.DRAINING)
         left = sum(other.state not in gone for other in self._replicas.values())
         if left:
             log.error(
-                "replica %d failed too often and is not started again; %d are left", replica.index, left
+                "replica %d failed too often and will not be restarted; %d are left", replica.index, left
             )
             return
-        self._shutdown(EngineLost("The engine has failed and does not come back; ask another replica."))
+        self._shutdown(EngineLost("The engine has failed and will not be restarted; ask another replica."))
 
     # Placing
 
     def _dispatch(self) -> None:
-        """Place what can be placed: suspects alone, then those that lost their replica, then by fairness."""
+        """Place what can be placed: a suspect alone, then groups that lost their replica, then the others by
+        fairness."""
         if not (self._suspects.over and not self._returning and not self._waiting.keys):
             self._try_suspects()
-            replicas = [each for each in self._replicas.values() if each.up and each is not self._ward]
+            replicas = [
+                each for each in self._replicas.values() if each.up and each is not self._trial_replica
+            ]
             if replicas:
                 self._place_waiting(replicas)
 
     def _place_waiting(self, replicas: Sequence[Replica]) -> None:
         returning, self._returning = self._returning, []
         for orphan in returning:
-            self._choose(orphan, _alike(orphan.streams[0], replicas), returns=True)
+            self._choose(orphan, _same_numerics(orphan.streams[0], replicas), returns=True)
             self.moved += 1
-        passed_over, now = 0, current_time()
-        while passed_over < PASSED_OVER and (group := self._waiting.choose(now)) is not None:
+        skipped, now = 0, current_time()
+        while skipped < MAX_SKIPPED and (group := self._waiting.choose(now)) is not None:
             if self._choose(group, replicas):
-                passed_over = 0
+                skipped = 0
             else:
                 self._waiting.park(group.key)
-                passed_over += 1
+                skipped += 1
 
     def _choose(self, group: Group, replicas: Sequence[Replica], *, returns: bool = False) -> bool:
-        """Place one group, if there is room for it."""
+        """Choose a replica for one group and send it there. Returns False if no replica has room."""
         adapter = group.key.adapter
         demand = self._waiting.demand[adapter] + sum(replica.demand[adapter] for replica in replicas)
         session = self._sessions.get(group.logs[0]) if group.logs[0].session is not None else None
@@ -360,29 +368,29 @@ class Dispatcher(Actor[Message]):
         replica.frontend.ingress.tell(Transfer(tuple(group.streams), tuple(group.logs), trial))
 
     def _charge(self, placed: Placed) -> None:
-        """What it emitted since counts for its key."""
+        """Charge the tokens that the sequence emitted since the last time to its key."""
         emitted = len(placed.stream.emitted)
         if emitted > placed.charged:
             self._policy.charge(placed.key, 0, emitted - placed.charged)
             placed.charged = emitted
 
     def _try_suspects(self) -> None:
-        """Send the next suspect to a replica where nobody else is."""
+        """Send the next suspect to a replica that has no other streams."""
         suspects = self._suspects
         if suspects.over:
-            self._ward = None
+            self._trial_replica = None
         elif suspects.on_trial is None:
-            self._ward = self._find_ward()
-            if self._ward is not None and (stream := suspects.next()) is not None:
+            self._trial_replica = self._find_trial_replica()
+            if self._trial_replica is not None and (stream := suspects.next()) is not None:
                 again = stream.begin_again()
-                group = Group([stream], [again], self._expected(again))
-                self._send(group, self._ward, trial=True)
+                group = Group([stream], [again], self._expected_answer(again))
+                self._send(group, self._trial_replica, trial=True)
 
-    def _find_ward(self) -> Replica | None:
-        """The replica where suspects are tried: the same one as long as it lives, else an empty one, if
-        others serve meanwhile. None to wait for one that starts again."""
-        if self._ward is not None:
-            return self._ward
+    def _find_trial_replica(self) -> Replica | None:
+        """Return the replica where suspects are tried: the same one while it lives, else an empty one if
+        others can serve. None: wait for one that starts again."""
+        if self._trial_replica is not None:
+            return self._trial_replica
         up = [replica for replica in self._replicas.values() if replica.up]
         starting = any(replica.state is ReplicaState.STARTING for replica in self._replicas.values())
         if not up or (len(up) == 1 and starting):
@@ -391,15 +399,16 @@ class Dispatcher(Actor[Message]):
         return emptiest if not emptiest.live or not starting else None
 
 
-def _alike(stream: LiveStream, replicas: Sequence[Replica]) -> Sequence[Replica]:
-    """Those of the numerics class that computed the stream's tokens so far; all if there is none."""
+def _same_numerics(stream: LiveStream, replicas: Sequence[Replica]) -> Sequence[Replica]:
+    """The replicas of the numerics class that computed the stream's tokens so far; all of them if there is
+    none."""
     if not stream.emitted:
         return replicas
     return [each for each in replicas if each.numerics == stream.numerics] or replicas
 
 
 def _by_leader(logs: Sequence[SequenceLog]) -> list[list[SequenceLog]]:
-    """Those that share a prompt together, each leader before those that follow it."""
+    """Group the sequences that share a prompt. Each leader comes before the sequences that follow it."""
     groups: dict[str, list[SequenceLog]] = {}
     at: dict[str, str] = {}
     for each in logs:

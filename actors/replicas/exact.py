@@ -1,4 +1,4 @@
-"""Which blocks of prompts a replica has in its prefix cache, by what it says of it (`--kv-events`)."""
+"""Which blocks of prompts are in a replica's prefix cache, according to its own events (`--kv-events`)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,14 +6,14 @@ from personae.engine.scheduling.kv_events import AllBlocksCleared, BlockRemoved,
 
 
 class ExactPrefixes:
-    """The names of the blocks that can be found at a replica."""
+    """The names of the blocks that are in a replica's prefix cache."""
 
     def __init__(self) -> None:
         self.names: set[int] = set()
-        self.block_size = 0  # 0 until a block was stored
+        self.block_size = 0  # 0 until the first block is stored
 
     def hear(self, events: Iterable[KVEvent]) -> None:
-        """Take note of what has happened there."""
+        """Apply events of the replica's prefix cache."""
         for event in events:
             match event:
                 case BlockStored(block_hashes=names, block_size=size):
@@ -25,7 +25,7 @@ class ExactPrefixes:
                     self.names.clear()
 
     def match(self, names: Sequence[int]) -> int:
-        """How many tokens of a prompt with these blocks are computed here."""
+        """Return how many tokens of a prompt with these blocks are cached here."""
         count = 0
         for name in names:
             if name not in self.names:

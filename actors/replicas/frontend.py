@@ -1,5 +1,5 @@
-"""The frontend of one replica: that of a single engine, but its streams come from the dispatcher, and go back
-to it when the engine core dies."""
+"""The frontend of one replica. It differs from that of a single engine in that its streams come from the
+dispatcher, and return to it when the engine core dies."""
 
 from collections.abc import Callable
 
@@ -29,13 +29,13 @@ from personae.engine.scheduling.background import StepCost
 from personae.engine.sequence import Delta
 from personae.engine.stats import SchedulerStats
 
-FADING = 0.05  # of each new step in the mean
-SLOW = 1.5  # times as long as the others' steps
+SMOOTHING = 0.05  # weight of each new step in the mean
+SLOW = 1.5  # steps that take this many times as long count as slower
 
 
 class ReplicaStats(LatestStats):
-    """The latest figures, and what a token takes: `step_cost` is learnt from the steps of all replicas,
-    `slowness` is how many times as long as that steps take here."""
+    """The latest figures, and the measured time per token. `step_cost` is learned from the steps of all
+    replicas. `slowness` is how many times as long a step takes here."""
 
     def __init__(self, step_cost: StepCost) -> None:
         super().__init__()
@@ -43,29 +43,29 @@ class ReplicaStats(LatestStats):
         self.slowness = 1.0
 
     def update(self, stats: SchedulerStats) -> None:
-        """Learn from each step that is told alone."""
+        """Take new figures, and learn from them if they cover exactly one step."""
         past = self.stats.counters
         super().update(stats)
         now = self.stats.counters
         tokens, seconds = now.tokens - past.tokens, now.step_seconds - past.step_seconds
         if now.steps == past.steps + 1 and tokens > 0 and seconds > 0:
             self.step_cost.observe(tokens, seconds)
-            self.slowness += FADING * (seconds / self.step_cost.of(tokens) - self.slowness)
+            self.slowness += SMOOTHING * (seconds / self.step_cost.of(tokens) - self.slowness)
 
     def step_seconds(self, tokens: int) -> float:
-        """How long a step of so many tokens takes here; 0 before any was seen."""
+        """How long a step of this many tokens takes here; 0 until one was measured."""
         return max(self.step_cost.of(tokens), 0.0) * max(self.slowness, 1.0)
 
     @property
     def token_seconds(self) -> float:
-        """What one more token in a step takes; 0 before any was seen. Engines of one kind differ by chance:
-        only one that is clearly slower counts as slower."""
+        """How much longer one more token makes a step; 0 until a step was measured. Engines of one kind
+        differ by chance, so only one that is clearly slower counts as slower."""
         return self.step_cost.each * (self.slowness if self.slowness > SLOW else 1.0)
 
 
 class ReplicaStreamer(Streamer):
-    """Hands over its streams when the engine core dies or has to drain, and says who was admitted and who
-    ended."""
+    """Hands over its streams when the engine core dies or has to drain. Reports which sequences were admitted
+    and which ended."""
 
     def __init__(
         self, index: int, ingress: Ref[Message], dispatcher: Ref[Message], stats: LatestStats
@@ -88,7 +88,7 @@ class ReplicaStreamer(Streamer):
                 await super().receive(message)
                 self._report((), ended)
             case Transfer():
-                self._take_in(message)
+                self._accept(message)
             case EngineDied(on_device=on_device, outside=outside):
                 self._down = True
                 if on_device is None:
@@ -106,14 +106,14 @@ class ReplicaStreamer(Streamer):
             case _:
                 await super().receive(message)
 
-    def _take_in(self, transfer: Transfer) -> None:
+    def _accept(self, transfer: Transfer) -> None:
         for stream, log in zip(transfer.streams, transfer.logs, strict=True):
             self._live[log.id] = stream
             self._latest.backlog.wait(log)
         ids = tuple(log.id for log in transfer.logs)
         if transfer.trial:
             self._on_trial.update(ids)
-        if self._down:  # it has died since the dispatcher looked
+        if self._down:  # it died after the dispatcher chose this replica
             self._hand_over(ids)
 
     def _hand_over(self, ids: tuple[str, ...], on_device: tuple[str, ...] = (), outside: bool = True) -> None:
@@ -140,14 +140,14 @@ def _ends(delta: Delta) -> bool:
 
 
 class ReplicaIngress(Ingress):
-    """Takes what the dispatcher has admitted."""
+    """Accepts what the dispatcher has admitted."""
 
     async def receive(self, message: Message) -> None:
         """Route one message."""
         match message:
             case Transfer(logs=logs):
                 self._streamer.tell(message)
-                self._take_in(logs)
+                self._accept(logs)
             case HandedOver(ids=ids):
                 self._forget(ids)
             case _:
@@ -155,7 +155,7 @@ class ReplicaIngress(Ingress):
 
 
 class ReplicaFrontend(Frontend):
-    """The actors of replica `index`, below `root`. `step_cost` is shared with the others."""
+    """The actors of replica `index`, below `root`. All replicas share `step_cost`."""
 
     def __init__(
         self,
@@ -181,19 +181,19 @@ class ReplicaFrontend(Frontend):
         return ReplicaIngress(self.streamer, self.queue_of, self._max_live)
 
     def note_engine_death(self, last: LastStep | None, *, outside: bool) -> None:
-        """Every death is told: its streams go on elsewhere."""
+        """Report every death: its streams move to other replicas."""
         on_device = last.on_device if last is not None else None
         self.streamer.tell(EngineDied(on_device, outside))
 
     def lose_engine(self) -> None:
-        """The engine core cannot be kept; others go on."""
+        """The engine core will not be started again; the other replicas go on."""
         self.lost.set()
         self._dispatcher.tell(ReplicaLost(self.index))
 
     async def close(self) -> None:
-        """End its actors: the replica is removed."""
+        """End the actors of a replica that is removed."""
         await self._root.remove(self._supervisor)
 
     def actors(self) -> list[gauges.Gauge]:
-        """Those of this replica."""
+        """What the actors of this replica are doing."""
         return [*gauges.read(self._supervisor), *self.core_actors]

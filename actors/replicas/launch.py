@@ -1,14 +1,14 @@
 """Several engines on one machine, each in a process of its own, behind one frontend.
 
 personae               one_for_one, gives up at once
-├── dispatcher         who goes next, and where
+├── dispatcher         decides who goes next, and where
 ├── scaler             adds and removes replicas
 ├── engine-0/front     as in `in_process.py`
-├── engine-0/back      starts the engine core again when it dies, up to its restart intensity
+├── engine-0/back      restarts the engine core when it dies, within its restart intensity
 │   └── host           one epoch of the engine core's process
 └── engine-1/...
 
-Each has a share of the processor's cores, or a GPU of its own.
+Each engine has a share of the processor's cores, or a GPU of its own.
 """
 
 import os
@@ -45,8 +45,8 @@ from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError, StartFailed
 from personae.kernels.cgroup import processors
 
-SILENCE_SECONDS = 3.0  # for which an engine core may say nothing before its streams go on elsewhere
-MAX_LIVE = 4096  # sequences, for each replica
+SILENCE_SECONDS = 3.0  # how long an engine core may be silent before its streams move
+MAX_LIVE = 4096  # sequences per replica
 
 
 @asynccontextmanager
@@ -65,8 +65,8 @@ async def open_replicas(
     window: int = 64,
     on_kv_events: HearKVEvents | None = None,
 ) -> AsyncIterator[MultiProcessEngine]:
-    """As `open_multi_process`, with `count` engines, and up to `most` while they serve. An engine that is
-    silent for `silence_seconds`, or dies, loses its streams to the others."""
+    """Do what `open_multi_process` does with `count` engines, and with up to `most` after scaling. An engine
+    that dies, or is silent for `silence_seconds`, loses its streams to the others."""
     tokenizer = await to_thread.run_sync(Tokenizer.load, options.model)
     most = max(most or count, count)
     launches = [partial(ChildProcess.launch, command, each) for each in shares(options, most)]
@@ -88,14 +88,16 @@ async def open_replicas(
 
 
 def shares(options: EngineOptions, count: int) -> list[dict[str, str]]:
-    """The environment of each engine's process: its GPU, or how many threads it may have. Raises LoadError
-    when there are fewer GPUs than engines."""
+    """Return the environment of each engine's process: its GPU, or its number of threads. Raises LoadError if
+    there are fewer GPUs than engines."""
     on_gpu = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
     if on_gpu:
-        there = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices = there.split(",") if there else [str(index) for index in range(torch.cuda.device_count())]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = (
+            visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+        )
         if len(devices) < count:
-            raise LoadError(f"--replicas {count} needs as many GPUs; there are {len(devices)}.")
+            raise LoadError(f"--replicas {count} needs {count} GPUs; there are {len(devices)}.")
         return [{"CUDA_VISIBLE_DEVICES": device} for device in devices[:count]]
     if "OMP_NUM_THREADS" in os.environ:
         return [{}] * count
@@ -122,8 +124,8 @@ async def launch_replicas(
     policy: FairnessPolicy | None = None,
     on_kv_events: HearKVEvents | None = None,
 ) -> AsyncIterator[MultiProcessEngine]:
-    """`open_replicas` when it is known where each engine core's process runs. The first is started alone:
-    what it refuses all would refuse."""
+    """Do what `open_replicas` does, with a given source of processes. The first engine starts alone: options
+    that it refuses, all would refuse."""
 
     def make_engine(index: int, launch: Launch) -> SupervisedEngine:
         return SupervisedEngine(
@@ -148,8 +150,8 @@ async def launch_replicas(
         max_live=max_live,
         window=window,
     )
-    heard = on_kv_events if options.record_kv_events else None
-    scaler = ReplicaScaler(root, replicas, source, make_engine, heard)
+    on_events = on_kv_events if options.record_kv_events else None
+    scaler = ReplicaScaler(root, replicas, source, make_engine, on_events)
     engines = [scaler.add()[1] for _ in range(count)]
     scaler.start(engines[0])
     try:

@@ -1,6 +1,6 @@
-"""Which beginnings of prompts a replica has probably computed, from what was sent there.
+"""Estimates which prefixes of prompts a replica has in its cache, from the prompts that were sent there.
 
-It is an approximation: the engine's own cache forgets by its own rules. A wrong guess costs time, never
+It is an approximation: the engine's own cache evicts by its own rules. A wrong guess costs time, never
 tokens.
 """
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 from personae.engine.sequence import SequenceLog
 
-BLOCK = 64  # tokens that are told apart together
-BLOCKS = 16_384  # that are remembered of a replica, the latest
+BLOCK = 64  # tokens per block
+BLOCKS = 16_384  # remembered per replica, the latest ones
 
 
 class PrefixIndex:
-    """The blocks that a replica was sent. Keyed as the prefix cache is: by salt, adapter and all tokens so
-    far."""
+    """The blocks that a replica was sent. Like in the prefix cache, the key of a block is the salt, the
+    adapter and all tokens up to its end."""
 
     def __init__(self, most: int = BLOCKS) -> None:
         self._most = most
@@ -25,7 +25,7 @@ class PrefixIndex:
         return len(self._seen)
 
     def match(self, blocks: tuple[int, ...]) -> int:
-        """How many tokens of a prompt with these blocks are probably computed here."""
+        """Return how many tokens of a prompt with these blocks are probably cached here."""
         count = 0
         for block in blocks:
             if block not in self._seen:
@@ -34,7 +34,7 @@ class PrefixIndex:
         return BLOCK * count
 
     def note(self, blocks: tuple[int, ...]) -> None:
-        """A prompt with these blocks is computed here."""
+        """Note that this replica computes a prompt with these blocks."""
         seen = self._seen
         for block in blocks:
             seen[block] = None
@@ -43,12 +43,12 @@ class PrefixIndex:
             seen.popitem(last=False)
 
     def clear(self) -> None:
-        """The engine's cache is empty."""
+        """Forget everything: the engine's cache is empty."""
         self._seen.clear()
 
 
 def blocks_of(log: SequenceLog) -> tuple[int, ...]:
-    """The names of a prompt's whole blocks."""
+    """Return the names of a prompt's full blocks."""
     return tuple(_blocks_of(log))
 
 

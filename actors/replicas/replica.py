@@ -1,4 +1,4 @@
-"""One replica as the dispatcher knows it: what was promised to it, and what it has at hand."""
+"""One replica as the dispatcher sees it: the work that it was promised, and what it has cached."""
 
 from collections import Counter, OrderedDict
 from enum import Enum, auto
@@ -14,29 +14,29 @@ from personae.actors.wire import Facts
 from personae.engine.numerics import NumericsClass
 from personae.engine.scheduling.fairness import FairnessKey
 
-ADAPTERS = 4096  # of which it is remembered when they were used here
-STEPS = 2  # of prompts that one key may have waiting at a replica
-RECENT = 64  # blocks that were sent and may not be computed yet, where it says which are
-BACKGROUND = 8  # times less for what gives way
-FIRST_STEP_TOKEN = 1e-4  # seconds a token, until steps were seen
-FIRST_LOAD = {"host": 0.005, "disk": 0.05}  # seconds to load an adapter, until that was seen
+ADAPTERS = 4096  # whose last use is remembered
+STEPS = 2  # steps' worth of prompt tokens that one key may have waiting at a replica
+RECENT = 64  # sent blocks that are taken as cached before the replica reports them
+BACKGROUND = 8  # background requests get this many times less room
+FIRST_STEP_TOKEN = 1e-4  # seconds per token, until a step was measured
+FIRST_LOAD = {"host": 0.005, "disk": 0.05}  # seconds to load an adapter, until one was measured
 
 
-_Name = TypeVar("_Name")
+_Key = TypeVar("_Key")
 
 
 class ReplicaState(Enum):
     """Whether a replica serves."""
 
-    STARTING = auto()  # or starting again
+    STARTING = auto()  # or restarting
     UP = auto()
-    DRAINING = auto()  # it is about to be removed
+    DRAINING = auto()  # about to be removed
     LOST = auto()
 
 
 class Placed:
-    """A sequence and what of it was promised to the replica where it is: `prompt` tokens until it is
-    admitted, `answer` tokens until it ends. Of what it emitted `charged` tokens are."""
+    """A sequence, and the work that it means for its replica: `prompt` tokens until it is admitted, `answer`
+    tokens until it ends. `charged` counts the emitted tokens that fairness has charged."""
 
     __slots__ = ("admitted", "answer", "charged", "key", "prompt", "replica", "stream")
 
@@ -50,7 +50,8 @@ class Placed:
 
 
 class Replica:
-    """`seqs` sequences and `batch` tokens are in a step of it at most, as it said when it had loaded."""
+    """A step of this replica has at most `seqs` sequences and `batch` tokens; the engine core reports both
+    when it has loaded."""
 
     def __init__(self, index: int, frontend: ReplicaFrontend) -> None:
         self.index = index
@@ -60,14 +61,14 @@ class Replica:
         self.batch = 512
         self.numerics = NumericsClass()
         self.live: dict[str, Placed] = {}
-        self.work = 0  # tokens that were promised to it and are not computed
+        self.work = 0  # promised tokens that are not computed yet
         self.prefixes = PrefixIndex()
         self.exact: ExactPrefixes | None = None
         self.demand: Counter[str | None] = Counter()  # work by adapter
-        self._used: OrderedDict[str, None] = OrderedDict()  # adapters, the one used last at the end
-        self._waiting = 0  # sequences that are not admitted
-        self._tenants: Counter[str] = Counter()  # of those
-        self._prompts: Counter[FairnessKey] = Counter()  # their tokens
+        self._used: OrderedDict[str, None] = OrderedDict()  # adapters, the most recently used last
+        self._waiting = 0  # sequences that are not admitted yet
+        self._tenants: Counter[str] = Counter()  # of the waiting sequences
+        self._prompts: Counter[FairnessKey] = Counter()  # their prompt tokens
 
     @property
     def up(self) -> bool:
@@ -75,26 +76,26 @@ class Replica:
         return self.state is ReplicaState.UP
 
     def loaded(self, facts: Facts) -> None:
-        """Its engine core has said what it can do."""
+        """Take the limits that its engine core reported."""
         self.seqs, self.batch = facts.max_seqs, facts.max_batch_tokens
         self.numerics = facts.numerics
 
     def has_room(self, key: FairnessKey) -> bool:
-        """Whether one more request of this key may wait there. A few of each tenant may, so that the engine
-        always has a choice and a tenant that floods fills no replica."""
+        """Whether one more request of this key may wait there. Each tenant may have a few: so the engine
+        always has a choice, and a tenant that floods fills no replica."""
         tokens = self._prompts[key]
         if tokens and tokens >= STEPS * self.batch // (BACKGROUND if key.background else 1):
             return False
         return self._waiting < self.seqs or not self._tenants[key.tenant]
 
     def say_exactly(self) -> ExactPrefixes:
-        """Know from now on what it says is cached, and guess only what was sent there last."""
+        """Use the replica's own reports of its cache from now on, and guess only for the latest prompts."""
         self.prefixes = PrefixIndex(RECENT)
         self.exact = ExactPrefixes()
         return self.exact
 
     def uncached(self, group: Group) -> int:
-        """Tokens of the prompt that it has to compute."""
+        """How many tokens of the prompt it has to compute."""
         cached = self.prefixes.match(group.blocks)
         if self.exact is not None and self.exact.block_size:
             cached = max(cached, self.exact.match(group.names(self.exact.block_size)))
@@ -102,25 +103,25 @@ class Replica:
 
     @property
     def waiting(self) -> int:
-        """Sequences there that are not admitted."""
+        """How many of its sequences are not admitted yet."""
         return self._waiting
 
     @property
     def token_seconds(self) -> float:
-        """What one more token in a step takes, as measured."""
+        """How much longer one more token makes a step, as measured."""
         return self.frontend.latest.token_seconds or FIRST_STEP_TOKEN
 
     @property
     def queue_seconds(self) -> float:
-        """How long it takes until a new prompt's turn comes: the prompts that wait before it, those that run
-        in each of their steps, and answers that have to end before it has a slot."""
+        """How long until a new prompt's turn comes: the prompts that wait before it, the running sequences in
+        each of their steps, and the answers that have to end before it gets a slot."""
         over = max(len(self.live) + 1 - self.seqs, 0)
         prompts = self._prompts.total()
         rows = (1 + prompts / self.batch) * (len(self.live) - self._waiting)
         return (prompts + rows + over * self.work / max(self.seqs, 1)) * self.token_seconds
 
     def load_seconds(self, adapter: str | None) -> float:
-        """How long it takes until this adapter is on the device: by where it probably is, as measured."""
+        """How long until this adapter is on the device, as measured for the place where it probably is."""
         if adapter is None:
             return 0.0
         stats, used = self.frontend.latest.adapter_stats, adapter in self._used
@@ -131,18 +132,18 @@ class Replica:
         return stats.load_seconds.get(source, 0.0) / loads if loads else FIRST_LOAD[source]
 
     def first_token_seconds(self, group: Group) -> float:
-        """How long it takes until the first token of a group that goes there now."""
-        # an adapter is loaded while the prompts before this one are computed
+        """How long until the first token of a group that is sent there now."""
+        # the adapter loads while the prompts before this one are computed
         waits = max(self.queue_seconds, self.load_seconds(group.key.adapter))
         return waits + self.uncached(group) * self.token_seconds
 
     @property
     def step_seconds(self) -> float:
-        """How long a step would take with one sequence more, by what was measured; 0 before that."""
+        """How long a step would take with one more sequence, as measured; 0 until a step was measured."""
         return self.frontend.latest.step_seconds(len(self.live) + 1)
 
     def promise(self, group: Group, placed: list[Placed]) -> None:
-        """The group goes there."""
+        """Note that the group is sent there."""
         prompt = self.uncached(group)
         self.prefixes.note(group.blocks)
         if group.key.adapter is not None:
@@ -153,29 +154,29 @@ class Replica:
         for each in placed:
             each.replica, each.admitted = self, False
             each.prompt, each.answer = prompt, group.answer
-            prompt = 0  # those that follow share it
+            prompt = 0  # the followers share it
             self.live[each.stream.log.id] = each
             self._waiting += 1
             self._tenants[each.key.tenant] += 1
             self._prompts[each.key] += each.prompt
-            self._add(each, each.prompt + each.answer)
+            self._add_work(each, each.prompt + each.answer)
 
     def admit(self, id: str) -> None:
-        """A sequence is computed from now on."""
+        """Note that a sequence is computed from now on."""
         placed = self.live.get(id)
         if placed is not None and not placed.admitted:
             self._admit(placed)
 
     def release(self, placed: Placed) -> None:
-        """A sequence has ended, or is not there any more."""
+        """Remove a sequence that has ended or left this replica."""
         if not placed.admitted:
             self._admit(placed)
-        self._add(placed, -placed.answer)
+        self._add_work(placed, -placed.answer)
         placed.replica = None
         del self.live[placed.stream.log.id]
 
     def forget(self) -> None:
-        """Its engine core has died: nothing is cached there."""
+        """Its engine core has died: nothing is cached there any more."""
         self.prefixes.clear()
         if self.exact is not None:
             self.exact.names.clear()
@@ -184,19 +185,19 @@ class Replica:
     def _admit(self, placed: Placed) -> None:
         placed.admitted = True
         self._waiting -= 1
-        _take(self._tenants, placed.key.tenant, 1)
-        _take(self._prompts, placed.key, placed.prompt)
-        self._add(placed, -placed.prompt)
+        _subtract(self._tenants, placed.key.tenant, 1)
+        _subtract(self._prompts, placed.key, placed.prompt)
+        self._add_work(placed, -placed.prompt)
         placed.prompt = 0
 
-    def _add(self, placed: Placed, tokens: int) -> None:
+    def _add_work(self, placed: Placed, tokens: int) -> None:
         self.work += tokens
         self.demand[placed.key.adapter] += tokens
         if not self.demand[placed.key.adapter]:
             del self.demand[placed.key.adapter]
 
 
-def _take(counter: Counter[_Name], name: _Name, count: int) -> None:
+def _subtract(counter: Counter[_Key], name: _Key, count: int) -> None:
     counter[name] -= count
     if not counter[name]:
         del counter[name]

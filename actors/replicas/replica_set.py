@@ -1,4 +1,4 @@
-"""Several replicas as one: what the client stands before, and what `/metrics` reads."""
+"""Several replicas as one: what the client talks to, and what `/metrics` reads."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ from personae.engine.stats import added
 class ReplicaSet:
     """The dispatcher, added to a supervisor before it starts, and its replicas, which come and go.
 
-    `max_live` bounds the live sequences of all replicas, `window` those of one adapter that wait in one
-    engine core.
+    `max_live` bounds the live sequences of all replicas. `window` bounds the sequences of one adapter and
+    tenant that wait in one engine core.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ReplicaSet:
         )
         self._placement, self._policy, self._max_live, self._window = placement, policy, max_live, window
         self._step_cost = StepCost()
-        self._removed = EngineStats(ready=False)  # what those counted that are gone
+        self._removed = EngineStats(ready=False)  # totals of removed replicas
         self.next_index = 0
         self.replicas: dict[int, Replica] = {}
 
@@ -68,7 +68,7 @@ class ReplicaSet:
         return replica
 
     def remove(self, replica: Replica) -> None:
-        """Forget a replica that has no streams; what it counted stays in the totals."""
+        """Remove a replica that has no streams. Its counts stay in the totals."""
         stats = replica.frontend.stats()
         self._removed = EngineStats(
             counters=self._removed.counters + stats.counters,
@@ -85,12 +85,12 @@ class ReplicaSet:
         return self._dispatcher
 
     def _describe_cores(self) -> None:
-        """Have every engine core say more of itself in the log."""
+        """Have every engine core write more about itself to the log."""
         for replica in self.replicas.values():
             replica.frontend.describe_core()
 
     def actors(self) -> list[gauges.Gauge]:
-        """What every actor is doing, those of the engine cores with their replica's name."""
+        """What every actor is doing. Paths in engine cores begin with their replica's name."""
         found = list(gauges.read(self._root))
         for replica in self.replicas.values():
             name = f"engine-{replica.index}"
@@ -100,7 +100,7 @@ class ReplicaSet:
         return found
 
     def stats(self) -> EngineStats:
-        """What the engines are doing now: each, and all together."""
+        """What the engines are doing now: each one, and all together."""
         each = {index: replica.frontend.stats() for index, replica in self.replicas.items()}
         dispatcher = self._dispatcher
         waiting = [log.adapter for log in dispatcher.waiting()]
@@ -118,12 +118,12 @@ class ReplicaSet:
 
 
 def counted(stats: AdapterStats) -> AdapterStats:
-    """Of an adapter store that is gone, what it counted."""
+    """Return the counters of an adapter store that has ended, without its current state."""
     return replace(stats, device=0, host=0, host_bytes=0, line=0)
 
 
 def together(each: Sequence[EngineStats]) -> EngineStats:
-    """Several engines as one: sums, and the widest fairness gap."""
+    """Combine several engines' figures: sums, and the largest fairness gap."""
     total = reduce(added, (replace(stats, actors=(), replicas={}) for stats in each))
     return replace(
         total,

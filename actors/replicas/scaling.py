@@ -1,8 +1,8 @@
 """Adds and removes replicas while the others serve.
 
-A replica that is removed drains first: it gets no new requests, and its streams have some time to end. Those
-that are left then go on at other replicas, as when an engine dies, but nobody is suspected of anything. Then
-its process is ended.
+A replica that is removed drains first: it gets no new requests, and its streams have some time to end. The
+streams that are left move to other replicas, as when an engine dies, but none becomes a suspect. Then its
+process ends.
 """
 
 import logging
@@ -30,7 +30,7 @@ from personae.errors import PersonaeError, RequestError
 log = logging.getLogger("personae.actors")
 
 DRAIN_SECONDS = 30.0
-FAILURES = 16  # that are kept for whoever asks
+FAILURES = 16  # failed additions that `list` still shows
 
 Status = Literal["starting", "ready", "draining", "failed"]
 _STATUS: dict[ReplicaState, Status] = {
@@ -42,12 +42,12 @@ _STATUS: dict[ReplicaState, Status] = {
 
 
 HearKVEvents = Callable[[int, tuple[KVEvent, ...]], None]
-"""Is told the number of an engine, and what entered and left its prefix cache."""
+"""Receives the number of an engine, and what entered and left its prefix cache."""
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True):
-    """A replica as operators see it. `running` sequences are computed, `waiting` ones were sent there and are
-    not. `error` says why one that has failed did."""
+    """A replica as operators see it. `running` sequences are being computed; `waiting` ones were sent there
+    and are not computed yet. `error` says why a failed one failed."""
 
     id: int
     status: Status
@@ -58,7 +58,7 @@ class ReplicaInfo(msgspec.Struct, frozen=True):
 
 
 class Scale(Message, frozen=True):
-    """To the scaler: have so many replicas. Answered as soon as that has begun."""
+    """To the scaler: have `count` replicas. It replies as soon as the change has begun."""
 
     count: int
     drain_seconds: float
@@ -66,8 +66,8 @@ class Scale(Message, frozen=True):
 
 
 class ReplicaScaler:
-    """The replicas' engines: starts them, and ends them. `make_engine` makes the engine of a replica from the
-    way to start its process. `on_kv_events` receives the events of their prefix caches."""
+    """Starts and ends the replicas' engines. `make_engine` makes a replica's engine, given how to start its
+    process. `on_kv_events` receives the events of their prefix caches."""
 
     def __init__(
         self,
@@ -84,22 +84,22 @@ class ReplicaScaler:
         self._on_kv_events = on_kv_events
         self._members: dict[int, tuple[Replica, SupervisedEngine]] = {}
         self._failures: dict[int, str] = {}
-        self.max_model_len = 0  # what clients were promised; an engine that is added must have as much
+        self.max_model_len = 0  # what clients were promised; a new engine must allow as much
         self._actor: Ref[Message] = root.spawn("scaler", lambda: Scaler(self))
 
     @property
     def engines(self) -> list[SupervisedEngine]:
-        """Those that there are."""
+        """The engines of all replicas."""
         return [engine for _, engine in self._members.values()]
 
     @property
     def replicas(self) -> list[Replica]:
-        """Those that there are, whatever their state, until their process has ended."""
+        """All replicas, in any state, until their process has ended."""
         return [replica for replica, _ in self._members.values()]
 
     @property
     def dispatcher(self) -> Ref[Message]:
-        """Who sends them streams."""
+        """The actor that sends them streams."""
         return self._replicas.ingress
 
     @property
@@ -108,16 +108,16 @@ class ReplicaScaler:
         return self._source.most
 
     def notes(self, incident: Incident) -> bool:
-        """Take note of an incident below the root; whether it is to be reported."""
+        """Note an incident below the root. Returns whether to report it."""
         return all(engine.notes(incident) for engine in self.engines)
 
     async def scale(self, count: int, drain_seconds: float = DRAIN_SECONDS) -> None:
         """Have `count` replicas: start some, or drain some. Returns when that has begun. Raises RequestError
-        for a count that cannot be."""
+        for an impossible count."""
         await self._actor.ask(lambda reply: Scale(count, drain_seconds, reply))
 
     def list(self) -> list[ReplicaInfo]:
-        """Every replica, and those that were to be added and failed."""
+        """Every replica, and those that could not be added."""
         infos = [ReplicaInfo(id, "failed", error=error) for id, error in self._failures.items()]
         for replica in self.replicas:
             stats = replica.frontend.stats()
@@ -134,7 +134,7 @@ class ReplicaScaler:
         return sorted(infos, key=lambda info: info.id)
 
     def add(self) -> tuple[Replica, SupervisedEngine]:
-        """A replica and its engine, which is not started yet. Raises Conflict when no place is free."""
+        """Make a replica and its engine, which is not started yet. Raises Conflict if no place is free."""
         index = self._replicas.next_index
         engine = self._make_engine(index, self._source.acquire(index))
         replica = self._replicas.add(engine.is_up)
@@ -143,39 +143,39 @@ class ReplicaScaler:
         if self._on_kv_events is not None:
             exact, hear = replica.say_exactly(), self._on_kv_events
 
-            def heard(events: tuple[KVEvent, ...]) -> None:
+            def on_events(events: tuple[KVEvent, ...]) -> None:
                 exact.hear(events)
                 hear(index, events)
 
-            replica.frontend.on_kv_events = heard
+            replica.frontend.on_kv_events = on_events
 
         def loaded(facts: Facts) -> None:
             replica.loaded(facts)
             self._compare(replica)
-            if facts.max_model_len < self.max_model_len:  # it never gets a request
+            if facts.max_model_len < self.max_model_len:  # so it never gets a request
                 replica.state = ReplicaState.DRAINING
 
         engine.on_loaded = loaded
         return replica, engine
 
     def _compare(self, replica: Replica) -> None:
-        """Warn of an engine whose numbers differ from those of the others."""
+        """Warn if an engine's numerics differ from those of the others."""
         others = (other for other in self.replicas if other is not replica and other.up)
         other = next(others, replica)
         if differing := replica.numerics.differences(other.numerics):
             log.warning(
-                "engine %d may compute other tokens than engine %d (%s); answers that move there say so",
+                "engine %d may compute other tokens than engine %d (%s); answers that move there report it",
                 replica.index,
                 other.index,
                 ", ".join(differing),
             )
 
     def start(self, engine: SupervisedEngine) -> None:
-        """Start an engine; it loads from now on."""
+        """Start an engine. It loads from now on."""
         engine.add_to(self._root)
 
     async def remove(self, replica: Replica) -> None:
-        """End the engine of a replica that has no streams, and the replica."""
+        """End a replica that has no streams, and its engine."""
         self._replicas.remove(replica)
         _, engine = self._members[replica.index]
         await engine.end()
@@ -184,11 +184,11 @@ class ReplicaScaler:
         self._source.release(replica.index)
 
     def forget_failures(self) -> None:
-        """Somebody scales again."""
+        """Forget the failed additions of earlier requests."""
         self._failures.clear()
 
     def note_failure(self, replica: Replica, error: PersonaeError) -> None:
-        """A replica that was to be added cannot be."""
+        """Note that a replica could not be added."""
         log.error("engine %d could not be added: %s", replica.index, error)
         self._failures[replica.index] = error.message
         while len(self._failures) > FAILURES:
@@ -196,14 +196,14 @@ class ReplicaScaler:
 
 
 class Scaler(Actor[Message]):
-    """Adds and removes replicas, one request after the other; what takes time goes on beside."""
+    """Adds and removes replicas, one request at a time. Starting and draining run in the background."""
 
     def __init__(self, replicas: ReplicaScaler) -> None:
         self._replicas = replicas
         self._starting: dict[int, CancelScope] = {}
 
     async def receive(self, message: Message) -> None:
-        """Begin what is asked for."""
+        """Begin what the message asks for."""
         assert isinstance(message, Scale)
         try:
             await self._scale(message.count, message.drain_seconds)
@@ -220,7 +220,7 @@ class Scaler(Actor[Message]):
                 param="replicas",
             )
         for replica in replicas.replicas:
-            if replica.state is ReplicaState.LOST:  # it has no process: this takes no time
+            if replica.state is ReplicaState.LOST:  # it has no process, so this takes no time
                 await self._take_down(replica, 0.0)
         replicas.forget_failures()
         kept = [one for one in replicas.replicas if one.state is not ReplicaState.DRAINING]
@@ -232,13 +232,13 @@ class Scaler(Actor[Message]):
             for replica, _ in added:
                 await replicas.remove(replica)
             raise
-        # those that do not serve yet go first, then those with the fewest streams
+        # remove those that do not serve yet first, then those with the fewest streams
         kept.sort(key=lambda one: (one.up, len(one.live), -one.index))
         for replica in kept[: max(len(kept) - count, 0)]:
             replica.state = ReplicaState.DRAINING
             self.start_soon(self._take_down, replica, drain_seconds)
         for replica, engine in added:
-            # started before anything else can happen: whoever removes it finds what is to be ended
+            # start it before anything else can happen, so that a removal finds something to end
             replicas.start(engine)
             self._starting[replica.index] = CancelScope()
             self.start_soon(self._bring_up, replica, engine)
@@ -258,7 +258,7 @@ class Scaler(Actor[Message]):
     def _check(self, engine: SupervisedEngine) -> None:
         most, promised = engine.facts.max_model_len, self._replicas.max_model_len
         if most < promised:
-            raise RequestError(f"It has memory for {most} tokens of a sequence; the others have {promised}.")
+            raise RequestError(f"It has memory for sequences of {most} tokens; the others allow {promised}.")
 
     async def _take_down(self, replica: Replica, seconds: float) -> None:
         if (scope := self._starting.get(replica.index)) is not None:

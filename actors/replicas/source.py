@@ -1,4 +1,4 @@
-"""Where the processes of replicas run: on this machine, or wherever another `ReplicaSource` puts them."""
+"""Where the processes of replicas run: on this machine, or where another `ReplicaSource` puts them."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,22 +8,22 @@ from personae.errors import Conflict
 
 
 class ReplicaSource(Protocol):
-    """Gives each replica a place to run. The number of a replica is never used again."""
+    """Gives each replica a place to run. A replica's number is never used again."""
 
     @property
     def most(self) -> int:
-        """The most replicas that may have a place at once."""
+        """How many replicas may have a place at once."""
 
     def acquire(self, replica: int) -> Launch:
-        """Give a replica its place. What is returned starts its process there, each time that it has to be
-        started. Raises Conflict when no place is free."""
+        """Give a replica a place. The returned `Launch` starts its process there, each time that it has to be
+        started. Raises Conflict if no place is free."""
 
     def release(self, replica: int) -> None:
-        """The replica has gone and its process has ended: its place is free."""
+        """Free the place of a replica whose process has ended."""
 
 
 class LocalSource:
-    """A fixed number of places; `launches` has for each how a process is started there."""
+    """A fixed number of places. `launches` has, for each place, how to start a process there."""
 
     def __init__(self, launches: Sequence[Launch]) -> None:
         self._launches = launches
@@ -44,5 +44,5 @@ class LocalSource:
         return self._launches[place]
 
     def release(self, replica: int) -> None:
-        """Free its place."""
+        """Free the replica's place."""
         del self._place_of[replica]

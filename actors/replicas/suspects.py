@@ -1,14 +1,15 @@
-"""Finds the request that kills engines, over all replicas, so that it takes no others with it.
+"""Finds the request that makes engines crash, over all replicas, so that it takes no others with it.
 
-When an engine core dies, one of the sequences that it was computing may be the reason. A sequence that has
-proved harmless there, two of whose steps have brought it tokens, goes on at another replica at once; so does
-one that was not aboard. The others are suspects: they are tried alone, one after the other, at a replica
-where nobody else is. The one on trial when its engine dies again is guilty. How often a sequence was aboard
-when an engine died travels with it, so that one that needs a few tokens to kill is a suspect the second time,
-however harmless it looked at first.
+When an engine core dies, one of the sequences that it was computing may be the reason. A sequence has proved
+harmless there if two of its steps have brought it tokens. Such a sequence continues at another replica at
+once, and so does one that was not on the device. The others are suspects. They are tried alone, one after the
+other, at a replica that has no other streams. If its engine dies again, the one on trial is guilty. A
+sequence takes the number of deaths that it was part of along to other replicas. So one that crashes an engine
+only after a few tokens is a suspect the second time, however harmless it looked at first.
 
-A death from outside (a signal that was not ours) makes a suspect only of those that were aboard in two of
-them in a row, without being cleared between, and only the third one on trial is proof.
+A death from outside (a signal that this server did not send) makes suspects only of sequences that were on
+the device in two such deaths in a row, without being cleared between them. Only the third one on trial is
+proof.
 """
 
 from collections import deque
@@ -21,7 +22,7 @@ OUTSIDE = 3  # deaths, the last of them from outside
 
 
 class Suspects:
-    """Decides who goes on at once. Knows streams and their records, nothing else."""
+    """Decides which streams continue at once. It knows only streams and their records."""
 
     def __init__(self) -> None:
         self._waiting: deque[LiveStream] = deque()
@@ -32,14 +33,14 @@ class Suspects:
 
     @property
     def over(self) -> bool:
-        """Nobody is tried or waits for it."""
+        """Whether no stream is on trial or waits for its trial."""
         return self.on_trial is None and not self._waiting
 
     def judge(
         self, streams: Iterable[LiveStream], on_device: Container[str], outside: bool
     ) -> tuple[list[LiveStream], list[LiveStream]]:
-        """An engine has died that had these streams. Returns those that go on at once, and the guilty; the
-        others wait for `next`."""
+        """Judge the streams of an engine that has died. Returns those that continue at once, and the guilty
+        ones; the others wait for `next`."""
         free: list[LiveStream] = []
         guilty: list[LiveStream] = []
         suspects: list[LiveStream] = []
@@ -58,7 +59,7 @@ class Suspects:
                 guilty.append(stream)
             else:
                 (suspects if record.suspect else free).append(stream)
-        if guilty:  # the others were only there
+        if guilty:  # the others are not to blame
             for stream in suspects:
                 if stream.log.id in on_device:
                     stream.record.deaths -= 1
@@ -70,7 +71,7 @@ class Suspects:
         return free, guilty
 
     def next(self) -> LiveStream | None:
-        """Who is tried now; None while another is, or when there is nobody."""
+        """Return the stream to try now; None while another is on trial, or when none waits."""
         if self.on_trial is not None or not self._waiting:
             return None
         stream = self._waiting.popleft()
@@ -78,12 +79,13 @@ class Suspects:
         return stream
 
     def acquit(self, id: str) -> None:
-        """This one is cleared, or has ended."""
+        """Note that a sequence is cleared or has ended."""
         if id == self.on_trial:
             self.on_trial = None
 
     def drop(self, id: str) -> bool:
-        """One that waits is not wanted any more; whether it waited."""
+        """Remove a stream that waits for its trial and is not wanted any more. Returns whether it was
+        waiting."""
         for stream in self._waiting:
             if stream.log.id == id:
                 self._waiting.remove(stream)

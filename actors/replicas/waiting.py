@@ -1,4 +1,5 @@
-"""Where requests wait for a replica: one queue per (tenant, adapter), the least served goes next."""
+"""Holds the requests that wait for a replica: one queue per (tenant, adapter); the least served key goes
+next."""
 
 import math
 from collections import Counter
@@ -14,16 +15,17 @@ from personae.engine.scheduling.kv_events import block_names
 from personae.engine.scheduling.live import turn
 from personae.engine.sequence import SequenceLog
 
-LEAD = 1024.0  # weighted tokens that a target may bring forward
-LOOKED_AT = 32  # groups with a target that are passed over in a row
+LEAD = 1024.0  # how many weighted tokens a key may be ahead when its target goes first
+MAX_SKIPPED = 32  # groups with a target that are skipped in a row
 
 
 class Group:
-    """Streams that go to one replica together: one, or the choices for one prompt, its leader first.
+    """Streams that go to one replica together: one stream, or the choices for one prompt with the leader
+    first.
 
-    `logs` are what is submitted. `blocks` name the blocks of the prompt, `answer` is how many tokens each
-    answer is likely to have. `order` counts arrivals. `due` is when its prompt has to be begun at the latest
-    for its first token to come when the client wants it.
+    `logs` are the logs to submit. `blocks` are the names of the prompt's blocks. `answer` is how many tokens
+    each answer is likely to have. `order` is its number by arrival. `due` is the latest time to begin the
+    prompt if the first token is to meet its target.
     """
 
     __slots__ = ("_names", "answer", "blocks", "due", "key", "logs", "order", "streams")
@@ -40,24 +42,24 @@ class Group:
         self.due = math.inf
 
     def names(self, block_size: int) -> tuple[int, ...]:
-        """The names that engines give to the prompt's blocks. All engines have blocks of one size."""
+        """The names that engines give to the prompt's blocks. All engines use the same block size."""
         if self._names is None:
             self._names = tuple(block_names(self.logs[0], block_size))
         return self._names
 
     @property
     def prompt(self) -> int:
-        """Tokens to be computed before the first that is new."""
+        """How many tokens to compute before the first new one."""
         return len(self.logs[0].tokens)
 
     @property
     def work(self) -> int:
-        """Tokens to be computed, if nothing is cached."""
+        """How many tokens to compute if nothing is cached."""
         return self.prompt + self.answer * len(self.logs)
 
 
 class WaitingGroups:
-    """Every group that waits. A key that is `parked` is passed over until `unpark`."""
+    """Every group that waits. A parked key is skipped until `unpark`."""
 
     def __init__(self, policy: FairnessPolicy) -> None:
         self._policy = policy
@@ -66,7 +68,7 @@ class WaitingGroups:
         self._offered: set[FairnessKey] = set()
         self._parked: dict[FairnessKey, None] = {}
         self._arrivals = 0
-        self._due: list[tuple[float, int, Group]] = []  # of those with a target; may lag behind
+        self._due: list[tuple[float, int, Group]] = []  # groups with a target; may hold groups that have left
         self.demand: Counter[str | None] = Counter()  # work that waits, by adapter
         self.prompts: Counter[str] = Counter()  # tokens of prompts that wait, by tenant
 
@@ -83,7 +85,7 @@ class WaitingGroups:
         return len(self._offered)
 
     def push(self, group: Group) -> None:
-        """It waits by its priority, and behind those that came before."""
+        """Queue a group by its priority, behind the groups that came before."""
         group.order = self._arrivals
         self._arrivals += 1
         self._group_of.update((log.id, group) for log in group.logs)
@@ -91,7 +93,7 @@ class WaitingGroups:
         self.prompts[group.key.tenant] += group.prompt
         if group.due < math.inf:
             heappush(self._due, (group.due, group.order, group))
-            if len(self._due) > 2 * len(self._group_of) + 64:  # those that are gone leave their entries
+            if len(self._due) > 2 * len(self._group_of) + 64:  # many entries are of groups that have left
                 self._due = [entry for entry in self._due if self._waits(entry[2])]
                 heapify(self._due)
         queue = self._queues.setdefault(group.key, [])
@@ -100,10 +102,10 @@ class WaitingGroups:
             self._offer(group.key)
 
     def choose(self, now: float = 0.0) -> Group | None:
-        """Whose turn it is; None if nobody waits that is not parked.
+        """Return the group whose turn it is; None if every key that waits is parked.
 
-        Of those with a target that can still be met the one with the least time left goes first, as long as
-        its key was served no more than `LEAD` weighted tokens more than the least served one.
+        Groups whose target can still be met go first, the one with the least time left before the others. Its
+        key may have been served at most `LEAD` weighted tokens more than the least served key.
         """
         if not self._offered:
             return None
@@ -114,18 +116,18 @@ class WaitingGroups:
 
     def _most_urgent(self, now: float) -> Group | None:
         due = self._due
-        passed: list[tuple[float, int, Group]] = []
+        skipped: list[tuple[float, int, Group]] = []
         found: Group | None = None
-        while due and found is None and len(passed) < LOOKED_AT:
+        while due and found is None and len(skipped) < MAX_SKIPPED:
             at, _, group = due[0]
             if at < now or not self._waits(group):
-                heappop(due)  # it is too late for it, or it has gone
+                heappop(due)  # its target is missed, or it has left
                 continue
             if group.key in self._offered and self._policy.lead(group.key) <= LEAD:
                 found = group
             else:
-                passed.append(heappop(due))
-        for entry in passed:
+                skipped.append(heappop(due))
+        for entry in skipped:
             heappush(due, entry)
         return found
 
@@ -133,23 +135,23 @@ class WaitingGroups:
         return self._group_of.get(group.logs[0].id) is group
 
     def park(self, key: FairnessKey) -> None:
-        """There is no room for this key now."""
+        """Skip this key: no replica has room for it now."""
         self._withdraw(key)
         self._parked[key] = None
 
     def unpark(self) -> None:
-        """There may be room again."""
+        """Consider parked keys again: there may be room."""
         parked, self._parked = self._parked, {}
         for key in parked:
             self._offer(key)
 
     def take(self, group: Group) -> None:
-        """The group that was chosen goes."""
+        """Remove the group that was chosen."""
         self._remove(group)
 
     def drop(self, id: str) -> bool:
-        """A sequence is not wanted any more; whether it waited here. Those that would have followed it follow
-        nobody."""
+        """Remove a sequence that is not wanted any more. Returns whether it waited here. If it was its
+        group's leader, the next one leads."""
         group = self._group_of.pop(id, None)
         if group is None:
             return False
@@ -200,5 +202,5 @@ class WaitingGroups:
 
 
 def follow(log: SequenceLog, after: str | None) -> SequenceLog:
-    """The log of a sequence that shares the prompt of another, or of none."""
+    """Return the log as a follower of the sequence `after`, or of none."""
     return replace(log, after=after)

@@ -296,15 +296,15 @@ def sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stale_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_in = ReplicaIngress._take_in
+    accept = ReplicaIngress._accept
 
     def forget(self: ReplicaIngress, logs):  # type: ignore[no-untyped-def]  # as the original
-        take_in(self, tuple(replace_tokens(log) for log in logs))
+        accept(self, tuple(replace_tokens(log) for log in logs))
 
     def replace_tokens(log):  # type: ignore[no-untyped-def]  # as the original
         return structs.replace(log, tokens=log.tokens[: log.prompt_length])
 
-    monkeypatch.setattr(ReplicaIngress, "_take_in", forget)
+    monkeypatch.setattr(ReplicaIngress, "_accept", forget)
 
 
 def leaked_promise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""Where a request goes: one file per policy."""
+"""Placement policies: where a request goes. One file per policy."""

@@ -1,11 +1,11 @@
-"""Where the first token is estimated to come soonest.
+"""Chooses the replica where the first token is estimated to come soonest.
 
-The seconds are those of the prompt's uncached tokens, at the measured time a token, and those until its turn
-comes: of the prompts promised before, or of loading the adapter, by where it is, if that takes longer. What a
-prompt costs those that come behind it counts, too: when many wait, it matters more that little is computed
-twice. Candidates are those that have the adapter, and the first few replicas in an order that follows from
-its digest (rendezvous hashing): so an adapter has its home, and as many more as its load asks for. None of
-them has more than 1.25 times the mean load.
+The estimate has two parts: the prompt's uncached tokens at the measured time per token, and the wait until
+they are computed. The wait is the longer of two: the prompts promised before, and loading the adapter from
+where it is. A prompt also delays the requests behind it, so the more of them wait, the more cached tokens
+count. Candidates are the replicas that have the adapter, and the first few in an order that follows from its
+digest (rendezvous hashing). So each adapter has a home replica, and more of them as its load grows. No
+candidate has more than 1.25 times the mean load.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ class EstimatedSeconds:
     """The default policy."""
 
     def choose(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:
-        """The candidate with the least estimated time, if one has room."""
-        if (home := self._home(request, replicas)) is not None:
+        """The candidate with the lowest estimate among those with room."""
+        if (home := self._session_replica(request, replicas)) is not None:
             return home
         roomy = request.roomy(self._candidates(request, replicas))
         if not roomy:
@@ -30,20 +30,21 @@ class EstimatedSeconds:
         return min(roomy, key=lambda replica: self.seconds(request, replica, behind))
 
     def seconds(self, request: PlacementRequest, replica: Replica, behind: float) -> float:
-        """Until the first token, if the request goes there, and what its prompt costs those `behind` it."""
+        """The time until the first token at this replica, and the delay that its prompt causes to the
+        `behind` requests."""
         group = request.group
         own = replica.uncached(group) * replica.token_seconds
         return replica.first_token_seconds(group) + own * behind
 
-    def _home(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:
-        """The replica of its session, if that is not overloaded and has room."""
+    def _session_replica(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:
+        """The replica of the request's session, if it has room and is not overloaded."""
         if request.session is None:
             return None
         fit = request.roomy(not_overloaded(replicas))
         return next((replica for replica in fit if replica.index == request.session), None)
 
     def _candidates(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Sequence[Replica]:
-        """In the order of their preference."""
+        """The candidates, the most preferred first."""
         fit = not_overloaded(replicas)
         adapter = request.group.key.adapter
         if adapter is None:
@@ -58,5 +59,5 @@ class EstimatedSeconds:
 
 @lru_cache(maxsize=16_384)
 def _order(adapter: str, replicas: tuple[int, ...]) -> tuple[int, ...]:
-    """The replicas by how well they suit an adapter: always the same, another for each adapter."""
+    """The replicas in an adapter's own order of preference, which never changes."""
     return tuple(sorted(replicas, key=lambda index: crc32(f"{adapter} {index}".encode())))

@@ -1,4 +1,4 @@
-"""Where the least work is."""
+"""Chooses the replica with the least work."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ from personae.actors.replicas.replica import Replica
 
 
 class LeastLoaded:
-    """The replica with the least work promised, whatever it has at hand."""
+    """The replica with the least promised work, whatever it has cached."""
 
     def choose(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:
-        """The one with the least work that has room."""
+        """The replica with the least work among those with room."""
         roomy = request.roomy(replicas)
         return least(roomy) if roomy else None

@@ -1,4 +1,4 @@
-"""Where most of the prompt is computed already."""
+"""Chooses the replica that has cached most of the prompt."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,10 @@ from personae.actors.replicas.replica import Replica
 
 
 class LongestPrefix:
-    """The replica with the longest cached prefix, of those that are not overloaded; the least loaded of
-    equals."""
+    """The replica with the longest cached prefix that is not overloaded; of equals the least loaded."""
 
     def choose(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:
-        """The one with the fewest tokens to compute."""
+        """The replica with the fewest tokens to compute."""
         roomy = request.roomy(not_overloaded(replicas))
         if not roomy:
             return None

@@ -1,4 +1,4 @@
-"""Anywhere: what a balancer that knows nothing does."""
+"""Chooses any replica, as a load balancer without knowledge does."""
 
 import random
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from personae.actors.replicas.replica import Replica
 
 
 class RandomPlacement:
-    """Each replica with room is as likely."""
+    """Every replica with room is equally likely."""
 
     def __init__(self, seed: int = 0) -> None:
-        self._dice = random.Random(seed)  # noqa: S311  nothing secret depends on it
+        self._random = random.Random(seed)  # noqa: S311  nothing secret depends on it
 
     def choose(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:
-        """One by lot."""
+        """A random replica with room."""
         roomy = request.roomy(replicas)
-        return self._dice.choice(roomy) if roomy else None
+        return self._random.choice(roomy) if roomy else None

@@ -187,7 +187,7 @@ async def test_cores_are_shared_evenly_and_more_engines_than_gpus_are_refused(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     on_gpu = EngineOptions(options.model, device="cuda")
     assert shares(on_gpu, 2) == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "6"}]
-    with pytest.raises(LoadError, match="--replicas 3 needs as many GPUs; there are 2"):
+    with pytest.raises(LoadError, match="--replicas 3 needs 3 GPUs; there are 2"):
         shares(on_gpu, 3)
 
 

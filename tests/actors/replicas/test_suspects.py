@@ -72,7 +72,7 @@ async def test_one_that_kills_after_many_tokens_is_suspect_at_the_second_engine_
     assert suspects.over
 
 
-async def test_one_on_trial_that_was_not_aboard_yet_is_tried_again() -> None:
+async def test_one_on_trial_that_was_not_on_the_device_yet_is_tried_again() -> None:
     suspects, house = Suspects(), streams("a")
     suspects.judge(house.values(), "a", outside=False)
     assert suspects.next() is house["a"]
