@@ -1,12 +1,12 @@
-"""What a step brings, on its way from the device to the host."""
+"""Copies from the device to the host, and the events that say when they are done."""
 
 import torch
 from torch import Tensor
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Memory of the host with the tensor's values, once an `DeviceToHostEvent` made later is there; on a
-    CPU the tensor."""
+    """The tensor in host memory, complete once a `DeviceToHostEvent` made later is reached. On a CPU: the
+    tensor."""
     if not tensor.is_cuda:
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -14,7 +14,8 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 class DeviceToHostEvent:
-    """The place behind all that a device was told so far. On a CPU that is done."""
+    """A point in the device's work: after all that was launched before this was made. On a CPU it is
+    reached."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = None
@@ -24,10 +25,10 @@ class DeviceToHostEvent:
 
     @property
     def reached(self) -> bool:
-        """Whether `wait` would not."""
+        """Whether `wait` would return at once."""
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]  # torch, too
 
     def wait(self) -> None:
-        """Wait for the device to get there."""
+        """Wait until the device reaches the event."""
         if self._event is not None:
             self._event.synchronize()

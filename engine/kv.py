@@ -1,11 +1,12 @@
-"""The paged key/value cache, cut into pages that page tables hand out.
+"""The paged key/value cache. Page tables say which sequence has which page.
 
-What a layer keeps of a token is its `KVSpec`. Layers with the same spec are a group, with one tensor; a page
-has a place in every group. Scheduling knows pages only.
+What a layer keeps of a token is its `KVSpec`. Layers with the same spec form a group with one tensor; each
+group has a part for every page. Scheduling knows pages only.
 
-It lies by layers, which on a CPU is the faster way to read it. Where its memory is lent in granules, it lies
-by pages: a page's keys and values of all layers side by side fill whole granules, or a few pages together do
-(a run), where by layers it would take as many idle neighbours as fill a granule in each layer.
+By default the memory is ordered by layer, which a CPU reads faster. If memory is lent in granules, it is
+ordered by page: a page's keys and values of all layers lie side by side. So one page, or a run of a few
+pages, fills whole granules. Ordered by layer, lending would take enough idle neighbours to fill a granule in
+every layer.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,15 +20,15 @@ from personae.engine.plan import MemoryLayout
 from personae.kernels.memory import Memory, giving_back_pages, memory_of
 
 Specs = Sequence[KVSpec | None]
-"""Of each layer; None for one that keeps nothing."""
+"""The spec of each layer; None for a layer that keeps nothing."""
 
 
 class KVCache:
     """`groups`: by spec, `[layers, 2, num_pages, heads, page_size, head_dim]` of the layers that have it, in
-    their order; index 1 is 0 for keys, 1 for values. `layers`: the keys and values of each layer.
+    order; index 1 is 0 for keys, 1 for values. `layers`: the keys and values of each layer.
 
-    Who owns which page is the scheduler's business; the cache only holds them. With `spare` there is one page
-    more, `spare_page`, which nobody owns: what is written there is not wanted. `memory`: the device's.
+    The scheduler decides who owns which page; the cache only holds them. With `spare` there is one more page,
+    `spare_page`, which nobody owns: padding is written there. `memory`: the device's memory.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class KVCache:
 
     def _by_layers(self, members: Mapping[KVSpec, Sequence[int]], pages: int) -> dict[KVSpec, Tensor]:
         return {
-            spec: self._memory.reserve((len(layers), 2, pages, *self._place(spec)), spec.dtype or self.dtype)
+            spec: self._memory.reserve(
+                (len(layers), 2, pages, *self._page_shape(spec)), spec.dtype or self.dtype
+            )
             for spec, layers in members.items()
         }
 
@@ -69,13 +72,13 @@ class KVCache:
         parts = zip(members.items(), torch.split(self._pages, widths, dim=1), strict=True)
         return {
             spec: part.view(spec.dtype or self.dtype)
-            .view(pages, len(layers), 2, *self._place(spec))
+            .view(pages, len(layers), 2, *self._page_shape(spec))
             .permute(1, 2, 0, 3, 4, 5)
             for (spec, layers), part in parts
         }
 
-    def _place(self, spec: KVSpec) -> tuple[int, int, int]:
-        """The shape of a page of one layer's keys."""
+    def _page_shape(self, spec: KVSpec) -> tuple[int, int, int]:
+        """The shape of one page of one layer's keys."""
         return spec.heads, self.page_size, spec.head_dim
 
     @property
@@ -91,8 +94,8 @@ class KVCache:
                 group[:, :, destination] = group[:, :, source]
 
     def giving_back(self, pages: Collection[int]) -> Iterator[None]:
-        """Let others have the memory of these pages, whole runs, a piece at a time; by layers, of which
-        there may be thousands: each page has a place for each layer."""
+        """Return the memory of these pages, whole runs, piece by piece. Ordered by layer there may be
+        thousands of pieces, because each page has a part in each layer."""
         if self._memory.granule:
             for run in self._runs(pages):
                 self._memory.give_back(run)
@@ -103,7 +106,7 @@ class KVCache:
                 yield from giving_back_pages(self._memory, half, pages)
 
     def having_back(self, pages: Collection[int]) -> Iterator[None]:
-        """Have memory behind pages again that were given back, a run at a time."""
+        """Back pages with memory again after `giving_back`, run by run."""
         if self._memory.granule:
             for run in self._runs(pages):
                 self._memory.back(run)
@@ -115,7 +118,7 @@ class KVCache:
 
     @staticmethod
     def bytes_per_page(specs: Specs, page_size: int, dtype: torch.dtype) -> int:
-        """What one page costs in memory, over all layers, keys and values."""
+        """The memory of one page over all layers, keys and values."""
         return sum(spec.bytes(dtype) for spec in specs if spec is not None) * page_size
 
 
@@ -129,5 +132,5 @@ def _members(specs: Specs) -> dict[KVSpec, list[int]]:
 
 
 def pages_of_a_run(page_bytes: int, granule: int) -> int:
-    """The fewest neighbouring pages, the first a multiple of that number, that fill whole granules."""
+    """The fewest neighbouring pages that fill whole granules. A run begins at a multiple of that number."""
     return granule // gcd(granule, page_bytes) if granule else 1

@@ -1,4 +1,4 @@
-"""A step that has been launched, and what it brings when it is read."""
+"""A launched step, and reading its results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from personae.grammar.backend import Binding
 
 
 class Brought(NamedTuple):
-    """What one row brought: tokens, or the reason why its sequence cannot go on."""
+    """The result of one row: tokens, or the reason why its sequence cannot go on."""
 
     tokens: tuple[int, ...] = ()
     failure: str | None = None
@@ -26,11 +26,13 @@ class Brought(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step whose tokens are not read yet; `rows` are the plan's row indices that sample, `matchers` and
-    `jumps` theirs at launch. `bitmask` is kept until the device has read it. `arrival`: of the prompts'
-    log-probabilities and embeddings. `deferred` are rows, by index in the plan, that sit it out. `drafts` are
-    the rows with drafts, and `brought` what has been read before the step is finished, both by index among
-    `rows`."""
+    """A step whose tokens are not read yet.
+
+    `rows` are the plan's row indices that sample; `matchers` and `jumps` are theirs at launch. `bitmask` is
+    kept until the device has read it. `arrival`: when the prompts' log-probabilities and embeddings are on
+    the host. `deferred` are the rows, by index in the plan, that this step skips. `drafts` are the rows with
+    drafts, and `brought` the results that are read before the step is finished, both by index among `rows`.
+    """
 
     plan: StepPlan
     sampled: SampledTokens | None
@@ -49,12 +51,12 @@ class LaunchedStep:
 
     @property
     def ready(self) -> bool:
-        """Whether `read` would not wait for the device."""
+        """Whether `read` would return without waiting for the device."""
         there = self.arrival is None or self.arrival.reached
         return there and (self.sampled is None or self.sampled.ready)
 
     def read(self, bring: "Bring") -> StepResult:
-        """Wait for the step and read it. `bring` says what a row that is bound brings."""
+        """Wait for the step and read it. `bring` returns the result of a row with a matcher."""
         tokens: list[tuple[int, ...]] = [()] * len(self.plan.rows)
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         failures: dict[int, str] = {}
@@ -88,4 +90,4 @@ class LaunchedStep:
 
 
 Bring = Callable[[LaunchedStep, int, TokenChoices], Brought]
-"""What the row of a sample brings, by its index among `LaunchedStep.rows`."""
+"""Returns the result of a sample's row, by its index among `LaunchedStep.rows`."""

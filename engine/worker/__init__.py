@@ -1,1 +1,1 @@
-"""Workers compute: from a plan and the tokens that the host knows to logits, on one device or on several."""
+"""A worker computes logits from a plan and the tokens that the host knows, on one device or on several."""

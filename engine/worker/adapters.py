@@ -1,4 +1,4 @@
-"""Adapters on one device: they come, are held, leave, and borrow memory of the KV cache."""
+"""The adapters of one device: loading, pinning, evicting, and borrowing memory from the KV cache."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from personae.lora.pool import LoraPool
 from personae.lora.source import AdapterSource
 from personae.lora.stored import Pieces
 
-LOAN = 32  # KV pages that are lent at a time
+LOAN = 32  # the KV cache lends its pages in multiples of this number
 
 ReadAdapter = Callable[[str, AdapterSource], Adapter]
-"""Has the adapter of a digest on the host, as far as the device needs it. Raises AdapterError."""
+"""Reads the adapter of a digest into host memory, as far as the device needs it. Raises AdapterError."""
 
 
 class DeviceAdapters:
-    """The adapters of one pool, and the KV pages whose memory they have; see `AdapterMemory`."""
+    """The adapters of one pool, and the KV pages whose memory the pool has borrowed; see `AdapterMemory`."""
 
     def __init__(
         self, adapters: LoraPool, kv: KVCache, layout: MemoryLayout, read_adapter: ReadAdapter
@@ -33,7 +33,7 @@ class DeviceAdapters:
         return Ticket(self, self._read_adapter(digest, source))
 
     def place(self, adapter: Adapter) -> bool:
-        """Copy an adapter to the device and hold it there, at once. False: no room now, held adapters fill
+        """Copy an adapter to the device and pin it there, at once. False if pinned adapters leave no room for
         it."""
         try:
             if not self.adapters.pins(adapter.digest):
@@ -57,8 +57,8 @@ class DeviceAdapters:
         self.adapters.unload(digest)
 
     def short_of(self, adapter: Adapter) -> int:
-        """See `AdapterTicket.missing`; some more for who comes next: many neighbours are given back as fast
-        as few."""
+        """See `AdapterTicket.missing`. It is rounded up, which leaves room for the next adapter: returning
+        many neighbouring pages takes no longer than returning a few."""
         return -(-self.adapters.short_of(adapter) // (LOAN * self.kv.page_bytes)) * LOAN
 
     def lending(self, pages: tuple[int, ...]) -> Iterator[None]:
@@ -98,14 +98,14 @@ class DeviceAdapters:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """An AdapterTicket of one device."""
+    """An AdapterTicket for one device."""
 
     memory: DeviceAdapters
     adapter: Adapter
 
     @property
     def digest(self) -> str:
-        """The adapter's."""
+        """The adapter's digest."""
         return self.adapter.digest
 
     @property

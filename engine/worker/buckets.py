@@ -1,9 +1,9 @@
-"""Which captured graph a step takes: a rule of its sizes alone.
+"""The sizes for which steps are captured as CUDA graphs. Only a step's sizes decide which graph runs it.
 
-Steps in which every row has one token have a graph for every few numbers of rows. Steps in which some rows
-have several (forced text, drafts, the short rest of a prompt) are told apart by the tokens of all rows,
-rounded up to a power of two: which row has how many is in device memory. Longer prompts are launched kernel
-by kernel.
+If every row has one token, the number of rows decides: there is a graph for every few numbers of rows. If
+some rows have several tokens (forced text, drafts, the short rest of a prompt), the number of tokens in all
+rows decides, rounded up to a power of two. How many tokens each row has is in device memory. A step with a
+longer prompt is launched kernel by kernel.
 """
 
 from collections.abc import Iterator
@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 from personae.engine.plan import MemoryLayout
 
-ROW_TOKENS = 32  # of a row of several: more than drafts have, and most runs of forced text
-MOST_TOKENS = 256  # of rows of several tokens in all: with more the host is not what a step waits for
+ROW_TOKENS = 32  # limit for one row of several tokens; drafts and most runs of forced text are shorter
+MOST_TOKENS = 256  # limit for a step with such rows; a larger step does not wait for the host
 
 
 class Bucket(NamedTuple):
-    """Steps of up to `tokens` tokens in all, of which no row has more than `row_tokens`."""
+    """Steps of at most `tokens` tokens in all rows and at most `row_tokens` tokens in any row."""
 
     tokens: int
     row_tokens: int
 
 
 class Buckets:
-    """The buckets of a layout; iterated over from the smallest to the largest."""
+    """The buckets of a layout. Iteration goes from the smallest to the largest."""
 
     def __init__(self, layout: MemoryLayout) -> None:
         self._single = sizes(layout.max_seqs)
@@ -35,8 +35,7 @@ class Buckets:
         yield from (Bucket(tokens, ROW_TOKENS) for tokens in self._several)
 
     def of(self, tokens: int, longest: int) -> Bucket | None:
-        """The bucket of a step of so many tokens, the longest of whose rows has `longest`; None if it has to
-        do without."""
+        """The bucket for a step of `tokens` tokens whose longest row has `longest`. None: no graph fits."""
         if longest > ROW_TOKENS:
             return None
         row_tokens, tokens_of = (1, self._single) if longest == 1 else (ROW_TOKENS, self._several)
@@ -45,7 +44,7 @@ class Buckets:
 
 
 def sizes(most: int) -> tuple[int, ...]:
-    """The numbers of rows that graphs are captured for: less than half more than a step has."""
+    """Numbers of rows that graphs are captured for. A graph has less than 1.5 times the rows of its steps."""
     steps = [1, 2, 3, 4, 6, 8, 12]
     while steps[-1] < most:
         steps.append(steps[-2] * 2)
@@ -53,7 +52,7 @@ def sizes(most: int) -> tuple[int, ...]:
 
 
 def doublings(most: int) -> tuple[int, ...]:
-    """Powers of two, and `most`: less than twice what a step has."""
+    """Powers of two, and `most`. A graph has less than twice the tokens of its steps."""
     steps = [2]
     while 2 * steps[-1] < most:
         steps.append(2 * steps[-1])

@@ -1,23 +1,23 @@
-"""Steps without prompts as captured graphs: the host launches one thing instead of hundreds.
+"""CUDA graphs for steps without prompts: the host makes one launch instead of hundreds.
 
-A graph repeats the same kernels on the same addresses. So everything that a step says to the device is
-written into buffers that stay where they are, and what the host may decide in a captured pass depends on
-nothing but its bucket (`buckets.py`) and whether there are adapters at all. Which row has how many tokens,
-and which adapters, of which ranks, are on which tokens is in device memory (where rows begin, the work list,
-the rank tables), so one graph serves any mix.
+A graph repeats the same kernels on the same addresses. So everything that a step tells the device is written
+into buffers that stay in place. In a captured pass the host may decide only by the bucket (`buckets.py`) and
+by whether the step has adapters. Everything else is in device memory: how many tokens each row has, which
+adapters the tokens take, and their ranks (in `query_start`, the work list and the rank tables). So one graph
+serves any mix of adapters.
 
-Tokens of a bucket that nobody uses are sequences of one token on the cache's spare page, with token 0; where
-rows have several tokens there may also be rows without any, behind them.
+An unused token of a bucket is padded as a sequence of one token, with id 0, on the cache's spare page. Where
+rows have several tokens, empty rows may follow these.
 
-A graph is on trial when it is new: its first steps are also run kernel by kernel, on the same buffers, and
-compared. One that cannot be captured, fails or disagrees is the end of graphs in this process, which says so
-once and goes on without.
+A new graph is on trial. Its first steps also run kernel by kernel on the same buffers, and the results are
+compared. If a capture fails, or a graph fails or disagrees, graphs are turned off in this process. The log
+says so once, and steps are launched kernel by kernel.
 
-In a graph the adapters' updates begin on a branch, beside the base's products; kernel by kernel one follows
-the other.
+In a graph the adapters' updates run on a side stream, in parallel with the base's products. Kernel by kernel,
+they run one after the other.
 
-How work is captured and repeated is a `Capture`: CUDA graphs on a GPU, in the tests a recorder that repeats
-the operators on the tensors that they had.
+A `Capture` records and repeats work: CUDA graphs on a GPU, and in tests a recorder that repeats the operators
+on the same tensors.
 """
 
 import logging
@@ -38,47 +38,49 @@ from personae.kernels.side_stream import SideStream
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch
 
-TRIALS = 2  # steps: one shows what was captured wrong, the next what was captured and should not have been
-TOLERANCE = 0.02  # of a row's largest value; the same kernels on the same numbers should differ by nothing
+TRIALS = 2  # steps; the first finds a wrong capture, the second a value that was captured as a constant
+TOLERANCE = 0.02  # relative to a row's largest value; the same kernels should agree exactly
 
 _log = logging.getLogger("personae.engine")
 
 
 class Capture(Protocol):
-    """Records work on a device, to be repeated without Python."""
+    """Records work on a device, to repeat it later without Python."""
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Runs the work and records it: (what repeats it, its result, which each repetition writes anew)."""
+        """Runs the work and records it. Returns what repeats it, and its result, which each repetition
+        overwrites."""
 
 
 class CudaCapture:
-    """CUDA graphs, all in one memory pool: one runs at a time, so they share their scratch memory."""
+    """CUDA graphs in one memory pool: one graph runs at a time, so all share their scratch memory."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types here
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """See Capture. Runs the work once before, so that kernels are compiled and libraries initialised."""
+        """See Capture. Runs the work once before the capture, so that kernels are compiled and libraries
+        initialised."""
         here = torch.cuda.current_stream()
         try:
             torch.cuda.synchronize()
             with torch.cuda.stream(self._stream):
                 work()
             graph = torch.cuda.CUDAGraph()
-            # Other threads, which copy adapters, may go on meanwhile.
+            # Other threads may copy adapters during the capture.
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
                 result = work()
         finally:
-            torch.cuda.set_stream(here)  # a capture that fails leaves its own behind
+            torch.cuda.set_stream(here)  # a failed capture leaves its own stream set
         return graph.replay, result
 
 
 @dataclass(slots=True)
 class Graph:
-    """A captured pass. `hidden` [tokens, H] is written by each replay; `trials`: how many are left."""
+    """A captured pass. Each replay writes `hidden` [tokens, H]. `trials`: how many trial steps are left."""
 
     replay: Callable[[], None]
     hidden: Tensor
@@ -86,10 +88,9 @@ class Graph:
 
 
 class DecodeGraphs:
-    """The captured steps of one runner; each is captured by `capture_all`, or when a step of its
-    bucket first comes.
+    """The graphs of one runner. `capture_all` captures each graph, or the first step of its bucket does.
 
-    kv: with a spare page. branch: for what of a graph runs beside the rest.
+    kv: with a spare page. side_stream: runs the adapters' updates within a graph.
     """
 
     def __init__(
@@ -101,10 +102,10 @@ class DecodeGraphs:
         capture: Capture,
         side_stream: SideStream | None = None,
     ) -> None:
-        assert kv.spare_page is not None, "unused rows need a page of their own"
+        assert kv.spare_page is not None, "padding rows need a spare page"
         self._model, self._kv, self._pool, self._layout = model, kv, pool, layout
         self._side_stream = side_stream
-        self._capture: Capture | None = capture  # None: given up
+        self._capture: Capture | None = capture  # None: graphs are off
         self._buckets = Buckets(layout)
         self._graphs: dict[tuple[Bucket, bool], Graph] = {}
         most, pages = self._buckets.most, -(-layout.max_model_len // layout.page_size)
@@ -114,9 +115,9 @@ class DecodeGraphs:
 
         self._tokens = ints(most, dtype=torch.int64)
         self._positions = ints(most, dtype=torch.int64)
-        self._one_each = torch.arange(most + 1, dtype=torch.int32, device=model.device)
-        self._query_start = self._one_each.clone()
-        self._has_one_each = True
+        self._single_starts = torch.arange(most + 1, dtype=torch.int32, device=model.device)
+        self._query_start = self._single_starts.clone()
+        self._rows_are_single = True
         self._kv_length = ints(most)
         self._page_table = ints(most, pages)
         self._write_index = ints(most, dtype=torch.int64)
@@ -124,7 +125,7 @@ class DecodeGraphs:
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
-        """Everything that changes between two replays, beside the cache and the adapters."""
+        """All tensors that change between two replays, except the KV cache and the adapters."""
         return (
             self._tokens,
             self._positions,
@@ -138,8 +139,8 @@ class DecodeGraphs:
         )
 
     def capture_all(self) -> None:
-        """Capture every bucket now, the largest first: the others find their scratch memory in its. Steps of
-        nothing are captured, so each graph is on trial until real ones have come."""
+        """Capture every bucket now. The largest comes first, so that the others reuse its scratch memory. The
+        captured steps are only padding, so each graph stays on trial until its first real steps."""
         spare = cast(int, self._kv.spare_page)
         self._page_table[:, :1].fill_(spare)
         self._kv_length.fill_(1)
@@ -164,9 +165,9 @@ class DecodeGraphs:
     def run(
         self, tokens: Tensor, positions: Tensor, batch: AttentionBatch, work: WorkList | None
     ) -> Tensor | None:
-        """The hidden rows [T, H] of a step, until the next step; None if it has to be run without a graph.
+        """The hidden rows [T, H] of a step, valid until the next step; None if no graph can run it.
 
-        tokens, positions: [T] int64. `work` is all that the adapters do to it.
+        tokens, positions: [T] int64. work: the step's adapters; None if it has none.
         """
         count = len(tokens)
         bucket = None if self._capture is None else self._buckets.of(count, batch.max_query)
@@ -189,7 +190,7 @@ class DecodeGraphs:
         self._capture = None
         self._graphs.clear()
         _log.warning(
-            "CUDA graphs are off, decode steps are launched kernel by kernel, which is slower: %s: %s",
+            "CUDA graphs are off. Decode steps are launched kernel by kernel, which is slower: %s: %s",
             type(error).__name__,
             error,
         )
@@ -197,7 +198,7 @@ class DecodeGraphs:
     def _fill(
         self, tokens: Tensor, positions: Tensor, batch: AttentionBatch, work: WorkList | None, bucket: Bucket
     ) -> None:
-        """Writes the step into the buffers, and unused tokens and rows behind it."""
+        """Writes the step into the buffers, followed by padding."""
         spare, end = cast(int, self._kv.spare_page), bucket.tokens
         for buffer, values, unused in (
             (self._tokens, tokens, 0),
@@ -211,10 +212,10 @@ class DecodeGraphs:
         self._page_table[:rows, : batch.page_table.shape[1]].copy_(batch.page_table)
         self._page_table[rows:end, :1].fill_(spare)
         if bucket.row_tokens > 1:
-            self._begin_rows(batch.query_start, len(tokens), end)
-        elif not self._has_one_each:
-            self._query_start.copy_(self._one_each)
-            self._has_one_each = True
+            self._fill_query_start(batch.query_start, len(tokens), end)
+        elif not self._rows_are_single:
+            self._query_start.copy_(self._single_starts)
+            self._rows_are_single = True
         if work is not None:
             segments = len(work.rows)
             for buffer, values in (
@@ -225,17 +226,17 @@ class DecodeGraphs:
                 buffer[:segments].copy_(values)
                 buffer[segments:end].zero_()
 
-    def _begin_rows(self, query_start: Tensor, count: int, end: int) -> None:
-        """Writes where rows begin: those of a step of `count` tokens, one for each unused token up to `end`,
-        and rows of none."""
+    def _fill_query_start(self, query_start: Tensor, count: int, end: int) -> None:
+        """Writes `query_start`: the rows of a step of `count` tokens, one row for each padding token up to
+        `end`, then empty rows."""
         rows, unused = len(query_start), end - count
         self._query_start[:rows].copy_(query_start)
-        self._query_start[rows : rows + unused].copy_(self._one_each[count + 1 : end + 1])
+        self._query_start[rows : rows + unused].copy_(self._single_starts[count + 1 : end + 1])
         self._query_start[rows + unused : end + 1].fill_(end)
-        self._has_one_each = False
+        self._rows_are_single = False
 
     def _forward(self, bucket: Bucket, adapters: bool, side_stream: SideStream | None = None) -> Tensor:
-        """A step of a bucket as it lies in the buffers; with the branch, what is captured."""
+        """Runs a step of a bucket from the buffers. With a side stream: the work that is captured."""
         end = bucket.tokens
         batch = AttentionBatch(
             self._query_start[: end + 1],
@@ -246,7 +247,7 @@ class DecodeGraphs:
             max_kv=self._layout.max_model_len,
         )
         lora = None
-        if adapters:  # a list of its own, so that its plans are made within the graph
+        if adapters:  # a new work list, so that its SGMV plans are made within the graph
             own = self._work
             work = WorkList(own.first_row[:end], own.rows[:end], own.adapter[:end])
             lora = LoraBatch(self._pool, work, side_stream=side_stream)
@@ -254,11 +255,13 @@ class DecodeGraphs:
 
 
 def check(found: Tensor, truth: Tensor) -> None:
-    """Raises ArithmeticError where a row differs from what it should be. Waits for the device.
+    """Raises ArithmeticError if a row differs from the truth. Waits for the device.
 
-    A row that is not finite (an adapter may do that) has to be so in both.
+    An adapter may produce values that are not finite; then they must be at the same places in both.
     """
     found, truth = (torch.nan_to_num(rows.float(), nan=1e30) for rows in (found, truth))
     error = float(((found - truth).abs().amax(1) / truth.abs().amax(1).clamp_min(1e-30)).max())
     if not error <= TOLERANCE:
-        raise ArithmeticError(f"a graph's rows differ from those of its kernels by {error:.2g}")
+        raise ArithmeticError(
+            f"a graph's result differs from the same kernels without a graph by {error:.2g}"
+        )

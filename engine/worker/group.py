@@ -1,8 +1,8 @@
-"""Several ranks as one worker: all are told the same, and the first one's answers are everybody's.
+"""Several ranks as one worker: all get the same calls, and the first rank's results are returned.
 
-Ranks keep the same state, for they begin the same steps and place the same adapters in the same order; what
-they have to tell each other while they compute is between their layers. Each rank but the first has a thread
-of its own here. A single rank needs no group: it is the worker.
+Ranks keep the same state because they begin the same steps and place the same adapters in the same order.
+What they exchange while they compute is between their layers. Each rank but the first has a thread here. A
+single rank needs no group: it is the worker.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,12 +31,13 @@ T = TypeVar("T")
 
 
 def as_one(ranks: Sequence[Worker]) -> Worker:
-    """The worker that these ranks are."""
+    """One worker of these ranks."""
     return ranks[0] if len(ranks) == 1 else WorkerGroup(ranks)
 
 
 class WorkerGroup:
-    """The Worker that at least two ranks are. What a step raises on another rank the next one raises here."""
+    """At least two ranks as one Worker. If a step fails on another rank, the next step raises the error
+    here."""
 
     def __init__(self, ranks: Sequence[Worker]) -> None:
         self._first = ranks[0]
@@ -46,7 +47,7 @@ class WorkerGroup:
         self.vocab_size: int = self._first.vocab_size
 
     def begin(self, plan: StepPlan, known: KnownTokens) -> PackedStep | None:
-        """See Worker. All have packed when this returns, so `known` may change then."""
+        """See Worker. All ranks have packed when this returns, so `known` may change then."""
         packing = [rank.begin(plan, known) for rank in self._others]
         packed = self._first.begin(plan, known)
         for rank, each in zip(self._others, packing, strict=True):
@@ -72,7 +73,7 @@ class WorkerGroup:
         return self._first.prompt_logits(forward, slot, first, count)
 
     def hidden_states(self, forward: Forward, first: int, count: int) -> torch.Tensor:
-        """See Worker. Every rank has all of them."""
+        """See Worker. Every rank has all hidden states."""
         return self._first.hidden_states(forward, first, count)
 
     def commit(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
@@ -111,21 +112,22 @@ class WorkerGroup:
         yield from self.together(self._all(lambda worker: worker.giving_back(pages)))
 
     def _all(self, work: Callable[[AdapterMemory], T]) -> list[T]:
-        """What each rank answers, the first one's first."""
+        """The result of each rank, the first rank's first."""
         others = [rank.call(work, rank.worker) for rank in self._others]
         return [work(self._first), *(each.result() for each in others)]
 
     def together(self, pieces: Sequence[Iterator[None]]) -> Pieces:
-        """The pieces of all ranks, one of each at a time; they end with what is then still done beside."""
+        """Run the pieces of all ranks, one of each at a time. Returns a future for the work that then still
+        runs in the background, if any does."""
         own, *rest = pieces
-        ends: list[Any] = [_GOES_ON] * len(pieces)
-        while _GOES_ON in ends:
+        ends: list[Any] = [_UNFINISHED] * len(pieces)
+        while _UNFINISHED in ends:
             others = [
-                rank.call(_step, one) if end is _GOES_ON else None
+                rank.call(_run_piece, one) if end is _UNFINISHED else None
                 for rank, one, end in zip(self._others, rest, ends[1:], strict=True)
             ]
-            if ends[0] is _GOES_ON:
-                ends[0] = _step(own)
+            if ends[0] is _UNFINISHED:
+                ends[0] = _run_piece(own)
             for number, each in enumerate(others, 1):
                 if each is not None:
                     ends[number] = each.result()
@@ -135,14 +137,14 @@ class WorkerGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupTicket:
-    """An adapter that is to come to all ranks of a group."""
+    """An AdapterTicket for all ranks of a group."""
 
     group: WorkerGroup
     ranks: Sequence[AdapterTicket]
 
     @property
     def digest(self) -> str:
-        """The adapter's."""
+        """The adapter's digest."""
         return self.ranks[0].digest
 
     @property
@@ -156,23 +158,23 @@ class GroupTicket:
 
 
 class _Rank:
-    """A worker on a thread of its own, which does what it is told in that order."""
+    """A worker with a thread that makes its calls in order."""
 
     def __init__(self, worker: Worker, name: str) -> None:
         self.worker = worker
         self._thread = ThreadPoolExecutor(1, name)
-        self._told: list[Future[None]] = []
+        self._pending: list[Future[None]] = []
         self._packed: PackedStep | None = None
         self._forward: Forward | None = None
 
     def call(self, work: Callable[..., T], *args: object) -> Future[T]:
-        """Have something done."""
+        """Call something on the rank's thread."""
         return self._thread.submit(work, *args)
 
     def check(self) -> None:
-        """Raise what steps raised that are done."""
-        told, self._told = self._told, []
-        for each in told:
+        """Raise the first error of the earlier calls."""
+        pending, self._pending = self._pending, []
+        for each in pending:
             each.result()
 
     def begin(self, plan: StepPlan, known: KnownTokens) -> Future[None]:
@@ -184,47 +186,47 @@ class _Rank:
         return self.call(begin)
 
     def forward(self) -> None:
-        """Compute it."""
+        """Compute the packed step."""
 
         def forward() -> None:
             assert self._packed is not None
             self._forward = self.worker.forward(self._packed)
 
-        self._told.append(self.call(forward))
+        self._pending.append(self.call(forward))
 
     def prompt_logits(self, slot: int, first: int, count: int) -> None:
-        """Take part in them."""
+        """Take part in computing the logits."""
 
         def logits() -> None:
             assert self._forward is not None
             self.worker.prompt_logits(self._forward, slot, first, count)
 
-        self._told.append(self.call(logits))
+        self._pending.append(self.call(logits))
 
     def commit(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        """See Worker; the tensors are the first rank's."""
+        """See Worker. The tensors are on the first rank's device."""
 
         def commit() -> None:
             device = self.worker.device
             self.worker.commit(slots.to(device), tokens.to(device))
 
-        self._told.append(self.call(commit))
+        self._pending.append(self.call(commit))
 
 
-_GOES_ON = object()
+_UNFINISHED = object()
 
 
-def _step(pieces: Iterator[None]) -> Any:
-    """Run a piece; what they end with, if that was the last."""
+def _run_piece(pieces: Iterator[None]) -> Any:
+    """Run the next piece. Returns _UNFINISHED, or the iterator's return value if it has ended."""
     try:
         next(pieces)
     except StopIteration as end:
         return end.value
-    return _GOES_ON
+    return _UNFINISHED
 
 
 def _all_of(futures: Sequence[Future[None]]) -> Future[None] | None:
-    """Done when all are; it fails as one of them has."""
+    """A future that is done when all are, and fails if one of them has failed. None for no futures."""
     if len(futures) < 2:
         return futures[0] if futures else None
     done: Future[None] = Future()

@@ -1,4 +1,4 @@
-"""The tokens of each slot that the host knows, so that they need not be read from the device."""
+"""The tokens of each slot that the host knows. They need not be read from the device."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,8 +12,7 @@ Ints = NDArray[np.int64]
 
 
 class Guess(NamedTuple):
-    """What a row computes of a slot whose tokens the host knows: `tokens` are its input, of which the last
-    ones are `drafts`."""
+    """The input of a row with guessed tokens: `tokens` are all of it, and the last ones are `drafts`."""
 
     tokens: tuple[int, ...]
     drafts: tuple[int, ...]
@@ -23,9 +22,9 @@ NO_GUESSES: Mapping[int, Guess] = {}
 
 
 class KnownTokens:
-    """Of each slot the tokens of its log, and those that were appended to it since.
+    """The tokens of each slot's log, and those appended since.
 
-    `guesses`: of the step that is prepared, by the row's index in its plan. Belongs to one thread.
+    `guesses`: for the step in preparation, by the row's index in its plan. One thread owns this.
     """
 
     def __init__(self, slots: int, vocab_size: int) -> None:
@@ -35,26 +34,26 @@ class KnownTokens:
         self.guesses = NO_GUESSES
 
     def admit(self, slot: int, log: SequenceLog) -> None:
-        """A sequence takes a slot. Raises ValueError for a token id that no vocabulary has."""
+        """A sequence takes a slot. Raises ValueError for a token id outside the vocabulary."""
         tokens = np.array(log.tokens, np.int64)
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
-            # The API refuses these; a kernel would read past the embedding.
-            raise ValueError(f"sequence {log.id} has a token id that is not in the model's vocabulary")
+            # The API refuses such ids. A kernel would read past the end of the embedding.
+            raise ValueError(f"Sequence {log.id} has a token id outside the model's vocabulary.")
         self._tokens[slot], self._lengths[slot] = tokens, len(tokens)
 
     def extend(self, slot: int, position: int, tokens: Sequence[int]) -> None:
-        """The slot's tokens from `position` on are known, as far as these go."""
+        """Record the slot's tokens from `position` on."""
         known = np.resize(self._tokens[slot], position + len(tokens))
         known[position:] = tokens
         self._tokens[slot], self._lengths[slot] = known, len(known)
 
     def at(self, slot: int, position: int) -> int | None:
-        """The token at a position behind the slot's log, or one after it, if it is known."""
+        """The slot's token at a position; None if the host does not know it yet."""
         return int(self._tokens[slot][position]) if position < self._lengths[slot] else None
 
     def inputs(self, slots: Ints, starts: Ints, counts: Ints, offsets: Ints, total: int) -> tuple[Ints, Ints]:
-        """The input ids [total] of packed rows, 0 where they are not known, and the rows of those: their
-        input is the slot's newest token, which only the device may know."""
+        """The input ids [total] of packed rows, and the rows whose input is not known: their ids are 0, and
+        their input is the slot's newest token, which may be only on the device."""
         ids = np.zeros(total, np.int64)
         known = starts < self._lengths[slots]
         for i in np.flatnonzero(known).tolist():

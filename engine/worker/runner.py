@@ -1,8 +1,8 @@
-"""From a plan to logits: keeps what each slot needs, packs the rows, runs the forward pass.
+"""The worker of one device: keeps state per slot, packs the rows of a plan and runs the forward pass.
 
-Everything here is a cache of the token logs. Rows are packed without padding and ordered by adapter, so that
-each adapter's tokens are neighbours and one work list serves every layer. Per-slot state lives in arrays
-indexed by slot; a step of decode rows is a handful of vector operations, whatever the number of rows.
+All state here is a cache of the token logs. Rows are packed without padding and ordered by adapter. So the
+tokens of one adapter are neighbours, and one work list serves every layer. State per slot lies in arrays
+indexed by slot, so a step of decode rows takes a handful of vector operations, whatever the number of rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ from personae.lora.segments import LoraBatch, lora_batch, segments_of
 class Runner(DeviceAdapters):
     """The worker of one device. One thread owns it.
 
-    `last_tokens` ([max_seqs] int64, on the device) is the newest token of each slot. `graphs` run the steps
-    that can be captured. `read_adapter` reads adapters to the host.
+    `last_tokens` ([max_seqs] int64, on the device) has the newest token of each slot. `graphs` run the steps
+    that can be captured. `read_adapter` reads adapters into host memory.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class Runner(DeviceAdapters):
         self._page_table: NDArray[np.int32] = np.zeros((layout.max_seqs, pages_per_seq), np.int32)
         self._page_count = [0] * layout.max_seqs
         self._adapter_slot: list[int | None] = [None] * layout.max_seqs
-        self._late: dict[int, int] = {}  # slots whose adapter is not active from the start, and where it is
+        # By slot: the first position at which the adapter is active, if that is not 0.
+        self._adapter_start: dict[int, int] = {}
 
     def begin(self, plan: StepPlan, known: KnownTokens) -> PackedStep | None:
         """See Worker."""
@@ -61,9 +62,9 @@ class Runner(DeviceAdapters):
             slot, log = admission.slot, admission.log
             self._page_count[slot] = 0
             self._adapter_slot[slot] = None if log.adapter is None else self._slot(log.adapter)
-            self._late.pop(slot, None)
+            self._adapter_start.pop(slot, None)
             if log.adapter_start:
-                self._late[slot] = log.adapter_start
+                self._adapter_start[slot] = log.adapter_start
         if plan.copies:
             self.kv.copy_pages(plan.copies)
         for row in plan.rows:
@@ -76,7 +77,7 @@ class Runner(DeviceAdapters):
     def _slot(self, digest: str) -> int:
         slot = self.adapters.slot(digest)
         if slot is None:
-            raise RuntimeError(f"adapter {digest} is not on the device: its request would be the base's")
+            raise RuntimeError(f"adapter {digest} is not on the device; the base would answer instead")
         return slot
 
     def forward(
@@ -87,7 +88,7 @@ class Runner(DeviceAdapters):
     ) -> Forward:
         """See Worker."""
         tokens = self._tokens(packed)
-        hidden = self._replayed(packed, tokens)
+        hidden = self._run_graph(packed, tokens)
         if hidden is None:
             hidden = self.model.forward(
                 tokens, packed.positions, self.kv, packed.attention, packed.lora, overlap
@@ -115,8 +116,11 @@ class Runner(DeviceAdapters):
         self.last_tokens[slots] = tokens
 
     def rehearse(self, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """Run rows that nobody is in, kernel by kernel: (first position, tokens) each, with as many adapters
-        as there may be; the last row's logits [1, V]. Their keys go to a page that is nobody's yet."""
+        """Run rows that belong to no sequence, kernel by kernel. Returns the last row's logits [1, V].
+
+        spans: (first position, tokens) of each row. The rows use as many adapters as the device may hold.
+        Their keys go to a page that no sequence has yet.
+        """
         count = self.adapters.max_adapters
         self._adapter_slot = [slot % count for slot in range(self.layout.max_seqs)]
         last = len(spans) - 1
@@ -127,9 +131,9 @@ class Runner(DeviceAdapters):
         hidden = self.model.forward(tokens, packed.positions, self.kv, packed.attention, packed.lora)
         return self.model.logits(hidden[packed.sampled])
 
-    def _replayed(self, packed: PackedStep, tokens: torch.Tensor) -> torch.Tensor | None:
-        """The hidden rows by a graph; None for what is not captured: prompts, adapters that are more than
-        ranks."""
+    def _run_graph(self, packed: PackedStep, tokens: torch.Tensor) -> torch.Tensor | None:
+        """The hidden rows from a graph; None if the step cannot be captured: it has a prompt, or an adapter
+        that is more than its low-rank updates."""
         if self.graphs is None:
             return None
         work = None if packed.lora is None else packed.lora.work
@@ -138,13 +142,13 @@ class Runner(DeviceAdapters):
         return self.graphs.run(tokens, packed.positions, packed.attention, work)
 
     def _output_of(self, slots: list[int], counts: list[int]) -> LoraOutput | None:
-        """What adapters do to the logits of these slots' rows, counts[i] each; None for nothing."""
+        """How adapters change the logits of these slots' rows, counts[i] each; None if they do not."""
         if not self.adapters.deltas:
             return None
         return self.adapters.deltas.of_step(segments_of([self._adapter_slot[s] for s in slots], counts))
 
     def pack(self, rows: tuple[Row, ...], known: KnownTokens) -> PackedStep:
-        """Lay the rows' tokens side by side, grouped by adapter, base rows last: at least one row."""
+        """Lay the tokens of at least one row out one after the other, grouped by adapter, base rows last."""
         order = self._grouped_by_adapter(rows)
         ordered = [rows[i] for i in order]
         slots = np.array([row.slot for row in ordered], np.int64)
@@ -165,7 +169,7 @@ class Runner(DeviceAdapters):
         drafts: Drafts = {}
         if known.guesses:
             newest = newest[[order[i] not in known.guesses for i in newest]]
-            chosen, drafts = _guessed(known, order, samples, ends, ids)
+            chosen, drafts = _write_guesses(known, order, samples, ends, ids)
         own = uploads(
             (
                 ids,
@@ -193,7 +197,7 @@ class Runner(DeviceAdapters):
             sampled=sampled,
             sampled_rows=[order[i] for i in samples],
             sampled_slots=[ordered[i].slot for i in samples],
-            sampled_ends=lengths[samples].tolist() if not drafts else _sure(lengths[samples], drafts),
+            sampled_ends=lengths[samples].tolist() if not drafts else _sampled_ends(lengths[samples], drafts),
             offsets=offsets.tolist(),
             order=order,
             drafts=drafts,
@@ -201,32 +205,32 @@ class Runner(DeviceAdapters):
 
     def _grouped_by_adapter(self, rows: tuple[Row, ...]) -> list[int]:
         slots = self._adapter_slot
-        base = self.adapters.max_adapters  # past every slot: base rows go last
+        base = self.adapters.max_adapters  # higher than every slot, so that base rows come last
         keys = [base if (slot := slots[row.slot]) is None else slot for row in rows]
         return sorted(range(len(rows)), key=keys.__getitem__)
 
     def _lora(self, slots: Ints, starts: Ints, counts: Ints) -> LoraBatch | None:
         rows, lengths = slots.tolist(), counts.tolist()
         adapters = [self._adapter_slot[slot] for slot in rows]
-        if not adapters or adapters[0] is None:  # base rows are last: no adapter in this step
+        if not adapters or adapters[0] is None:  # base rows come last, so this step has no adapter
             return None
-        if self._late:
+        if self._adapter_start:
             return lora_batch(self.adapters, *self._split(rows, adapters, starts.tolist(), lengths))
         return lora_batch(self.adapters, adapters, lengths)
 
     def _split(
         self, slots: list[int], adapters: list[int | None], starts: list[int], counts: list[int]
     ) -> tuple[list[int | None], list[int]]:
-        """Rows in two where an adapter becomes active within: the base's part, and the adapter's."""
+        """Splits a row in which its adapter becomes active into the base's part and the adapter's part."""
         parts: list[tuple[int | None, int]] = []
         for slot, adapter, start, count in zip(slots, adapters, starts, counts, strict=True):
-            before = min(max(self._late.get(slot, 0) - start, 0), count)
+            before = min(max(self._adapter_start.get(slot, 0) - start, 0), count)
             parts += ((None, before), (adapter, count - before))
         kept = [(adapter, count) for adapter, count in parts if count]
         return [adapter for adapter, _ in kept], [count for _, count in kept]
 
     def _tokens(self, packed: PackedStep) -> torch.Tensor:
-        """Input ids: what the logs have, and else the slots' newest tokens, read on the device."""
+        """The input ids: from the logs where known, else the slots' newest tokens, read on the device."""
         if len(packed.newest) == len(packed.tokens):
             return self.last_tokens[packed.newest_slots]
         if len(packed.newest):
@@ -234,11 +238,13 @@ class Runner(DeviceAdapters):
         return packed.tokens
 
 
-def _guessed(
+def _write_guesses(
     known: KnownTokens, order: list[int], samples: list[int], ends: Ints, ids: Ints
 ) -> tuple[Ints, Drafts]:
-    """Writes the tokens of rows with guesses into `ids`. Returns the packed positions of logits, those of
-    drafts behind the others, and `PackedStep.drafts`."""
+    """Writes the tokens of rows with guesses into `ids`.
+
+    Returns the packed positions of logits, with those of drafts last, and `PackedStep.drafts`.
+    """
     place = {row: i for i, row in enumerate(order)}
     for row, guess in known.guesses.items():
         end = ends[place[row]]
@@ -258,8 +264,8 @@ def _guessed(
     return np.concatenate((chosen, *behind)), drafts
 
 
-def _sure(lengths: Ints, drafts: Drafts) -> list[int]:
-    """The positions of the tokens that rows choose in front of their drafts."""
+def _sampled_ends(lengths: Ints, drafts: Drafts) -> list[int]:
+    """The positions of the tokens that rows choose before their drafts."""
     return [
         length - (len(drafts[index][0]) if index in drafts else 0)
         for index, length in enumerate(lengths.tolist())

@@ -1,10 +1,9 @@
-"""What a GPU does before its first request: every kernel is compiled, every decode step captured.
+"""Warm-up of a GPU before its first request: every kernel is compiled, every decode step is captured.
 
-Triton compiles a kernel when it is launched with constants and alignments that it has not met yet, a second
-or so for each; the answer that happened to need it would wait. So each shape of step is run once that kernels
-are compiled for: contexts that attention splits into twice as many parts, prompts that fill one tile of
-queries or the next, numbers of tokens for which SGMV splits its sums in another way. Compiled kernels stay on
-disk, so the next start is quick.
+Triton compiles a kernel when it is launched with new constants or alignments. That takes about a second, and
+a request would wait for it. So warm-up runs each shape of step that kernels are compiled for: contexts that
+attention splits into twice as many parts, prompts that fill one more tile of queries, numbers of tokens for
+which SGMV splits its sums in another way. Compiled kernels stay on disk, so the next start is quick.
 """
 
 import logging
@@ -20,18 +19,18 @@ from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows, choose
 
 Spans = list[tuple[int, int]]
-"""Rows of a step: the position of the first token, and how many there are."""
+"""Rows of a step: the position of the first token, and the number of tokens."""
 
-FEW = 64  # tokens of a prompt; up to here tiles of queries grow with it
+FEW = 64  # tokens of a prompt; tiles of queries grow with the prompt up to here
 
 _log = logging.getLogger("personae.engine")
 
 
 def warm_up(runner: Runner) -> None:
-    """Run and capture what requests will need; the cache and the adapters must be nobody's yet. Waits for the
-    device, so that what it cannot do shows here."""
+    """Run and capture what requests will need, before anything uses the cache or the adapters. Waits for the
+    device, so that its errors appear here."""
     begun = time.monotonic()
-    _log.info("compiling the GPU's kernels; a model's first start on a machine takes about a minute for it")
+    _log.info("compiling the GPU's kernels; the first start of a model on a machine takes about a minute")
     logits = torch.zeros(0)
     for spans in shapes(runner.layout):
         logits = runner.rehearse(spans)
@@ -51,7 +50,7 @@ def warm_up(runner: Runner) -> None:
 
 
 def shapes(layout: MemoryLayout) -> Iterator[Spans]:
-    """Steps that between them launch every kernel in every form in which a step of this layout may."""
+    """Steps that together launch every kernel in every form that a step of this layout may need."""
     longest, most = layout.max_model_len, layout.max_batch_tokens
     contexts = [1, *_doublings(257, longest, of=256), longest]
     for context in contexts:
@@ -71,7 +70,8 @@ def shapes(layout: MemoryLayout) -> Iterator[Spans]:
 
 
 def _doublings(first: int, last: int, of: int | None = None) -> Iterator[int]:
-    """From `first` on by doubling, or doubling what it has of a number, up to `last`."""
+    """Numbers from `first` up to `last`. Each doubles the one before, or its part that is a multiple of
+    `of`."""
     while first <= last:
         yield first
         first += first if of is None else first // of * of

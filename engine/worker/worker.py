@@ -1,7 +1,7 @@
-"""What a worker is: one rank of the model, with its part of the weights, the KV cache and the adapters.
+"""The worker: one rank of the model, with its part of the weights, the KV cache and the adapters.
 
-A worker is told plans, token ids, digests and paths, never tensors; only what it answers lies on its device.
-So it can be one device, several that are one (`group.py`), or a process elsewhere.
+A worker gets plans, token ids, digests and paths, never tensors; only its results lie on its device. So it
+can be one device, several that act as one (`group.py`), or a process elsewhere.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,26 +18,28 @@ from personae.lora.source import AdapterSource
 from personae.lora.stored import Pieces
 
 Drafts = Mapping[int, tuple[tuple[int, ...], int]]
-"""Of a step, by sample: the tokens, and where their logits begin among those of drafts."""
+"""The drafts of a step, by sample: the tokens, and where their logits begin among the logits of drafts."""
 
 LogitMask = Callable[[], torch.Tensor | None]
-"""Says which logits are looked at: a bitmask [S, ceil(V / 32)], None for all."""
+"""Returns which logits are needed: a bitmask [S, ceil(V / 32)], None for all."""
 
 
 def all_logits() -> None:
-    """A LogitMask."""
+    """A LogitMask that needs all logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
     """A plan as tensors. T tokens, B rows; `order[i]` is the plan's index of packed row i.
 
-    tokens, positions: [T] int64; of the tokens those at `newest` [N] int64 are still to be read, the last
-    ones of `newest_slots` [N] int64: the step before need not have chosen them until the forward pass begins.
-    `sampled` [S] int64 are the packed positions whose logits choose a token, `sampled_rows` and
-    `sampled_slots` the plan's row indices and slots they belong to, and `sampled_ends` the positions of the
-    tokens that they choose. Behind them `sampled` has the positions of drafts: `drafts` maps an index among
-    the S to its drafts and to where their logits begin among those of drafts.
+    tokens, positions: [T] int64. The tokens at `newest` [N] int64 are not known yet: they are the last tokens
+    of the slots `newest_slots` [N] int64, so the step before need not have chosen them until the forward pass
+    begins.
+
+    `sampled` [S] int64 has the packed positions whose logits choose a token. `sampled_rows` and
+    `sampled_slots` are the plan's row indices and slots of these, and `sampled_ends` are the positions of the
+    chosen tokens. After the S positions, `sampled` has those of the drafts. `drafts` maps an index among the
+    S to its drafts, and to where their logits begin among the logits of drafts.
     """
 
     tokens: torch.Tensor
@@ -57,8 +59,8 @@ class PackedStep:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A step's outcome on the device: `hidden` [T, H] of every token, `logits` [S, V] float32 of sampled
-    rows, those that are needed, and behind them those of drafts."""
+    """The result of a step on the device: `hidden` [T, H] of every token, and `logits` float32 [S, V] of the
+    sampled rows as far as they are needed, followed by the logits of drafts."""
 
     packed: PackedStep
     hidden: torch.Tensor
@@ -66,57 +68,57 @@ class Forward:
 
 
 class AdapterTicket(Protocol):
-    """An adapter that is to come to the device."""
+    """An adapter that is being loaded to the device."""
 
     @property
     def digest(self) -> str:
-        """The adapter's."""
+        """The adapter's digest."""
 
     @property
     def missing(self) -> int:
-        """How many KV pages' memory would let it in without another leaving; 0 if it is there, or nothing
-        can be lent."""
+        """How many more KV pages of memory it needs so that no other adapter is evicted; 0 if it is on the
+        device, or if the KV cache cannot lend."""
 
     def pieces(self) -> Pieces:
-        """Copy it to the device, a piece at a time, and hold it there: steps may run between the pieces, of
-        other adapters. It may be held already.
+        """Copy it to the device piece by piece and pin it there. Steps with other adapters may run between
+        the pieces. It may be pinned already.
 
-        The first piece raises AdapterError, or Overloaded when there is no room now. If they end with
-        something that is still done beside, no step may name the adapter before that; if that fails, it is to
-        be discarded.
+        The first piece raises AdapterError, or Overloaded if there is no room now. The pieces may end with a
+        future for work that continues in the background: no step may use the adapter before that is done, and
+        if it fails, `discard` must undo it.
         """
 
 
 class AdapterMemory(Protocol):
-    """Adapters on a device: they come, are held, leave, and borrow memory of the KV cache."""
+    """The adapters on a device: loading, pinning, evicting, and borrowing memory from the KV cache."""
 
     @property
     def adapter_stats(self) -> tuple[int, int, int]:
-        """Adapters on the device, how many were copied there, how many left for others."""
+        """How many adapters are on the device, how many loads there were, how many evictions."""
 
     def load_adapter(self, digest: str, source: AdapterSource, /) -> AdapterTicket:
-        """Have an adapter brought from where it lies. Raises AdapterError when it is not there."""
+        """Have an adapter read from its source. Raises AdapterError if the source does not have it."""
 
     def discard(self, digest: str, /) -> None:
-        """Undo a ticket whose pieces have ended: what is done beside has failed."""
+        """Undo a ticket whose pieces have ended but whose background work has failed."""
 
     def release(self, digest: str, /) -> None:
-        """The adapter may be evicted; nothing if it is not held."""
+        """Unpin the adapter, so that it may be evicted. Does nothing if it is not pinned."""
 
     def lending(self, pages: tuple[int, ...], /) -> Iterator[None]:
-        """Adapters may have the memory of these KV pages, whole runs, which no later step touches: after the
-        last piece."""
+        """Lend the memory of these KV pages to adapters, after the last piece. The pages are whole runs, and
+        no later step uses them."""
 
     def repay(self, count: int, /) -> tuple[int, ...]:
-        """Up to `count` of the pages that were lent, or whole runs of them, as far as adapters that nobody
-        holds can leave. They may be used after the last piece of `giving_back`."""
+        """Up to `count` of the lent pages, rounded up to whole runs, as far as unpinned adapters can be
+        evicted. The cache may use them after the last piece of `giving_back`."""
 
     def giving_back(self, pages: tuple[int, ...], /) -> Iterator[None]:
-        """Let go of memory that adapters have left, for these pages, a piece at a time."""
+        """Free the memory of evicted adapters for these pages, piece by piece."""
 
 
 class Worker(AdapterMemory, Protocol):
-    """Computes steps in the order in which they begin; one thread calls it."""
+    """Computes steps in the order in which they begin. One thread calls it."""
 
     @property
     def device(self) -> torch.device:
@@ -128,10 +130,10 @@ class Worker(AdapterMemory, Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Of the logits."""
+        """The width of the logits."""
 
     def begin(self, plan: StepPlan, known: KnownTokens, /) -> PackedStep | None:
-        """Take in what the plan changes, and pack its rows, if it has any."""
+        """Apply the plan's changes, and pack its rows, if it has any."""
 
     def forward(
         self,
@@ -140,15 +142,15 @@ class Worker(AdapterMemory, Protocol):
         logit_mask: LogitMask = all_logits,
         /,
     ) -> Forward:
-        """Run the model over the rows that were packed last. `overlap` is for a CPU: this thread does it when
-        others have begun to compute. Then `logit_mask` is asked."""
+        """Run the model over the rows that were packed last. `overlap` is for a CPU: this thread calls it
+        while other threads compute. `logit_mask` is called after that."""
 
     def prompt_logits(self, forward: Forward, slot: int, first: int, count: int, /) -> torch.Tensor:
         """The logits [count, V] of packed tokens from `first` on, all of one slot."""
 
     def hidden_states(self, forward: Forward, first: int, count: int, /) -> torch.Tensor:
-        """The hidden states [count, H] float32, behind the last norm, of packed tokens from `first` on."""
+        """The hidden states [count, H] float32, after the final norm, of packed tokens from `first` on."""
 
     def commit(self, slots: torch.Tensor, tokens: torch.Tensor, /) -> None:
-        """The newest tokens of these slots, which the next step may begin with. Both [n] int64, on the
+        """Set the newest tokens of these slots, which the next step may begin with. Both [n] int64, on the
         device."""

@@ -342,10 +342,10 @@ def test_where_rows_begin_in_a_graph_is_where_they_begin_in_the_step(counts: lis
     graphs = object.__new__(DecodeGraphs)
     tokens = sum(counts)
     end = data.draw(st.integers(tokens, 2 * tokens))
-    graphs._one_each = torch.arange(2 * end + 1, dtype=torch.int32)
+    graphs._single_starts = torch.arange(2 * end + 1, dtype=torch.int32)
     graphs._query_start = torch.full((2 * end + 1,), -1, dtype=torch.int32)
     starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
-    graphs._begin_rows(starts, tokens, end)
+    graphs._fill_query_start(starts, tokens, end)
     lengths = graphs._query_start[: end + 1].diff().tolist()
     assert lengths[: len(counts)] == counts
     behind = lengths[len(counts) :]

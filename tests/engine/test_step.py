@@ -199,6 +199,6 @@ def test_a_row_whose_adapter_is_not_on_the_device_stops_the_step_and_is_not_serv
 @pytest.mark.parametrize("token", [-1, VOCAB, 2**40])
 def test_a_token_that_is_not_in_the_vocabulary_reaches_no_kernel(base: Path, dtype: str, token: int) -> None:
     harness = EngineHarness(base, dtype=dtype)
-    with pytest.raises(ValueError, match="sequence strange has a token id"):
+    with pytest.raises(ValueError, match="Sequence strange has a token id"):
         harness.play([harness.log("strange", [5, token, 6])])
     assert bool(torch.isnan(harness.engine.worker.kv.data).all())  # nothing was computed
