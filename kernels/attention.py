@@ -14,11 +14,12 @@ from personae.kernels.registry import Operator, choose
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Which packed tokens are whose, and where each row's cache lies. Built once per step, for all layers.
+    """Which packed tokens belong to which row, and where each row's cache lies. Built once per step, for all
+    layers.
 
-    The T tokens of the step lie packed, row after row; row b has `query_start[b + 1] - query_start[b]` of
-    them, the last ones of its `kv_length[b]` tokens. All tensors lie on the model's device, contiguous, int32
-    unless said.
+    The T tokens of the step are packed row after row. Row b has `query_start[b + 1] - query_start[b]` of
+    them, the last ones of its `kv_length[b]` tokens. All tensors are on the model's device, contiguous, and
+    int32 unless noted.
     """
 
     query_start: Tensor
@@ -26,18 +27,18 @@ class AttentionBatch:
     kv_length: Tensor
     """[B] tokens in the cache after this step's are appended."""
     page_table: Tensor
-    """[B, max_pages] page ids; what lies past a row's last page is not attended to, but is a valid id."""
+    """[B, max_pages] page ids. Entries past a row's last page are valid ids, but are not attended to."""
     write_index: Tensor
-    """[T] int64: page * page_size + offset, where each packed token's k and v go."""
+    """[T] int64: page * page_size + offset, where each packed token's k and v are written."""
     max_query: int
-    """The most tokens that a row has in this step."""
+    """The most tokens of one row in this step."""
     max_kv: int
     """The largest kv_length."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What layers have in common that share a plan. dtype: of queries; kv_dtype: of the cache."""
+    """What the layers that share a plan have in common. dtype: of queries; kv_dtype: of the cache."""
 
     heads: int
     kv_heads: int
@@ -59,11 +60,11 @@ AttentionPlan = Callable[[Tensor, Tensor, Tensor, float, int | None], Tensor]
 
 
 class AttentionBackend(ABC):
-    """Causal attention over the cache. A step is planned once, then each layer runs by that plan."""
+    """Causal attention over the cache. A step is planned once, and each layer runs with that plan."""
 
     @abstractmethod
     def plan(self, batch: AttentionBatch, shape: AttentionShape) -> AttentionPlan:
-        """What a step's layers of that shape have in common: work lists, splits, scratch memory."""
+        """Work lists, splits and scratch memory that the step's layers of this shape share."""
 
     def __call__(
         self,
@@ -74,7 +75,7 @@ class AttentionBackend(ABC):
         scale: float,
         window: int | None = None,
     ) -> Tensor:
-        """One layer with a plan of its own."""
+        """One layer with its own plan."""
         return self.plan(batch, AttentionShape.of(q, k_cache))(q, k_cache, v_cache, scale, window)
 
 

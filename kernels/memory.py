@@ -1,4 +1,5 @@
-"""Large tensors that live long, and memory that can be lent: the KV cache's to adapters, and back."""
+"""Memory for large long-lived tensors. Some can be lent: the KV cache lends it to adapters and gets it
+back."""
 
 import ctypes
 import logging
@@ -19,16 +20,16 @@ from personae.kernels.cgroup import memory_limit
 from personae.kernels.vmm import DeviceMemory, Driver
 
 _log = logging.getLogger("personae.kernels")
-_UNRESERVED = 0x4000  # MAP_NORESERVE, which Python's mmap may not know: much of what is mapped stays empty
+_UNRESERVED = 0x4000  # MAP_NORESERVE, which Python's mmap may lack; much of the mapping is never written
 
 
 class Memory(Protocol):
-    """A device's memory. What is reserved keeps its addresses; what is behind them can be given back and had
-    anew, and whoever has it next finds there whatever it was left with.
+    """A device's memory. A reserved range keeps its addresses. The memory behind it can be given back and
+    backed again; its content is then arbitrary.
 
-    lends: whether what is given back is there for others. granule: bytes of which parts that are given back
-    or backed are multiples, but where a tensor ends; 0: memory comes when it is written, and goes by whole
-    pages of the system.
+    lends: whether memory that is given back can be used for other tensors. granule: the number of bytes that
+    is given back or backed at once; parts are multiples of it, except at the end of a tensor. 0: memory comes
+    when it is written, and is freed in whole pages of the system.
     """
 
     lends: bool
@@ -39,46 +40,47 @@ class Memory(Protocol):
         """How many granules are free."""
 
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A contiguous tensor with no memory yet: nothing may touch a part before it is backed.
+        """A contiguous tensor without memory: a part must be backed before anything touches it.
 
-        A view that a kernel of Triton's is given must have memory where it begins, whatever the kernel reads:
-        the launcher asks the driver about the address (CU_POINTER_ATTRIBUTE_DEVICE_POINTER), and refuses one
-        that no kernel can access.
+        A view that is passed to a Triton kernel needs memory at its first address, even if the kernel does
+        not read it: the launcher asks the driver about that address (CU_POINTER_ATTRIBUTE_DEVICE_POINTER),
+        and refuses one that no kernel can access.
         """
 
     def back(self, part: Tensor) -> None:
-        """Have memory behind a contiguous part that has none."""
+        """Put memory behind a contiguous part that has none."""
 
     def give_back(self, part: Tensor) -> None:
-        """Let others have the memory of a contiguous part, which nothing touches any more."""
+        """Free the memory of a contiguous part for others. Nothing may use the part any more."""
 
 
 class HostMemory:
-    """The system's memory, which maps pages when they are written and unmaps them when they are freed."""
+    """The system's memory: the system maps pages when they are written and unmaps them when they are
+    freed."""
 
     lends = True
     granule = free = 0
 
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See Memory; zeros."""
+        """See Memory. The tensor is zero."""
         return zeros(shape, dtype, torch.device("cpu"))
 
     def back(self, part: Tensor) -> None:
-        """Memory comes when it is written."""
+        """Does nothing: memory comes when it is written."""
 
     def give_back(self, part: Tensor) -> None:
-        """See Memory: whole pages of the system, on Linux alone."""
+        """See Memory. Frees whole pages of the system, on Linux only."""
         if sys.platform != "linux":
             return
         begin = -(-part.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (part.data_ptr() + part.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if begin < end:
-            # May fail where memory is locked; then it is not given back.
+            # This may fail if the memory is locked; then it is not freed.
             _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
 class FixedMemory:
-    """A device's memory as torch has it: there from the start, and it stays."""
+    """A device's memory as torch allocates it: backed from the start, never given back."""
 
     lends = False
     granule = free = 0
@@ -87,18 +89,19 @@ class FixedMemory:
         self._device = device
 
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See Memory; zeros."""
+        """See Memory. The tensor is zero."""
         return zeros(shape, dtype, self._device)
 
     def back(self, part: Tensor) -> None:
-        """It is there."""
+        """Does nothing: the memory is there."""
 
     def give_back(self, part: Tensor) -> None:
-        """It stays."""
+        """Does nothing: the memory stays."""
 
 
 def main_memory() -> int | None:
-    """Bytes of memory that the machine has, or its container may have; None where the system does not say."""
+    """Bytes of memory of the machine, or its container's limit if that is lower; None if the system does not
+    say."""
     if sys.platform == "win32":
         return None
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -107,7 +110,8 @@ def main_memory() -> int | None:
 
 
 def granule_of(device: torch.device) -> int | None:
-    """The granule of memory that can be lent on a device; None where none can, which is said."""
+    """The granule of memory that can be lent on a device; None, with a warning, if the device cannot lend
+    memory."""
     if device.type == "cpu":
         return HostMemory.granule
     try:
@@ -118,12 +122,12 @@ def granule_of(device: torch.device) -> int | None:
 
 
 def warn_of_fixed_shares(error: DriverError) -> None:
-    """Say that memory cannot be lent on this GPU, and why."""
-    _log.warning("adapters and the KV cache have fixed shares of the GPU's memory: %s", error.message)
+    """Warn that memory cannot be lent on this GPU, and why."""
+    _log.warning("Adapters and the KV cache have fixed shares of the GPU's memory: %s", error.message)
 
 
 def memory_of(device: torch.device, lends: int) -> Memory:
-    """A device's memory; on a GPU `lends` bytes that can be lent, or, if 0, what cannot. Raises
+    """A device's memory. On a GPU: `lends` bytes that can be lent, or, if 0, memory that cannot. Raises
     DriverError."""
     if device.type == "cpu":
         return HostMemory()
@@ -131,11 +135,11 @@ def memory_of(device: torch.device, lends: int) -> Memory:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On the CPU they take memory when it is first written, where the system can on huge pages.
+    """A tensor of zeros. On the CPU its memory comes when it is first written, in huge pages if possible.
 
-    `torch.zeros` writes all of it at once, on small pages; huge ones make reading a tensor from end to end,
-    as each step does, measurably faster. They are asked of the system itself: what an allocator has at hand
-    was written before, and begins where a kernel's reads lie on two cache lines.
+    `torch.zeros` writes all of it at once, in small pages. Huge pages make reading a whole tensor, as each
+    step does, measurably faster. The system maps the memory, because an allocator may return memory that was
+    written before and that begins where a kernel's reads cross cache lines.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -150,8 +154,8 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def giving_back_pages(memory: Memory, pages: Tensor, ids: Iterable[int]) -> Iterator[None]:
-    """Give pages[id] back for each of them, neighbours in one go, each of which is a piece: a place on
-    a huge page takes the system some 20 us."""
+    """Give back pages[id] for each id. Each run of neighbouring pages is one piece, because the system takes
+    about 20 us for each call on huge pages."""
     run: list[int] = []
     for id in sorted(ids):
         if run and id != run[-1] + 1:
@@ -165,13 +169,13 @@ def giving_back_pages(memory: Memory, pages: Tensor, ids: Iterable[int]) -> Iter
 
 
 def give_back_pages(memory: Memory, pages: Tensor, ids: Iterable[int]) -> None:
-    """`giving_back_pages`, all at once."""
+    """As `giving_back_pages`, in one call."""
     for _ in giving_back_pages(memory, pages, ids):
         pass
 
 
 def give_back_freed() -> None:
-    """Let the system have what was freed between things that stay, which malloc keeps; glibc alone can."""
+    """Return freed memory that malloc keeps to the system. Only glibc can do this."""
     if sys.platform == "linux" and (trim := getattr(_libc(), "malloc_trim", None)) is not None:
         trim(0)
 

@@ -1,12 +1,12 @@
-"""Which implementation of an operator runs: chosen by operator, device, dtype and capability, best first.
+"""Chooses an operator's implementation by operator, device, dtype and compute capability, best first.
 
-A backend is a package `personae.kernels.NAME` with a function `operators() -> dict[str, Implementation]`: the
-operators that it has on this machine, by name, with the reference's signature. It is imported when its
-device first asks. A backend that cannot work here (no compiler, no device) returns an empty dict. Behind all
-backends comes the reference, which takes every device and dtype.
+A backend is a package `personae.kernels.NAME` with a function `operators() -> dict[str, Implementation]`. It
+returns the operators that the backend has on this machine, by name, with the reference's signature. The
+package is imported when its device is first used. A backend that cannot work here (no compiler, no device)
+returns an empty dict. After all backends comes the reference, which takes every device and dtype.
 
-An implementation is chosen once, by whoever will call it: layers when they are built, adapters and sampling
-when the engine is. An override holds for what is chosen while it is in force:
+The caller chooses an implementation once: layers when they are built, adapters and sampling when the engine
+is. An override applies to what is chosen while it is in force:
 
     PERSONAE_KERNELS=reference                     all operators
     PERSONAE_KERNELS=rms_norm=reference,sgmv=cpu   some
@@ -31,7 +31,7 @@ from personae.kernels import reference as references
 BACKENDS = {"cpu": ("cpu",), "cuda": ("triton",)}
 """By type of device, best first."""
 REFERENCE = "reference"
-ALL = "*"  # in overrides: every operator that has no override of its own
+ALL = "*"  # in overrides: every operator without its own override
 NAMES = frozenset(
     {
         *references.OPERATORS,
@@ -55,7 +55,7 @@ Run = Callable[..., Any]
 class Implementation:
     """One way to compute an operator.
 
-    dtypes: of the activations, None for all. capability: the least compute capability of a CUDA device.
+    dtypes: of the activations, None for all. capability: the lowest compute capability of a CUDA device.
     """
 
     run: Run
@@ -77,7 +77,7 @@ def _version(capability: tuple[int, int]) -> str:
 
 @cache
 def operators(backend: str) -> dict[str, Implementation]:
-    """The operators of a backend, by name; empty where it cannot work."""
+    """The operators of a backend, by name; empty if it cannot work here."""
     name = f"personae.kernels.{backend}"
     if find_spec(name) is None:
         return {}
@@ -88,7 +88,7 @@ def operators(backend: str) -> dict[str, Implementation]:
 def choose(operator: str, device: torch.device, dtype: torch.dtype, reference: Run | None) -> Run | None:
     """The implementation for tensors of that device and dtype; `reference` if no backend has one that fits.
 
-    Raises KernelError where an override asks for one that does not exist or does not fit.
+    Raises KernelError if an override names one that does not exist or does not fit.
     """
     asked = _overrides()
     wanted = asked.get(operator)
@@ -107,12 +107,13 @@ def choose(operator: str, device: torch.device, dtype: torch.dtype, reference: R
 
 
 def optional(operator: str, device: torch.device, dtype: torch.dtype) -> Run | None:
-    """What only a backend can have and the reference does without; None where none fits."""
+    """An operator that only backends have and the reference does without; None if no backend has one that
+    fits."""
     return choose(operator, device, dtype, None)
 
 
 class Operator(Generic[P, R]):
-    """An operator by its reference, a function that takes the activations first."""
+    """An operator, made from its reference: a function whose first argument is the activations."""
 
     def __init__(self, reference: Callable[P, R]) -> None:
         self.name, self.reference = reference.__name__, reference
@@ -122,13 +123,13 @@ class Operator(Generic[P, R]):
         return cast(Callable[P, R], choose(self.name, device, dtype, self.reference))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """It, chosen for this call: for tests and benchmarks."""
+        """Chooses and calls the implementation at once: for tests and benchmarks."""
         x = cast(Tensor, args[0])
         return self.on(x.device, x.dtype)(*args, **kwargs)
 
 
 def parse_overrides(kernels: str, attention: str) -> dict[str, str]:
-    """From PERSONAE_KERNELS and PERSONAE_ATTENTION_BACKEND to backends by operator. Raises KernelError."""
+    """Parses PERSONAE_KERNELS and PERSONAE_ATTENTION_BACKEND to backends by operator. Raises KernelError."""
     parts = [part.strip().rpartition("=") for part in kernels.split(",") if part.strip()]
     found = {operator.strip() or ALL: backend.strip() for operator, _, backend in parts}
     if attention:
@@ -161,7 +162,7 @@ _in_force: dict[str, str] | None = None  # by `override`
 
 @contextmanager
 def override(**backends: str) -> Iterator[None]:
-    """What is chosen within the block, on any thread, is of these backends, by operator."""
+    """Within the block, on any thread, these backends are chosen, by operator."""
     global _in_force
     before, _in_force = _in_force, {**_overrides(), **backends}
     try:
@@ -171,5 +172,5 @@ def override(**backends: str) -> Iterator[None]:
 
 
 def reference_only() -> AbstractContextManager[None]:
-    """What is chosen within the block, on any thread, is the reference."""
+    """Within the block, on any thread, the reference is chosen."""
     return override(**dict.fromkeys(NAMES - {ALL}, REFERENCE))

@@ -1,4 +1,4 @@
-"""From logits to tokens: grammar mask, temperature, filters and noise, a row each."""
+"""From logits to tokens: grammar mask, temperature, filters and noise, each row with its own parameters."""
 
 from dataclasses import dataclass
 
@@ -13,23 +13,23 @@ from personae.kernels.registry import Operator, optional
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """How each row of a step chooses its token; all [S], on the host, contiguous."""
+    """How each row of a step chooses its token. All [S], on the host, contiguous."""
 
     temperature: NDArray[np.float32]
-    """0: the largest logit, whatever the filters say."""
+    """0: the largest logit, whatever the filters are."""
     top_k: NDArray[np.int64]
-    """0 is off; else less than the vocabulary."""
+    """0 is off; otherwise less than the vocabulary's size."""
     top_p: NDArray[np.float64]
     """Infinity is off."""
     min_p: NDArray[np.float32]
     """0 is off."""
     streams: NDArray[np.uint64]
-    """The streams of the rows' seeds; see `kernels/counter_rng.py`."""
+    """The random streams of the rows' seeds; see `kernels/counter_rng.py`."""
     positions: NDArray[np.int64]
-    """The absolute positions that are chosen."""
+    """The absolute positions of the tokens to choose."""
 
     def again(self, rows: NDArray[np.int64], attempt: int) -> "SamplingRows":
-        """These rows of it, for the `attempt`-th choice that replaces another."""
+        """The parameters of some rows, for the `attempt`-th choice that replaces another."""
         return SamplingRows(
             self.temperature[rows],
             self.top_k[rows],
@@ -44,5 +44,5 @@ choose = Operator(reference.choose)
 
 
 def overwrites(device: torch.device) -> bool:
-    """Whether `choose` may write into the logits that it is given: all do but the CPU's own."""
+    """Whether `choose` may write into the logits that it gets. All implementations may, except the CPU's."""
     return device.type != "cpu" or optional("choose", device, torch.float32) is None

@@ -1,11 +1,12 @@
 """SGMV: the low-rank updates of many adapters in one batch (Punica's operator, arXiv 2310.18547).
 
-The step's packed tokens are x: [T, in]. A work list says which runs of consecutive rows take which adapter;
-it is built once per step and shared by all layers. Rows of the base model are not listed, and cost nothing.
+The step's packed tokens are x: [T, in]. A work list says which runs of consecutive rows take which adapter.
+It is built once per step and shared by all layers. Rows of the base model are not listed and cost nothing.
 
-Adapters live in an arena per module (q, k, v, ...) and layer: a matrix of rank rows, where a row holds one
-rank of one adapter, its row of A and its row of B^T. So an adapter of rank 8 costs 8 rows, whatever the
-largest rank is. Rows are given out in pages of RANK_PAGE; a module's page table is the same in all layers.
+Adapters live in weight pools, one per module (q, k, v, ...) and layer. A weight pool is a matrix of rank
+rows; a row holds one rank of one adapter: its row of A and its row of B^T. So an adapter of rank 8 uses 8
+rows, whatever the largest rank is. Rows are allocated in pages of RANK_PAGE; a module's page table is the
+same in all layers.
 """
 
 from collections.abc import Callable, Hashable
@@ -19,10 +20,10 @@ from personae.kernels import reference
 from personae.kernels.registry import Operator, optional
 from personae.kernels.side_stream import SideStream
 
-RANK_PAGE = 8  # ranks a page
+RANK_PAGE = 8  # ranks per page
 
 Finish = Callable[[tuple[Tensor, ...]], None]
-"""Takes ys: see `sgmv_calls`."""
+"""Adds the updates to ys; see `sgmv_calls`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,10 @@ class WorkList:
 
     Segment i is the rows first_row[i] to first_row[i] + rows[i] - 1; they take the adapter in slot
     adapter[i]. Segments ascend and do not overlap. An adapter whose rows are contiguous has one segment. A
-    segment of no rows is skipped: a captured graph has a list of fixed length.
+    segment without rows is skipped: a captured graph has a list of fixed length.
 
     plans: what a backend has derived from this list for the other layers of its step. Whoever changes the
-    tensors, or the ranks and pages of an adapter in them, makes a new WorkList.
+    tensors, or the ranks and pages of a listed adapter, makes a new WorkList.
     """
 
     first_row: Tensor
@@ -45,10 +46,11 @@ class WorkList:
 
 @dataclass(frozen=True, slots=True)
 class RankTable:
-    """Where each adapter slot's ranks lie in a module's arenas. int32, contiguous, on the model's device.
+    """Where each adapter slot's ranks lie in a module's weight pools. int32, contiguous, on the model's
+    device.
 
-    rank: [slots], the true rank; 0 where the adapter has no such module. pages: [slots, max_pages]; rank r
-    of a slot lies at arena row pages[slot, r // RANK_PAGE] * RANK_PAGE + r % RANK_PAGE. Entries past a
+    rank: [slots], the true rank; 0 if the adapter does not change this module. pages: [slots, max_pages];
+    rank r of a slot lies at pool row pages[slot, r // RANK_PAGE] * RANK_PAGE + r % RANK_PAGE. Entries past a
     slot's last page mean nothing.
     """
 
@@ -56,7 +58,7 @@ class RankTable:
     pages: Tensor
 
     def rows(self, slot: int) -> Tensor:
-        """The arena rows of a slot's ranks, in order: [rank] int64. Waits for the device."""
+        """The pool rows of a slot's ranks, in order: [rank] int64. Waits for the device."""
         rank = int(self.rank[slot])
         pages = self.pages[slot, : -(-rank // RANK_PAGE)].long()
         offsets = torch.arange(RANK_PAGE, device=pages.device)
@@ -67,8 +69,8 @@ class RankTable:
 class WeightPool:
     """One module of one layer: the rank rows of all adapters, in the model's dtype.
 
-    a: [capacity_rows, in], rows of A. b: [capacity_rows, out], rows of B^T with the adapter's scaling
-    folded in. Rows past the true rank in a slot's last page are zero, so a kernel may read whole pages.
+    a: [capacity_rows, in], rows of A. b: [capacity_rows, out], rows of B^T, multiplied by the adapter's
+    scaling. Rows past the true rank in a slot's last page are zero, so a kernel may read whole pages.
     """
 
     a: Tensor
@@ -81,14 +83,16 @@ sgmv = Operator(reference.sgmv)
 BeginSgmv = Callable[
     [Tensor, tuple[WeightPool, ...], tuple[RankTable, ...], WorkList, SideStream | None], Finish
 ]
-"""(x, weight pools, tables, work list, side stream) -> what adds the updates to ys; see `sgmv_calls`."""
+"""(x, weight pools, tables, work list, side stream) -> a function that adds the updates to ys; see
+`sgmv_calls`."""
 
 
 def sgmv_calls(device: torch.device, dtype: torch.dtype) -> BeginSgmv:
-    """`sgmv` around what ys are made by: begun before, and completed by the call of what is returned.
+    """`sgmv` in two calls: one before ys are computed, and one after, which is the returned function.
 
-    With a side stream, on a device whose backend can, x A^T is computed there, in parallel with what
-    is launched until that call; x must not change. Else the call does all of it. Raises KernelError.
+    With a side stream, on a device whose backend supports it, the first call begins x A^T there. It runs in
+    parallel with what is launched until the second call; x must not change until then. Otherwise the second
+    call does all the work. Raises KernelError.
     """
     whole, ahead = sgmv.on(device, dtype), optional("begin_sgmv", device, dtype)
 

@@ -1,4 +1,4 @@
-"""Work in parallel with a step on a GPU: a stream that is forked from the step's and joined again."""
+"""Work in parallel with a step on a GPU: a stream that forks from the step's stream and joins it again."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,14 +7,14 @@ import torch
 
 
 class SideStream:
-    """Made and used by the thread that runs the steps; within a captured graph, a branch of it.
+    """The thread that runs the steps makes and uses it. Within a captured graph it becomes a branch.
 
-    Memory that is used within `fork` is taken outside of it and held until `join`. So it is the steps'
-    stream's, which reuses it only after the work launched within is done.
+    Memory that is used within `fork` must be allocated before it and held until `join`. So the memory belongs
+    to the step's stream, which reuses it only after the forked work is done.
     """
 
     def __init__(self) -> None:
-        # Of two kernels that may begin, that of the lower number does: the short one, if this is for such.
+        # If two kernels may begin, the one with the lower number begins: here the short one.
         self._stream = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]  # torch has no types here
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Sizes of memory as people read them."""
+"""Sizes of memory as text for people."""
 
 import math
 
@@ -6,8 +6,8 @@ _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def size_text(size: int, *, needed: bool = False) -> str:
-    """A size with two or three digits, as options take it: `1.5GiB`. What is `needed` is rounded up, what
-    there is is rounded down."""
+    """A size with two or three digits, as options take it: `1.5GiB`. A `needed` size is rounded up, an
+    available one is rounded down."""
     for unit, name in _UNITS:
         if size >= unit:
             tenths = (math.ceil if needed else math.floor)(10 * size / unit)

@@ -1,9 +1,8 @@
-"""Arrays of the host on their way to a device.
+"""Copies of host arrays to a device.
 
-A GPU copies by itself only from memory that is pinned: from any other the driver copies first, and may wait
-with that until the device has done all earlier work. So arrays go through pinned memory, which torch
-keeps until they have arrived, and those of a step go together: a copy costs the host some 10 us, whatever its
-size.
+A GPU copies asynchronously only from pinned memory. From other memory the driver makes a copy first, and may
+wait for all earlier work of the device. So arrays go through pinned memory, which torch keeps until the copy
+is done. The arrays of a step go together, because a copy costs the host about 10 us, whatever its size.
 """
 
 from collections.abc import Sequence
@@ -13,17 +12,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ALIGNMENT = 16  # bytes: kernels are compiled for pointers that are multiples of it
+ALIGNMENT = 16  # bytes; kernels are compiled for pointers that are multiples of it
 
 
 def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """`array` on `device`, without waiting for it. On the CPU it is the array's own memory; elsewhere the
-    array may be changed as soon as this returns."""
+    """`array` on `device`, without waiting for the copy. On the CPU it shares the array's memory; elsewhere
+    the array may be changed as soon as this returns."""
     return uploads((array,), device)[0]
 
 
 def uploads(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> tuple[Tensor, ...]:
-    """As `upload`, in one copy. Each begins on a multiple of 16 bytes and is contiguous."""
+    """As `upload`, for several arrays in one copy. Each begins at a multiple of 16 bytes and is
+    contiguous."""
     arrays = [np.ascontiguousarray(array) for array in arrays]
     if device.type != "cuda":
         return tuple(torch.from_numpy(array).to(device) for array in arrays)

@@ -1,11 +1,11 @@
-"""Device memory that can be lent, by CUDA's virtual memory management.
+"""Device memory that can be lent, with CUDA's virtual memory management.
 
-Addresses are reserved once and stay; behind them is memory, in granules (2 MiB as a rule) of equal size that
-can be mapped anywhere. So kernels, page tables and captured graphs, which know addresses, are none the wiser
-when a granule goes from one range to another.
+Addresses are reserved once and stay. Memory comes in granules of equal size (usually 2 MiB) that can be
+mapped at any of them. So kernels, page tables and captured graphs keep their addresses when a granule moves
+from one range to another.
 
-The driver's calls are of the host: nothing here waits for earlier work of the device. Whoever gives
-memory back sees to it that nothing that was launched touches it.
+The driver's calls run on the host: they do not wait for earlier work of the device. Before memory is given
+back, the caller must ensure that no launched work uses it.
 
 Functions and rules: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html. The package
 cuda-bindings calls them.
@@ -23,14 +23,14 @@ from personae.errors import DriverError
 
 
 class Driver:
-    """The calls that this takes, on one device. Each raises DriverError with its name and the code."""
+    """The driver's calls for one device. A call that fails raises DriverError with its name and its code."""
 
     def __init__(self, device: torch.device) -> None:
         try:
             self._api = import_module("cuda.bindings.driver")
         except ImportError as error:
-            raise DriverError(f"the package cuda-bindings is not there: {error}") from error
-        torch.cuda.synchronize(device)  # makes torch's context that of this thread
+            raise DriverError(f"the package cuda-bindings is not installed: {error}") from error
+        torch.cuda.synchronize(device)  # makes torch's context current on this thread
         self._context = self.call("cuCtxGetCurrent")
         number = torch.cuda.current_device() if device.index is None else device.index
         api = self._api
@@ -51,31 +51,31 @@ class Driver:
         """Call a function of the driver; returns its results without the status."""
         try:
             status, *found = getattr(self._api, name)(*args)
-        except RuntimeError as error:  # the library is not found, or is too old to have this
+        except RuntimeError as error:  # the library is missing, or too old for this function
             raise DriverError(f"{name}: {error}") from error
         if int(status):
             raise DriverError(f"{name}: {status!r}")
         return found[0] if found else None
 
     def create(self) -> Any:
-        """A granule of memory, mapped nowhere yet."""
+        """A granule of memory that is not mapped yet."""
         return self.call("cuMemCreate", self.granule, self._prop, 0)
 
     def settle(self) -> None:
-        """Wait for the device, on whatever thread."""
+        """Wait for the device. Any thread may call this."""
         self.call("cuCtxSetCurrent", self._context)
         self.call("cuCtxSynchronize")
 
     def grant(self, address: int, size: int) -> None:
-        """Let kernels read and write what is mapped there."""
+        """Let kernels read and write the memory mapped there."""
         self.call("cuMemSetAccess", address, size, [self._access], 1)
 
 
 class DeviceMemory:
-    """`kernels.memory.Memory` on a CUDA device: `size` bytes, rounded up to granules, taken at once. It is
-    freed with the last tensor in it.
+    """A `kernels.memory.Memory` on a CUDA device: `size` bytes, rounded up to granules, allocated at once. It
+    is freed with the last tensor in it.
 
-    One thread owns it. Raises DriverError where any call fails, and when more is asked for than is there.
+    One thread owns it. Raises DriverError if a call fails, or if more memory is requested than is free.
     """
 
     lends = True
@@ -88,7 +88,7 @@ class DeviceMemory:
         self._mapped: dict[int, Any] = {}  # by address
         self._ranges: list[tuple[int, int]] = []
         held = (driver, self._free, self._mapped, self._ranges)
-        weakref.finalize(self, _let_go, *held).atexit = False  # at the process's end the driver may be gone
+        weakref.finalize(self, _release, *held).atexit = False  # at exit the driver may be gone already
         for _ in range(-(-size // self.granule)):
             self._free.append(driver.create())
 
@@ -103,12 +103,12 @@ class DeviceMemory:
         length = -(-size // self.granule) * self.granule
         address = int(self._driver.call("cuMemAddressReserve", length, self.granule, 0, 0))
         self._ranges.append((address, length))
-        # torch asks whose memory the address is, so for that moment there is some.
+        # torch asks the driver which device the address belongs to, so the first granule is backed for now.
         self._back(address, 1)
         try:
             flat = torch.as_tensor(_Range(self, address, size), device=self._device)
         except (RuntimeError, ValueError) as error:
-            raise DriverError(f"torch does not take the memory: {error}") from error
+            raise DriverError(f"torch does not accept the memory: {error}") from error
         self._take(address, 1)
         return flat.view(dtype).view(shape)
 
@@ -121,15 +121,15 @@ class DeviceMemory:
         self._take(*self._granules(part))
 
     def _granules(self, part: Tensor) -> tuple[int, int]:
-        """The address and the number of a part's granules, the last of which a tensor may end in."""
+        """The address of a part and the number of its granules. A tensor may end within the last one."""
         address = part.data_ptr()
         assert part.is_contiguous(), "a part is contiguous"
-        assert address % self.granule == 0, "a part begins where a granule does"
+        assert address % self.granule == 0, "a part begins at a granule"
         return address, -(-part.nbytes // self.granule)
 
     def _back(self, address: int, count: int) -> None:
         if count > len(self._free):
-            raise DriverError(f"{count} granules are wanted, {len(self._free)} are free")
+            raise DriverError(f"{count} granules are needed, {len(self._free)} are free")
         for place in range(address, address + count * self.granule, self.granule):
             self._driver.call("cuMemMap", place, self.granule, 0, self._free[-1], 0)
             self._mapped[place] = self._free.pop()
@@ -142,7 +142,8 @@ class DeviceMemory:
 
 
 class _Range:
-    """What torch makes a tensor of; the tensor keeps it, and it the memory."""
+    """An address range for torch to make a tensor of. The tensor keeps this object, which keeps the
+    memory."""
 
     def __init__(self, memory: DeviceMemory, address: int, size: int) -> None:
         self._memory = memory
@@ -151,7 +152,7 @@ class _Range:
         }  # fmt: skip
 
 
-def _let_go(driver: Driver, free: list[Any], mapped: dict[int, Any], ranges: list[tuple[int, int]]) -> None:
+def _release(driver: Driver, free: list[Any], mapped: dict[int, Any], ranges: list[tuple[int, int]]) -> None:
     driver.settle()
     for address in mapped:
         driver.call("cuMemUnmap", address, driver.granule)

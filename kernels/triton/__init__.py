@@ -1,4 +1,4 @@
-"""The operators in Triton, for NVIDIA GPUs from Ampere on; the kernels themselves are in `device/`."""
+"""The operators in Triton, for NVIDIA GPUs from Ampere on. The kernels themselves are in `device/`."""
 
 from importlib.util import find_spec
 from subprocess import SubprocessError
@@ -9,7 +9,7 @@ from personae.errors import DriverError
 from personae.kernels.registry import Implementation
 
 OLDEST = (8, 0)  # compute capability: bfloat16 on tensor cores
-FP8_CAPABILITY = (8, 9)  # from which on a GPU converts FP8 by itself
+FP8_CAPABILITY = (8, 9)  # compute capability from which on a GPU converts FP8 in hardware
 
 
 def operators() -> dict[str, Implementation]:
@@ -27,8 +27,8 @@ def operators() -> dict[str, Implementation]:
 
 
 def check_launcher() -> None:
-    """Raises DriverError where there are operators, and Triton cannot make what it launches them with: that
-    it compiles when it is first used on a machine."""
+    """Raises DriverError if there are operators but Triton cannot build its launcher, which it compiles when
+    it is first used on a machine."""
     if not operators() or torch.cuda.get_device_capability() < OLDEST:
         return
     from triton.runtime import driver
@@ -36,4 +36,4 @@ def check_launcher() -> None:
     try:
         _ = driver.active.utils
     except (AssertionError, OSError, RuntimeError, SubprocessError) as error:
-        raise DriverError(f"Triton cannot make what it launches kernels with: {error}") from error
+        raise DriverError(f"Triton cannot build its kernel launcher: {error}") from error

@@ -1,4 +1,4 @@
-"""Calls the attention kernels. Nothing here waits for the device."""
+"""Launches the attention kernels, without waiting for the device."""
 
 import math
 from dataclasses import dataclass
@@ -19,14 +19,15 @@ from personae.kernels.triton.device.attention import attention_kernel, merge_ker
 from personae.kernels.triton.sizes import Gpu, ceil_div, power_of_two
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-SHORTEST_SPLIT = 256  # keys; shorter ones cost more in merging than they win
-LISTED = 256  # sequences that a program finds its own among; more are padded to a power of two
-SPLIT_SLOTS = 256  # queries whose sequences may be split, in all: it bounds the scratch memory
+SHORTEST_SPLIT = 256  # keys; for fewer, merging costs more than the split gains
+LISTED = 256  # least length of the list that a program searches for its sequence; longer: a power of two
+SPLIT_SLOTS = 256  # most queries, over all sequences, that may be split: bounds the scratch memory
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """rows: queries times query heads per key/value head; keys: read at a time; warps, stages: to compile."""
+    """rows: queries times query heads per key/value head. keys: read at a time. warps, stages: compile
+    options."""
 
     rows: int
     keys: int
@@ -35,32 +36,33 @@ class Tile:
 
 
 def tile_for(max_query: int, group: int, dim: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
-    """Small for decode; 64 rows, Hopper's smallest matrix instruction, where there is a prefill.
+    """The tile of a step: small for decode; for prefill 64 rows, the size of Hopper's smallest matrix
+    instruction.
 
-    Before ptxas 13.3 a pipelined chain of those instructions with operands in registers could go wrong for
-    float16, not for bfloat16 (triton issue 11781): float16 is not pipelined. Full float32 has no tensor
-    cores, and large tiles of it would spill.
+    Before ptxas 13.3 a pipelined chain of those instructions with operands in registers could compute wrong
+    results for float16, not for bfloat16 (triton issue 11781). So float16 is not pipelined. Full float32 has
+    no tensor cores, and its large tiles would spill registers.
     """
     if dtype is torch.float32:
         return Tile(rows=max(16, power_of_two(group)), keys=32, warps=4, stages=1)
     rows = max_query * group
     if rows <= 32:
-        # Keys are two reads away, by their page: of three stages one block is waited for while nothing is on
-        # its way. Of five another is; only Hopper has the room.
+        # A key takes two reads: its page id, then the key. With three stages no further block is being loaded
+        # while one is waited for. With five stages another one is; only Hopper has enough memory for five.
         return Tile(rows=16 if rows <= 16 else 32, keys=64, warps=4, stages=5 if gpu.hopper else 3)
-    rows, warps = max(64, power_of_two(group)), 4 if dim <= 128 else 8  # the sums of larger heads would spill
-    if not gpu.hopper:  # accumulators and keys lie in registers: 64 keys would spill
+    rows, warps = max(64, power_of_two(group)), 4 if dim <= 128 else 8  # larger heads would spill registers
+    if not gpu.hopper:  # accumulators and keys lie in registers; 64 keys would spill
         return Tile(rows, keys=32, warps=warps, stages=3)
     return Tile(rows, keys=64, warps=warps, stages=3 if dtype is torch.bfloat16 else 1)
 
 
 def most_splits_for(max_kv: int, kv_heads: int, processors: int) -> int:
-    """How many programs one sequence may occupy per key/value head: with all its heads, the device."""
+    """The most programs for one sequence and key/value head: with all heads they fill the device."""
     return max(1, min(ceil_div(max_kv, SHORTEST_SPLIT), power_of_two(max(1, processors // kv_heads))))
 
 
 class TritonAttention(AttentionBackend):
-    """A plan is the grids and the scratch memory, which its layers use one after the other."""
+    """Plans the grids and the scratch memory of a step. Its layers use the memory one after the other."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -74,7 +76,7 @@ class TritonAttention(AttentionBackend):
 
 
 class TritonPlan:
-    """The launches of a step's layers; q with contiguous heads, its tokens may be strided."""
+    """The launches of a step's layers. q has contiguous heads; its tokens may be strided."""
 
     def __init__(self, batch: AttentionBatch, shape: AttentionShape, gpu: Gpu) -> None:
         self._batch, self._shape = batch, shape

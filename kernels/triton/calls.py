@@ -1,4 +1,4 @@
-"""The Triton operators with the reference's signatures; what they do not take, the reference does."""
+"""The Triton operators with the reference's signatures. They pass unsupported inputs to the reference."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ from personae.kernels.triton.sizes import Gpu
 
 
 class TritonOperators:
-    """Calls into the kernels."""
+    """Launches the kernels."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
@@ -54,7 +54,7 @@ class TritonOperators:
         work: WorkList,
         side_stream: SideStream,
     ) -> Finish:
-        """See `begin_sgmv`; ys with contiguous rows."""
+        """See `kernels.sgmv.sgmv_calls`. The rows of ys are contiguous."""
         if x.dtype not in TYPES or len(weight_pools) > 3 or x.stride(1) != 1:
             return lambda ys: self.sgmv(x, ys, weight_pools, tables, work)
         return triton_sgmv.begin_sgmv(x, weight_pools, tables, work, side_stream, self.gpu)
@@ -114,5 +114,5 @@ class TritonOperators:
 
 
 def _dense_heads(x: Tensor) -> bool:
-    """Whether each token's heads lie one after the other; the tokens may lie apart."""
+    """Whether the heads of each token are contiguous. The tokens may be strided."""
     return x.stride()[1:] == (x.shape[2], 1)

@@ -1,4 +1,4 @@
-"""Calls the kernel of experts' products. Nothing here waits for the device."""
+"""Launches the kernel of the experts' products, without waiting for the device."""
 
 import torch
 from torch import Tensor
@@ -11,12 +11,12 @@ DEPTH = 64
 
 
 def expert_linear(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
-    """See `reference.expert_linear`; inputs contiguous, rows may be strided."""
+    """See `reference.expert_linear`. Inputs are contiguous; rows may be strided."""
     rows, (experts, outputs, inputs) = x.shape[0], weight.shape
     y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-    tile = 16 if rows <= 16 * experts else 64  # of few rows an expert has a tile or none
+    tile = 16 if rows <= 16 * experts else 64  # with few rows an expert has at most about one tile
     if x.dtype is torch.float32:
-        tile = 16  # full float32 has no tensor cores, and large tiles of it would spill
+        tile = 16  # full float32 has no tensor cores, and its large tiles would spill registers
     if rows:
         expert_linear_kernel[rows // tile + experts, ceil_div(outputs, COLUMNS)](
             x,

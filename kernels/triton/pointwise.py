@@ -1,4 +1,4 @@
-"""Calls the kernels between the products."""
+"""Launches the pointwise kernels: norms, rotary embedding, activations, writes to the KV cache."""
 
 import torch
 from torch import Tensor
@@ -12,14 +12,14 @@ from personae.kernels.triton.device.pointwise import (
 )
 from personae.kernels.triton.sizes import ceil_div, power_of_two
 
-ROTARY_HEADS = 4  # a program
+ROTARY_HEADS = 4  # per program
 GATE_BLOCK = 1024
 
 
 def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(s), s), s = residual + x, or x without a residual.
+    """(rms_norm(s), s), where s = residual + x, or x without a residual.
 
-    x: two or three dimensions, with a residual two; the last contiguous.
+    x: two or three dimensions, two with a residual; the last is contiguous.
     """
     size = x.shape[-1]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -47,7 +47,7 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """See `reference.rotary`; the last dimension contiguous, heads and tokens may be strided."""
+    """See `reference.rotary`. The last dimension is contiguous; heads and tokens may be strided."""
     tokens, q_heads, dim = q.shape
     blocks = ceil_div(q_heads, ROTARY_HEADS) + ceil_div(k.shape[1], ROTARY_HEADS)
     if tokens:
@@ -71,7 +71,7 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) ->
 
 
 def act_and_mul(x: Tensor, *, gelu: bool) -> Tensor:
-    """See `reference.silu_and_mul` and `reference.gelu_and_mul`; tokens may be strided."""
+    """See `reference.silu_and_mul` and `reference.gelu_and_mul`. Tokens may be strided."""
     tokens, size = x.shape[0], x.shape[1] // 2
     y = torch.empty(tokens, size, dtype=x.dtype, device=x.device)
     if tokens:
@@ -82,7 +82,7 @@ def act_and_mul(x: Tensor, *, gelu: bool) -> Tensor:
 
 
 def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
-    """See `reference.append_kv`; heads contiguous, tokens may be strided."""
+    """See `reference.append_kv`. Heads are contiguous; tokens may be strided."""
     tokens, heads, dim = k.shape
     if tokens:
         append_kv_kernel[(tokens,)](

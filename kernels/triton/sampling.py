@@ -1,4 +1,4 @@
-"""Calls the sampling kernels. Nothing here waits for the device."""
+"""Launches the sampling kernels, without waiting for the device."""
 
 import numpy as np
 import torch
@@ -15,14 +15,14 @@ from personae.kernels.triton.device.sampling_filters import LEVELS
 from personae.kernels.triton.sizes import ceil_div, power_of_two
 from personae.kernels.upload import uploads
 
-CHUNK = 1024  # logits a program reads at once
-MOST_CHUNKS = 512  # of a row, which one program looks at
-GATHERERS = 32  # programs that share a row's chunks between them
+CHUNK = 1024  # logits that a program reads at once
+MOST_CHUNKS = 512  # per row; one program reads a value of each
+GATHERERS = 32  # programs that share the chunks of a row
 TILE = 4096  # listed weights that a program reads at once
 
 
 def choose(logits: Tensor, rows: SamplingRows, bitmask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """See `reference.choose`; logits: rows contiguous, at most CHUNK * MOST_CHUNKS wide."""
+    """See `reference.choose`. The rows of `logits` are contiguous and at most CHUNK * MOST_CHUNKS wide."""
     count, width = logits.shape
     device, chunks = logits.device, ceil_div(width, CHUNK)
     tokens = torch.empty(count, dtype=torch.int64, device=device)
@@ -107,8 +107,11 @@ def choose(logits: Tensor, rows: SamplingRows, bitmask: Tensor | None) -> tuple[
 
 
 def _on_device(rows: SamplingRows, bitmask: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The parameters as one tensor, see `device/sampling.py`, and the masks that forbid anything, [at least
-    1, words] int32; in one copy."""
+    """Copies the parameters and masks to the device at once.
+
+    Returns the parameters as one tensor, see `device/sampling.py`, and the masks that forbid any token, [at
+    least 1, words] int32.
+    """
     mask = np.full(len(rows.positions), -1, np.int64)
     words = np.zeros((1, 1), np.int32)
     if bitmask is not None:

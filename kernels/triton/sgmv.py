@@ -1,10 +1,11 @@
-"""Calls the SGMV kernels: a plan once per step and group of modules, then shrink and expand.
+"""Launches the SGMV kernels: a plan once per step and group of modules, then shrink and expand.
 
-Either one behind the other, expand beginning while shrink still computes; or shrink on a branch, beside the
-base's product, and expand when both are there.
+There are two orders. In `sgmv` expand follows shrink, and begins while shrink still computes. In `begin_sgmv`
+shrink runs on a side stream, in parallel with the base's product, and expand follows both.
 
-Nothing here waits for the device. Block shapes follow from the number of packed rows, which the host knows;
-who takes which adapter, and its ranks, stay on the device. So one captured graph serves any mix of adapters.
+Nothing here waits for the device. Block shapes follow from the number of packed rows, which the host knows.
+Which rows take which adapter, and its ranks, stay on the device. So one captured graph serves any mix of
+adapters.
 """
 
 from dataclasses import dataclass
@@ -20,18 +21,20 @@ from personae.kernels.triton.device.sgmv_plan import plan_kernel
 from personae.kernels.triton.device.sgmv_shrink import shrink_kernel
 from personae.kernels.triton.sizes import Gpu, ceil_div
 
-VECTOR_ROWS = 4  # up to here a segment's rows are multiplied one by one, without tensor cores
-SPLIT_K = 512  # the least inputs of a split
+VECTOR_ROWS = 4  # rows of a segment up to which each is multiplied alone, without tensor cores
+SPLIT_K = 512  # the fewest inputs of a split
 MOST_SPLITS = 16
-PROGRAMS = 4  # of the fixed grid for each multiprocessor: as many as its registers hold at once
-BESIDE = 2  # of shrink's during a product, which has the other half of the registers
+PROGRAMS = 4  # of the fixed grid, per multiprocessor: as many as its registers hold at once
+SIDE_STREAM_PROGRAMS = (
+    2  # the same for shrink on a side stream: the base's product has the other half of the registers
+)
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Block shapes of a step: `rows` packed rows per tile and what fits with them."""
+    """Block shapes of a step: `rows` packed rows per tile, and the shapes that fit with them."""
 
     rows: int
     shrink_ranks: int
@@ -41,7 +44,7 @@ class Tiles:
     expand_outputs: int
 
 
-# A tile of 16 rows is the smallest that tensor cores take; from 64 on, Hopper's larger instructions apply.
+# Tensor cores need at least 16 rows per tile. From 64 rows on, Hopper has larger instructions.
 SMALL = Tiles(
     rows=16, shrink_ranks=16, shrink_inputs=128, vector_inputs=512, expand_ranks=16, expand_outputs=256
 )
@@ -51,47 +54,47 @@ LARGE = Tiles(
 
 
 def tiles_for(tokens: int) -> Tiles:
-    """The block shapes of a step of this many packed rows."""
+    """The block shapes of a step with this many packed rows."""
     return SMALL if tokens <= LARGE.rows else LARGE
 
 
 def splits_for(tokens: int, inputs: int) -> int:
-    """How many parts the inputs are summed in: many where few rows would leave the device idle. Few different
-    ones, as each is compiled for."""
+    """How many parts the sum over the inputs is split into: many if few rows would leave the device idle.
+    There are only a few different results, because kernels are compiled for each."""
     most = MOST_SPLITS if tokens <= LARGE.rows else 4 if tokens <= 512 else 1
     parts = max(1, min(most, inputs // SPLIT_K))
     return ceil_div(inputs, split_length(inputs, parts))
 
 
 def split_length(inputs: int, splits: int) -> int:
-    """The inputs of one split; a multiple of every block, so that no split but the last is ragged."""
+    """The inputs of one split: a multiple of every block, so that only the last split is ragged."""
     return ceil_div(inputs, splits * 256) * 256
 
 
 @dataclass(frozen=True, slots=True)
 class SgmvPlan:
-    """What the layers of a step share for one group of modules; see `plan_kernel` for the tensors."""
+    """The plan that a step's layers share for one group of modules; see `plan_kernel` for the tensors."""
 
     ends: Tensor
     ranks: Tensor
     pages: Tensor
-    tables: tuple[RankTable, ...]  # kept, because the plan is found by their identity
+    tables: tuple[RankTable, ...]  # kept alive, because the plan's key has their ids
 
 
 def padded_segments(count: int, tiles: Tiles) -> int:
-    """The compiled length of the list: few different ones, so that few kernels are compiled."""
-    length = 64 if tiles is SMALL else 256  # of few rows there are no more segments
+    """The compiled length of the list. There are few different ones, so that few kernels are compiled."""
+    length = 64 if tiles is SMALL else 256  # SMALL has at most 64 rows, and so at most 64 segments
     while length < count:
         length *= 4
     return length
 
 
 class Update:
-    """The launches for one group of modules in one layer: `shrink`, then `expand`, in that order on the
-    device. All memory is taken here, on the stream of whoever makes it.
+    """The launches for one group of modules in one layer: `shrink`, then `expand`, in this order on the
+    device. The constructor allocates all memory, on the current stream.
 
-    x: [T, in] with T > 0; at least one segment, up to three modules. early: expand begins during shrink, and
-    has to be launched right behind it.
+    x: [T, in] with T > 0. At least one segment, and up to three modules. early: expand begins during shrink,
+    and must be the next launch after it.
     """
 
     def __init__(
@@ -133,14 +136,15 @@ class Update:
         }
 
     def shrink(self, programs: int) -> None:
-        """Launch x A^T, `programs` to a multiprocessor; before it the plan, where the step has none yet."""
+        """Launch x A^T with `programs` per multiprocessor. The plan is launched first if the step has none
+        yet."""
         if not self._planned:
             self._make_plan()
         x, weight_pools, tiles = self._x, self._weight_pools, self._tiles
         tokens, inputs = x.shape
         shrink_kernel[(self._gpu.processors * programs,)](
             x,
-            *(weight_pool.a for weight_pool in _three(weight_pools)),
+            *(weight_pool.a for weight_pool in _pad_to_three(weight_pools)),
             self._planes,
             *self._lists(),
             tokens,
@@ -155,22 +159,22 @@ class Update:
             ALIGNED=inputs * x.element_size() % 16 == 0
             and all(weight_pool.a.data_ptr() % 16 == 0 for weight_pool in weight_pools),
             VECTOR_ROWS=VECTOR_ROWS,
-            EARLY=self._gpu.hopper,  # whoever was not launched early waits for its end
+            EARLY=self._gpu.hopper,  # a kernel that is not launched early still waits for its end
             num_warps=4,
             num_stages=3,
             **self._shared,
         )
 
     def expand(self, ys: tuple[Tensor, ...]) -> None:
-        """Launch its product with B, added to ys."""
+        """Launch the product with B, which is added to ys."""
         expand_kernel[(self._gpu.processors * PROGRAMS,)](
             self._planes,
-            *(weight_pool.b for weight_pool in _three(self._weight_pools)),
-            *_three(ys),
+            *(weight_pool.b for weight_pool in _pad_to_three(self._weight_pools)),
+            *_pad_to_three(ys),
             *self._lists(),
             self._x.shape[0],
-            *(y.stride(0) for y in _three(ys)),
-            *_three(self._outputs),
+            *(y.stride(0) for y in _pad_to_three(ys)),
+            *_pad_to_three(self._outputs),
             self._width,
             self._work.rows.shape[0],
             RANKS=self._tiles.expand_ranks,
@@ -179,8 +183,8 @@ class Update:
             VECTOR_ROWS=VECTOR_ROWS,
             EARLY=self._early,
             num_warps=4,
-            num_stages=1,  # there are few ranks to loop over
-            launch_pdl=self._early,  # shrink lets it begin: see EARLY
+            num_stages=1,  # the loop over ranks is short
+            launch_pdl=self._early,  # shrink allows it to begin early: see EARLY
             **self._shared,
         )
 
@@ -189,8 +193,8 @@ class Update:
         return work.first_row, work.rows, plan.ends, plan.ranks, plan.pages
 
     def _make_plan(self) -> None:
-        """One launch that turns the work list and the rank tables into the step's plan."""
-        plan, three = self._plan, _three(self._plan.tables)
+        """Launch the kernel that makes the step's plan from the work list and the rank tables."""
+        plan, three = self._plan, _pad_to_three(self._plan.tables)
         segments = self._work.rows.shape[0]
         plan_kernel[(segments + 1,)](
             self._work.rows,
@@ -198,7 +202,7 @@ class Update:
             *(table.rank for table in three),
             *(table.pages for table in three),
             *(table.pages.stride(0) for table in three),
-            *(ceil_div(outputs, self._tiles.expand_outputs) for outputs in _three(self._outputs)),
+            *(ceil_div(outputs, self._tiles.expand_outputs) for outputs in _pad_to_three(self._outputs)),
             plan.ends,
             plan.ranks,
             plan.pages,
@@ -218,7 +222,7 @@ def sgmv(
     work: WorkList,
     gpu: Gpu,
 ) -> None:
-    """See `reference.sgmv`; up to three modules, features contiguous."""
+    """See `reference.sgmv`. Up to three modules; features are contiguous."""
     if work.rows.shape[0] and x.shape[0]:
         update = Update(x, weight_pools, tables, work, gpu, early=gpu.hopper)
         update.shrink(PROGRAMS)
@@ -233,15 +237,15 @@ def begin_sgmv(
     side_stream: SideStream,
     gpu: Gpu,
 ) -> Finish:
-    """See `kernels/sgmv.py`; as `sgmv`.
+    """See `kernels.sgmv.sgmv_calls`. The same limits as `sgmv`.
 
-    Expand does not begin early: it follows the base's product as well, which is not ours.
+    Expand does not begin early, because it also follows the base's product, which is not launched here.
     """
     if not work.rows.shape[0] or not x.shape[0]:
         return lambda ys: None
     update = Update(x, weight_pools, tables, work, gpu, early=False)
     with side_stream.fork():
-        update.shrink(BESIDE)
+        update.shrink(SIDE_STREAM_PROGRAMS)
 
     def finish(ys: tuple[Tensor, ...]) -> None:
         side_stream.join()
@@ -250,6 +254,6 @@ def begin_sgmv(
     return finish
 
 
-def _three(items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """Padded to the kernels' three modules; the padding is not read."""
+def _pad_to_three(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """Padded to the kernels' three modules. The kernels do not read the padding."""
     return items + (items[0],) * (3 - len(items))

@@ -1,11 +1,12 @@
-"""What block shapes are computed from."""
+"""The device properties and arithmetic that block shapes are computed from."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """processors: streaming multiprocessors; hopper: has the matrix instructions for 64 rows at once."""
+    """processors: streaming multiprocessors. hopper: whether it has the matrix instructions for 64 rows at
+    once."""
 
     processors: int
     hopper: bool

@@ -160,7 +160,7 @@ def entries(branch: SideStream) -> list[object]:
 def taken_on_the_branch(x, weight_pools, tables, work, branch, gpu):  # type: ignore[no-untyped-def]  # as the original
     with branch.fork():
         update = sgmv.Update(x, weight_pools, tables, work, gpu, early=False)
-        update.shrink(sgmv.BESIDE)
+        update.shrink(sgmv.SIDE_STREAM_PROGRAMS)
     return lambda ys: (branch.join(), update.expand(ys))
 
 
@@ -176,7 +176,7 @@ BRANCHES = {
 def test_a_branch_of_a_graph_without_an_order(mistake, base, adapters, monkeypatch, truth, caplog) -> None:
     monkeypatch.setattr(*BRANCHES[mistake])
     assert all(answers(base, adapters, late)[1] == truth for late in Late), "its trial finds it out"
-    assert "a graph's rows differ" in caplog.text
+    assert "a graph's result differs" in caplog.text
     monkeypatch.setattr(graphs, "check", lambda found, wanted: None)
     assert any(answers(base, adapters, late)[1] != truth for late in Late)
 

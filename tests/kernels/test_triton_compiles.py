@@ -58,7 +58,7 @@ def test_sgmv_runs_on_tensor_cores_without_spills(
 ) -> None:
     from triton_aot import compiled, launches
 
-    from personae.kernels.triton.sgmv import BESIDE, begin_sgmv, sgmv
+    from personae.kernels.triton.sgmv import SIDE_STREAM_PROGRAMS, begin_sgmv, sgmv
     from personae.kernels.triton.sizes import Gpu
 
     inputs, outputs = GROUPS[group]
@@ -90,8 +90,8 @@ def test_sgmv_runs_on_tensor_cores_without_spills(
             128 if tokens <= 64 else 255
         )  # 128: four programs fit on a multiprocessor
     if overlap:  # a product has half of a multiprocessor's registers, and what is left of its shared memory
-        assert BESIDE * 128 * shrink.registers <= 65536 // 2
-        assert BESIDE * (shrink.shared + 1024) <= 48 << 10
+        assert SIDE_STREAM_PROGRAMS * 128 * shrink.registers <= 65536 // 2
+        assert SIDE_STREAM_PROGRAMS * (shrink.shared + 1024) <= 48 << 10
     # On Hopper expand begins beside the shrink that it follows, and waits for it when the adapters' weights
     # are on their way.
     early = capability == 90 and not overlap

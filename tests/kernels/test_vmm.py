@@ -35,7 +35,7 @@ def test_what_one_range_gives_back_another_can_have_and_no_address_changes(gpu: 
     addresses = cache.data_ptr(), weight_pool.data_ptr()
     memory.back(cache)
     cache.fill_(3)
-    with pytest.raises(DriverError, match="1 granules are wanted, 0 are free"):
+    with pytest.raises(DriverError, match="1 granules are needed, 0 are free"):
         memory.back(weight_pool[:1])
     torch.cuda.synchronize()
     memory.give_back(cache[1:3])
@@ -68,7 +68,7 @@ def test_a_tensor_may_end_within_a_granule(gpu: PaperGpu) -> None:
 
 def test_a_part_that_begins_within_a_granule_is_refused(gpu: PaperGpu) -> None:
     memory = DeviceMemory(CUDA, 2 * GRANULE)
-    with pytest.raises(AssertionError, match="begins where a granule does"):
+    with pytest.raises(AssertionError, match="begins at a granule"):
         memory.back(memory.reserve((2 * GRANULE,), torch.uint8)[16:])
 
 
@@ -123,7 +123,7 @@ def test_without_the_package_or_the_ability_the_shares_are_fixed(gpu: PaperGpu, 
         assert isinstance(memory_of(CUDA, 0), FixedMemory)
     causes = [record.message.split(": ", 1)[1] for record in caplog.records]
     assert causes[0] == "the device has no virtual memory management"
-    assert causes[1].startswith("the package cuda-bindings is not there")
+    assert causes[1].startswith("the package cuda-bindings is not installed")
 
 
 def late_write(memory: DeviceMemory, tensor: torch.Tensor) -> None:

@@ -1,9 +1,9 @@
 """Attention over paged keys and values, with an online softmax (https://arxiv.org/abs/2205.14135).
 
-A program takes a tile of one sequence's queries for one key/value head and a run of its keys. The query heads
-that share the key/value head lie in the tile side by side, so a page is read once for all of them. Where a
-sequence's keys are split among several programs, each leaves its sum, maximum and weight, and `merge_kernel`
-joins them, always in the same order (flash-decoding, https://arxiv.org/abs/2311.01282).
+A program takes a tile of one sequence's queries for one key/value head, and a range of its keys. The query
+heads that share the key/value head are side by side in the tile, so each page is read once for all of them.
+If a sequence's keys are split among several programs, each program writes its sum, maximum and weight.
+`merge_kernel` combines them, always in the same order (flash-decoding, https://arxiv.org/abs/2311.01282).
 """
 
 import triton
@@ -12,10 +12,11 @@ import triton.language as tl
 
 @triton.jit
 def splits_of(count, keys, split_queries, most_splits, SHORTEST: tl.constexpr, KEYS: tl.constexpr):
-    """(parts, keys in each but the last): how a sequence's keys are split, a function of that sequence alone.
+    """(parts, keys in each part but the last): how a sequence's keys are split. It depends on that sequence
+    only.
 
-    count: its queries; keys: how many keys its first to its last query see. Many queries fill the device
-    without splits.
+    count: its queries. keys: how many keys its queries see together. Many queries fill the device without
+    splits.
     """
     parts = tl.minimum((keys + SHORTEST - 1) // SHORTEST, most_splits)
     parts = tl.maximum(tl.where(count <= split_queries, parts, 1), 1)
@@ -62,11 +63,11 @@ def attention_kernel(
     SEQUENCES: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """out[t, h] = softmax(scale q[t, h] . k) v, or its parts; grid (query tiles, kv heads, splits).
+    """out[t, h] = softmax(scale q[t, h] . k) v, or its parts. Grid (query tiles, kv heads, splits).
 
-    scale includes log2(e), for powers of two replace the exponentials. sums [slots, splits, HEADS, DIM] and
-    stats [slots, splits, HEADS, 2] float32: unweighted sums, and maximum and weight, of split sequences;
-    a slot is sequence * split_queries + query. SEQUENCES = 0: every sequence has one query.
+    scale includes log2(e), because powers of two replace the exponentials. For split sequences: sums [slots,
+    splits, HEADS, DIM] float32, not normalised, and stats [slots, splits, HEADS, 2] float32, maximum and
+    weight. A slot is sequence * split_queries + query. SEQUENCES = 0: every sequence has one query.
     """
     QUERIES: tl.constexpr = ROWS // GROUP
     tile = tl.program_id(0)
@@ -76,7 +77,7 @@ def attention_kernel(
         sequence = tile
         tile = 0
     else:
-        # Sequence s has its tiles from query_start[s] // QUERIES + s on: enough numbers, a few unused.
+        # The tiles of sequence s begin at query_start[s] // QUERIES + s. That is enough; a few stay unused.
         each = tl.arange(0, SEQUENCES)
         starts = tl.load(query_start_ptr + each, mask=each < sequences, other=1 << 30)
         bases = starts // QUERIES + each
@@ -111,7 +112,7 @@ def attention_kernel(
         weight = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, WIDE], tl.float32)
         for key in range(begin, end, KEYS):
-            # Keys from `end` on are not read: their pages may hold anything, and 0 * NaN is NaN.
+            # Keys from `end` on are not read: their pages may hold any value, and 0 * NaN is NaN.
             keys = key + tl.arange(0, KEYS)
             inside = keys < end
             page = tl.load(pages + keys // PAGE, mask=inside, other=0).to(tl.int64)
@@ -123,7 +124,7 @@ def attention_kernel(
                 seen = seen & (keys[None, :] > position[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, 1))
-            # A query that has seen no key yet has no maximum; -inf - -inf would be NaN.
+            # A query that has seen no key yet has no maximum, and -inf - -inf would be NaN.
             level = tl.where(higher == float("-inf"), 0.0, higher)
             p = tl.exp2(scores - level[:, None])
             shrink = tl.exp2(top - level)
@@ -164,9 +165,9 @@ def merge_kernel(
     SPLITS: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """out = sum_s 2^(top_s - top) sum_s / sum_s 2^(top_s - top) weight_s; grid (slots, HEADS).
+    """out = sum_s 2^(top_s - top) sum_s / sum_s 2^(top_s - top) weight_s. Grid (slots, HEADS).
 
-    Only for the sequences that were split; the others' outputs are there already.
+    Only for sequences that were split; the outputs of the others are already written.
     """
     slot = tl.program_id(0)
     head = tl.program_id(1)

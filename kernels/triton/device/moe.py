@@ -1,4 +1,4 @@
-"""The products of experts: groups of rows, each with a weight of its own, in one launch (a grouped GEMM)."""
+"""The experts' products in one launch: groups of rows, each with its own weight (a grouped GEMM)."""
 
 import triton
 import triton.language as tl
@@ -19,12 +19,12 @@ def expert_linear_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """y[i] = x[i] W_e^T for starts[e] <= i < starts[e + 1]; grid (tiles of rows, blocks of outputs).
+    """y[i] = x[i] W_e^T for starts[e] <= i < starts[e + 1]. Grid (tiles of rows, blocks of outputs).
 
     x: [N, inputs], weight: [experts, outputs, inputs], y: [N, outputs], starts: [experts + 1] int32.
     """
     tile = tl.program_id(0)
-    # Expert e has its tiles from starts[e] // ROWS + e on: enough numbers, a few unused.
+    # The tiles of expert e begin at starts[e] // ROWS + e. That is enough; a few stay unused.
     each = tl.arange(0, EXPERTS)
     starts = tl.load(starts_ptr + each, mask=each < experts, other=1 << 30)
     bases = starts // ROWS + each

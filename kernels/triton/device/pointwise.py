@@ -1,4 +1,4 @@
-"""What happens between the products, each in one pass over its data."""
+"""The pointwise kernels. Each reads and writes its data once."""
 
 import triton
 import triton.language as tl
@@ -20,7 +20,8 @@ def rms_norm_kernel(
     WIDE: tl.constexpr,
     ADD: tl.constexpr,
 ):
-    """y = s / sqrt(mean(s^2) + eps) * weight; s = x, or residual + x rounded to their type. One row each.
+    """y = s / sqrt(mean(s^2) + eps) * weight. s = x, or residual + x rounded to their type. One row per
+    program.
 
     Row r of x lies at r // inner * x_outer + r % inner * x_inner.
     """
@@ -65,9 +66,9 @@ def rotary_kernel(
     WIDE: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """(x1, x2) <- (x1 cos - x2 sin, x2 cos + x1 sin); one token and HEADS heads of q or of k each.
+    """(x1, x2) <- (x1 cos - x2 sin, x2 cos + x1 sin). One token and HEADS heads of q or of k per program.
 
-    A head is HEAD elements after the one before it, and rotated in its first 2 HALF.
+    Heads are HEAD elements apart; the first 2 HALF elements of each are rotated.
     """
     token = tl.program_id(0).to(tl.int64)
     half = tl.arange(0, WIDE)
@@ -87,9 +88,9 @@ def rotary_kernel(
 
 @triton.jit
 def act_and_mul_kernel(x_ptr, y_ptr, x_stride, size, GELU: tl.constexpr, BLOCK: tl.constexpr):
-    """y = gate / (1 + exp(-z)) * up, x = (gate, up); one block of one row each.
+    """y = gate / (1 + exp(-z)) * up, x = (gate, up). One block of one row per program.
 
-    z = gate is SiLU, z = 2 sqrt(2 / pi) (gate + 0.044715 gate^3) is GELU's form with tanh.
+    SiLU: z = gate. GELU's tanh form: z = 2 sqrt(2 / pi) (gate + 0.044715 gate^3).
     """
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -117,9 +118,9 @@ def append_kv_kernel(
     WIDE: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """cache[index // PAGE, :, index % PAGE] = k[token], and v; one token each.
+    """cache[index // PAGE, :, index % PAGE] = k[token], and the same for v. One token per program.
 
-    What is larger than LARGEST is cut off there before it is rounded to the cache's type; 0: nothing is.
+    Values are clamped to LARGEST before they are rounded to the cache's type; 0: they are not.
     """
     token = tl.program_id(0).to(tl.int64)
     index = tl.load(index_ptr + token)

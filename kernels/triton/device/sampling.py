@@ -1,7 +1,8 @@
-"""From logits to tokens: three launches, four where a row asks for top_k or top_p.
+"""From logits to tokens: three launches, four if a row asks for top_k or top_p.
 
-A row of logits is cut into chunks. `greatest_kernel` and `weigh_kernel` take a chunk each, `gather_kernel`
-some chunks of a row, `draw_kernel` a row. How top_k and top_p are found says `sampling_filters.py`.
+A row of logits is cut into chunks. `greatest_kernel` and `weigh_kernel` take one chunk per program,
+`gather_kernel` several chunks of a row, `draw_kernel` a whole row. `sampling_filters.py` explains how top_k
+and top_p are found.
 """
 
 import triton
@@ -22,15 +23,16 @@ from personae.kernels.triton.device.sampling_filters import (
 STREAM = tl.constexpr(0)  # rows of the table of parameters, [7, rows] int64
 POSITION = tl.constexpr(1)
 TOP_K = tl.constexpr(2)
-TOP_P = tl.constexpr(3)  # the bits of float64s, as the next two
+TOP_P = tl.constexpr(3)  # this and the next two: the bits of float64 values
 TEMPERATURE = tl.constexpr(4)
 MIN_P = tl.constexpr(5)
 MASK = tl.constexpr(6)  # the row's mask, or -1
 
-LISTED = tl.constexpr(0)  # columns of the table of narrowed rows, [rows, 4] float64: how many weights
-LOW = tl.constexpr(1)  # the bits from which on the least kept weight is searched
-ROUNDS = tl.constexpr(2)  # in so many rounds
-BASE = tl.constexpr(3)  # the sum of the weights above those listed
+# Columns of the table of narrowed rows, [rows, 4] float64.
+LISTED = tl.constexpr(0)  # how many weights are listed
+LOW = tl.constexpr(1)  # the bits at which the search for the least kept weight begins
+ROUNDS = tl.constexpr(2)  # the rounds of that search
+BASE = tl.constexpr(3)  # the sum of the weights above the listed ones
 
 
 @triton.jit
@@ -42,7 +44,7 @@ def _mix(z):
 
 @triton.jit
 def uniform(stream, position):
-    """The number in [0, 1), float64, of `kernels/counter_rng.py`, bit for bit; stream, position: int64."""
+    """The number in [0, 1), float64, of `kernels/counter_rng.py`, bit for bit. stream, position: int64."""
     counter = position.to(tl.uint64, bitcast=True) + 1
     bits = _mix(stream.to(tl.uint64, bitcast=True) + counter * 0x9E3779B97F4A7C15)
     return (bits >> 11).to(tl.int64, bitcast=True).to(tl.float64) * (1.0 / 9007199254740992.0)
@@ -50,14 +52,14 @@ def uniform(stream, position):
 
 @triton.jit
 def _filters(rows_ptr, rows, row):
-    """A row's top_k, 0 where it has none, and its top_p, 1 or more where it has none."""
+    """A row's top_k, 0 if it has none, and its top_p, 1 or more if it has none."""
     top_k = tl.load(rows_ptr + TOP_K * rows + row)
     return top_k, tl.load(rows_ptr + TOP_P * rows + row).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def _masked(logits_ptr, stride, rows_ptr, rows, masks_ptr, words, row, t, inside):
-    """The row's logits at ids t, those that its grammar forbids minus infinity; a NaN stays a NaN."""
+    """The row's logits at ids t; those that its grammar forbids are minus infinity. A NaN stays a NaN."""
     x = tl.load(logits_ptr + row * stride + t, mask=inside, other=float("-inf"))
     mask = tl.load(rows_ptr + MASK * rows + row)
     if mask >= 0:
@@ -79,7 +81,7 @@ def greatest_kernel(
     width,
     CHUNK: tl.constexpr,
 ):
-    """A chunk's largest allowed logit, NaN where one is, and its lowest id. Grid (rows, chunks)."""
+    """A chunk's largest allowed logit, NaN if the chunk has one, and its lowest id. Grid (rows, chunks)."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     t = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -113,11 +115,12 @@ def weigh_kernel(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
-    """w = exp((x - best) / temperature), in the logits' place, and per chunk the largest and the sum.
+    """w = exp((x - best) / temperature), which replaces the logits; and the largest and the sum of each
+    chunk.
 
-    Grid (rows, chunks), or (rows, 1) where no row draws. The first program of a row writes its maximum and
-    where it is: the token, unless the row draws. Of a row with top_k or top_p also counts and sums
-    [rows, LEVELS, chunks] of its weights above each edge.
+    Grid (rows, chunks), or (rows, 1) if no row draws. The first program of a row writes its maximum and where
+    it is: that is the token, unless the row draws. For a row with top_k or top_p it also writes counts and
+    sums [rows, LEVELS, chunks] of the weights above each edge.
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -166,9 +169,9 @@ def gather_kernel(
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Lists the weights among which a row's least kept one is, [rows, width], and says where to search.
+    """Lists the weights that include a row's least kept one, [rows, width], and writes where to search.
 
-    With top_k: all from the interval on in which the k-th largest lies. With top_p alone: those of the
+    With top_k: all weights in or above the interval of the k-th largest. With top_p only: those of the
     interval in which the running sum reaches it. Grid (rows, programs), each with `chunks_each` chunks.
     """
     row = tl.program_id(0).to(tl.int64)
@@ -229,9 +232,9 @@ def draw_kernel(
     TILE: tl.constexpr,
     TOGETHER: tl.constexpr,
 ):
-    """The token of a row that draws: the first t with w_0 + ... + w_t > u sum(w) over what it keeps.
+    """The token of a row that draws: the first t with w_0 + ... + w_t > u sum(w) over the kept weights.
 
-    TILE: weights of a list, and TOGETHER: chunks, that are read at once.
+    TILE: weights of a list that are read at once. TOGETHER: chunks that are read at once.
     """
     row = tl.program_id(0).to(tl.int64)
     parameters = rows_ptr + row
@@ -251,14 +254,14 @@ def draw_kernel(
             base = tl.load(narrowed + BASE)
             list_ptr = lists_ptr + row * width
             total = tl.sum(sums, 0)
-            for search in range(2):  # top_k by number, then top_p of what that left by sum
+            for search in range(2):  # first top_k by number, then top_p by the sum of the rest
                 by_count = search == 0
                 if tl.where(by_count, top_k > 0, top_p < 1):
                     target = tl.where(by_count, top_k.to(tl.float64), top_p * total)
                     low = least_of(list_ptr, listed, low, rounds, base, target, by_count, TILE)
                     if by_count:
                         total = total_of(list_ptr, listed, low, target, TILE)
-                        rounds = 15  # the nucleus of these may begin anywhere above
+                        rounds = 15  # the nucleus of these may begin at any weight above
             least = tl.maximum(least, low.to(tl.float32, bitcast=True))
         if least > 0:
             tops = tl.load(tops_ptr + row * chunks + each, mask=there, other=-1.0)
@@ -275,8 +278,8 @@ def draw_kernel(
 
         stream = tl.load(parameters + STREAM * rows)
         target = uniform(stream, tl.load(parameters + POSITION * rows)) * tl.sum(sums, 0)
-        # Sums taken another way differ in their last bits, so a running sum may miss the target by them:
-        # then it is the last weight. A weight of zero is never drawn.
+        # Sums in different orders differ in their last bits, so a running sum may just miss the target. Then
+        # the last weight is drawn. A weight of zero is never drawn.
         over = (tl.cumsum(sums, 0) > target) & (sums > 0)
         chunk = tl.min(tl.where(over, each, CHUNKS), 0)
         chunk = tl.where(chunk == CHUNKS, tl.max(tl.where(sums > 0, each, 0), 0), chunk)

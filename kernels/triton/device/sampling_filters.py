@@ -1,10 +1,10 @@
-"""What top_k and top_p keep of a row, found without sorting and without atomics.
+"""Finds what top_k and top_p keep of a row, without sorting and without atomics.
 
-A float's bits ascend as its value does, so a set of largest weights is all weights from some bits on. Three
-kernels narrow them down: `weigh_kernel` counts and sums each chunk's weights above 32 fixed edges, three
-quarters of an octave apart, below 2^-19 eight octaves (`chunk_levels`); `gather_kernel`, several programs a
-row, finds from them the one interval in which the least kept weight lies, and lists the weights of interest
-one after the other; `draw_kernel` searches that list.
+The bits of a float ascend with its value, so the largest weights are all weights from some bits on. Three
+kernels narrow these bits down. `weigh_kernel` counts and sums the weights of each chunk above 32 fixed edges,
+which are three quarters of an octave apart, and eight octaves below 2^-19 (`chunk_levels`). From these
+`gather_kernel`, with several programs per row, finds the one interval that has the least kept weight, and
+lists the weights that matter. `draw_kernel` searches that list.
 """
 
 import triton
@@ -12,15 +12,16 @@ import triton.language as tl
 
 ONE = tl.constexpr(0x3F800000)  # the largest weight's bits
 LEVELS = tl.constexpr(32)
-FINE = tl.constexpr(26)  # of which so many are narrow: where a nucleus ends, many weights are alike
-NARROW = tl.constexpr(6 << 20)  # bits between their edges: three quarters of an octave
-BROAD = tl.constexpr(1 << 26)  # and between the others': below them few weights matter
-GROUP = tl.constexpr(4)  # levels counted at once: more would not fit into registers
+FINE = tl.constexpr(26)  # the number of narrow levels; where a nucleus ends, many weights are similar
+NARROW = tl.constexpr(6 << 20)  # bits between the edges of narrow levels: three quarters of an octave
+BROAD = tl.constexpr(1 << 26)  # bits between the other edges, where few weights matter
+GROUP = tl.constexpr(4)  # levels that are counted at once; more would not fit into registers
 
 
 @triton.jit
 def edge_of(level):
-    """The bits from which on weights lie above the level's edge; past the last level all weights do."""
+    """The bits of the smallest weight above the level's edge. Past the last level: 0, so all weights are
+    above."""
     narrow, broad = tl.minimum(level + 1, FINE), tl.maximum(level + 1 - FINE, 0)
     return tl.where(level < LEVELS, ONE + 1 - narrow * NARROW - broad * BROAD, 0)
 
@@ -34,7 +35,7 @@ def rounds_of(level):
 @triton.jit
 def chunk_levels(w, inside, counts_ptr, sums_ptr, LEVEL_STRIDE):
     """Stores how many of a chunk's weights lie above each edge, and their sum."""
-    w = tl.where(w <= 1.0, w, 0.0)  # a NaN, of a row that has failed, counts nowhere
+    w = tl.where(w <= 1.0, w, 0.0)  # a failed row's NaN does not count
     bits = tl.where(inside, w.to(tl.int32, bitcast=True), -1)
     for group in tl.static_range(LEVELS // GROUP):
         level = group * GROUP + tl.arange(0, GROUP)
@@ -45,7 +46,8 @@ def chunk_levels(w, inside, counts_ptr, sums_ptr, LEVEL_STRIDE):
 
 @triton.jit
 def level_of(counts_ptr, sums_ptr, target, by_count, chunks, BLOCK: tl.constexpr):
-    """The first level whose weights reach the target, LEVELS if none does, and the sum of those before it."""
+    """The first level whose weights reach the target, LEVELS if none does, and the sum of the levels before
+    it."""
     level = tl.arange(0, LEVELS)
     counts = tl.zeros([LEVELS], tl.int32)
     sums = tl.zeros([LEVELS], tl.float64)
@@ -65,17 +67,17 @@ def counts_above(counts_ptr, level, chunks, width, CHUNK: tl.constexpr, CHUNKS: 
     """How many weights of each chunk lie above the level's edge."""
     each = tl.arange(0, CHUNKS)
     there = each < chunks
-    # No edge below the last: all weights.
+    # Past the last level all weights count.
     found = tl.load(counts_ptr + level * chunks + each, mask=there & (level >= 0) & (level < LEVELS), other=0)
     return tl.where((level == LEVELS) & there, tl.minimum(width - each * CHUNK, CHUNK), found)
 
 
 @triton.jit
 def least_of(list_ptr, listed, low, rounds, base, target, by_count, TILE: tl.constexpr):
-    """The largest bits from which on the weights reach the target, two bits a round; `low` if none do.
+    """The largest bits from which on the weights reach the target, two bits per round; `low` if none do.
 
-    listed: how many weights at list_ptr; base: the sum of those above that are not; rounds: pairs of bits of
-    the interval from `low` on in which the answer lies.
+    listed: how many weights are at list_ptr. base: the sum of the weights above these. rounds: pairs of bits
+    of the interval that begins at `low` and has the answer.
     """
     for round in range(rounds):
         step = 1 << (2 * (rounds - 1 - round))
@@ -99,7 +101,7 @@ def least_of(list_ptr, listed, low, rounds, base, target, by_count, TILE: tl.con
 
 @triton.jit
 def total_of(list_ptr, listed, least, count, TILE: tl.constexpr):
-    """The sum of the `count` largest weights, the least of which has these bits."""
+    """The sum of the `count` largest weights; `least` has the bits of the smallest of them."""
     over = tl.zeros([TILE], tl.float32)
     over_count = tl.zeros([TILE], tl.int32)
     for first in range(0, listed, TILE):
@@ -108,6 +110,6 @@ def total_of(list_ptr, listed, least, count, TILE: tl.constexpr):
         above = w.to(tl.int32, bitcast=True) > least
         over += tl.where(above, w, 0.0)
         over_count += above.to(tl.int32)
-    # Of weights that tie with the least, only as many as are left.
+    # Of the weights equal to the least, only the remaining number counts.
     ties = count - tl.sum(over_count, 0).to(tl.float64)
     return tl.sum(over, 0).to(tl.float64) + ties * least.to(tl.float32, bitcast=True).to(tl.float64)

@@ -20,7 +20,7 @@ def _sum_planes(pointers, mask, plane_stride, SPLITS: tl.constexpr, EARLY: tl.co
 
 @triton.jit
 def _b_rows(b_ptr, pages, r, rank, out, RANKS: tl.constexpr):
-    """Where the rows of B^T from rank r on begin, which of them are real, and their numbers."""
+    """Where the rows of B^T from rank r on begin, which of them exist, and their numbers."""
     rs = r + tl.arange(0, RANKS)
     live = rs < rank
     page = load_plan(pages + rs // PAGE, live, 0)
@@ -116,11 +116,11 @@ def expand_kernel(
     SEGMENTS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """y_m[row, o] += sum_c s[row, c] B_m[c, o], s the sum of shrink's planes; y rounded once.
+    """y_m[row, o] += sum_c s[row, c] B_m[c, o], s the sum of shrink's planes; y is rounded once.
 
-    For half precision the tensor cores take s as the sum of two halves of y's type, so that it keeps at
-    least 16 of its 24 bits. EARLY: it begins during shrink (programmatic dependent launch), and waits for its
-    end when all but the planes has been read.
+    In half precision the tensor cores take s as the sum of two values of y's type, which keep at least 16 of
+    its 24 bits. EARLY: expand begins during shrink (programmatic dependent launch), and waits for shrink's
+    end before it reads the planes.
     """
     each = tl.arange(0, SEGMENTS)
     ends = load_plan(ends_ptr + segments + each, each < segments, 2147483647)
@@ -131,7 +131,7 @@ def expand_kernel(
         first = load_plan(first_ptr + segment).to(tl.int64)
         rows = load_plan(rows_ptr + segment)
 
-        # Which module's block of outputs this is. A module of rank 0 has no blocks.
+        # Find the module of this block of outputs. A module of rank 0 has no blocks.
         rank = load_plan(ranks_ptr + segment * 4)
         b_ptr, y_ptr, y_stride, out = b0_ptr, y0_ptr, y0_stride, out0
         page_first = 0  # the module's first page on the axis of all ranks
@@ -222,5 +222,5 @@ def expand_kernel(
             inside = own[:, None] & within[None, :]
             tile_y = tl.load(where, mask=inside, other=0.0)
             tl.store(where, (tile_y.to(tl.float32) + acc).to(tile_y.dtype), mask=inside)
-    if EARLY:  # who had nothing to do: what follows must find shrink done, too
+    if EARLY:  # a program without items must also wait: the next kernel relies on shrink being done
         gdc_wait()

@@ -1,13 +1,13 @@
 """SGMV on the device: one small plan kernel per step, then shrink and expand per layer.
 
-A segment is a run of rows that take one adapter. The adapter's ranks of all modules that read the same x lie
+A segment is a run of rows that take one adapter. An adapter's ranks of all modules that read the same x lie
 one after the other on one axis, in whole pages of 8 ranks: q's pages, then k's, then v's. Shrink sees only
-this axis, so a launch serves all modules, and an item of work is never larger than the true ranks ask for.
+this axis. So one launch serves all modules, and an item of work is never larger than the true ranks need.
 
     shrink   planes[split, row, c] = sum over k in split of x[row, k] A[c, k]
     expand   y_m[row, o] += sum_c (sum_split planes[split, row, c]) B_m[c, o]
 
-Work is cut into items, numbered from 0; `ends` holds the running count of items up to each segment, so the
+Work is cut into items, numbered from 0. `ends` holds the running count of items up to each segment, so the
 segment of an item is the number of ends at or below it. A fixed grid of programs takes items in turn.
 """
 
@@ -19,7 +19,7 @@ PAGE = tl.constexpr(8)
 
 @triton.jit
 def pages_of(rank):
-    """The whole pages that hold so many ranks."""
+    """The number of whole pages that hold `rank` ranks."""
     return (rank + PAGE - 1) // PAGE
 
 
@@ -121,10 +121,11 @@ def plan_kernel(
     SEGMENTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """What the layers of a step share. Program i < segments lists segment i's pages, the last one counts.
+    """Makes the plan that a step's layers share. Program i < segments lists segment i's pages, the last one
+    counts.
 
-    ends [2, segments]: running counts of shrink and of expand items; ranks [segments, 4]: true rank by
-    module; pages [segments, width]: arena pages of all modules' ranks, one module after the other.
+    ends [2, segments]: running counts of shrink items and of expand items. ranks [segments, 4]: true rank by
+    module. pages [segments, width]: pool pages of all modules' ranks, one module after the other.
     """
     segment = tl.program_id(0)
     if segment < segments:
@@ -173,5 +174,6 @@ def find(ends, item):
 
 @triton.jit
 def load_plan(pointers, mask=None, other=None):
-    """Reads the plan, which should outlive a layer's weights in the cache: all layers of a step read it."""
+    """Reads the plan. All layers of a step read it, so it should stay in the cache longer than a layer's
+    weights."""
     return tl.load(pointers, mask=mask, other=other, eviction_policy="evict_last")

@@ -22,7 +22,7 @@ def _shrink_rows(
     RANKS: tl.constexpr,
     VECTOR_K: tl.constexpr,
 ):
-    """Few rows: one product per row. From the second row on, A comes from the first-level cache."""
+    """For few rows: one product per row. From the second row on, A comes from the L1 cache."""
     for _ in range(rows):
         dots = tl.zeros([RANKS], tl.float32)
         for k in range(k_first, k_last, VECTOR_K):
@@ -88,10 +88,10 @@ def shrink_kernel(
     ALIGNED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """planes[split, row, c] = sum of x[row, k] A[c, k] over the split's k; see the module's docstring.
+    """planes[split, row, c] = sum of x[row, k] A[c, k] over the split's k; see sgmv_plan.
 
-    planes: [SPLITS, tokens, width * 8] float32, written for the segments' rows and true pages only.
-    EARLY: expand may begin, see there.
+    planes: [SPLITS, tokens, width * 8] float32, written only for the segments' rows and true pages. EARLY:
+    expand may begin before this ends; see `expand_kernel`.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -118,7 +118,7 @@ def shrink_kernel(
         split = (local // groups) % SPLITS
         tile = local // (groups * SPLITS)
 
-        # The item's columns on the axis of all modules' ranks: whose A they read, and which of its rows.
+        # The item's columns on the axis of all modules' ranks: which module's A they read, and which rows.
         c = group * RANKS + tl.arange(0, RANKS)
         listed = c < columns
         page = load_plan(pages_ptr + segment * width + c // PAGE, listed, 0)
