@@ -159,7 +159,7 @@ def make_context(
     Raises ModelLoadError when the model's chat template cannot be compiled, or a format is not known.
     """
     base = next(iter(client.models(DEFAULT_TENANT)))
-    metrics = Metrics(client, base, settings.max_adapters, registry)
+    metrics = Metrics(client, base, settings.max_adapters, registry, settings.tenant_metrics)
     family = Family.of(client.tokenizer, settings.tool_format, settings.reasoning_format)
     return RequestContext(
         client,

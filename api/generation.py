@@ -195,7 +195,7 @@ class Job:
         label = self._label()
         targets = self.context.targets
         clocks = {
-            log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length, targets)
+            log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length, targets, who.tenant)
             for log in self.logs
         }
         logs.note(model=self.model.name, answer=self.id)
@@ -226,16 +226,24 @@ class Job:
             raise
         finally:
             self.context.meter.answer(self.context.caller.identity, self.completion_tokens)
-            if clocks and self.context.usage is not None:
-                self.context.usage.add(
-                    self.context.caller.identity,
-                    None if self.model.adapter is None else self.model.name,
-                    self.prompt_tokens,
-                    self.cached_tokens,
-                    self.completion_tokens,
-                )
+            if clocks:
+                self._count(clocks)
             for clock in clocks.values():
                 clock.end(reason)
+
+    def _count(self, clocks: Mapping[str, SequenceClock]) -> None:
+        """Put what was used into the log, the usage and the tenant's metrics."""
+        who = self.context.caller.identity
+        prompt, cached, completion = self.prompt_tokens, self.cached_tokens, self.completion_tokens
+        logs.count(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
+        if self.context.metrics.tenants is not None:
+            self.context.metrics.tenants.ended(
+                who.tenant, prompt=prompt, cached=cached, completion=completion
+            )
+        if self.context.usage is not None:
+            adapter = None if self.model.adapter is None else self.model.name
+            seconds = 0.0 if adapter is None else sum(clock.ran() for clock in clocks.values())
+            self.context.usage.add(who, adapter, prompt, cached, completion, seconds)
 
     def _place(self, refusal: RequestError | Overloaded) -> None:
         """Rename the fields in an engine's refusal to the client's."""

@@ -178,6 +178,14 @@ class ServerOptions:
     log_format: Annotated[LogFormat, OptionInfo("Logs on stderr as text, or as one JSON object a line.")] = (
         "text"
     )
+    tenant_metrics: Annotated[
+        int,
+        OptionInfo(
+            "Tenants with series of their own in /metrics, by name; all others share one. 0 is none.",
+            min=0,
+            max=1000,
+        ),
+    ] = 0
     otlp_traces_endpoint: Annotated[
         str | None,
         OptionInfo(

@@ -7,12 +7,15 @@ from functools import partial
 
 import anyio
 import msgspec
+from starlette.types import Receive
 
 from personae.api import chat, completions
-from personae.api.batches.input import ENDPOINTS
+from personae.api.batches.input import ENDPOINTS, BatchRequest
 from personae.api.batches.model import BatchResponse, InputLine, OutputLine
 from personae.api.batches.store import new_id
 from personae.api.context import RequestContext
+from personae.api.embeddings import vectors
+from personae.api.embeddings.wire import EmbeddingRequest
 from personae.api.generation import Job
 from personae.api.responses import routes as responses
 from personae.api.responses.request import ResponsesRequest
@@ -33,6 +36,24 @@ class RetryLater(Exception):
         self.seconds = seconds
 
 
+class _Generation:
+    """A request whose answer is text."""
+
+    def __init__(self, job: Job, form: AnswerBuilder) -> None:
+        self._job = job
+        self._form = form
+        job.deadline = math.inf  # the batch has one
+
+    @property
+    def sequences(self) -> int:
+        """How many it has in the engine."""
+        return len(self._job.logs)
+
+    async def answer(self, receive: Receive) -> bytes:
+        """Raises what Job.gather raises."""
+        return await encoded(self._job.context, self._form, await self._job.gather(receive))
+
+
 class BatchCall:
     """A request on its way. `prepare` it, then `run` it; each raises Again when there is no room for it now.
 
@@ -46,14 +67,13 @@ class BatchCall:
         )
         self._line = line
         self._request_id = uuid.uuid4().hex
-        self._job: Job | None = None
-        self._form: AnswerBuilder | None = None
+        self._work: _Generation | vectors.EmbeddingJob | None = None
         self.result: OutputLine | None = None
 
     @property
     def sequences(self) -> int:
         """How many it has in the engine."""
-        return len(self._job.logs) if self._job else 0
+        return self._work.sequences if self._work else 0
 
     async def prepare(self) -> None:
         """Check and encode; sets `result` if that is its end."""
@@ -63,21 +83,25 @@ class BatchCall:
             if self._context.batches is not None:
                 self._context.batches.check_room_for_results(self._caller.identity)
             body = await self._decoded(self._caller)
-            match body:
-                case ChatRequest():
-                    self._job, self._form = await chat.admit(self._context, body)
-                case CompletionRequest():
-                    self._job, self._form = await completions.admit(self._context, body)
-                case ResponsesRequest():
-                    self._job, self._form = await responses.admit(self._context, body)
-            self._job.deadline = math.inf  # the batch has one
+            self._work = await self._admitted(body)
         except Exception as error:
             self._fail(error)
         finally:
             if self._caller is not None:
                 self._caller.ready()
 
-    async def _decoded(self, caller: Caller) -> ChatRequest | CompletionRequest | ResponsesRequest:
+    async def _admitted(self, body: BatchRequest) -> "_Generation | vectors.EmbeddingJob":
+        match body:
+            case ChatRequest():
+                return _Generation(*await chat.admit(self._context, body))
+            case CompletionRequest():
+                return _Generation(*await completions.admit(self._context, body))
+            case ResponsesRequest():
+                return _Generation(*await responses.admit(self._context, body))
+            case EmbeddingRequest():
+                return await vectors.admit(self._context, body)
+
+    async def _decoded(self, caller: Caller) -> BatchRequest:
         """The body, off the event loop if it is long."""
         text = bytes(self._line.body)
         type, settings = ENDPOINTS[self._line.url], self._context.settings
@@ -90,11 +114,9 @@ class BatchCall:
 
     async def run(self) -> None:
         """Answer it; sets `result`."""
-        assert self._job is not None
-        assert self._form is not None
+        assert self._work is not None
         try:
-            parts = await self._job.gather(_nobody)
-            self._end(200, await encoded(self._context, self._form, parts))
+            self._end(200, await self._work.answer(_nobody))
         except Exception as error:
             self._fail(error)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from personae.api.batches.model import BatchError, InputLine
+from personae.api.embeddings.wire import EmbeddingRequest
 from personae.api.responses.request import ResponsesRequest
 from personae.api.settings import ApiSettings
 from personae.api.wire.decode import LONG, decode
@@ -18,10 +19,12 @@ from personae.api.wire.schema import ChatRequest, CompletionRequest
 from personae.errors import RequestError, UnsupportedParameter
 from personae.lora.throttle import Throttle
 
-ENDPOINTS: dict[str, type[ChatRequest] | type[CompletionRequest] | type[ResponsesRequest]] = {
+BatchRequest = ChatRequest | CompletionRequest | ResponsesRequest | EmbeddingRequest
+ENDPOINTS: dict[str, type[BatchRequest]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/embeddings": EmbeddingRequest,
 }
 MOST_ERRORS = 100  # of a file are reported
 _MAX_ID = 512
@@ -139,7 +142,7 @@ def _check_line(
     try:
         type, unknown = ENDPOINTS[endpoint], settings.unknown_fields
         body = decode(bytes(line.body), type, settings.max_json_depth, unknown=unknown)
-        if body.stream:
+        if not isinstance(body, EmbeddingRequest) and body.stream:
             raise UnsupportedParameter("A batch's answers are not streamed.", param="stream")
         if body.timeout is not None:
             raise UnsupportedParameter(

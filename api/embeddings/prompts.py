@@ -1,5 +1,6 @@
 """Many prompts of one request through the engine, a window at a time, and what each leaves behind."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -119,6 +120,8 @@ async def answered(
     for start in range(0, len(prompts), window):
         job = Job.begin(context, prefix, model, asked)
         first = first or job
+        if context.background:
+            job.deadline = math.inf  # the batch has one
         for outcome, prompt in zip(
             outcomes[start : start + window], prompts[start : start + window], strict=True
         ):

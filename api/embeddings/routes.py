@@ -7,7 +7,7 @@ from personae.api.body import read_json
 from personae.api.context import context_of
 from personae.api.deadline import TIMEOUT
 from personae.api.embeddings.relevance import relevance
-from personae.api.embeddings.vectors import embed
+from personae.api.embeddings.vectors import admit
 from personae.api.embeddings.wire import (
     EmbeddingRequest,
     Embeddings,
@@ -36,8 +36,9 @@ async def create_embeddings(request: Request) -> Response:
     """Make a vector of each text: of the hidden states behind the model's last layer."""
     context = context_of(request)
     body = await read_json(request, EmbeddingRequest, context)
-    answer = await embed(context, body, request.receive)
-    return Response(await context.prepared(lambda brief: encode_json(answer)), media_type="application/json")
+    job = await admit(context, body)
+    context.caller.ready()
+    return Response(await job.answer(request.receive), media_type="application/json")
 
 
 @operation(

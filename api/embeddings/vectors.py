@@ -1,22 +1,68 @@
 """`POST /v1/embeddings`: from prompts to vectors."""
 
 import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from starlette.types import Receive
 
+from personae.actors.client import ModelCard
+from personae.api.completions import GivenPrompt
 from personae.api.context import RequestContext
 from personae.api.embeddings.prompts import Outcome, answered, as_completion, encoded
 from personae.api.embeddings.wire import Embedding, EmbeddingRequest, Embeddings
+from personae.api.respond import encode_json
+from personae.api.wire.schema import CompletionRequest
 from personae.engine.params import SamplingParams
 from personae.errors import RequestError
 
 MOST_VALUES = 2**21  # numbers of an answer: some 40 MB of JSON
 
 
-async def embed(context: RequestContext, body: EmbeddingRequest, receive: Receive) -> Embeddings:
-    """Check everything, compute, and put the answer together."""
+@dataclass(frozen=True, slots=True)
+class EmbeddingJob:
+    """A request that is checked and encoded."""
+
+    context: RequestContext
+    body: EmbeddingRequest
+    asked: CompletionRequest
+    model: ModelCard
+    prompts: Sequence[GivenPrompt]
+
+    @property
+    def sequences(self) -> int:
+        """How many it has in the engine at a time."""
+        return min(len(self.prompts), self.context.settings.max_sequences)
+
+    async def answer(self, receive: Receive) -> bytes:
+        """Compute, and put the answer together. Raises what Job.gather raises."""
+        body, context = self.body, self.context
+
+        def check(first: Outcome) -> None:
+            _check(body, len(first.vector) // 4, len(self.prompts))
+
+        params = SamplingParams(1, 0, temperature=0.0, ignore_eos=True, speculate=False, pooling=body.pooling)
+        found = await answered(
+            context,
+            receive,
+            self.asked,
+            self.model,
+            self.prompts,
+            params,
+            prefix="embd-",
+            field="input",
+            seen=check,
+        )
+        vectors = [outcome.vector for outcome in found.outcomes]
+        data = await context.prepared(lambda brief: [_shown(i, raw, body) for i, raw in enumerate(vectors)])
+        answer = Embeddings(data, self.model.name, found.usage)
+        return await context.prepared(lambda brief: encode_json(answer))
+
+
+async def admit(context: RequestContext, body: EmbeddingRequest) -> EmbeddingJob:
+    """Check everything and encode. Raises RequestError."""
     model = context.chosen(asked := as_completion(body, body.input))
     asked.add_special_tokens = body.add_special_tokens
     if body.dimensions is not None and body.dimensions < 1:
@@ -25,18 +71,8 @@ async def embed(context: RequestContext, body: EmbeddingRequest, receive: Receiv
     if size is not None:
         _check(body, size, len(body.input) if isinstance(body.input, list) else 1)
     prompts = await encoded(context, asked, "input")
-
-    def check(first: Outcome) -> None:
-        _check(body, len(first.vector) // 4, len(prompts))
-
     body.input = asked.prompt = ""  # it is in the prompts, and may be long
-    params = SamplingParams(1, 0, temperature=0.0, ignore_eos=True, speculate=False, pooling=body.pooling)
-    found = await answered(
-        context, receive, asked, model, prompts, params, prefix="embd-", field="input", seen=check
-    )
-    vectors = [outcome.vector for outcome in found.outcomes]
-    data = await context.prepared(lambda brief: [_shown(i, raw, body) for i, raw in enumerate(vectors)])
-    return Embeddings(data, model.name, found.usage)
+    return EmbeddingJob(context, body, asked, model, prompts)
 
 
 def _check(body: EmbeddingRequest, size: int, count: int) -> None:

@@ -21,6 +21,7 @@ _CLOSE = (b"connection", b"close")
 _UPLOADS = {("POST", "/v1/adapters"): "max_upload_bytes", ("POST", "/v1/files"): "max_file_bytes"}
 """Routes that take files, and the setting that limits these."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:$#/~\[\]-]")
+_LIMITED = 429
 _LONGEST_NAME = 100
 _LONGEST_LIST = 1000  # characters
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -80,6 +81,8 @@ class Gate:
             finally:
                 method, route, status = scope["method"], _route(scope), status or 499
                 self._metrics.http.labels(method, route, str(status)).inc()
+                if self._metrics.tenants is not None and status == _LIMITED and "caller" in scope["state"]:
+                    self._metrics.tenants.refused(scope["state"]["caller"].tenant)
                 logs.answered(method, scope["path"], route, status, time.perf_counter() - begun)
 
     def _check(self, scope: Scope) -> None:

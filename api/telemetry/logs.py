@@ -18,7 +18,7 @@ LogFormat = Literal["text", "json"]
 
 _about: ContextVar[dict[str, Any] | None] = ContextVar("about", default=None)
 _QUIET = {"/health", "/ready", "/ping", "/load", "/metrics"}  # asked every few seconds: shown with DEBUG only
-_IN_TEXT = ("tenant", "model", "code")
+_IN_TEXT = ("tenant", "model", "prompt_tokens", "cached_tokens", "completion_tokens", "code")
 _LONGEST_PATH = 200
 access = logging.getLogger("personae.access")
 
@@ -38,6 +38,14 @@ def note(**known: object) -> None:
     about = _about.get()
     if about is not None:
         about.update(known)
+
+
+def count(**numbers: int) -> None:
+    """Add to numbers that are known of the current request, if there is one."""
+    about = _about.get()
+    if about is not None:
+        for name, number in numbers.items():
+            about[name] = about.get(name, 0) + number
 
 
 def answered(method: str, path: str, route: str, status: int, seconds: float) -> None:

@@ -17,6 +17,7 @@ from personae.api.choices import Part
 from personae.api.telemetry.adapter_metrics import AdapterCollector, RegisteredAdapters
 from personae.api.telemetry.engine_metrics import EngineCollector
 from personae.api.telemetry.orca import load_header
+from personae.api.telemetry.tenant_metrics import TenantMetrics
 from personae.engine.sequence import LatencyTargets
 
 _FIRST_TOKEN = (
@@ -68,7 +69,8 @@ _MAX_NAMES = 256  # label values that live as long as the process
 
 
 class Metrics:
-    """All metrics of one app, in a registry of its own. `adapters` are those that were registered."""
+    """All metrics of one app, in a registry of its own. `adapters` are those that were registered; `tenants`
+    is how many tenants have series of their own, 0 for none."""
 
     def __init__(
         self,
@@ -76,6 +78,7 @@ class Metrics:
         model_name: str,
         max_adapters: int | None,
         adapters: RegisteredAdapters | None = None,
+        tenants: int = 0,
     ) -> None:
         self.registry = CollectorRegistry()
         self._client = client
@@ -134,6 +137,7 @@ class Metrics:
             "met",
         )
         self.in_flight = 0
+        self.tenants = TenantMetrics(self.registry, tenants, _FIRST_TOKEN) if tenants else None
         self.http = self._counter(
             "personae:http_requests", "Answers, by route and status.", "method", "route", "status"
         )
@@ -194,6 +198,7 @@ class SequenceClock:
     arrived: float
     prompt: int
     targets: LatencyTargets | None = None
+    tenant: str = ""
     began: float | None = None
     first: float = 0.0
     last: float = 0.0
@@ -211,6 +216,8 @@ class SequenceClock:
             if self.tokens == 0:
                 self.first = now
                 metrics.first_token.labels(model).observe(now - self.arrived)
+                if metrics.tenants is not None:
+                    metrics.tenants.first_token(self.tenant, now - self.arrived)
             else:
                 metrics.inter_token.labels(model).observe((now - self.last) / len(part.tokens))
             self.last = now
@@ -227,6 +234,12 @@ class SequenceClock:
         return (targets.first is None or first <= targets.first) and (
             targets.token is None or each <= targets.token
         )
+
+    def ran(self) -> float:
+        """Seconds from its first step to now, or to its last token if it has ended."""
+        if self.began is None:
+            return 0.0
+        return max((self.last if self.reason is not None else time.perf_counter()) - self.began, 0.0)
 
     def end(self, reason: str) -> None:
         """The sequence is over: "stop", "length", "abort" or "error". Only the first call counts."""

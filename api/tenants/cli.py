@@ -331,9 +331,9 @@ def show_usage(
     json: JsonOption = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
-    """Show what was used: requests and tokens. A running server writes it every ten seconds."""
+    """Show requests, tokens and seconds of adapters. A running server writes it every ten seconds."""
     from personae.api.tenants.data import DataDir
-    from personae.api.tenants.usage import UsageLedger, as_csv, columns_of
+    from personae.api.tenants.usage import NUMBERS, UsageLedger, as_csv, columns_of
 
     columns = columns_of(by)
     with _store(data_dir):
@@ -348,7 +348,7 @@ def show_usage(
     elif csv:
         typer.echo(as_csv(rows, columns), nl=False)
     else:
-        names = (*columns, "requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+        names = (*columns, *NUMBERS)
         found = [[getattr(row, name) for name in names] for row in rows]
         show(
             [[date(v) if n == "hour" else v for n, v in zip(names, row, strict=True)] for row in found], names

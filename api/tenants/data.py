@@ -55,6 +55,7 @@ create table if not exists usage (
     prompt integer not null,
     cached integer not null,
     completion integer not null,
+    seconds real not null default 0,
     primary key (hour, tenant, key, adapter)
 ) strict;
 create table if not exists responses (
@@ -236,6 +237,7 @@ def _add_missing(db: sqlite3.Connection) -> None:
         ("keys", "label", "text not null default ''"),
         ("keys", "expires", "integer"),
         ("keys", "used", "integer"),
+        ("usage", "seconds", "real not null default 0"),
     ):
         if column not in {row["name"] for row in db.execute(f"pragma table_info({table})")}:
             db.execute(f"alter table {table} add column {column} {kind}")

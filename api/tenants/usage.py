@@ -27,23 +27,29 @@ _MOST_PENDING = 100_000  # sums in memory; more have no adapter's name
 
 Column = Literal["hour", "tenant", "key", "adapter"]
 COLUMNS: tuple[Column, ...] = get_args(Column)
-_SUMS = ("requests", "prompt", "cached", "completion")
+_SUMS = ("requests", "prompt", "cached", "completion", "seconds")
 _ADD = (
-    "insert into usage values (?, ?, ?, ?, ?, ?, ?, ?) on conflict do update set "
+    "insert into usage (hour, tenant, key, adapter, requests, prompt, cached, completion, seconds) "
+    "values (?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict do update set "
     "requests = requests + excluded.requests, prompt = prompt + excluded.prompt, "
-    "cached = cached + excluded.cached, completion = completion + excluded.completion"
+    "cached = cached + excluded.cached, completion = completion + excluded.completion, "
+    "seconds = seconds + excluded.seconds"
 )
+NUMBERS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "adapter_seconds")
+"""The numbers of a row, as they are shown."""
 _Place = tuple[int, str, str, str]
 
 
 class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sums over what `group_by` does not name. `hour` is the Unix time at which it began; `key` is empty for
-    batches and servers without keys, `adapter` for the base."""
+    batches and servers without keys, `adapter` for the base. `adapter_seconds` are those that sequences ran
+    with the adapter, each from its first step on; sequences that ran at the same time count one by one."""
 
     requests: int
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    adapter_seconds: float
     hour: int | None = None
     tenant: str | None = None
     key: str | None = None
@@ -60,16 +66,24 @@ class UsageLedger:
         self._data = data
         self._clock = clock
         self._lock = threading.Lock()
-        self._pending: dict[_Place, list[int]] = {}
+        self._pending: dict[_Place, list[float]] = {}
         self._seen: dict[str, int] = {}
 
-    def add(self, who: Identity, adapter: str | None, prompt: int, cached: int, completion: int) -> None:
-        """Count a request that is over."""
+    def add(
+        self,
+        who: Identity,
+        adapter: str | None,
+        prompt: int,
+        cached: int,
+        completion: int,
+        seconds: float = 0.0,
+    ) -> None:
+        """Count a request that is over, and the `seconds` that it ran with its adapter."""
         hour = int(self._clock()) // _HOUR * _HOUR
         with self._lock:
             named = adapter or "" if len(self._pending) < _MOST_PENDING else ""
-            sums = self._pending.setdefault((hour, who.tenant, who.key or "", named), [0, 0, 0, 0])
-            for index, number in enumerate((1, prompt, cached, completion)):
+            sums = self._pending.setdefault((hour, who.tenant, who.key or "", named), [0, 0, 0, 0, 0.0])
+            for index, number in enumerate((1, prompt, cached, completion, seconds)):
                 sums[index] += number
 
     def saw(self, key: str) -> None:
@@ -97,7 +111,7 @@ class UsageLedger:
         except StorageFailed:
             with self._lock:
                 for place, sums in pending.items():
-                    later = self._pending.setdefault(place, [0, 0, 0, 0])
+                    later = self._pending.setdefault(place, [0, 0, 0, 0, 0.0])
                     self._pending[place] = [a + b for a, b in zip(sums, later, strict=True)]
                 self._seen = seen | self._seen
             raise
@@ -129,6 +143,7 @@ class UsageLedger:
                 row["prompt"],
                 row["cached"],
                 row["completion"],
+                round(row["seconds"], 3),
                 **{name: row[name] for name in group_by},
             )
             for row in found[:MOST_ROWS]
@@ -149,7 +164,7 @@ def columns_of(text: str) -> list[Column]:
 
 def as_csv(rows: Sequence[UsageRow], group_by: Sequence[Column]) -> str:
     """The rows with a line of names before them."""
-    names = [*group_by, "requests", "prompt_tokens", "cached_tokens", "completion_tokens"]
+    names = [*group_by, *NUMBERS]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)

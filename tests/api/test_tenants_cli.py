@@ -18,7 +18,7 @@ from personae.api.commands.serve import run
 from personae.api.options import ServeOptions
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import DEFAULTS, Identity, TenantLimits, TenantStore
-from personae.api.tenants.usage import UsageLedger
+from personae.api.tenants.usage import NUMBERS, UsageLedger
 from personae.errors import LoadError
 
 
@@ -113,12 +113,12 @@ def test_a_revoked_name_is_freed_and_usage_is_shown(tmp_path: Path) -> None:
     assert "has not been revoked" in call(f"tenants free ann {where}").stderr
     with closing(DataDir(tmp_path)) as data:
         ledger = UsageLedger(data, lambda: 1_800_000_000)
-        ledger.add(Identity("ann", "tenant", key="k1"), "poet", 10, 4, 6)
+        ledger.add(Identity("ann", "tenant", key="k1"), "poet", 10, 4, 6, 2.5)
         ledger.flush()
     table = call(f"usage {where}").stdout.splitlines()
     assert [line.split() for line in table] == [
-        ["TENANT", "ADAPTER", "REQUESTS", "PROMPT_TOKENS", "CACHED_TOKENS", "COMPLETION_TOKENS"],
-        ["ann", "poet", "1", "10", "4", "6"],
+        ["TENANT", "ADAPTER", *map(str.upper, NUMBERS)],
+        ["ann", "poet", "1", "10", "4", "6", "2.5"],
     ]
     assert call(f"usage {where} --csv --by key").stdout.splitlines()[1] == "k1,1,10,4,6"
     [row] = json.loads(call(f"usage {where} --json --by hour --from 2027-01-15").stdout)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import anyio
 import anyio.lowlevel
 import msgspec
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -46,6 +47,12 @@ def logprobs_of(token: int, top: int) -> TokenLogprobs:
     logprob = -0.1 - token % 10
     others = [((token + step) % 256, logprob - step) for step in range(1, top)]
     return TokenLogprobs(token, logprob, 1, tuple([(token, logprob), *others][:top]))
+
+
+def vector_of(log: SequenceLog) -> bytes:
+    """Made up, but the same each time, and another for another prompt or adapter."""
+    start = sum(log.tokens[: log.prompt_length]) + (log.adapter is not None)
+    return np.sin(np.arange(start, start + 8, dtype=np.float32)).tobytes()
 
 
 @dataclass
@@ -184,7 +191,8 @@ class _ScriptedRequest:
             if named := params.logprob_tokens:
                 top = tuple((token, -1.0 - token) for token in named)
                 logprobs = tuple(msgspec.structs.replace(entry, top=top) for entry in logprobs)
-        return Delta(log.id, tuple(tokens), logprobs, finish=finish, stop_token=stop_token)
+        vector = None if params.pooling is None else vector_of(log)
+        return Delta(log.id, tuple(tokens), logprobs, finish=finish, stop_token=stop_token, embedding=vector)
 
     def _prompt_logprobs(self, top: int) -> tuple[TokenLogprobs | None, ...]:
         prompt = self._log.tokens[: self._log.prompt_length]

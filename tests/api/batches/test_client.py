@@ -1,9 +1,11 @@
 """The `openai` package's `files` and `batches`, unchanged, against the real server."""
 
+import base64
 import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -103,6 +105,37 @@ def test_completions_can_be_a_batch(served: Served) -> None:
         assert kept.expires_at == kept.created_at + 3600
 
 
+def test_embeddings_can_be_a_batch(served: Served) -> None:
+    with served.client("ann") as client:
+        bodies: list[dict[str, Any]] = [
+            {"model": "base", "input": ["a", "bc"]},
+            {"model": "team/pirate", "input": "a", "dimensions": 4, "encoding_format": "base64"},
+            {"model": "base", "input": "a", "dimensions": 9},
+        ]
+        path = "/v1/embeddings"
+        lines = [
+            {"custom_id": f"e{i}", "method": "POST", "url": path, "body": body}
+            for i, body in enumerate(bodies)
+        ]
+        file = client.files.create(file=jsonl(lines), purpose="batch")
+        made = client.batches.create(input_file_id=file.id, endpoint=path, completion_window="24h")
+        batch = wait(client, made.id, "completed")
+        assert batch.request_counts is not None
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 1)
+        assert batch.usage is not None
+        assert (batch.usage.input_tokens, batch.usage.output_tokens) == (4, 0)
+        assert batch.output_file_id is not None
+        assert batch.error_file_id is not None
+        output = client.files.content(batch.output_file_id).text.splitlines()
+        found = {line["custom_id"]: line["response"]["body"] for line in map(json.loads, output)}
+        both = openai.types.CreateEmbeddingResponse.model_validate(found["e0"])
+        direct = client.embeddings.create(model="base", input=["a", "bc"], encoding_format="float")
+        assert [each.embedding for each in both.data] == [each.embedding for each in direct.data]
+        assert len(base64.b64decode(found["e1"]["data"][0]["embedding"])) == 16
+        (wrong,) = client.files.content(batch.error_file_id).text.splitlines()
+        assert json.loads(wrong)["response"]["body"]["error"]["param"] == "dimensions"
+
+
 def test_pages(served: Served) -> None:
     with served.client("pages") as client:
         files = [
@@ -177,7 +210,7 @@ def test_a_batch_that_is_done_cannot_be_cancelled(served: Served) -> None:
 WRONG = {
     "window": ({"completion_window": "soon"}, "completion_window"),
     "long window": ({"completion_window": "31d"}, "completion_window"),
-    "endpoint": ({"endpoint": "/v1/embeddings"}, "endpoint"),
+    "endpoint": ({"endpoint": "/v1/rerank"}, "endpoint"),
     "metadata": ({"metadata": {"k" * 65: "v"}}, "metadata"),
     "keep": (
         {"output_expires_after": {"anchor": "created_at", "seconds": 1}},

@@ -71,6 +71,11 @@ async def test_each_answer_is_a_line_with_all_that_is_known_of_its_request(
         "status": 200,
         "level": "INFO",
     }
+    used = answer.json()["usage"]
+    assert served["prompt_tokens"] == used["prompt_tokens"] > 0
+    assert served["completion_tokens"] == used["completion_tokens"] > 0
+    assert served["cached_tokens"] == used["prompt_tokens_details"]["cached_tokens"]
+    assert "prompt_tokens" not in wrong
     assert 0 <= served["seconds"] < 10
     assert served["time"].endswith("+00:00")
     assert (wrong["request_id"], wrong["status"], "model" in wrong) == ("mine-2", 400, False)
@@ -159,7 +164,10 @@ async def test_a_stream_that_breaks_off_says_why_in_its_line(written: Lines) -> 
     async with asgi.client(create_app(FakeEngine(fail_after=2))) as client:
         await client.post(PATH, json={"model": "base", "prompt": "hi", "stream": True})
     (line,) = [line for line in written.lines if "personae.access" in line]
-    assert re.search(r"POST /v1/completions 200 [\d.]+s \[\w+ tenant=default model=base code=\w+\]$", line)
+    assert re.search(
+        r"POST /v1/completions 200 [\d.]+s \[\w+ tenant=default model=base (?:\w+_tokens=\d+ )+code=\w+\]$",
+        line,
+    )
 
 
 def test_lines_for_people_end_with_the_requests_id() -> None:
