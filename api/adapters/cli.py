@@ -9,8 +9,10 @@ from urllib.parse import quote
 import typer
 
 from personae.api.commands.remote import nobody_there, refusal, server_root
-from personae.api.tenants.cli import reporting
+from personae.api.commands.table import show, show_json
+from personae.api.tenants.cli import JsonOption, reporting
 from personae.errors import RequestError
+from personae.kernels.sizes import size_text
 
 if TYPE_CHECKING:
     import httpx
@@ -59,34 +61,54 @@ def push(
 
 @app.command("list")
 @reporting
-def list_adapters(url: UrlOption = URL, key: KeyOption = None) -> None:
+def list_adapters(
+    url: UrlOption = URL,
+    key: KeyOption = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Those of this tenant, * for all; needs an admin's key.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
     """Show all adapters that the key may use. Those that the server was started with come first."""
     with _client(url, key) as client:
-        records = _checked(client.get("/v1/adapters")).json()["data"]
-        cards = _checked(client.get("/v1/models")).json()["data"]
+        asked = {} if tenant is None else {"tenant": tenant}
+        records = _checked(client.get("/v1/adapters", params=asked)).json()["data"]
+        cards = _checked(client.get("/v1/models")).json()["data"] if tenant is None else []
+    if json:
+        show_json(records)
+        return
     uploaded = {record["name"] for record in records}
-    for card in cards:
-        if card["parent"] is not None and card["id"] not in uploaded:
-            typer.echo(f"{card['id']}  the server's own")
-    for record in records:
-        rank, targets = max(record["ranks"].values(), default=0), ",".join(record["targets"])
-        parts = (
+    own = [card for card in cards if card["parent"] is not None and card["id"] not in uploaded]
+    rows = [("", card["id"], "", "", "", "", "the server's own") for card in own]
+    rows += [
+        (
+            record.get("tenant", ""),
             record["name"],
-            f"version {record['version']}",
-            f"rank {rank}",
-            targets,
-            f"{record['bytes']} bytes",
+            record["version"],
+            max(record["ranks"].values(), default=0),
+            ",".join(record["targets"]),
+            size_text(record["bytes"]),
             "shared" if record["shared"] else "",
         )
-        typer.echo("  ".join(part for part in parts if part))
+        for record in records
+    ]
+    show(rows, ("tenant", "name", "version", "rank", "targets", "size", "note"))
 
 
 @app.command()
 @reporting
-def remove(name: str, url: UrlOption = URL, key: KeyOption = None) -> None:
+def remove(
+    name: str,
+    url: UrlOption = URL,
+    key: KeyOption = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose adapter it is, if not the key's; needs an admin's key.")
+    ] = None,
+) -> None:
     """Remove an adapter. Requests that use it finish."""
+    asked = {} if tenant is None else {"tenant": tenant}
     with _client(url, key) as client:
-        _checked(client.delete(f"/v1/adapters/{quote(name, safe='')}"))
+        _checked(client.delete(f"/v1/adapters/{quote(name, safe='')}", params=asked))
     typer.echo(f"{name} removed")
 
 

@@ -262,7 +262,7 @@ def test_every_option_is_passed_on(
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
         "--batch-concurrency 5 --background-tokens 6 --request-timeout 1.5 --log-format json "
-        "--otlp-traces-endpoint http://o --tool-format hermes --reasoning-format none"
+        "--otlp-traces-endpoint http://o --tenant-metrics 3 --tool-format hermes --reasoning-format none"
     )
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
@@ -319,6 +319,7 @@ def test_every_option_is_passed_on(
         request_timeout=1.5,
         log_format="json",
         otlp_traces_endpoint="http://o",
+        tenant_metrics=3,
         tool_format="hermes",
         reasoning_format="none",
     )
