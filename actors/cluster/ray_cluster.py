@@ -38,6 +38,7 @@ from personae.actors.cluster.ray_messages import (
 )
 from personae.actors.cluster.remote_process import Begin
 from personae.actors.framing import frame
+from personae.actors.kit.actor import alone
 from personae.errors import EngineCoreDied, LoadError
 
 COMMAND = (sys.executable, "-m", "personae.actors.cluster.ray_driver")
@@ -206,13 +207,16 @@ async def open_ray(
     """
     if find_spec("ray") is None:
         raise LoadError("--ray needs Ray: pip install 'personae[ray]'.")
-    async with anyio.create_task_group() as tasks:
-        cluster = RayCluster(
-            tasks, lambda number: Gather(number, address, replicas, cpus, gpus, host), model, weights
-        )
-        try:
-            await cluster.connect()
-            yield cluster
-        finally:
-            await cluster.end()
-        tasks.cancel_scope.cancel()
+    try:
+        async with anyio.create_task_group() as tasks:
+            cluster = RayCluster(
+                tasks, lambda number: Gather(number, address, replicas, cpus, gpus, host), model, weights
+            )
+            try:
+                await cluster.connect()
+                yield cluster
+            finally:
+                await cluster.end()
+            tasks.cancel_scope.cancel()
+    except ExceptionGroup as group:
+        raise alone(group) from None

@@ -22,6 +22,7 @@ from typing import Any, Never
 import msgspec
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # before ray is imported
+os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # Ray tries 20 times, 41 s each
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
@@ -52,8 +53,17 @@ ROOM_SECONDS = 600.0  # until the cluster has room for all engines: an autoscale
 TELL_SECONDS = 10.0  # between two lines in the log about what is waited for
 BEGIN_SECONDS = 120.0  # for a node to look at its model and to start a process
 PAUSE_SECONDS = 0.5
+CONNECT_SECONDS = 10.0  # for an address to take a connection
 
 log = logging.getLogger("personae.ray")
+
+
+def _check_reachable(address: str) -> None:
+    """Raises OSError if nothing listens at `host:port`. Ray itself would try for minutes. Other forms of an
+    address, such as `auto`, are Ray's to resolve."""
+    host, colon, port = address.rpartition(":")
+    if colon and "/" not in host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
 
 
 class Driver:
@@ -80,6 +90,7 @@ class Driver:
         elif request.host is not None:
             wanted = {"_node_ip_address": request.host}  # of several nodes on one machine this is ours
         try:
+            _check_reachable(request.address)
             ray.init(
                 request.address,
                 namespace=f"personae-{secrets.token_hex(8)}",
