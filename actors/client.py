@@ -12,7 +12,7 @@ import msgspec
 from personae.actors.kit.gauges import Gauge
 from personae.actors.messages import AdapterStats
 from personae.engine.sequence import Delta, SequenceLog
-from personae.engine.stats import CounterMetric, GaugeMetric, SchedulerStats
+from personae.engine.stats import CounterMetric, GaugeMetric, SchedulerStats, StepSample
 from personae.engine.tokens import Tokenizer
 
 
@@ -34,13 +34,25 @@ class ModelCard(msgspec.Struct, frozen=True):
     quantization: str | None = None
 
 
+class QueueStats(msgspec.Struct, frozen=True):
+    """One tenant's live sequences of one adapter (None: the base). `tokens` are those of prompts and answers
+    so far, of sequences that have ended, too."""
+
+    tenant: str
+    adapter: str | None
+    running: int = 0
+    waiting: int = 0
+    tokens: int = 0
+
+
 class EngineStats(SchedulerStats, frozen=True):
     """A snapshot for `/metrics` and `/ready`; the counters go on over restarts.
 
     `backlog_seconds` is how long it takes to compute what waits. `adapter_running` and `adapter_waiting`
-    count live sequences by their adapter's digest. With several replicas this is their sum: `replicas` has
-    each one's own by its number, and `moved` counts the streams that went on at another when theirs died or
-    was removed, `changed` those of them that had tokens and went to one of another numerics class.
+    count live sequences by their adapter's digest, `queues` by tenant and adapter. `recent_steps` are the
+    last ones. With several replicas this is their sum, without `recent_steps`: `replicas` has each one's own
+    by its number, and `moved` counts the streams that went on at another when theirs died or was removed,
+    `changed` those of them that had tokens and went to one of another numerics class.
     """
 
     ready: Annotated[bool, GaugeMetric("personae:ready", "1 when the engine can serve.")] = True
@@ -53,6 +65,8 @@ class EngineStats(SchedulerStats, frozen=True):
     adapters: AdapterStats = AdapterStats()
     adapter_running: dict[str, int] = msgspec.field(default_factory=dict)
     adapter_waiting: dict[str, int] = msgspec.field(default_factory=dict)
+    queues: tuple[QueueStats, ...] = ()
+    recent_steps: tuple[StepSample, ...] = ()
     actors: tuple[Gauge, ...] = ()
     moved: int = 0
     changed: int = 0

@@ -19,7 +19,7 @@ from personae.actors.kit.mailbox import Reply
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.scheduling.kv_events import KVEvent
 from personae.engine.sequence import Delta, SequenceLog
-from personae.engine.stats import SchedulerStats, StepTimings
+from personae.engine.stats import SchedulerStats, StepSample, StepTimings
 from personae.errors import PersonaeError
 from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarKey, GrammarSpec
@@ -211,11 +211,13 @@ class CloseStream(Message, frozen=True):
 
 
 class StepDone(Message, frozen=True):
-    """*Wire.* From the scheduler: one step's deltas, for everyone; `admitted` are computed from now on."""
+    """*Wire.* From the scheduler: one step's deltas, for everyone; `admitted` are computed from now on.
+    `steps` are those that ended since the last message."""
 
     deltas: tuple[Delta, ...]
     stats: SchedulerStats
     admitted: tuple[str, ...] = ()
+    steps: tuple[StepSample, ...] = ()
 
 
 class Refused(Message, frozen=True):

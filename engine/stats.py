@@ -117,6 +117,17 @@ class EngineCounters(msgspec.Struct):
         return added(self, other)
 
 
+class StepSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One step that was run, in this `epoch` of the engine core: its rows and tokens, how long it took, and
+    how long the device was idle before it. Tokens beyond one for each row are of prompts."""
+
+    epoch: int
+    rows: int
+    tokens: int
+    seconds: float
+    gap_seconds: float = 0.0
+
+
 class SchedulerStats(msgspec.Struct, frozen=True):
     """How busy an engine core is; travels with every step. `in_flight` steps are in the executor's hands.
     `fairness_gap` is in weighted tokens."""

@@ -1,6 +1,7 @@
 """The scheduler's shell: hears everybody out, then plans until the executor has work for two steps."""
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from copy import copy
 
@@ -31,7 +32,7 @@ from personae.actors.messages import (
 from personae.engine.scheduling.kv_events import KVEventRecorder
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog
-from personae.engine.stats import SchedulerStats
+from personae.engine.stats import SchedulerStats, StepSample
 from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar
 from personae.grammar.spec import GrammarKey
 
@@ -78,6 +79,8 @@ class SchedulerActor(Actor[Message]):
         self._compiling: dict[GrammarKey, dict[str, SequenceLog]] = {}
         self._grammars: dict[str, AnyGrammar] = {}
         self._in_flight = 0
+        self._sizes: deque[tuple[int, int]] = deque()  # rows and tokens of the steps in flight
+        self._ended: list[StepSample] = []  # not told yet
         self._counters = scheduler.counters
         self._fairness_gap = 0.0
         self._planning = 0.0
@@ -128,7 +131,8 @@ class SchedulerActor(Actor[Message]):
         if wanted := self._scheduler.call_in():
             self._executor.tell(Repay(wanted))
         if deltas or stepped or admitted:
-            self._streamer.tell(StepDone(tuple(deltas), self._stats(), tuple(admitted)))
+            ended, self._ended = tuple(self._ended), []
+            self._streamer.tell(StepDone(tuple(deltas), self._stats(), tuple(admitted), ended))
         if self._kv_events is not None and (events := self._kv_events.take()):
             self._streamer.tell(KVEvents(events))
 
@@ -188,6 +192,10 @@ class SchedulerActor(Actor[Message]):
         counters.steps += 1
         counters.step_seconds += sampled.seconds
         counters.gap_seconds += sampled.gap_seconds
+        rows, tokens = self._sizes.popleft()
+        if rows:
+            sample = StepSample(self._epoch, rows, tokens, sampled.seconds, sampled.gap_seconds)
+            self._ended.append(sample)
         counters.timings = replace(sampled.timings, plan=self._planning)
         return self._scheduler.commit(sampled.result, sampled.seconds)
 
@@ -229,7 +237,9 @@ class SchedulerActor(Actor[Message]):
             self._in_flight += 1
             if self._in_flight == 1:
                 self._begins()
-            self._counters.count_tokens(sum(row.count for row in plan.rows))
+            tokens = sum(row.count for row in plan.rows)
+            self._counters.count_tokens(tokens)
+            self._sizes.append((len(plan.rows), tokens))
             admitted += (admission.log.id for admission in plan.admissions)
         return admitted
 

@@ -19,6 +19,7 @@ from personae.actors.enginecore.step_recorder import LastStep
 from personae.actors.frontend.adapter_queue import AdapterQueue
 from personae.actors.frontend.inbox import Inbox
 from personae.actors.frontend.ingress import Ingress
+from personae.actors.frontend.queue_stats import by_adapter
 from personae.actors.frontend.streamer import LatestStats, Streamer
 from personae.actors.kit import gauges
 from personae.actors.kit.child import Incident, Report
@@ -133,7 +134,8 @@ class Frontend:
     def stats(self) -> EngineStats:
         """Return what the engine is doing now."""
         latest = self.latest
-        running, waiting = latest.adapters()
+        queues = latest.queues()
+        running, waiting = by_adapter(queues)
         return EngineStats(
             **asdict(latest.stats),
             ready=self.ready(),
@@ -142,6 +144,8 @@ class Frontend:
             adapters=latest.adapter_stats,
             adapter_running=running,
             adapter_waiting=waiting,
+            queues=queues,
+            recent_steps=tuple(latest.recent_steps),
             actors=tuple(self.actors()),
         )
 

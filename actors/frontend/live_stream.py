@@ -48,6 +48,12 @@ class LiveStream:
         self.numerics: NumericsClass | None = None  # of its engine, if there are several
         self.moved = 0  # moves to an engine of another class since the last delta
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of its prompt and its answer so far; none before it was computed."""
+        emitted = len(self.emitted)
+        return emitted + self.log.prompt_length if emitted or self.on_device else 0
+
     def begin_running(self, now: float) -> None:
         """Note that the engine computes it from now on."""
         self.on_device = True

@@ -5,15 +5,17 @@ resubmits every live log that somebody still listens to, with its emitted tokens
 where it was.
 """
 
-from collections import Counter
+from collections import deque
 from collections.abc import Mapping
 
 from anyio import current_time
 from msgspec.structs import replace
 
 from personae import errors
+from personae.actors.client import QueueStats
 from personae.actors.frontend.live_stream import QUARANTINED, LiveStream
 from personae.actors.frontend.probation import CrashRecord, Probation
+from personae.actors.frontend.queue_stats import EndedTokens, queue_stats
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
@@ -32,7 +34,9 @@ from personae.actors.messages import (
 )
 from personae.engine.backlog import Backlog
 from personae.engine.sequence import Delta, SequenceLog
-from personae.engine.stats import EngineCounters, SchedulerStats, added
+from personae.engine.stats import EngineCounters, SchedulerStats, StepSample, added
+
+RECENT_STEPS = 120  # that are kept for whoever looks
 
 
 class Streamer(Actor[Message]):
@@ -53,8 +57,9 @@ class Streamer(Actor[Message]):
     async def receive(self, message: Message) -> None:
         """Handle one message."""
         match message:
-            case StepDone(deltas=deltas, stats=stats, admitted=admitted):
+            case StepDone(deltas=deltas, stats=stats, admitted=admitted, steps=steps):
                 self._latest.update(stats)
+                self._latest.recent_steps.extend(steps)
                 for id in admitted:
                     self._latest.backlog.leave(id)
                     if id in self._live:
@@ -107,6 +112,7 @@ class Streamer(Actor[Message]):
                 live.inbox.put(live.unseen(delta))
             if delta.finish is not None:
                 del self._live[delta.id]
+                self._latest.ended.count(live)
                 self._latest.backlog.leave(delta.id)
                 if delta.finish != "cancelled":
                     self._latest.backlog.answered(len(live.emitted))
@@ -160,14 +166,16 @@ class LatestStats:
     """The figures of the latest step, for `/metrics` and others that read them.
 
     Counters continue over the epochs of the engine core. `restarts` counts the epochs after the first.
-    `backlog` says how much work waits, `live` has the sequences that have not ended, `adapter_stats` says
-    where adapters are.
+    `backlog` says how much work waits, `live` has the sequences that have not ended, `ended` counts the
+    tokens of those that have, `adapter_stats` says where adapters are.
     """
 
     def __init__(self) -> None:
         self.stats = SchedulerStats()
         self.backlog = Backlog()
         self.live: Mapping[str, LiveStream] = {}
+        self.ended = EndedTokens()
+        self.recent_steps: deque[StepSample] = deque(maxlen=RECENT_STEPS)
         self.restarts = -1
         self.adapter_stats = AdapterStats()
         self._before = EngineCounters()
@@ -192,10 +200,6 @@ class LatestStats:
         self.stats = replace(stats, counters=now)
         self.backlog.measured(now.tokens - past.tokens, now.step_seconds - past.step_seconds)
 
-    def adapters(self) -> tuple[Counter[str], Counter[str]]:
-        """Count running and waiting sequences by their adapter's digest."""
-        running, waiting = Counter[str](), Counter[str]()
-        for live in self.live.values():
-            if live.log.adapter is not None:
-                (running if live.on_device else waiting)[live.log.adapter] += 1
-        return running, waiting
+    def queues(self) -> tuple[QueueStats, ...]:
+        """Sequences and tokens by tenant and adapter."""
+        return queue_stats(self.live.values(), self.ended)

@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace as replace_gauge
 from functools import reduce
+from typing import Any
 
 import anyio
 from msgspec.structs import replace
 
 from personae.actors.client import EngineStats
+from personae.actors.frontend.queue_stats import merged
 from personae.actors.kit import gauges
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
@@ -103,12 +105,14 @@ class ReplicaSet:
         """What the engines are doing now: each one, and all together."""
         each = {index: replica.frontend.stats() for index, replica in self.replicas.items()}
         dispatcher = self._dispatcher
-        waiting = [log.adapter for log in dispatcher.waiting()]
+        logs = list(dispatcher.waiting())
+        waiting = Counter(log.adapter for log in logs if log.adapter is not None)
         total = together((*each.values(), self._removed))
         return replace(
             total,
-            waiting=total.waiting + len(waiting),
-            adapter_waiting=added(total.adapter_waiting, dict(Counter(filter(None, waiting)))),
+            waiting=total.waiting + len(logs),
+            adapter_waiting=added(total.adapter_waiting, dict(waiting)),
+            queues=merged((stats.queues for stats in each.values()), logs),
             backlog_seconds=dispatcher.backlog_seconds(),
             actors=tuple(self.actors()),
             moved=dispatcher.moved,
@@ -123,8 +127,10 @@ def counted(stats: AdapterStats) -> AdapterStats:
 
 
 def together(each: Sequence[EngineStats]) -> EngineStats:
-    """Combine several engines' figures: sums, and the largest fairness gap."""
-    total = reduce(added, (replace(stats, actors=(), replicas={}) for stats in each))
+    """Combine several engines' figures: sums, and the largest fairness gap. What belongs to one engine is
+    left out."""
+    own: dict[str, Any] = {"actors": (), "replicas": {}, "queues": (), "recent_steps": ()}
+    total = reduce(added, (replace(stats, **own) for stats in each))
     return replace(
         total,
         ready=any(stats.ready for stats in each),

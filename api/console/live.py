@@ -1,43 +1,138 @@
-"""What the console's charts are drawn from: some of the metrics, as JSON."""
+"""What the console's page Live is drawn from: some of the metrics, and what metrics have no place for."""
+
+from collections import defaultdict
+from collections.abc import Iterator
 
 import msgspec
+from prometheus_client.core import Metric
 from starlette.requests import Request
 from starlette.responses import Response
 
+from personae.actors.client import EngineStats
+from personae.actors.replicas.scaling import ReplicaInfo, Status
 from personae.api.context import RequestContext, context_of
 from personae.api.http.operation import operation
 from personae.api.respond import json_response
+from personae.engine.stats import StepSample
+
+MOST_QUEUES = 50
 
 _LEFT_OUT = "_created"  # when a metric began
-_MAILBOXES = ("personae:mailbox", "personae:actor")
+_NOT_DRAWN = ("personae:mailbox", "personae:actor_", "personae:adapter_sequences", "vllm:lora_requests_info")
+_ADDED_UP = "model_name"
+"""A label of which only the sum is drawn: there may be hundreds of names."""
 
 
 class LiveSample(msgspec.Struct, frozen=True):
-    """A number with its labels, as `/metrics` has it."""
+    """A number with its labels, as `/metrics` has it, except that all models are one."""
 
     labels: dict[str, str]
     value: float
 
 
+class LiveQueue(msgspec.Struct, frozen=True):
+    """A tenant's sequences of one adapter (null: the base). `tokens` are those of prompts and answers so far;
+    they only grow."""
+
+    tenant: str
+    adapter: str | None
+    running: int
+    waiting: int
+    tokens: int
+
+
+class LiveEngine(msgspec.Struct, frozen=True):
+    """An engine and its last `steps`, the newest at the end. Each step is an array: the number of the
+    engine's start, rows, tokens, seconds, and seconds that the device was idle before it."""
+
+    id: str
+    status: Status
+    running: int
+    waiting: int
+    restarts: int
+    kv_pages: int
+    kv_pages_used: int
+    kv_pages_lent: int
+    steps: tuple[StepSample, ...]
+    error: str | None = None
+
+
 class LiveMetrics(msgspec.Struct, frozen=True):
-    """Samples by the names that they have in `/metrics`."""
+    """Samples by the names that they have in `/metrics`. `queues` are those with most sequences, then those
+    with most tokens; there may be `max_replicas` engines."""
 
     samples: dict[str, list[LiveSample]]
+    engines: list[LiveEngine]
+    queues: list[LiveQueue]
+    max_replicas: int
     object: str = "stats"
 
 
 @operation("GET", "/v1/stats", answers={200: LiveMetrics}, admin=True)
 async def get_stats(request: Request) -> Response:
-    """Show what the server does now, as JSON: those of the metrics that the console draws."""
-    return json_response(_live(context_of(request)))
+    """Show what the server does now, as JSON: what the console draws."""
+    context = context_of(request)
+    stats = context.client.stats()
+    most = 1 if context.scaler is None else context.scaler.most
+    answer = LiveMetrics(_samples(context), list(_engines(context, stats)), _queues(context, stats), most)
+    return json_response(answer)
 
 
-def _live(context: RequestContext) -> LiveMetrics:
+def _samples(context: RequestContext) -> dict[str, list[LiveSample]]:
     found: dict[str, list[LiveSample]] = {}
     for family in context.metrics.live():
-        if family.name.startswith(_MAILBOXES):
-            continue
-        for sample in family.samples:
-            if not sample.name.endswith(_LEFT_OUT):
-                found.setdefault(sample.name, []).append(LiveSample(dict(sample.labels), float(sample.value)))
-    return LiveMetrics(found)
+        if not family.name.startswith(_NOT_DRAWN):
+            found |= _added_up(family)
+    return found
+
+
+def _added_up(family: Metric) -> dict[str, list[LiveSample]]:
+    """The samples of a family, all models in one."""
+    sums: dict[str, dict[frozenset[tuple[str, str]], float]] = defaultdict(lambda: defaultdict(float))
+    for sample in family.samples:
+        if not sample.name.endswith(_LEFT_OUT):
+            labels = frozenset(each for each in sample.labels.items() if each[0] != _ADDED_UP)
+            sums[sample.name][labels] += sample.value
+    return {
+        name: [LiveSample(dict(labels), value) for labels, value in values.items()]
+        for name, values in sums.items()
+    }
+
+
+def _engines(context: RequestContext, stats: EngineStats) -> Iterator[LiveEngine]:
+    if context.scaler is None:
+        status: Status = "ready" if stats.ready else "starting"
+        info = ReplicaInfo(0, status, stats.running, stats.waiting, max(stats.restarts, 0))
+        yield _engine(info, stats)
+        return
+    for info in context.scaler.list():
+        yield _engine(info, stats.replicas.get(info.id, EngineStats(ready=False)))
+
+
+def _engine(info: ReplicaInfo, stats: EngineStats) -> LiveEngine:
+    return LiveEngine(
+        str(info.id),
+        info.status,
+        info.running,
+        info.waiting,
+        info.restarts,
+        stats.pages_total,
+        stats.pages_used,
+        stats.pages_lent,
+        stats.recent_steps,
+        info.error,
+    )
+
+
+def _queues(context: RequestContext, stats: EngineStats) -> list[LiveQueue]:
+    most = sorted(stats.queues, key=lambda one: (-one.running - one.waiting, -one.tokens))[:MOST_QUEUES]
+    return [
+        LiveQueue(
+            each.tenant,
+            None if each.adapter is None else context.metrics.adapter_name(each.adapter),
+            each.running,
+            each.waiting,
+            each.tokens,
+        )
+        for each in most
+    ]

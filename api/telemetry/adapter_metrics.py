@@ -57,7 +57,7 @@ class AdapterCollector(Collector):
         for state, counts in (("running", stats.adapter_running), ("waiting", stats.adapter_waiting)):
             found: Counter[str] = Counter()
             for digest, number in counts.items():
-                found[self._label(self._names(digest)[0])] += number
+                found[self._label(self.names(digest)[0])] += number
             for name, number in found.items():
                 sequences.add_metric((name, state), number)
         yield sequences
@@ -82,9 +82,9 @@ class AdapterCollector(Collector):
     def _list(self, sequences: dict[str, int]) -> str:
         """The names, separated by commas; of those with most sequences if there are too many."""
         most = sorted(sequences, key=lambda digest: (-sequences[digest], digest))[:_LISTED]
-        return ",".join(sorted({name for digest in most for name in self._names(digest)}))
+        return ",".join(sorted({name for digest in most for name in self.names(digest)}))
 
-    def _names(self, digest: str) -> list[str]:
+    def names(self, digest: str) -> list[str]:
         """An adapter's names as requests have them, at least one; "mix" for several at once."""
         if parts_of(digest) is not None:
             return ["mix"]

@@ -83,10 +83,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._client = client
         self._names = {model_name}
-        self._collectors = (
-            EngineCollector(client, model_name),
-            AdapterCollector(client, self.label, max_adapters, adapters),
-        )
+        self._adapters = AdapterCollector(client, self.label, max_adapters, adapters)
+        self._collectors = (EngineCollector(client, model_name), self._adapters)
         for collector in self._collectors:
             self.registry.register(collector)
         self.prompt_tokens = self._counter(
@@ -170,6 +168,10 @@ class Metrics:
         if model not in self._names and len(self._names) < _MAX_NAMES:
             self._names.add(model)
         return model if model in self._names else "other"
+
+    def adapter_name(self, digest: str) -> str:
+        """A name by which requests ask for this adapter."""
+        return self._adapters.names(digest)[0]
 
     def live(self) -> Iterator[Metric]:
         """The metrics of a page that refreshes every few seconds: a fraction of all, and cheaper."""

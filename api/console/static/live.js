@@ -3,8 +3,11 @@
 import { html, useRef, useState } from "./preact-htm.js";
 import { call } from "./api.js";
 import { Chart } from "./chart.js";
+import { Engines } from "./engines.js";
 import { percentile, samples, sum } from "./metrics.js";
 import { Failure, bytes, useEvery } from "./parts.js";
+import { Queues } from "./queues.js";
+import { Timeline } from "./steps.js";
 
 const SECONDS = 2;
 const KEPT = 150; // five minutes
@@ -39,36 +42,9 @@ const whole = (value) => (value == null ? "–" : String(Math.round(value)));
 const percent = (value) => (value == null ? "–" : `${(100 * value).toFixed(1)} %`);
 const time = (value) => (value == null ? "–" : value < 1 ? `${(1000 * value).toFixed(0)} ms` : `${value.toFixed(2)} s`);
 
-function Queue({ metrics }) {
-  const rows = new Map();
-  for (const { labels, value } of metrics.get("personae:adapter_sequences") ?? []) {
-    if (!rows.has(labels.adapter)) rows.set(labels.adapter, {});
-    rows.get(labels.adapter)[labels.state] = value;
-  }
-  return html`<div class="card">
-    <h2>Adapters at work</h2>
-    ${rows.size
-      ? html`<table>
-          <thead>
-            <tr>
-              <th scope="col">Adapter</th>
-              <th scope="col">Running</th>
-              <th scope="col">Waiting</th>
-            </tr>
-          </thead>
-          <tbody>
-            ${[...rows].map(
-              ([name, states]) =>
-                html`<tr>
-                  <td>${name}</td>
-                  <td>${states.running ?? 0}</td>
-                  <td>${states.waiting ?? 0}</td>
-                </tr>`,
-            )}
-          </tbody>
-        </table>`
-      : html`<p>None.</p>`}
-  </div>`;
+function hits(metrics) {
+  const asked = sum(metrics, "vllm:prefix_cache_queries_total");
+  return asked ? sum(metrics, "vllm:prefix_cache_hits_total") / asked : null;
 }
 
 function Facts({ metrics }) {
@@ -79,17 +55,19 @@ function Facts({ metrics }) {
     ["Engine restarts", whole(sum(metrics, "personae:back_restarts_total"))],
     ["Steps", whole(sum(metrics, "personae:steps_total"))],
     ["Forced tokens", whole(sum(metrics, "personae:jumped_tokens_total"))],
-    ["KV pages", whole(sum(metrics, "personae:kv_pages"))],
-    ["KV pages lent to adapters", whole(sum(metrics, "personae:kv_pages_lent"))],
+    ["Prefix hits", percent(hits(metrics))],
     ["Adapters on the device", whole(sum(metrics, "personae:adapters_held", { place: "device" }))],
     ["Adapters on the host", whole(sum(metrics, "personae:adapters_held", { place: "host" }))],
     ["Host memory of adapters", bytes(sum(metrics, "personae:adapter_host_bytes"))],
+    ["Adapters waiting for room", whole(sum(metrics, "personae:adapters_in_line"))],
+    ["Loads from disk", whole(sum(metrics, "personae:adapter_loads_total", { source: "disk" }))],
+    ["Loads from the host", whole(sum(metrics, "personae:adapter_loads_total", { source: "host" }))],
     ["Adapter evictions", whole(sum(metrics, "personae:adapter_evictions_total"))],
   ];
-  return html`<div class="card">
+  return html`<section class="card" aria-label="State">
     <h2>State</h2>
     <dl>${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
-  </div>`;
+  </section>`;
 }
 
 export function Live({ shown }) {
@@ -97,17 +75,18 @@ export function Live({ shown }) {
   const points = useRef([]);
   const [error, setError] = useState(null);
   const [, drawn] = useState(0);
-  useEvery(
+  const again = useEvery(
     SECONDS,
     async () => {
       if (!shown) return;
       try {
-        const metrics = samples(await call("GET", "v1/stats"));
+        const answer = await call("GET", "v1/stats");
+        const metrics = samples(answer);
         const at = performance.now() / 1000;
         const last = scrapes.current.at(-1);
         const back = scrapes.current.at(-BACK) ?? scrapes.current[0];
         points.current = [...points.current, point(metrics, last?.metrics, back?.metrics, at - (last?.at ?? at))].slice(-KEPT);
-        scrapes.current = [...scrapes.current, { at, metrics }].slice(-BACK - 1);
+        scrapes.current = [...scrapes.current, { at, metrics, answer }].slice(-BACK - 1);
         setError(null);
         drawn(at);
       } catch (failure) {
@@ -116,7 +95,8 @@ export function Live({ shown }) {
     },
     [shown],
   );
-  const latest = scrapes.current.at(-1)?.metrics;
+  const { metrics: latest, answer, at } = scrapes.current.at(-1) ?? {};
+  const first = scrapes.current[0];
   const line = (name, field) => ({ name, values: points.current.map((one) => one[field]) });
   return html`<${Failure} error=${error} />
     ${latest &&
@@ -128,5 +108,16 @@ export function Live({ shown }) {
         <${Chart} title="Between tokens" say=${time} series=${[line("median", "gap50"), line("95 %", "gap95")]} />
         <${Chart} title="KV memory and prefix hits" say=${percent} series=${[line("KV in use", "kv"), line("hits", "hits")]} />
       </div>
-      <div class="pair"><${Facts} metrics=${latest} /><${Queue} metrics=${latest} /></div>`}`;
+      <div class="pair">
+        ${answer.engines.map(
+          (engine) => html`<${Timeline} key=${engine.id} engine=${engine} several=${answer.engines.length > 1} />`,
+        )}
+      </div>
+      <div class="pair">
+        <div>
+          <${Engines} engines=${answer.engines} most=${answer.max_replicas} again=${again} />
+          <${Queues} queues=${answer.queues} before=${first.at < at ? first.answer.queues : null} seconds=${at - first.at} />
+        </div>
+        <${Facts} metrics=${latest} />
+      </div>`}`;
 }

@@ -43,16 +43,36 @@ export function Copy({ text, children }) {
   return html`<button type="button" onClick=${copy}>${done ? "Copied" : children}</button>`;
 }
 
-// Calls `work` now and every so many seconds while the page is looked at.
+export function milliseconds(seconds) {
+  const number = 1000 * seconds;
+  return `${number < 10 ? number.toFixed(1) : Math.round(number)} ms`;
+}
+
+// Calls `work` now and every so many seconds while the page is looked at: never in a hidden tab, and never
+// while it still runs. Returns a function that calls it at once.
 export function useEvery(seconds, work, dependencies = []) {
   const latest = useRef(work);
+  const busy = useRef(false);
   latest.current = work;
+  const tick = async () => {
+    if (document.hidden || busy.current) return;
+    busy.current = true;
+    try {
+      await latest.current();
+    } finally {
+      busy.current = false;
+    }
+  };
   useEffect(() => {
-    const tick = () => document.visibilityState === "visible" && latest.current();
     tick();
     const timer = setInterval(tick, seconds * 1000);
-    return () => clearInterval(timer);
+    document.addEventListener("visibilitychange", tick);
+    return () => {
+      clearInterval(timer);
+      document.removeEventListener("visibilitychange", tick);
+    };
   }, dependencies);
+  return tick;
 }
 
 // What a request brought: [value, error, ask again].

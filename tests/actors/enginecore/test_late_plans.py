@@ -15,13 +15,13 @@ from personae.actors.enginecore import scheduler
 from personae.actors.enginecore.scheduler import SchedulerActor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
-from personae.actors.messages import Execute, Message, StepFinished, Submit
+from personae.actors.messages import Execute, Message, StepDone, StepFinished, Submit
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
-from personae.engine.stats import StepTimings
+from personae.engine.stats import StepSample, StepTimings
 
 pytestmark = virtual_clock
 LAYOUT = MemoryLayout(num_pages=64, page_size=16, max_seqs=4, max_model_len=512, max_batch_tokens=64)
@@ -30,6 +30,7 @@ LAYOUT = MemoryLayout(num_pages=64, page_size=16, max_seqs=4, max_model_len=512,
 class Fixture(NamedTuple):
     scheduler: Ref[Message]
     executor: RecordingRef
+    streamer: RecordingRef
 
     async def submit(self, id: str) -> None:
         params = SamplingParams(max_tokens=400, seed=0, ignore_eos=True)
@@ -54,16 +55,16 @@ async def settled() -> None:
 
 @asynccontextmanager
 async def fixture(*, late: bool) -> AsyncIterator[Fixture]:
-    executor, other = RecordingRef(), RecordingRef()
+    executor, streamer, other = RecordingRef(), RecordingRef(), RecordingRef()
     top = Supervisor("top", max_restarts=0)
     scheduler: Ref[Message] = top.spawn(
         "scheduler",
         lambda: SchedulerActor(
-            Scheduler(LAYOUT, VirtualTokenCounters()), 1, other, executor, other, other, late=late
+            Scheduler(LAYOUT, VirtualTokenCounters()), 1, other, executor, streamer, other, late=late
         ),
     )
     async with top:
-        yield Fixture(scheduler, executor)
+        yield Fixture(scheduler, executor, streamer)
 
 
 async def learnt(h: Fixture, seconds: float) -> StepPlan:
@@ -115,3 +116,19 @@ async def test_a_clock_of_whole_milliseconds_forgets_no_plan(monkeypatch: pytest
         assert len(h.plans) == 11
         await anyio.sleep(0.0203)
         assert len(h.plans) == 12
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_every_step_that_ended_is_told_once_with_its_own_rows_and_tokens(late: bool) -> None:
+    async with fixture(late=late) as h:
+        await h.submit("first")
+        await h.submit("second")
+        step = 0
+        while step < len(h.plans) < 9:
+            await anyio.sleep(0.1)
+            await h.end(h.plans[step], 0.1 + step)
+            step += 1
+        told = [each for message in h.streamer if isinstance(message, StepDone) for each in message.steps]
+    sizes = [(len(plan.rows), sum(row.count for row in plan.rows)) for plan in h.plans[:step]]
+    assert told == [StepSample(1, *size, 0.1 + place) for place, size in enumerate(sizes)]
+    assert {(1, 3), (2, 2)} <= set(sizes)

@@ -147,12 +147,18 @@ def test_an_admin_makes_tenants_and_keys_and_the_page_then_asks_for_one(page: Pa
 
 def test_live_shows_what_the_metrics_say(page: Page, server: Running) -> None:
     open_console(page, server, "/#live")
-    expect(page.get_by_text("KV pages", exact=True)).to_be_visible()
     expect(page.locator("dl")).to_contain_text("yes")
     assert page.locator(".chart").count() == 6
+    expect(page.get_by_label("Table of engines")).to_contain_text("ready")
     body = {"model": "verse", "prompt": "hi", "max_tokens": 30, "ignore_eos": True}
     httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
     expect(page.locator(".chart", has_text="First token")).to_contain_text(re.compile(r"median \d"))
+    expect(page.get_by_label("Table of tenants and adapters")).to_contain_text("verse")
+    bars = page.get_by_role("group", name="steps")
+    bars.press("ArrowLeft")
+    expect(page.locator(".of-step")).to_contain_text("1 row, 1 token")
+    page.get_by_text("As a table").click()
+    expect(page.get_by_label("Steps", exact=True).get_by_role("cell", name="ms").first).to_be_visible()
 
 
 def test_a_batch_runs_and_its_results_are_shown(page: Page, server: Running, tmp_path: Path) -> None:
