@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from personae.actors.adapter_folders import adapter_folders
 from personae.actors.client import ModelCard
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import Sizes, choose_sizes
@@ -17,7 +18,7 @@ from personae.actors.spec import EngineSpec
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Checkpoint
-from personae.engine.config import GenerationDefaults
+from personae.engine.generation_config import GenerationDefaults
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
@@ -44,12 +45,14 @@ from personae.kernels.memory import Memory, memory_of, warn_of_fixed_shares
 from personae.kernels.side_stream import SideStream
 from personae.kernels.sizes import size_text
 from personae.kernels.triton import check_launcher
-from personae.lora.adapter import Adapter, LoraShapes
+from personae.lora.adapter import Adapter
 from personae.lora.bounds import AdapterBounds
 from personae.lora.copies import StreamCopies, pinned
+from personae.lora.fit import bounds_of_pool
 from personae.lora.library import AdapterFetcher, AdapterLibrary, Prepare
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
+from personae.lora.shapes import LoraShapes
 from personae.lora.stacking import stacked
 from personae.lora.stored import KINDS
 from personae.lora.throttle import no_rest
@@ -138,7 +141,7 @@ def assemble(
         engine_spec,
         checkpoint.generation_defaults(vocab_size),
         sizes.max_adapters,
-        AdapterBounds.of_pool(shapes, sizes.ranks, model.dtype, stored),
+        bounds_of_pool(shapes, sizes.ranks, model.dtype, stored),
         f"{device}, {model.quantization or str(model.dtype).removeprefix('torch.')}, "
         f"context {layout.max_model_len} tokens, KV cache {layout.num_pages * layout.page_size} tokens, "
         f"{layout.max_seqs} sequences and {layout.max_batch_tokens} tokens a step",
@@ -289,28 +292,6 @@ def _is_out_of_memory(error: Exception) -> bool:
     """Whether the system refused memory; torch has no type for that on a CPU."""
     refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
     return refused or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
-
-
-def adapter_folders(roots: tuple[Path, ...], named: tuple[tuple[str, Path], ...]) -> dict[str, Path]:
-    """The folder of each adapter by its name. Raises LoadError."""
-    found: dict[str, Path] = {}
-    below = [(folder.name, folder) for root in roots for folder in _adapters_below(root)]
-    for name, folder in [*below, *named]:
-        if name in found:
-            raise LoadError(f"Two adapters are called {name!r}: {found[name]} and {folder}.")
-        found[name] = folder
-    return found
-
-
-def _adapters_below(root: Path) -> list[Path]:
-    if not root.is_dir():
-        raise LoadError(f"--adapters {root}: there is no such folder.")
-    folders = sorted(path for path in root.iterdir() if (path / "adapter_config.json").is_file())
-    if not folders:
-        alone = (root / "adapter_config.json").is_file()
-        hint = f" It is an adapter itself: write --adapters NAME={root}." if alone else ""
-        raise LoadError(f"--adapters {root}: no sub-folder has an adapter_config.json.{hint}")
-    return folders
 
 
 def _adapter(folder: Path, shapes: LoraShapes) -> Adapter:

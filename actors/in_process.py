@@ -19,12 +19,10 @@ from itertools import count
 from personae.actors.enginecore.core import spawn_core
 from personae.actors.enginecore.step_recorder import StepRecorder
 from personae.actors.frontend.frontend import Frontend, LocalClient, ModelInfo, watch_restarts
+from personae.actors.frontend.supervised_engine import MAX_RESTARTS, WITHIN
 from personae.actors.kit.child import Incident, Report, log_incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.spec import EngineSpec
-
-MAX_RESTARTS = 5
-WITHIN = 60.0  # seconds
 
 
 @asynccontextmanager

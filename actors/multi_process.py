@@ -20,14 +20,13 @@ from anyio import to_thread
 
 from personae.actors.frontend.engine_process import Progress
 from personae.actors.frontend.frontend import Frontend, LocalClient, ModelInfo, Serving
-from personae.actors.frontend.supervised_engine import SupervisedEngine, start_error
-from personae.actors.in_process import MAX_RESTARTS
+from personae.actors.frontend.supervised_engine import MAX_RESTARTS, SupervisedEngine, start_error
 from personae.actors.kit.child import Incident, Report, log_incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.options import EngineOptions
 from personae.actors.process import ChildProcess, Launch
 from personae.actors.wire import Facts
-from personae.engine.config import GenerationDefaults
+from personae.engine.generation_config import GenerationDefaults
 from personae.engine.tokens import Tokenizer
 from personae.errors import StartFailed
 from personae.lora.bounds import AdapterBounds

@@ -17,7 +17,8 @@ from personae.kernels.reference import FP8
 from personae.kernels.sgmv import RANK_PAGE
 from personae.kernels.sizes import size_text
 from personae.kernels.triton import FP8_CAPABILITY
-from personae.lora.adapter import Adapter, LoraShapes
+from personae.lora.adapter import Adapter
+from personae.lora.shapes import LoraShapes
 from personae.lora.weight_pools import pool_bytes
 
 PAGE_SIZE = 16  # tokens

@@ -34,7 +34,7 @@ from personae.actors.messages import (
     Unpin,
 )
 from personae.actors.options import EngineOptions
-from personae.engine.config import GenerationDefaults
+from personae.engine.generation_config import GenerationDefaults
 from personae.engine.numerics import NumericsClass
 from personae.lora.bounds import AdapterBounds
 

@@ -22,7 +22,7 @@ from personae.api.telemetry.metrics import SequenceClock
 from personae.api.wire.answers import AnswerDetails, CachedTokens, Usage, UsageExtension
 from personae.api.wire.schema import Sampling
 from personae.engine.params import SamplingParams
-from personae.engine.sampler import NOT_FINITE
+from personae.engine.plan import NOT_FINITE
 from personae.engine.sequence import SequenceLog
 from personae.errors import (
     GRAMMAR_TOO_SLOW,

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from personae.actors.assembly import assemble
 from personae.actors.cluster.launch import open_cluster
-from personae.actors.in_process import open_in_process
 from personae.actors.kv_publisher import publishing
 from personae.actors.multi_process import MultiProcessEngine, open_multi_process
 from personae.actors.options import ClusterOptions, EngineOptions
@@ -63,6 +61,9 @@ async def open_engine(
             async with engines as engine_processes:
                 yield _opened(engine_processes)
         return
+    from personae.actors.assembly import assemble  # it loads torch
+    from personae.actors.in_process import open_in_process
+
     assembly = await to_thread.run_sync(assemble, engine_options, on_progress)
     async with open_in_process(assembly.engine_spec, max_restarts=options.max_restarts) as client:
         facts = (assembly.defaults, assembly.max_adapters, assembly.bounds)

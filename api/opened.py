@@ -11,7 +11,7 @@ from personae.errors import PersonaeError
 if TYPE_CHECKING:
     from personae.actors.client import EngineClient
     from personae.actors.replicas.scaling import ReplicaScaler
-    from personae.engine.config import GenerationDefaults
+    from personae.engine.generation_config import GenerationDefaults
     from personae.lora.bounds import AdapterBounds
 
 

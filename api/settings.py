@@ -11,7 +11,7 @@ from personae.api.options import (
     ServerOptions,
     shared,
 )
-from personae.engine.config import GenerationDefaults
+from personae.engine.generation_config import GenerationDefaults
 
 
 @dataclass(frozen=True, kw_only=True)

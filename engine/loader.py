@@ -7,14 +7,15 @@ from pathlib import Path
 import torch
 
 from personae.engine.checkpoints import open_checkpoint
-from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Numerics, StoredTensor, listing
+from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Numerics, StoredTensor
+from personae.engine.checkpoints.listing import listing
 from personae.engine.config import ModelConfig
 from personae.engine.models.decoder import Decoder
 from personae.engine.quantization.base import load
 from personae.errors import ModelLoadError
 from personae.kernels.cgroup import free_memory
 from personae.kernels.decoder import Weight
-from personae.kernels.memory import give_back_freed
+from personae.kernels.malloc import give_back_freed
 from personae.lora.base import fingerprint
 
 HARMLESS = re.compile(

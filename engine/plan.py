@@ -10,6 +10,9 @@ import msgspec
 
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 
+NOT_FINITE = "the model's logits are not finite"
+NOTHING_ALLOWED = "no token is allowed next: the grammar and the logits exclude all of them"
+
 
 class Admission(msgspec.Struct, frozen=True):
     """A sequence takes a slot, with its log as it is now (emitted tokens included after a preemption)."""

@@ -40,6 +40,7 @@ from personae.engine.device_event import DeviceToHostEvent, to_host
 from personae.engine.logprobs import LogprobRows, logprob_rows
 from personae.engine.params import GREEDY_BELOW
 from personae.engine.penalties import Additions, IntArray, Penalties
+from personae.engine.plan import NOT_FINITE, NOTHING_ALLOWED
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.grammar.bitmask import allow_only, words_of
 from personae.grammar.masks import allocate_bitmask
@@ -56,9 +57,6 @@ ASK_PATIENCE = 0.004
 
 Commit = Callable[[Tensor, Tensor], None]
 """Is told slots and their tokens, both [n] int64 on the device; see `Worker.commit`."""
-
-NOT_FINITE = "the model's logits are not finite"
-NOTHING_ALLOWED = "no token is allowed next: the grammar and the logits exclude all of them"
 
 
 def _nobody(slots: Tensor, tokens: Tensor) -> None:

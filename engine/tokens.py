@@ -27,7 +27,7 @@ from typing import Any
 import tokenizers
 
 from personae.engine.bytelevel import BYTE_OF_CHAR
-from personae.engine.checkpoints import open_checkpoint
+from personae.engine.checkpoints import tokenizer_files
 from personae.engine.prompt_length import (
     PART,
     TooManyTokens,
@@ -102,7 +102,7 @@ class Tokenizer:
 
         Raises ModelLoadError, naming the file, when one is missing or malformed.
         """
-        files = open_checkpoint(path).tokenizer_files()
+        files = tokenizer_files(path)
         return Tokenizer(
             files.backend,
             bos_id=files.bos_id,

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-
 _log = logging.getLogger("personae.kernels")
 _ROOT = Path("/")
 
@@ -43,6 +41,8 @@ def keep_to_share(root: Path = _ROOT) -> None:
     With more the system stops all of them for the rest of each period, in the middle of a step. torch's own
     number knows which processors the process may run on, but no quota.
     """
+    import torch  # only in the process that computes
+
     share = processors(root)
     if "OMP_NUM_THREADS" not in os.environ and share is not None and share < torch.get_num_threads():
         torch.set_num_threads(max(int(share), 1))

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import cache
 from math import prod
 from typing import Protocol
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from personae.errors import DriverError
 from personae.kernels.cgroup import memory_limit
+from personae.kernels.malloc import libc
 from personae.kernels.vmm import DeviceMemory, Driver
 
 _log = logging.getLogger("personae.kernels")
@@ -76,7 +76,7 @@ class HostMemory:
         end = (part.data_ptr() + part.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if begin < end:
             # This may fail if the memory is locked; then it is not freed.
-            _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+            libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
 class FixedMemory:
@@ -172,14 +172,3 @@ def give_back_pages(memory: Memory, pages: Tensor, ids: Iterable[int]) -> None:
     """As `giving_back_pages`, in one call."""
     for _ in giving_back_pages(memory, pages, ids):
         pass
-
-
-def give_back_freed() -> None:
-    """Return freed memory that malloc keeps to the system. Only glibc can do this."""
-    if sys.platform == "linux" and (trim := getattr(_libc(), "malloc_trim", None)) is not None:
-        trim(0)
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)

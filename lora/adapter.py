@@ -7,7 +7,7 @@ digest cannot, so it is what requests are bound to and what the prefix cache is 
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,53 +15,10 @@ import torch
 from torch import Tensor
 
 from personae.lora.dora import DoraBias
+from personae.lora.shapes import LoraShapes
 from personae.lora.single import magnitude
-from personae.lora.sites import LoraSite
 from personae.lora.throttle import Rest, no_rest
 from personae.lora.vocabulary import VocabularyChange
-
-
-@dataclass(frozen=True, slots=True)
-class LoraShapes:
-    """What an adapter has to fit: the base's number of layers, and the modules of a layer, by short names.
-
-    vocabulary: (tokens, hidden size), None if the embedding and the output matrix cannot be changed. tied:
-    the output matrix is the embedding. copies: fingerprints of the base's own "embedding" and "output", by
-    which copies of them in a file are known.
-    """
-
-    layers: int
-    sites: Mapping[str, LoraSite]
-    vocabulary: tuple[int, int] | None = None
-    tied: bool = False
-    copies: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def modules(self) -> dict[str, tuple[int, int]]:
-        """(in, out) of each module of a layer."""
-        return {key: (site.inputs, site.outputs) for key, site in self.sites.items()}
-
-    @property
-    def groups(self) -> dict[str, tuple[str, ...]]:
-        """The modules that read the same input, one SGMV call each."""
-        return _by(self.sites, lambda site: site.group)
-
-    @property
-    def paths(self) -> dict[str, tuple[str, ...]]:
-        """By its name in the base's own files: the modules whose outputs it has, one after the other."""
-        return _by(self.sites, lambda site: site.path)
-
-    @property
-    def merged(self) -> bool:
-        """Whether some modules are one in the base's own files."""
-        return any(len(modules) > 1 for modules in self.paths.values())
-
-
-def _by(sites: Mapping[str, LoraSite], name: Callable[[LoraSite], str]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    for key, site in sites.items():
-        found[name(site)] = (*found.get(name(site), ()), key)
-    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

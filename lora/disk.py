@@ -16,3 +16,11 @@ def check_free(folder: Path, size: int) -> None:
     found = os.statvfs(folder)
     if found.f_blocks and found.f_bavail * found.f_frsize < size + KEPT_FREE:  # else it does not say
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def bytes_in(folder: Path) -> int:
+    """Bytes of the files of a folder; 0 if it does not exist."""
+    try:
+        return sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
+    except FileNotFoundError:
+        return 0

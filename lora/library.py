@@ -11,9 +11,11 @@ from threading import Lock
 from typing import Protocol
 
 from personae.errors import AdapterError
-from personae.lora.adapter import Adapter, LoraShapes
-from personae.lora.mix import mixed, parts_of
+from personae.lora.adapter import Adapter
+from personae.lora.mix import mixed
+from personae.lora.mix_id import parts_of
 from personae.lora.peft import read_adapter
+from personae.lora.shapes import LoraShapes
 from personae.lora.source import AdapterSource
 from personae.lora.stored import find, store
 from personae.lora.throttle import Rest, Throttle

@@ -5,30 +5,12 @@ scaling and weight in it (PEFT's `add_weighted_adapter` with "cat"). Its identit
 whoever knows it can make it, and nothing has to be kept of it anywhere.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from personae.errors import AdapterError
 from personae.lora.adapter import Adapter, LoraPair, make_adapter
-
-_PREFIX = "mix:"
-
-Part = tuple[str, float]
-"""An adapter's digest, and its weight."""
-
-
-def mix_id(parts: Iterable[Part]) -> str:
-    """The identity of a mix; the order of its parts does not matter."""
-    return _PREFIX + ",".join(f"{digest}*{float(weight)!r}" for digest, weight in sorted(parts))
-
-
-def parts_of(id: str) -> list[Part] | None:
-    """What a mix is made of; None for the identity of a plain adapter."""
-    if not id.startswith(_PREFIX):
-        return None
-    pairs = (part.partition("*") for part in id.removeprefix(_PREFIX).split(","))
-    return [(digest, float(weight)) for digest, _, weight in pairs]
 
 
 def mixed(id: str, parts: Sequence[tuple[Adapter, float]]) -> Adapter:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from personae.lora.adapter import Adapter, LoraShapes
+from personae.lora.adapter import Adapter
 from personae.lora.base import BaseWeights
 from personae.lora.copies import Copies
 from personae.lora.dora import DoraBiasRows, DoraBiasTable
+from personae.lora.shapes import LoraShapes
 from personae.lora.vocabulary import DeviceDelta
 
 Segment = tuple[int, int, int]

@@ -15,27 +15,16 @@ from pathlib import Path
 
 from personae.errors import AdapterError
 from personae.lora import peft_vocabulary
-from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
+from personae.lora.adapter import Adapter, LoraPair, make_adapter
 from personae.lora.dora import DoraBias
 from personae.lora.peft_config import PeftConfig, read_config
-from personae.lora.safetensors_file import SafetensorsFile, refusal
+from personae.lora.peft_names import CONFIG_FILE, PICKLE_FILE, PREFIX, ROLES, TENSORS_FILE, refusal
+from personae.lora.safetensors_file import SafetensorsFile
+from personae.lora.shapes import LoraShapes
 from personae.lora.single import transposed
 from personae.lora.sites import MERGED, PROJECTIONS
 from personae.lora.throttle import Rest, no_rest
 
-CONFIG_FILE = "adapter_config.json"
-TENSORS_FILE = "adapter_model.safetensors"
-PICKLE_FILE = "adapter_model.bin"
-
-ROLES = {
-    "lora_A.weight": "A",
-    "lora_B.weight": "B",
-    "lora_B.bias": "lora_bias",
-    "lora_magnitude_vector": "magnitude",
-    "lora_magnitude_vector.weight": "magnitude",
-    "base_layer.bias": "bias",
-    "bias": "bias",
-}
 TENSOR_NAME = re.compile(
     r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,5})\.((?:self_attn|mlp|block_sparse_moe)\.[a-z0-9_.]+?)"
     rf"\.({'|'.join(map(re.escape, ROLES))})"
@@ -50,9 +39,6 @@ REASONS = {
 
 EXPERTS = re.compile(r"(?:^|\.)(?:experts|gate|router|shared_expert|shared_expert_gate)(?:\.|$)")
 KNOWN_PATHS = frozenset({*PROJECTIONS.values(), *MERGED.values()})
-
-PREFIX = "base_model.model."
-"""What every name begins with."""
 
 Site = tuple[int, str]  # layer, module
 
@@ -98,18 +84,6 @@ def _naming_the_base(config: PeftConfig) -> Iterator[None]:
     except AdapterError as error:
         made = f" (the adapter was made for {config.base!r})" if config.base else ""
         raise AdapterError(error.message + made, param=error.param) from error
-
-
-def targets(modules: Collection[str], shapes: LoraShapes) -> list[str]:
-    """These modules as a PEFT config names them."""
-    paths = dict.fromkeys(site.path for key, site in shapes.sites.items() if key in modules)
-    return [path.rpartition(".")[2] for path in paths]
-
-
-def tensor_name(layer: int, module: str, role: str, shapes: LoraShapes) -> str:
-    """PEFT's name for a tensor of a module that is ours."""
-    suffix = next(suffix for suffix, known in ROLES.items() if known == role)
-    return f"{PREFIX}model.layers.{layer}.{shapes.sites[module].path}.{suffix}"
 
 
 @dataclass(frozen=True, slots=True)

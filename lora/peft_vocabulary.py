@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from personae.errors import AdapterError
-from personae.lora.adapter import LoraShapes
 from personae.lora.base import fingerprint
 from personae.lora.dora import DoraBias
 from personae.lora.peft_config import PeftConfig
-from personae.lora.safetensors_file import SafetensorsFile, refusal
+from personae.lora.peft_names import refusal
+from personae.lora.safetensors_file import SafetensorsFile
+from personae.lora.shapes import LoraShapes
 from personae.lora.single import transposed
 from personae.lora.vocabulary import LowRank, Place, Rows, VocabularyChange
 

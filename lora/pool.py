@@ -19,12 +19,13 @@ from personae.kernels.decoder import LoraStack
 from personae.kernels.memory import Memory, memory_of
 from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool, sgmv_calls
 from personae.kernels.upload import upload
-from personae.lora.adapter import Adapter, LoraShapes
+from personae.lora.adapter import Adapter
 from personae.lora.base import BaseWeights
-from personae.lora.bounds import AdapterBounds
 from personae.lora.copies import Copies, CopyEvent, HostCopies
+from personae.lora.fit import bounds_of_pool, check_fit
 from personae.lora.non_lora_deltas import NonLoraDeltas
 from personae.lora.resident import Resident
+from personae.lora.shapes import LoraShapes
 from personae.lora.stacking import stacking
 from personae.lora.stored import PageReader, Pieces, finished
 from personae.lora.weight_pools import RankPages, RankPools, pool_bytes
@@ -62,7 +63,7 @@ class LoraPool:
             raise ValueError("capacity_rows must be a positive multiple of RANK_PAGE, max_adapters positive")
         self.shapes, self.dtype, self.device = shapes, dtype, device
         self.num_pages = (capacity_rows + spare_rows) // RANK_PAGE
-        self.bounds = AdapterBounds.of_pool(shapes, capacity_rows, dtype)
+        self.bounds = bounds_of_pool(shapes, capacity_rows, dtype)
         self.max_adapters = max_adapters
         most_pages = self.bounds.max_rank // RANK_PAGE  # of one adapter's module
         memory = memory_of(device, 0) if memory is None else memory
@@ -181,7 +182,7 @@ class LoraPool:
     def check_fits(self, adapter: Adapter) -> None:
         """Raises AdapterError if the adapter could not be loaded even into an empty pool."""
         try:
-            self.bounds.check(adapter)
+            check_fit(adapter, self.bounds)
         except AdapterError as error:
             raise AdapterError(f"adapter {adapter.name!r}: {error.message}") from None
 

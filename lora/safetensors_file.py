@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from personae.errors import AdapterError
+from personae.lora.peft_names import refusal
 from personae.lora.single import magnitude
 from personae.lora.strict_json import decode_object
 from personae.lora.throttle import Rest, no_rest
@@ -145,11 +146,6 @@ class SafetensorsFile:
                 param=name,
             )
         return TensorEntry(DTYPES[dtype], tuple(shape), offsets[0], offsets[1])
-
-
-def refusal(name: str, reason: str) -> AdapterError:
-    """The error that says what is wrong with a tensor."""
-    return AdapterError(f"adapter_model.safetensors: {name!r}: {reason}", param=name)
 
 
 def _are_counts(values: Any) -> bool:

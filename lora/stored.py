@@ -22,9 +22,10 @@ from torch import Tensor
 
 from personae.errors import AdapterError
 from personae.kernels.sgmv import RANK_PAGE
-from personae.lora.adapter import Adapter, LoraShapes, StackFile, StoredHalf
+from personae.lora.adapter import Adapter, StackFile, StoredHalf
 from personae.lora.disk import check_free
 from personae.lora.safetensors_file import DTYPES, SafetensorsFile
+from personae.lora.shapes import LoraShapes
 from personae.lora.stacking import stacked
 from personae.lora.strict_json import decode_object
 from personae.lora.throttle import Rest, Throttle, no_rest

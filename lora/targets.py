@@ -12,7 +12,7 @@ from typing import Any
 
 from personae.errors import AdapterError
 from personae.lora.patterns import NamePattern
-from personae.lora.safetensors_file import refusal
+from personae.lora.peft_names import refusal
 
 MAX_EXPRESSION = 2048  # characters; trainers write some hundred
 ALL_LINEAR = "all-linear"  # all but the output matrix

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from personae.kernels.memory import Memory, give_back_pages
 from personae.kernels.sgmv import RANK_PAGE
-from personae.lora.adapter import LoraShapes
 from personae.lora.copies import Copies
+from personae.lora.shapes import LoraShapes
 
 GROUP = 8  # pages: in all layers some 2 MB, as much as the system gives at a time
 

@@ -3,7 +3,7 @@
 import re
 
 from personae.actors.cluster.contact import ClusterMessage
-from personae.lora.peft import CONFIG_FILE, TENSORS_FILE
+from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
 
 FILES = (CONFIG_FILE, TENSORS_FILE)  # of an adapter; nothing else is sent
 PIECE = 2**18  # bytes

@@ -14,7 +14,7 @@ from functools import partial
 
 from anyio import to_thread
 
-from personae.actors.assembly import adapter_folders
+from personae.actors.adapter_folders import adapter_folders
 from personae.actors.cluster.adapter_files import AdapterFiles
 from personae.actors.cluster.contact import Contact
 from personae.actors.cluster.listener import Listener, open_listener
@@ -22,7 +22,7 @@ from personae.actors.cluster.node import weights_digest
 from personae.actors.cluster.ray_cluster import RayCluster, open_ray
 from personae.actors.cluster.remote_process import RemoteLaunch
 from personae.actors.frontend.engine_process import Progress
-from personae.actors.in_process import MAX_RESTARTS
+from personae.actors.frontend.supervised_engine import MAX_RESTARTS
 from personae.actors.kit.child import Report, log_incident
 from personae.actors.multi_process import HANG_SECONDS, MultiProcessEngine
 from personae.actors.options import ClusterOptions, EngineOptions

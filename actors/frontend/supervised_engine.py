@@ -10,13 +10,15 @@ from anyio import current_time
 
 from personae.actors.frontend.engine_process import EngineProcess, Progress
 from personae.actors.frontend.frontend import Frontend
-from personae.actors.in_process import WITHIN
 from personae.actors.kit.child import Incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.options import EngineOptions
 from personae.actors.process import Launch
 from personae.actors.wire import Describe, Facts, Port
 from personae.errors import EngineCoreDied, EngineCoreHangs, EngineLost, LoadError, RestartsExhausted
+
+MAX_RESTARTS = 5
+WITHIN = 60.0  # seconds
 
 log = logging.getLogger("personae.actors")
 

@@ -18,12 +18,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-import torch
 from anyio import to_thread
 
 from personae.actors.frontend.engine_process import Progress
-from personae.actors.frontend.supervised_engine import SupervisedEngine, start_error
-from personae.actors.in_process import MAX_RESTARTS
+from personae.actors.frontend.supervised_engine import MAX_RESTARTS, SupervisedEngine, start_error
 from personae.actors.kit.child import Incident, Report, log_incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.multi_process import (
@@ -44,6 +42,7 @@ from personae.engine.scheduling.fairness import FairnessPolicy, VirtualTokenCoun
 from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError, StartFailed
 from personae.kernels.cgroup import processors
+from personae.kernels.devices import cuda_devices
 
 SILENCE_SECONDS = 3.0  # how long an engine core may be silent before its streams move
 MAX_LIVE = 4096  # sequences per replica
@@ -90,12 +89,10 @@ async def open_replicas(
 def shares(options: EngineOptions, count: int) -> list[dict[str, str]]:
     """Return the environment of each engine's process: its GPU, or its number of threads. Raises LoadError if
     there are fewer GPUs than engines."""
-    on_gpu = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
+    on_gpu = options.device == "cuda" or (options.device == "auto" and cuda_devices() > 0)
     if on_gpu:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices = (
-            visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
-        )
+        devices = visible.split(",") if visible else [str(index) for index in range(cuda_devices())]
         if len(devices) < count:
             raise LoadError(f"--replicas {count} needs {count} GPUs; there are {len(devices)}.")
         return [{"CUDA_VISIBLE_DEVICES": device} for device in devices[:count]]

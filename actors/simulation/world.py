@@ -61,7 +61,7 @@ from personae.actors.simulation.workload import (
 )
 from personae.actors.spec import EngineSpec
 from personae.actors.wire import Facts
-from personae.engine.config import GenerationDefaults
+from personae.engine.generation_config import GenerationDefaults
 from personae.engine.numerics import NumericsClass
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.kv_events import KVEventRecorder
@@ -82,8 +82,8 @@ from personae.errors import (
     RequestFailed,
     RestartsExhausted,
 )
-from personae.lora.adapter import LoraShapes
 from personae.lora.bounds import AdapterBounds
+from personae.lora.shapes import LoraShapes
 
 HANG_SECONDS = 4.0
 HANGS = {"hang", "stop", "lost", "silent", "partition"}  # faults by which an engine is given up

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from personae.actors.client import ModelCard
 from personae.errors import RequestError
-from personae.lora.mix import mix_id
+from personae.lora.mix_id import mix_id
 
 MAX_ADAPTERS = 8
 MAX_WEIGHT = 16.0

@@ -18,18 +18,18 @@ from sqlite3 import Row
 from typing import NamedTuple
 
 import msgspec
-from anyio import CapacityLimiter, Lock, to_thread
+from anyio import Lock, to_thread
 from msgspec import UNSET, UnsetType
 
 from personae.actors.client import ModelCard
+from personae.api.adapters.checker import AdapterChecker, ThreadChecker
 from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
 from personae.errors import Conflict, LoadError, NotFound, QuotaExceeded, StorageFailed
 from personae.lora.bounds import AdapterBounds
-from personae.lora.peft import read_adapter, targets
-from personae.lora.stored import store, stored_bytes
-from personae.lora.throttle import Throttle
+from personae.lora.disk import bytes_in
+from personae.lora.peft_names import targets
 
 STAGING = "staging"
 
@@ -72,18 +72,25 @@ class _Traits(msgspec.Struct, frozen=True):
 class Registry:
     """The adapters of a data directory, for one base.
 
-    `reserved` are names that the server itself gives out. Raises LoadError when the directory's adapters are
-    of a base with other shapes.
+    `reserved` are names that the server itself gives out. `checker` checks uploads; None: a thread does.
+    Raises LoadError when the directory's adapters are of a base with other shapes.
     """
 
-    def __init__(self, data: DataDir, base: str, reserved: Collection[str], bounds: AdapterBounds) -> None:
+    def __init__(
+        self,
+        data: DataDir,
+        base: str,
+        reserved: Collection[str],
+        bounds: AdapterBounds,
+        checker: AdapterChecker | None = None,
+    ) -> None:
         self._data = data
         self._base = base
         self._reserved = reserved
         self._bounds = bounds
         self._held: Counter[str] = Counter()
         self._lock = Lock()
-        self._readers = CapacityLimiter(1)  # adapters in memory for being checked
+        self._checker = ThreadChecker() if checker is None else checker
         shapes = bounds.shapes
         self._bind(f"{shapes.layers} {sorted(shapes.modules.items())}{' merged' * shapes.merged}")
         self._staging = Staging(data.adapters / STAGING)
@@ -94,6 +101,7 @@ class Registry:
 
     def close(self) -> None:
         """Wait until all deletions are done."""
+        self._checker.close()
         self._staging.close()
 
     def find(self, tenant: str, name: str) -> AdapterRecord | None:
@@ -190,8 +198,9 @@ class Registry:
         """
         old = self.check_name(who, name, replace)
         room = self._storage_quota(who, old["bytes"] if old else 0)
-        digest, ranks, traits = await to_thread.run_sync(self._read, folder, room, limiter=self._readers)
-        size = _bytes_in(folder)
+        read = await self._checker.check(folder, self._bounds, room.left)
+        digest, size = read.digest, read.bytes
+        room.check(size)
         async with self._lock:
             old = self.check_name(who, name, replace)
             self._storage_quota(who, old["bytes"] if old else 0).check(size)
@@ -201,11 +210,11 @@ class Registry:
                 f"adapter-{secrets.token_hex(12)}",
                 old["version"] + 1 if old else 1,
                 digest,
-                msgspec.json.encode(ranks).decode(),
+                msgspec.json.encode(read.ranks).decode(),
                 size,
                 shared,
                 int(time.time()),
-                msgspec.json.encode(traits).decode(),
+                msgspec.json.encode(_Traits(read.traits, read.invocation)).decode(),
             )
             with self.hold(digest):
                 await to_thread.run_sync(self._commit, folder, digest, row)
@@ -224,17 +233,6 @@ class Registry:
             await to_thread.run_sync(self._delete, rows[0]["id"])
             self._collect(rows[0]["digest"])
 
-    def _read(self, folder: Path, quota: "_StorageQuota") -> tuple[str, dict[str, int], _Traits]:
-        """Digest, ranks and traits; the tensors' memory goes here, where no stream waits for it. The folder
-        has the file then that the adapter is placed from: many layers' worth, if only one has ranks."""
-        throttle, shapes, kind = Throttle(), self._bounds.shapes, self._bounds.stored
-        adapter = read_adapter(folder, shapes, throttle.rest)
-        self._bounds.check(adapter)
-        if kind is not None:
-            quota.check(_bytes_in(folder) + stored_bytes(adapter, shapes, kind))
-            store(adapter, folder, shapes, kind, throttle.rest)
-        return adapter.digest, dict(adapter.ranks), _Traits(adapter.traits(), adapter.invocation)
-
     def _commit(self, folder: Path, digest: str, row: tuple[object, ...]) -> None:
         """Move the files first, then add the row: after a crash in between no row names them."""
         target = self._data.adapters / digest
@@ -248,7 +246,7 @@ class Registry:
         """Count anew what adapters take: an earlier version counted what was uploaded, and with another
         `--dtype` the file that they are placed from is another."""
         rows = self._data.rows("select distinct digest, bytes from adapters")
-        sizes = {digest: _bytes_in(self._data.adapters / digest) for digest, _ in rows}
+        sizes = {digest: bytes_in(self._data.adapters / digest) for digest, _ in rows}
         if changed := {(sizes[digest], digest) for digest, known in rows if sizes[digest] != known}:
             with suppress(StorageFailed), self._data.write() as db:
                 db.executemany("update adapters set bytes = ? where digest = ?", changed)
@@ -299,6 +297,11 @@ class _StorageQuota(NamedTuple):
     used: int
     limit: int | None
 
+    @property
+    def left(self) -> int | None:
+        """How many more bytes there may be; None: no limit."""
+        return None if self.limit is None else self.limit - self.used
+
     def check(self, size: int) -> None:
         """Raises QuotaExceeded if `size` more are too many."""
         if self.limit is not None and self.used + size > self.limit:
@@ -306,14 +309,6 @@ class _StorageQuota(NamedTuple):
                 f"This tenant's adapters have {self.used} of at most {self.limit} bytes; "
                 f"{size} more do not fit. Remove one first."
             )
-
-
-def _bytes_in(folder: Path) -> int:
-    """Bytes of an adapter's files, those included that were made of it."""
-    try:
-        return sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
-    except FileNotFoundError:
-        return 0
 
 
 def no_such_adapter(name: str) -> NotFound:

@@ -23,7 +23,7 @@ from personae.api.respond import json_response
 from personae.api.storage import storage_failure
 from personae.api.wire.schema import Body
 from personae.errors import Conflict, Forbidden, NotFound, RequestError
-from personae.lora.peft import CONFIG_FILE, TENSORS_FILE
+from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -11,8 +11,8 @@ import msgspec
 from personae.api.http.upload import read_form, sync_folder
 from personae.errors import PayloadTooLarge, RequestError
 from personae.lora.disk import check_free
-from personae.lora.peft import CONFIG_FILE, TENSORS_FILE
 from personae.lora.peft_config import MAX_CONFIG
+from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
 
 _CHUNK = 2**20  # bytes that are copied at a time
 

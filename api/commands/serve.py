@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from personae.actors.kit.event_loop import loop_options
 from personae.actors.kit.gc_tuning import spare_what_is_here
 from personae.actors.kit.switch_interval import shorten_switch_interval
+from personae.api.adapters.checker import AdapterChecker, ProcessChecker, ThreadChecker
 from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
 from personae.api.batches.manager import BatchManager
@@ -121,9 +122,10 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
                 print(f"personae ready {url(listener)} model={base} adapters={adapters}", flush=True)  # noqa: T201  the answer to the command
 
             settings = serve_settings(options, opened)
+            checker = ThreadChecker() if options.one_process else ProcessChecker()
             lasting = options.data_dir is not None
             with (
-                registry_of(opened, data) as registry,
+                registry_of(opened, data, checker) as registry,
                 closing(BatchManager(data, tenants, lasting=lasting)) as batches,
                 UsageLedger(data).running() as usage,
                 ResponseStore(data).running() as stored,
@@ -189,13 +191,13 @@ async def _traced(endpoint: str | None) -> AsyncIterator[tuple[Tracing, Callable
 
 
 @contextmanager
-def registry_of(opened: Opened, data: DataDir) -> Iterator[Registry | None]:
-    """The registry for an engine whose bounds are known."""
+def registry_of(opened: Opened, data: DataDir, checker: AdapterChecker) -> Iterator[Registry | None]:
+    """The registry for an engine whose bounds are known; `checker` checks uploads."""
     if opened.bounds is None:
         yield None
         return
     models = opened.client.models(DEFAULT_TENANT)
-    registry = Registry(data, next(iter(models)), set(models), opened.bounds)
+    registry = Registry(data, next(iter(models)), set(models), opened.bounds, checker)
     try:
         yield registry
     finally:

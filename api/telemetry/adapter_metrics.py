@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from personae.actors.client import EngineClient, EngineStats
 from personae.actors.messages import AdapterStats
 from personae.api.tenants.store import DEFAULT_TENANT
-from personae.lora.mix import parts_of
+from personae.lora.mix_id import parts_of
 
 _LISTED = 256  # names in one label
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import anyio
 from anyio import CapacityLimiter, Semaphore, to_thread
 
-from personae.kernels.memory import give_back_freed
+from personae.kernels.malloc import give_back_freed
 
 T = TypeVar("T")
 

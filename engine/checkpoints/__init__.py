@@ -1,34 +1,44 @@
 """Models as they lie on disk: a Hugging Face folder or a GGUF file, behind one face."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from personae.engine.checkpoints.base import Checkpoint
-from personae.engine.checkpoints.huggingface import Folder
+from personae.engine.tokenizer_files import TokenizerFiles, read_tokenizer_files
+
+if TYPE_CHECKING:
+    from personae.engine.checkpoints.base import Checkpoint
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path) -> "Checkpoint":
     """The model at `path`: a GGUF file, a folder that holds one and no config.json, or a Hugging Face folder.
 
     Raises ModelLoadError with what is wrong.
     """
-    if path.is_file():
-        return _gguf(path)
-    if not (path / "config.json").is_file() and (file := _gguf_in(path)) is not None:
-        return _gguf(file)
+    if (file := _gguf_at(path)) is not None:
+        from personae.engine.checkpoints.gguf.checkpoint import GgufFile
+
+        return GgufFile(file)
+    from personae.engine.checkpoints.huggingface import Folder
+
     return Folder(path)
 
 
-def _gguf_in(folder: Path) -> Path | None:
-    if next(folder.glob("*.gguf"), None) is None:
+def tokenizer_files(path: Path) -> TokenizerFiles:
+    """How the text of the model at `path` is tokenized, read without torch. Raises ModelLoadError."""
+    if (file := _gguf_at(path)) is None:
+        return read_tokenizer_files(path)
+    from personae.engine.checkpoints.gguf.files import metadata_of, read_headers
+    from personae.engine.checkpoints.gguf.tokenizer import read_tokenizer
+
+    return read_tokenizer(metadata_of(read_headers(file)))
+
+
+def _gguf_at(path: Path) -> Path | None:
+    """The model's GGUF file, if that is what it is."""
+    if path.is_file():
+        return path
+    if (path / "config.json").is_file() or next(path.glob("*.gguf"), None) is None:
         return None
-    from personae.engine.checkpoints.gguf.checkpoint import gguf_in
+    from personae.engine.checkpoints.gguf.files import gguf_in  # the package `gguf` only for a GGUF file
 
-    return gguf_in(folder)
-
-
-def _gguf(path: Path) -> Checkpoint:
-    from personae.engine.checkpoints.gguf.checkpoint import (
-        GgufFile,
-    )  # the package `gguf` only for a GGUF file
-
-    return GgufFile(path)
+    return gguf_in(path)

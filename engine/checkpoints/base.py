@@ -1,21 +1,21 @@
 """What the engine wants to know of a model on disk."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from personae.engine.config import GenerationDefaults, ModelConfig
+from personae.engine.config import ModelConfig
+from personae.engine.generation_config import GenerationDefaults
 from personae.engine.quantization.base import Scheme
 from personae.engine.tokenizer_files import TokenizerFiles
 from personae.errors import ModelLoadError
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_LISTED = 40  # names in one error message
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,3 @@ def dtype_of(asked: str, name: str) -> torch.dtype:
     if name not in DTYPES:
         raise ModelLoadError(f"{asked}: {name!r} is not served; choose one of {', '.join(DTYPES)}")
     return DTYPES[name]
-
-
-def listing(names: Iterable[str]) -> str:
-    """Names for a message; of many, the first."""
-    names = list(names)
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more

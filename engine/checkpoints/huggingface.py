@@ -11,14 +11,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from personae.engine.checkpoints.base import EMBEDDING, Numerics, StoredTensor, dtype_of, listing
-from personae.engine.config import (
-    GenerationDefaults,
-    ModelConfig,
-    read_config,
-    read_fields,
-    read_generation_defaults,
-)
+from personae.engine.checkpoints.base import EMBEDDING, Numerics, StoredTensor, dtype_of
+from personae.engine.checkpoints.listing import listing
+from personae.engine.config import ModelConfig, read_config
+from personae.engine.fields import read_fields
+from personae.engine.generation_config import GenerationDefaults, read_generation_defaults
 from personae.engine.quantization import scheme_of
 from personae.engine.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from personae.errors import ModelLoadError

@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from personae.engine.config import Fields, ModelConfig
+    from personae.engine.config import ModelConfig
+    from personae.engine.fields import Fields
 
     Translate = Callable[[str, Fields], ModelConfig]
 

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from personae.engine.config import Fields, ModelConfig
+from personae.engine.config import ModelConfig
+from personae.engine.fields import Fields
 from personae.engine.layers.attention import AttentionSpec, QkNorm
 from personae.engine.layers.block import BlockSpec, LayerSpec
 from personae.engine.layers.mlp import Activation, MlpSpec

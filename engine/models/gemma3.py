@@ -3,7 +3,8 @@ norms before and after each half of a layer."""
 
 from dataclasses import replace
 
-from personae.engine.config import Fields, ModelConfig
+from personae.engine.config import ModelConfig
+from personae.engine.fields import Fields
 from personae.engine.models.common import (
     activation,
     decoder_config,

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from personae.engine.config import Fields, ModelConfig
+from personae.engine.config import ModelConfig
+from personae.engine.fields import Fields
 from personae.engine.models import llama
 
 

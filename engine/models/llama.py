@@ -1,6 +1,7 @@
 """Llama 2 and 3, and what else calls itself `LlamaForCausalLM` (SmolLM2, TinyLlama, ...)."""
 
-from personae.engine.config import Fields, ModelConfig
+from personae.engine.config import ModelConfig
+from personae.engine.fields import Fields
 from personae.engine.models.common import decoder_config, uniform_windows
 
 

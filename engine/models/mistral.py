@@ -1,7 +1,8 @@
 """Mistral: Llama with a sliding window in every layer, where `sliding_window` is not null. Of Mistral 3,
 which reads images too, the decoder."""
 
-from personae.engine.config import Fields, ModelConfig
+from personae.engine.config import ModelConfig
+from personae.engine.fields import Fields
 from personae.engine.models.common import decoder_config, text_fields, uniform_windows
 
 

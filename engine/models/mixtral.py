@@ -1,6 +1,7 @@
 """Mixtral: Mistral with a mixture of experts in every layer, whose weights add up to 1."""
 
-from personae.engine.config import Fields, ModelConfig
+from personae.engine.config import ModelConfig
+from personae.engine.fields import Fields
 from personae.engine.layers.moe import MoeSpec
 from personae.engine.models.common import activation, decoder_config, experts, uniform_windows
 

@@ -3,7 +3,8 @@ windows in three layers of four."""
 
 from dataclasses import replace
 
-from personae.engine.config import Fields, ModelConfig
+from personae.engine.config import ModelConfig
+from personae.engine.fields import Fields
 from personae.engine.models.common import decoder_config, ropes_by_window, uniform_windows, windows_by_type
 
 

@@ -1,7 +1,8 @@
 """Phi-3, Phi-3.5 and Phi-4: Llama with q, k and v as one module, gate and up as another, LongRoPE, and in
 Phi-4-mini a rotary embedding over a part of the head."""
 
-from personae.engine.config import Fields, ModelConfig
+from personae.engine.config import ModelConfig
+from personae.engine.fields import Fields
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.models.common import decoder_config, rope_section, rope_type, uniform_windows
 

@@ -1,6 +1,7 @@
 """Qwen2 and Qwen2.5: biases on q, k and v; a sliding window in the upper layers, where it is switched on."""
 
-from personae.engine.config import Fields, ModelConfig
+from personae.engine.config import ModelConfig
+from personae.engine.fields import Fields
 from personae.engine.models.common import decoder_config, mixed_windows
 
 

@@ -1,6 +1,7 @@
 """Qwen3: RMS norm over each head of q and k, a head size of its own (128 unless said)."""
 
-from personae.engine.config import Fields, ModelConfig
+from personae.engine.config import ModelConfig
+from personae.engine.fields import Fields
 from personae.engine.models.common import decoder_config, mixed_windows
 
 

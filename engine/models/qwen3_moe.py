@@ -1,7 +1,8 @@
 """Qwen3 with mixtures of experts (30B-A3B, 235B-A22B): in all layers, but for those that `mlp_only_layers`
 and `decoder_sparse_step` leave dense."""
 
-from personae.engine.config import Fields, ModelConfig
+from personae.engine.config import ModelConfig
+from personae.engine.fields import Fields
 from personae.engine.layers.block import BlockSpec
 from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.moe import MoeSpec

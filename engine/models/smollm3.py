@@ -1,6 +1,7 @@
 """SmolLM3: Llama with layers that have no rotary embedding, every fourth unless said."""
 
-from personae.engine.config import Fields, ModelConfig
+from personae.engine.config import ModelConfig
+from personae.engine.fields import Fields
 from personae.engine.models.common import decoder_config, mixed_windows
 
 

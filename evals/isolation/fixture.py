@@ -27,7 +27,8 @@ from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter
-from personae.lora.peft import CONFIG_FILE, read_adapter
+from personae.lora.peft import read_adapter
+from personae.lora.peft_names import CONFIG_FILE
 from personae.lora.source import AdapterSource
 from personae.lora.stacking import stacked
 

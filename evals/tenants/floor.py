@@ -27,8 +27,9 @@ from personae.engine.sequence import SequenceLog
 from personae.engine.worker.runner import Runner
 from personae.evals.tenants.making import AdapterMaker
 from personae.evals.tenants.scale import FEW, RANKS, popularity, say
-from personae.lora.adapter import Adapter, LoraShapes
+from personae.lora.adapter import Adapter
 from personae.lora.peft import read_adapter
+from personae.lora.shapes import LoraShapes
 
 STEPS = 16
 

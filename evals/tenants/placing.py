@@ -20,9 +20,10 @@ from personae.api.bundled import DEMO
 from personae.engine.config import read_config
 from personae.evals.tenants.making import AdapterMaker
 from personae.kernels.sgmv import RANK_PAGE
-from personae.lora.adapter import Adapter, LoraShapes
+from personae.lora.adapter import Adapter
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
+from personae.lora.shapes import LoraShapes
 from personae.lora.stacking import stacked
 from personae.lora.stored import KINDS, find, store
 

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 
 from personae.api.app import create_app
 from personae.api.settings import ApiSettings
-from personae.engine.config import GenerationDefaults
+from personae.engine.generation_config import GenerationDefaults
 from personae.errors import GrammarError, Overloaded
 
 pytestmark = pytest.mark.anyio

@@ -28,7 +28,7 @@ import sys, types
 from contextlib import asynccontextmanager
 from fake_engine import FakeEngine
 from personae.api.opened import Opened
-from personae.engine.config import GenerationDefaults
+from personae.engine.generation_config import GenerationDefaults
 from personae.errors import ModelLoadError
 
 @asynccontextmanager

@@ -18,7 +18,8 @@ from personae.engine.layers.moe import MoE
 from personae.engine.loader import load_model
 from personae.errors import AdapterError, ModelLoadError
 from personae.kernels import reference
-from personae.lora.peft import TENSORS_FILE, read_adapter
+from personae.lora.peft import read_adapter
+from personae.lora.peft_names import TENSORS_FILE
 
 CPU = torch.device("cpu")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -10,7 +10,8 @@ from slow_sampler import bitmask, changed_logits, may_choose
 
 from personae.engine.logprobs import prompt_logprobs
 from personae.engine.params import SamplingParams
-from personae.engine.sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler, TokenChoices
+from personae.engine.plan import NOT_FINITE, NOTHING_ALLOWED
+from personae.engine.sampler import Sampler, TokenChoices
 from personae.engine.sequence import SequenceLog
 
 INF = float("inf")

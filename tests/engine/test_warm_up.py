@@ -28,8 +28,9 @@ from personae.evals.bench.gpu.shapes import VOCAB, sampling_rows  # noqa: E402
 from personae.kernels.masks import Scratch  # noqa: E402
 from personae.kernels.sampling import choose  # noqa: E402
 from personae.kernels.side_stream import SideStream  # noqa: E402
-from personae.lora.adapter import Adapter, LoraShapes  # noqa: E402
+from personae.lora.adapter import Adapter  # noqa: E402
 from personae.lora.pool import LoraPool  # noqa: E402
+from personae.lora.shapes import LoraShapes  # noqa: E402
 from personae.lora.source import AdapterSource  # noqa: E402
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from personae.kernels.memory import HostMemory, give_back_freed, give_back_pages, zeros
+from personae.kernels.malloc import give_back_freed
+from personae.kernels.memory import HostMemory, give_back_pages, zeros
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="only Linux tells a process's memory there"

@@ -10,7 +10,7 @@ from tiny_adapters import lora_shapes, make_adapter_folder, tiny_config
 from personae.actors.options import parse_size
 from personae.errors import AdapterError
 from personae.kernels.sgmv import RANK_PAGE
-from personae.lora.bounds import AdapterBounds
+from personae.lora.fit import bounds_of_pool, check_fit
 from personae.lora.peft import read_adapter
 from personae.lora.weight_pools import pool_bytes
 
@@ -20,15 +20,15 @@ def test_a_rank_that_is_too_large_says_which_memory_would_do(tmp_path: Path) -> 
     shapes, dtype = lora_shapes(base), torch.bfloat16
     adapter = read_adapter(make_adapter_folder(tmp_path / "wide", base, rank=27), shapes)
     with pytest.raises(AdapterError, match="memory for adapters holds 16 ranks") as refusal:
-        AdapterBounds.of_pool(shapes, 16, dtype).check(adapter)
+        check_fit(adapter, bounds_of_pool(shapes, 16, dtype))
     (said,) = re.findall(r"--adapter-memory (\S+) or more", refusal.value.message)
     ranks = parse_size(said) // pool_bytes(shapes, RANK_PAGE, dtype) * RANK_PAGE
     assert ranks == 32
-    AdapterBounds.of_pool(shapes, ranks, dtype).check(adapter)
+    check_fit(adapter, bounds_of_pool(shapes, ranks, dtype))
 
 
 def test_a_rank_over_the_most_that_is_served_is_not_told_to_take_more_memory(tmp_path: Path) -> None:
     base = tiny_config()
     adapter = read_adapter(make_adapter_folder(tmp_path / "wide", base, rank=520), lora_shapes(base))
     with pytest.raises(AdapterError, match=r"rank 520 of \w+: 512 is the most that is served$"):
-        AdapterBounds.of_pool(lora_shapes(base), 16, torch.float32).check(adapter)
+        check_fit(adapter, bounds_of_pool(lora_shapes(base), 16, torch.float32))

@@ -15,7 +15,8 @@ from personae.errors import AdapterError
 from personae.lora.adapter import make_adapter as adapter_of
 from personae.lora.dora import DoraBias
 from personae.lora.library import AdapterLibrary
-from personae.lora.mix import mix_id, mixed, parts_of
+from personae.lora.mix import mixed
+from personae.lora.mix_id import mix_id, parts_of
 from personae.lora.peft import read_adapter
 from personae.lora.sites import PROJECTIONS
 from personae.lora.writing import made_ready

@@ -10,8 +10,9 @@ from small_pools import CPU, SHAPES, adapter_of, assert_holds, make_pool
 
 from personae.errors import AdapterError, Overloaded
 from personae.kernels.sgmv import RANK_PAGE
-from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
+from personae.lora.adapter import Adapter, LoraPair, make_adapter
 from personae.lora.pool import LoraPool
+from personae.lora.shapes import LoraShapes
 from personae.lora.sites import sites
 from personae.lora.weight_pools import pool_bytes
 

@@ -15,7 +15,8 @@ from safetensors.torch import save
 from tiny_adapters import lora_shapes, make_adapter_folder, tiny_config
 
 from personae.errors import AdapterError
-from personae.lora.peft import TENSORS_FILE, read_adapter
+from personae.lora.peft import read_adapter
+from personae.lora.peft_names import TENSORS_FILE
 from personae.lora.safetensors_file import MAX_HEADER, MAX_NAME, SafetensorsFile
 
 BASE = tiny_config()

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
+from personae.lora.adapter import Adapter, LoraPair, make_adapter
 from personae.lora.dora import DoraBias
 from personae.lora.pool import LoraPool
+from personae.lora.shapes import LoraShapes
 from personae.lora.sites import sites
 from personae.lora.stacking import stacked
 

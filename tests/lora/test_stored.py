@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from personae.errors import AdapterError
-from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
+from personae.lora.adapter import Adapter, LoraPair, make_adapter
 from personae.lora.dora import DoraBias
 from personae.lora.pool import LoraPool
+from personae.lora.shapes import LoraShapes
 from personae.lora.sites import sites
 from personae.lora.stacking import stacked
 from personae.lora.stored import KINDS, find, store

@@ -15,7 +15,8 @@ from transformers import LlamaForCausalLM
 
 from personae.errors import AdapterError
 from personae.lora.patterns import NamePattern
-from personae.lora.peft import TENSORS_FILE, read_adapter
+from personae.lora.peft import read_adapter
+from personae.lora.peft_names import TENSORS_FILE
 from personae.lora.targets import Targets
 
 BASE = tiny_config(num_hidden_layers=3)

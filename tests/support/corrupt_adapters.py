@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 from tiny_adapters import lora_shapes, tiny_config
 
 from personae.errors import AdapterError
-from personae.lora.adapter import LoraShapes
-from personae.lora.peft import TENSORS_FILE, read_adapter
+from personae.lora.peft import read_adapter
+from personae.lora.peft_names import TENSORS_FILE
+from personae.lora.shapes import LoraShapes
 
 BASE = tiny_config()
 SHAPES = lora_shapes(BASE)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from personae.kernels.memory import Memory
-from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
+from personae.lora.adapter import Adapter, LoraPair, make_adapter
 from personae.lora.pool import LoraPool
+from personae.lora.shapes import LoraShapes
 from personae.lora.sites import sites
 
 SHAPES = LoraShapes(

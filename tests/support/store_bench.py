@@ -13,8 +13,9 @@ from personae.actors.enginecore.adapter_store import AdapterStore
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import LoadAdapter, Message
-from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
+from personae.lora.adapter import Adapter, LoraPair, make_adapter
 from personae.lora.library import AdapterLibrary
+from personae.lora.shapes import LoraShapes
 from personae.lora.sites import sites
 from personae.lora.source import AdapterSource
 

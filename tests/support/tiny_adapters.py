@@ -15,8 +15,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
-from personae.lora.adapter import LoraShapes
-from personae.lora.peft import CONFIG_FILE
+from personae.lora.peft_names import CONFIG_FILE
+from personae.lora.shapes import LoraShapes
 from personae.lora.sites import sites
 
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

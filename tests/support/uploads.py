@@ -21,8 +21,8 @@ from personae.api.settings import ApiSettings
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Role, TenantLimits, TenantStore
 from personae.api.tenants.usage import UsageLedger
-from personae.lora.adapter import LoraShapes
 from personae.lora.bounds import AdapterBounds
+from personae.lora.shapes import LoraShapes
 from personae.lora.sites import sites
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"

@@ -1,6 +1,5 @@
 """A model in GGUF: one file, or several parts of one."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
@@ -8,22 +7,23 @@ from pathlib import Path
 
 import torch
 
-from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Numerics, StoredTensor, dtype_of, listing
+from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Numerics, StoredTensor, dtype_of
 from personae.engine.checkpoints.gguf.config import architecture_of, read_gguf_config
-from personae.engine.checkpoints.gguf.header import Header, read_header
+from personae.engine.checkpoints.gguf.files import PART, metadata_of, read_headers
+from personae.engine.checkpoints.gguf.header import Header
 from personae.engine.checkpoints.gguf.metadata import Metadata
 from personae.engine.checkpoints.gguf.tensors import factors, named
 from personae.engine.checkpoints.gguf.tokenizer import read_tokenizer
-from personae.engine.config import Fields, GenerationDefaults, ModelConfig
+from personae.engine.config import ModelConfig
+from personae.engine.fields import Fields
+from personae.engine.generation_config import GenerationDefaults
 from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import LinearMethod
 from personae.engine.quantization.gguf import KEPT
 from personae.engine.quantization.unquantized import Unquantized
 from personae.engine.tokenizer_files import TokenizerFiles
-from personae.errors import ModelLoadError
 from personae.kernels.registry import optional
 
-PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 PLAIN = {"F32": "float32", "F16": "float16"}  # the rest is run in bfloat16
 
 
@@ -41,20 +41,11 @@ class GgufFile:
 
     @cached_property
     def _headers(self) -> list[Header]:
-        return [read_header(path) for path in parts(self.path)]
+        return read_headers(self.path)
 
     @cached_property
     def _metadata(self) -> Metadata:
-        first = self._headers[0]
-        metadata = Metadata(first.metadata, first.path.name)
-        count = metadata.integer("split.count", default=1)
-        if max(count, 1) != len(self._headers):
-            raise metadata.error("split.count", f"is {count}, but the file's name says {len(self._headers)}")
-        for place, header in enumerate(self._headers):
-            number = Metadata(header.metadata, header.path.name).integer("split.no", default=0)
-            if number != place:
-                raise ModelLoadError(f"{header.path.name}: split.no: is {number}, but its name says {place}")
-        return metadata
+        return metadata_of(self._headers)
 
     def config(self) -> ModelConfig:
         """See `Checkpoint`."""
@@ -128,32 +119,3 @@ def _weight(name: str, stored: Mapping[str, StoredTensor]) -> StoredTensor:
     """A module's weight; an output matrix that is not there is the embedding."""
     weight = f"{name}.weight"
     return stored[EMBEDDING] if weight == OUTPUT and weight not in stored else stored[weight]
-
-
-def parts(path: Path) -> list[Path]:
-    """The files of a model of which one was named, the first. Raises ModelLoadError where one is missing."""
-    match = PART.fullmatch(path.name)
-    if match is None:
-        return [path]
-    stem, number, count = match[1], int(match[2]), int(match[3])
-    if number != 1:
-        raise ModelLoadError(f"{path.name} is part {number} of {count}; name the first part")
-    found = [path.with_name(f"{stem}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
-    missing = [file.name for file in found if not file.is_file()]
-    if missing:
-        raise ModelLoadError(f"{path.name} has parts that are not there: {listing(missing)}")
-    return found
-
-
-def gguf_in(folder: Path) -> Path | None:
-    """The model in GGUF that a folder holds, or None.
-
-    Raises ModelLoadError if there are several.
-    """
-    files = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
-    firsts = [path for path in files if (part := PART.fullmatch(path.name)) is None or part[2] == "00001"]
-    if len(firsts) > 1:
-        raise ModelLoadError(
-            f"{folder} holds several models; name one of the files: {listing(path.name for path in firsts)}"
-        )
-    return firsts[0] if firsts else files[0] if files else None

@@ -7,7 +7,8 @@ from typing import Any
 
 from personae.engine.checkpoints.gguf.header import TensorInfo
 from personae.engine.checkpoints.gguf.metadata import Metadata
-from personae.engine.config import Fields, ModelConfig
+from personae.engine.config import ModelConfig
+from personae.engine.fields import Fields
 from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import LayerSpec
 from personae.engine.layers.mlp import MlpSpec

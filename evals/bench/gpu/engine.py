@@ -24,10 +24,11 @@ from personae.kernels.attention import AttentionBatch
 from personae.kernels.memory import memory_of
 from personae.kernels.side_stream import SideStream
 from personae.kernels.vmm import Driver
-from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
+from personae.lora.adapter import Adapter, LoraPair, make_adapter
 from personae.lora.copies import Copies
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch, lora_batch
+from personae.lora.shapes import LoraShapes
 from personae.lora.weight_pools import pool_bytes
 
 LIMIT = 0.02  # bfloat16, with other products where a bucket has more rows than the step

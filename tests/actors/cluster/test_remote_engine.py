@@ -18,7 +18,8 @@ from patience import PATIENCE, soon
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import model_folder
 
-from personae.actors.assembly import adapter_folders, assemble
+from personae.actors.adapter_folders import adapter_folders
+from personae.actors.assembly import assemble
 from personae.actors.cluster.adapter_files import AdapterFiles
 from personae.actors.cluster.agent import COMMAND, run_engine
 from personae.actors.cluster.contact import Contact, Dial

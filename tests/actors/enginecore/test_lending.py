@@ -25,7 +25,7 @@ from personae.engine.config import read_config
 from personae.engine.kv import KVCache
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
-from personae.lora.adapter import LoraShapes
+from personae.lora.shapes import LoraShapes
 from personae.lora.weight_pools import pool_bytes
 
 pytestmark = real_clock

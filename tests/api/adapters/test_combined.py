@@ -10,7 +10,7 @@ from uploads import UploadFixture, open_fixture, upload, whole
 from virtual_clock import real_clock
 
 from personae.api.settings import ApiSettings
-from personae.lora.mix import mix_id, parts_of
+from personae.lora.mix_id import mix_id, parts_of
 
 pytestmark = real_clock
 

@@ -18,10 +18,10 @@ from uploads import BOUNDS, CONFIG, SHAPES, TENSORS, UploadFixture, config, open
 from personae.actors.messages import LoadAdapter
 from personae.api.settings import ApiSettings
 from personae.errors import AdapterError, LoadError, Overloaded, RateLimited
-from personae.lora.adapter import LoraShapes
 from personae.lora.bounds import AdapterBounds
 from personae.lora.library import AdapterLibrary
 from personae.lora.peft import read_adapter
+from personae.lora.shapes import LoraShapes
 from personae.lora.source import AdapterSource
 
 pytestmark = pytest.mark.anyio

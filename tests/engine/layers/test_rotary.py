@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from personae.engine.config import Fields
+from personae.engine.fields import Fields
 from personae.engine.layers.rotary import rotary_tables
 from personae.engine.models.common import rope_config
 

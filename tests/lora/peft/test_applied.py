@@ -10,7 +10,8 @@ from corrupt_adapters import BASE, Q_A, SHAPES, edit_tensors
 from peft import get_peft_model_state_dict
 from tiny_adapters import ZOO, make_adapter, make_adapter_folder, set_config
 
-from personae.lora.peft import CONFIG_FILE, read_adapter
+from personae.lora.peft import read_adapter
+from personae.lora.peft_names import CONFIG_FILE
 from personae.lora.sites import PROJECTIONS
 
 

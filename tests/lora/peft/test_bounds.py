@@ -10,9 +10,11 @@ from safetensors.torch import save_file
 from tiny_adapters import set_config
 
 from personae.errors import AdapterError
-from personae.lora.adapter import LoraShapes
 from personae.lora.bounds import AdapterBounds
-from personae.lora.peft import TENSORS_FILE, read_adapter
+from personae.lora.fit import check_fit
+from personae.lora.peft import read_adapter
+from personae.lora.peft_names import TENSORS_FILE
+from personae.lora.shapes import LoraShapes
 from personae.lora.sites import sites
 
 Q_B = Q_A.replace("lora_A", "lora_B")
@@ -22,7 +24,7 @@ VOCABULARY = LoraShapes(2, SHAPES.sites, (64, 32), False, {})
 
 def check(folder: Path, dtype: torch.dtype, shapes: LoraShapes = SHAPES) -> None:
     bounds = AdapterBounds(shapes, max_rank=64, max_value=torch.finfo(dtype).max)
-    bounds.check(read_adapter(folder, shapes))
+    check_fit(read_adapter(folder, shapes), bounds)
 
 
 def refused(folder: Path, dtype: torch.dtype, name: str, shapes: LoraShapes = SHAPES) -> str:

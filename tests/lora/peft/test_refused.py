@@ -13,8 +13,9 @@ from tiny_adapters import set_config
 
 from personae.errors import AdapterError
 from personae.lora import peft_config
-from personae.lora.adapter import LoraShapes
-from personae.lora.peft import CONFIG_FILE, TENSORS_FILE, read_adapter
+from personae.lora.peft import read_adapter
+from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
+from personae.lora.shapes import LoraShapes
 from personae.lora.sites import sites
 
 REFUSED_FIELDS: list[tuple[dict[str, Any], str]] = [

@@ -8,9 +8,9 @@ import torch
 from corrupt_adapters import SHAPES, assert_refused, edit_tensors
 from tiny_adapters import set_config
 
-from personae.lora.adapter import LoraShapes
 from personae.lora.base import fingerprint
 from personae.lora.peft import read_adapter
+from personae.lora.shapes import LoraShapes
 
 EVERYWHERE = ["q_proj", "v_proj", "embed_tokens", "lm_head"]
 VOCABULARY = LoraShapes(2, SHAPES.sites, (64, 32), False, {"embedding": "e", "output": "o"})

@@ -1,0 +1,93 @@
+"""The fields of JSON files in a model folder, read strictly."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from personae.errors import ModelLoadError
+
+Scalar = TypeVar("Scalar", int, float, bool, str)
+
+
+class Fields:
+    """The fields of one JSON object, each read with its type; every error names the file and the field."""
+
+    def __init__(self, values: dict[str, Any], where: str) -> None:
+        self._values = values
+        self.where = where
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self._values.get(name) is not None
+
+    def error(self, name: str, why: str) -> ModelLoadError:
+        """An error about one field, to be raised by the caller."""
+        return ModelLoadError(f"{self.where}: {name}: {why}")
+
+    def raw(self, name: str) -> Any:
+        """The field as it is, None where absent."""
+        return self._values.get(name)
+
+    def get(self, name: str, default: Scalar) -> Scalar:
+        """The field, of the default's type; an integer is taken where a float is wanted."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if type(default) is float and type(value) is int:
+            value = float(value)
+        if type(value) is not type(default):
+            raise self.error(name, f"expected {type(default).__name__}, found {value!r}")
+        return value
+
+    def number(
+        self, name: str, *, default: float | None = None, zero: bool = False, high: float = float("inf")
+    ) -> float:
+        """A finite float over 0 (or 0, with `zero`), at most `high`; must be there without a default."""
+        if default is None and name not in self:
+            raise self.error(name, "is missing")
+        value = self.get(name, default if default is not None else 0.0)
+        if not 0 <= value <= high or value == float("inf") or (value == 0 and not zero):
+            raise self.error(
+                name, f"must be {'at least' if zero else 'over'} 0, at most {high:g}, found {value!r}"
+            )
+        return value
+
+    def optional_number(self, name: str, *, zero: bool = False, high: float = float("inf")) -> float | None:
+        """As `number`, or None where absent."""
+        return self.number(name, zero=zero, high=high) if name in self else None
+
+    def size(self, name: str, *, default: int | None = None, zero: bool = False) -> int:
+        """A positive integer (or 0, with `zero`); without a default the field must be there."""
+        if default is None and name not in self:
+            raise self.error(name, "is missing")
+        value = self.get(name, default if default is not None else 0)
+        if value < (0 if zero else 1):
+            raise self.error(name, f"must be at least {0 if zero else 1}, found {value}")
+        return value
+
+    def within(self, under: Mapping[str, Any], over: Mapping[str, Any]) -> "Fields":
+        """These fields; those of `under` where they have none, and those of `over` in any case."""
+        return Fields({**under, **self._values, **over}, self.where)
+
+    def section(self, name: str) -> "Fields | None":
+        """A nested object, or None where absent."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(name, f"expected an object, found {value!r}")
+        return Fields(value, f"{self.where}: {name}")
+
+
+def read_fields(path: Path) -> Fields:
+    """Reads a JSON object from a file of a model folder."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(f"{path.name} is missing from {path.parent}") from None
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path.name} cannot be read as JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ModelLoadError(f"{path.name} is not a JSON object")
+    return Fields(values, path.name)

@@ -1,0 +1,46 @@
+"""What a model folder recommends for sampling: `generation_config.json`, read strictly."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from personae.engine.fields import Fields, read_fields
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What the model's makers recommend for sampling, None where silent. `eos` ids end an answer."""
+
+    eos: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+def read_generation_defaults(folder: Path, vocab_size: int) -> GenerationDefaults:
+    """Reads `generation_config.json`, which may be absent; its EOS ids fall back to `config.json`'s.
+
+    Raises:
+        ModelLoadError: a field is malformed, or an EOS id lies outside the vocabulary.
+    """
+    path = folder / "generation_config.json"
+    fields = read_fields(path) if path.exists() else Fields({}, path.name)
+    source = fields if "eos_token_id" in fields else read_fields(folder / "config.json")
+    return GenerationDefaults(
+        eos=_token_ids(source, "eos_token_id", vocab_size),
+        temperature=fields.optional_number("temperature", zero=True),
+        top_p=fields.optional_number("top_p", high=1.0),
+        top_k=fields.size("top_k", zero=True) if "top_k" in fields else None,
+        min_p=fields.optional_number("min_p", zero=True, high=1.0),
+        repetition_penalty=fields.optional_number("repetition_penalty"),
+    )
+
+
+def _token_ids(fields: Fields, name: str, vocab_size: int) -> tuple[int, ...]:
+    value = fields.raw(name)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise fields.error(name, f"{token!r} is no id of a vocabulary of {vocab_size}")
+    return tuple(ids)

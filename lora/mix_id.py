@@ -1,0 +1,21 @@
+"""The identity of several adapters at once: it says what the mix is made of."""
+
+from collections.abc import Iterable
+
+_PREFIX = "mix:"
+
+Part = tuple[str, float]
+"""An adapter's digest, and its weight."""
+
+
+def mix_id(parts: Iterable[Part]) -> str:
+    """The identity of a mix; the order of its parts does not matter."""
+    return _PREFIX + ",".join(f"{digest}*{float(weight)!r}" for digest, weight in sorted(parts))
+
+
+def parts_of(id: str) -> list[Part] | None:
+    """What a mix is made of; None for the identity of a plain adapter."""
+    if not id.startswith(_PREFIX):
+        return None
+    pairs = (part.partition("*") for part in id.removeprefix(_PREFIX).split(","))
+    return [(digest, float(weight)) for digest, _, weight in pairs]

@@ -1,0 +1,49 @@
+"""The shapes of a base, as adapters see it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from personae.lora.sites import LoraSite
+
+
+@dataclass(frozen=True, slots=True)
+class LoraShapes:
+    """What an adapter has to fit: the base's number of layers, and the modules of a layer, by short names.
+
+    vocabulary: (tokens, hidden size), None if the embedding and the output matrix cannot be changed. tied:
+    the output matrix is the embedding. copies: fingerprints of the base's own "embedding" and "output", by
+    which copies of them in a file are known.
+    """
+
+    layers: int
+    sites: Mapping[str, LoraSite]
+    vocabulary: tuple[int, int] | None = None
+    tied: bool = False
+    copies: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def modules(self) -> dict[str, tuple[int, int]]:
+        """(in, out) of each module of a layer."""
+        return {key: (site.inputs, site.outputs) for key, site in self.sites.items()}
+
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """The modules that read the same input, one SGMV call each."""
+        return _by(self.sites, lambda site: site.group)
+
+    @property
+    def paths(self) -> dict[str, tuple[str, ...]]:
+        """By its name in the base's own files: the modules whose outputs it has, one after the other."""
+        return _by(self.sites, lambda site: site.path)
+
+    @property
+    def merged(self) -> bool:
+        """Whether some modules are one in the base's own files."""
+        return any(len(modules) > 1 for modules in self.paths.values())
+
+
+def _by(sites: Mapping[str, LoraSite], name: Callable[[LoraSite], str]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for key, site in sites.items():
+        found[name(site)] = (*found.get(name(site), ()), key)
+    return found
