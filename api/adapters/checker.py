@@ -20,6 +20,7 @@ from personae.lora.bounds import AdapterBounds
 from personae.lora.summary import AdapterSummary
 
 _COMMAND = (sys.executable, "-m", "personae.api.adapters.checking")
+IDLE_SECONDS = 60.0
 
 
 class CheckRequest(msgspec.Struct, frozen=True, tag=True):
@@ -74,9 +75,11 @@ class ThreadChecker:
 
 
 class ProcessChecker:
-    """Checks in a process of its own, which is started when it is needed."""
+    """Checks in a process of its own, which is started when it is needed, and ends when it has had nothing
+    to do for `idle_seconds`."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._idle_seconds = idle_seconds
         self._one = CapacityLimiter(1)
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket
@@ -98,6 +101,8 @@ class ProcessChecker:
 
     def _ask(self, request: bytes) -> Answer:
         """On a thread: ask the process that is there, else a new one."""
+        if self._process is not None and self._process.poll() is not None:
+            self._end()
         if self._process is not None:
             if (answer := self._exchange(request)) is not None:
                 return answer
@@ -112,7 +117,7 @@ class ProcessChecker:
         self._line, theirs = socket.socketpair()
         with theirs:
             return subprocess.Popen(  # noqa: S603 - our own interpreter and our own module
-                [*_COMMAND, str(theirs.fileno())],
+                [*_COMMAND, str(theirs.fileno()), str(self._idle_seconds)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={"OMP_NUM_THREADS": "1", **os.environ},  # torch's threads would take the steps' cores

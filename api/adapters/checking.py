@@ -1,9 +1,9 @@
 """The process that checks uploaded adapters for a server.
 
-    python -m personae.api.adapters.checking FD
+    python -m personae.api.adapters.checking FD SECONDS
 
 is started by `checker.py` with one end of a line as an open file. It ends when the other end is closed, or
-when it has had nothing to do for a while: torch takes some 200 MB.
+when it has had nothing to do for so many seconds: torch takes some 200 MB.
 """
 
 import select
@@ -17,15 +17,14 @@ from personae.api.adapters.checker import Accepted, Answer, CheckRequest, Refuse
 from personae.errors import AdapterError
 from personae.lora.upload import check_upload
 
-IDLE_SECONDS = 60.0
-
 
 def main() -> None:
     """Answer requests until nobody has any."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the server, which ends us
-    with socket.socket(fileno=int(sys.argv[1])) as line:
+    file, idle_seconds = int(sys.argv[1]), float(sys.argv[2])
+    with socket.socket(fileno=file) as line:
         line.set_inheritable(False)
-        while select.select([line], [], [], IDLE_SECONDS)[0]:
+        while select.select([line], [], [], idle_seconds)[0]:
             try:
                 request: CheckRequest = receive_first(line, CheckRequest)
                 line.sendall(frame(_answer(request)))

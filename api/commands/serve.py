@@ -191,7 +191,9 @@ async def _traced(endpoint: str | None) -> AsyncIterator[tuple[Tracing, Callable
 
 
 @contextmanager
-def registry_of(opened: Opened, data: DataDir, checker: AdapterChecker) -> Iterator[Registry | None]:
+def registry_of(
+    opened: Opened, data: DataDir, checker: AdapterChecker | None = None
+) -> Iterator[Registry | None]:
     """The registry for an engine whose bounds are known; `checker` checks uploads."""
     if opened.bounds is None:
         yield None

@@ -454,7 +454,7 @@ async def test_what_would_not_fit_into_the_quota_is_not_written_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Path] = []
-    monkeypatch.setattr("personae.api.adapters.registry.store", lambda _, folder, *__: written.append(folder))
+    monkeypatch.setattr("personae.lora.upload.store", lambda _, folder, *__: written.append(folder))
     bounds = replace(BOUNDS, stored="F32", shapes=replace(SHAPES, layers=60))
     with open_fixture(tmp_path / "data", bounds=bounds) as fixture:
         async with fixture.client(fixture.key("ann", bytes=20_000)) as client:
