@@ -32,8 +32,10 @@ finally:
 
 def test_the_frontend_process_never_imports_torch(tmp_path: Path) -> None:
     base = model_folder("qwen3")
-    adapter = make_adapter_folder(tmp_path / "adapters" / "first", base, rank=4, seed=1)
-    arguments = ("--device", "cpu", "--kv-memory", "64MiB", "--adapters", str(adapter.parent))
+    adapters = tmp_path / "adapters"
+    make_adapter_folder(adapters / "first", base, rank=4, seed=1)
+    another = make_adapter_folder(tmp_path / "another", base, rank=4, seed=2)
+    arguments = ("--device", "cpu", "--kv-memory", "64MiB", "--adapters", str(adapters))
     with Program(
         "-c", SERVE, "serve", str(base), "--port", "0", "--served-model-name", "base", *arguments
     ) as server:
@@ -41,7 +43,7 @@ def test_the_frontend_process_never_imports_torch(tmp_path: Path) -> None:
         assert first.startswith("personae ready "), (first, server.end(0), server.errors)
         with httpx.Client(base_url=first.split()[2], timeout=PATIENCE) as client:
             answers = ask_everything(client)
-            uploaded = upload(client, "second", adapter)
+            uploaded = upload(client, "second", another)
             mixed = client.post(
                 "/v1/completions",
                 json={**COMPLETION, "adapters": [{"name": "first", "weight": 0.5}, {"name": "second"}]},
