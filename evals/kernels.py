@@ -1,18 +1,24 @@
-"""The Triton kernels' machine code on random cases, without a GPU: `python -m personae.evals.kernels`.
+"""The Triton kernels' machine code without a GPU: `python -m personae.evals.kernels`.
 
 Each case is compiled for Ampere or Hopper and run by the PTX interpreter of the tests (tests/support/ptx),
 which checks bounds, races, waits and fences, and compared with the reference. A case takes a CPU seconds.
+
+    --seconds 3600    random cases until the time is up
+    --mutations       changes the machine code, one instruction at a time: how often do the cases notice?
+    --costs           writes the table of instructions and bytes anew that `make test` compares with
 """
 
 import importlib
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 SUPPORT = Path(__file__).resolve().parents[1] / "tests" / "support"
+CAPABILITIES = (80, 90)
 
 
 def support(name: str) -> Any:
@@ -22,21 +28,30 @@ def support(name: str) -> Any:
     return importlib.import_module(name)
 
 
-app = typer.Typer(add_completion=False)
-
-
-@app.command()
-def fuzz(
+def main(
     seconds: Annotated[float, typer.Option(help="How long.")] = 600,
-    seed: Annotated[int, typer.Option(help="Of the first case.")] = 0,
-    kind: Annotated[str, typer.Option(help="Of the kernels; empty: all.")] = "",
+    seed: Annotated[int, typer.Option(help="Of the first case, or of the choice of mutations.")] = 0,
+    kind: Annotated[str, typer.Option(help="Of the cases; empty: all.")] = "",
+    mutations: Annotated[bool, typer.Option("--mutations", help="The table of mutations.")] = False,
+    places: Annotated[int, typer.Option(help="Mutations of a class in a kernel, at most.")] = 4,
+    costs: Annotated[bool, typer.Option("--costs", help="Write the table of costs.")] = False,
 ) -> None:
-    """Runs random cases until the time is up. Prints what is wrong, and ends with 1 if anything is."""
+    """Prints what is wrong, and ends with 1 if anything is."""
+    if costs:
+        support("ptx.costs").write()
+    elif mutations:
+        raise typer.Exit(mutate(seed, kind, places))
+    else:
+        raise typer.Exit(fuzz(seconds, seed, kind))
+
+
+def fuzz(seconds: float, seed: int, kind: str) -> int:
+    """Random cases; 1 if one of them fails."""
     cases, interpreter = support("ptx.fuzz"), support("ptx")
     kinds = [kind] if kind else list(cases.KINDS)
     until, count, bad = time.monotonic() + seconds, 0, 0
     while time.monotonic() < until:
-        number, capability = seed + count // (2 * len(kinds)), (80, 90)[count % 2]
+        number, capability = seed + count // (2 * len(kinds)), CAPABILITIES[count % 2]
         case = cases.case(kinds[count // 2 % len(kinds)], number, capability)
         count += 1
         try:
@@ -48,8 +63,62 @@ def fuzz(
             bad += 1
             print(f"sm_{capability}: {case.text}: {wrong}", flush=True)
     print(f"{count} cases, {bad} wrong")
-    raise typer.Exit(bool(bad))
+    return int(bad > 0)
+
+
+def mutate(seed: int, kind: str, places: int) -> int:
+    """Samples of all classes in all kernels; 1 if one is neither noticed nor harmless for a known reason."""
+    contract, changes, reasons = (support(f"ptx.{name}") for name in ("contract", "mutations", "reasons"))
+    found: Counter[tuple[str, str, int]] = Counter()
+    why: Counter[tuple[str, str]] = Counter()
+    for name, makers in contract.CONTRACT.items():
+        for capability in CAPABILITIES if kind in ("", name) else ():
+            for subject in changes.subjects([make(capability) for make in makers], capability):
+                for mutant in changes.sample(list(changes.mutants(subject.prepared)), places, seed):
+                    outcome, reason = _outcome(changes, reasons, subject, mutant)
+                    found[mutant.group, outcome, capability] += 1
+                    if reason:
+                        why[mutant.group, reason] += 1
+                    if outcome == "unexplained":
+                        line = subject.prepared.code.lines[mutant.at]
+                        what = f"{subject.kernel} {mutant.kind}: {' '.join(line.text.split())}"
+                        print(f"sm_{capability} {name}, {line.source}, {what}", flush=True)
+            print(f"{name}, sm_{capability}: {found.total()} changes so far", flush=True)
+    _print_table(found, why, list(changes.GROUPS))
+    return int(any(outcome == "unexplained" for _, outcome, _ in found))
+
+
+def _outcome(changes: Any, reasons: Any, subject: Any, mutant: Any) -> tuple[str, str]:
+    """How it ended, and, of a change that changes nothing, why."""
+    noticed = changes.noticed(subject, mutant)
+    if noticed is None:
+        return "not reached", ""
+    if noticed:
+        return "noticed", ""
+    reason = reasons.explain(subject, mutant)
+    return ("harmless", reason) if reason else ("unexplained", "")
+
+
+def _print_table(
+    found: Counter[tuple[str, str, int]], why: Counter[tuple[str, str]], groups: list[str]
+) -> None:
+    """One row a class; and the reasons."""
+    print("| change | target | made | noticed | harmless | unexplained | of the harmful |")
+    print("|---|---|---|---|---|---|---|")
+    for group in groups:
+        for capability in CAPABILITIES:
+            noticed, harmless, missed = (
+                found[group, outcome, capability] for outcome in ("noticed", "harmless", "unexplained")
+            )
+            if not noticed + harmless + missed:
+                continue
+            share = f"{noticed / (noticed + missed):.0%}" if noticed + missed else "-"
+            made = noticed + harmless + missed
+            print(f"| {group} | sm_{capability} | {made} | {noticed} | {harmless} | {missed} | {share} |")
+    print("\n| change | why it changes nothing | how often |\n|---|---|---|")
+    for (group, reason), count in sorted(why.items()):
+        print(f"| {group} | {reason} | {count} |")
 
 
 if __name__ == "__main__":
-    app()
+    typer.run(main)

@@ -158,6 +158,7 @@ def test_what_one_warp_puts_into_shared_memory_another_takes_after_a_barrier(bod
         (f"{SHARED} st.shared.b32 [%r5], %r2; {TAKE}", "race"),
         (f"{SHARED} st.shared.b32 [%r5], %r2; bar.sync 0; {TAKE} st.shared.b32 [%r5], %r1;", "race"),
         (f"{SHARED} st.shared.b32 [%r5], %r2; st.shared.b32 [%r6], %r2; {TAKE}", "race"),
+        (f"{SHARED} st.shared.b32 [%r5], 7; bar.sync 0; {TAKE} st.shared.b32 [%r5], 7;", "race"),
         (f"{SHARED} {TAKE}", "nobody has written"),
         (f"{COPY} cp.async.commit_group; bar.sync 0; {TAKE}", "not been waited for"),
         (f"{COPY} cp.async.commit_group; cp.async.wait_group 1; bar.sync 0; {TAKE}", "not been waited for"),
@@ -215,3 +216,43 @@ def test_what_the_launch_before_may_still_write_is_loaded_after_a_wait_only() ->
         run(take, NUMBERS, unfinished=unfinished, early=True)
     with pytest.raises(Fault, match="griddepcontrol"):
         run("st.global.b32 [%rd4], %r1;", NUMBERS, early=True)
+
+
+def test_a_program_that_has_nothing_to_do_waits_for_the_launch_before_all_the_same() -> None:
+    """What is launched behind it counts on that."""
+    with pytest.raises(Fault, match=r"ends without griddepcontrol\.wait"):
+        run("mov.u32 %r2, 1;", NUMBERS, early=True)
+    run("griddepcontrol.wait;", NUMBERS, early=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "fails"),
+    [
+        ("", True),
+        ("wgmma.fence.sync.aligned;", False),
+        ("wgmma.fence.sync.aligned; mov.b32 %r20, 0;", True),
+        ("wgmma.fence.sync.aligned; add.s32 %r6, %r20, 1;", True),
+        ("mov.b32 %r20, 0; wgmma.fence.sync.aligned;", False),
+    ],
+    ids=["none", "the first", "written since", "read since", "written before"],
+)
+def test_registers_of_a_product_that_threads_have_touched_need_a_fence(before: str, fails: bool) -> None:
+    """Those of its sum, too, and where it does not add to them."""
+    sums = ", ".join(f"%r{20 + number}" for number in range(4))
+    product = f"wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{{sums}}}, %rd8, %rd8, 0, 1, 1, 0, 0;"
+    body = f"""
+    shl.b32 %r5, %r1, 4; mov.b64 %rd8, {1 << 62 | 64 << 32}; mov.b64 %rd9, 0;
+    st.shared.v2.b64 [%r5], {{%rd9, %rd9}}; st.shared.v2.b64 [%r5 + 2048], {{%rd9, %rd9}};
+    st.shared.v2.b64 [%r5 + 4096], {{%rd9, %rd9}}; st.shared.v2.b64 [%r5 + 6144], {{%rd9, %rd9}};
+    fence.proxy.async.shared::cta; bar.sync 0; {before}
+    {product} wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"""
+
+    def multiply() -> None:
+        buffers = [Buffer(np.zeros(512, np.uint8)) for _ in range(2)]
+        execute(kernel(body), (1,), [(buffer, 0) for buffer in buffers], threads=128, shared=8192)
+
+    if fails:
+        with pytest.raises(Fault, match=r"since the last wgmma\.fence"):
+            multiply()
+    else:
+        multiply()

@@ -7,6 +7,7 @@ reference; in the memory around, what nobody may read has never been written, an
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -59,15 +60,28 @@ def untouched_outside(whole: Tensor, before: Tensor, own: Tensor) -> Check:
     return Check(after[kept], old[kept], 0)
 
 
-def attention(seed: int, capability: int, *, kind: str | None = None, fp8: bool | None = None) -> Case:
+class Given(TypedDict, total=False):
+    """What a case of attention has instead of dice. rows: (queries, keys)."""
+
+    dim: int
+    kv_heads: int
+    group: int
+    dtype: torch.dtype
+    fp8: bool
+    rows: list[tuple[int, int]]
+    window: int | None
+    processors: int
+
+
+def attention(seed: int, capability: int, *, kind: str | None = None, **given: Unpack[Given]) -> Case:
     """kind: decode, small (some tokens a row), mixed (a prefill among them)."""
     dice = random.Random(seed)
     dim, kv_heads = dice.choice((64, 80, 96, 128)), dice.choice((1, 2))
-    heads = kv_heads * dice.choice((1, 2, 3, 4, 6, 7, 8))
+    dim, kv_heads = given.get("dim", dim), given.get("kv_heads", kv_heads)
+    heads = kv_heads * given.get("group", dice.choice((1, 2, 3, 4, 6, 7, 8)))
     kind = kind or dice.choice(("decode", "small", "mixed"))
-    dtype = dice.choice((torch.bfloat16, torch.float16))
-    wants_fp8 = dice.random() < 0.25 if fp8 is None else fp8
-    kept = reference.FP8 if capability >= 89 and wants_fp8 else dtype
+    dtype = given.get("dtype", dice.choice((torch.bfloat16, torch.float16)))
+    kept = reference.FP8 if capability >= 89 and given.get("fp8", dice.random() < 0.25) else dtype
     rows = []
     for _ in range(dice.randint(1, 4)):
         length = dice.choice((1, dice.randint(1, 40), dice.randint(200, 600)))
@@ -75,14 +89,16 @@ def attention(seed: int, capability: int, *, kind: str | None = None, fp8: bool 
             kind
         ]
         rows.append((min(length, most), length))
+    rows = given.get("rows", rows)
     window = dice.choice((None, None, dice.randint(1, 300)))
-    gpu = Gpu(dice.choice((2, 8, 16, 132)), hopper=capability == 90)
+    window = given.get("window", window)
+    gpu = Gpu(given.get("processors", dice.choice((2, 8, 16, 132))), hopper=capability == 90)
     shape = f"{heads}/{kv_heads} heads of {dim}, {dtype} of {kept}, window {window}, {gpu}"
     text = f"attention {kind} {seed}: {rows}, {shape}"
 
     def run() -> list[Check]:
         torch.manual_seed(seed)
-        batch, pages = _paged(rows, dice)
+        batch, pages = _paged(rows, random.Random(seed))
         caches = unwritten(2, pages, kv_heads, PAGE, dim, dtype=kept)
         for row, (_, length) in enumerate(rows):
             at = torch.arange(length)
@@ -109,9 +125,10 @@ def attention(seed: int, capability: int, *, kind: str | None = None, fp8: bool 
 
 
 def _paged(rows: list[tuple[int, int]], dice: random.Random) -> tuple[AttentionBatch, int]:
-    """The batch of rows (queries, keys) on pages in any order, and how many pages there are."""
+    """The batch of rows (queries, keys) on pages in any order, and how many pages there are. Page 0, which a
+    kernel computes where it has none, is nobody's."""
     need = [ceil_div(length, PAGE) for _, length in rows]
-    free = dice.sample(range(sum(need) + 3), sum(need) + 3)
+    free = dice.sample(range(1, sum(need) + 4), sum(need) + 3)
     table = unwritten(len(rows), max(need) + dice.randint(0, 2), dtype=torch.int32)
     write = []
     for row, ((count, length), pages) in enumerate(zip(rows, need, strict=True)):
@@ -121,14 +138,15 @@ def _paged(rows: list[tuple[int, int]], dice: random.Random) -> tuple[AttentionB
     starts = torch.tensor([0, *(count for count, _ in rows)]).cumsum(0).int()
     lengths = torch.tensor([length for _, length in rows], dtype=torch.int32)
     most, longest = (max(row[side] for row in rows) for side in (0, 1))
-    return AttentionBatch(starts, lengths, table, torch.cat(write), most, longest), sum(need) + 3
+    return AttentionBatch(starts, lengths, table, torch.cat(write), most, longest), sum(need) + 4
 
 
-def norms(seed: int) -> Case:
+def norms(seed: int, size: int = 0, dtype: torch.dtype | None = None) -> Case:
     """rms_norm with or without a residual, of ragged sizes and strided rows."""
     dice = random.Random(seed)
-    rows, size, adds = dice.randint(1, 5), dice.choice((40, 96, 576, 1000, 2048, 4096)), dice.random() < 0.6
-    dtype = dice.choice((torch.bfloat16, torch.float16, torch.float32))
+    rows, sizes, adds = dice.randint(1, 5), dice.choice((40, 96, 576, 1000, 2048, 4096)), dice.random() < 0.6
+    dtype = dtype or dice.choice((torch.bfloat16, torch.float16, torch.float32))
+    size = size or sizes
 
     def run() -> list[Check]:
         torch.manual_seed(seed)
@@ -144,11 +162,14 @@ def norms(seed: int) -> Case:
     return Case(f"norm {seed}: {rows} x {size}, {dtype}, residual {adds}", run)
 
 
-def rotary(seed: int) -> Case:
-    """Rotary embedding of a part of each head, in place, within a merged tensor."""
+def rotary(seed: int, shape: tuple[int, int, int] | None = None) -> Case:
+    """Rotary embedding of a part of each head, in place, within a merged tensor. shape: kv heads, query heads
+    for each, size of a head."""
     dice = random.Random(seed)
     kv_heads, dim = dice.choice((1, 2, 3)), dice.choice((64, 96, 128))
-    heads, turned = kv_heads * dice.choice((1, 3, 4)), dim if dice.random() < 0.7 else dim // 2
+    group = dice.choice((1, 3, 4))
+    kv_heads, group, dim = shape or (kv_heads, group, dim)
+    heads, turned = kv_heads * group, dim if dice.random() < 0.7 else dim // 2
     tokens, dtype = dice.randint(1, 4), dice.choice((torch.bfloat16, torch.float16))
 
     def run() -> list[Check]:
@@ -170,11 +191,12 @@ def rotary(seed: int) -> Case:
     return Case(f"rotary {seed}: {heads}/{kv_heads} heads, {turned} of {dim}, {dtype}", run)
 
 
-def gates(seed: int) -> Case:
+def gates(seed: int, size: int = 0, dtype: torch.dtype | None = None) -> Case:
     """SiLU and GELU gates."""
     dice = random.Random(seed)
-    rows, size, gelu = dice.randint(1, 4), dice.choice((40, 1024, 1500, 2816)), dice.random() < 0.5
-    dtype = dice.choice((torch.bfloat16, torch.float16, torch.float32))
+    rows, sizes, gelu = dice.randint(1, 4), dice.choice((40, 1024, 1500, 2816)), dice.random() < 0.5
+    dtype = dtype or dice.choice((torch.bfloat16, torch.float16, torch.float32))
+    size = size or sizes
 
     def run() -> list[Check]:
         torch.manual_seed(seed)
@@ -185,10 +207,12 @@ def gates(seed: int) -> Case:
     return Case(f"gate {seed}: {rows} x {size}, {dtype}, gelu {gelu}", run)
 
 
-def append(seed: int, capability: int) -> Case:
-    """Appends to the cache in its dtype, or as E4M3, numbers that it has none for included."""
+def append(seed: int, capability: int, shape: tuple[int, int, int] | None = None) -> Case:
+    """Appends to the cache in its dtype, or as E4M3, numbers that it has none for included. shape: heads,
+    their size, tokens."""
     dice = random.Random(seed)
-    heads, dim, tokens = dice.choice((1, 2, 3)), dice.choice((64, 80, 128)), dice.randint(1, 6)
+    drawn = dice.choice((1, 2, 3)), dice.choice((64, 80, 128)), dice.randint(1, 6)
+    heads, dim, tokens = shape or drawn
     dtype = dice.choice((torch.bfloat16, torch.float16))
     kept = reference.FP8 if capability >= 89 and dice.random() < 0.5 else dtype
 
@@ -198,7 +222,7 @@ def append(seed: int, capability: int) -> Case:
         k, v = (merged[:, m * heads * dim : (m + 1) * heads * dim].view(tokens, heads, dim) for m in (0, 1))
         for part in (k, v):
             part.copy_(torch.randn(part.shape) * 10.0 ** dice.choice((-2, 0, 3)))
-        caches = torch.zeros(2, 9, heads, PAGE, dim).to(kept)
+        caches = torch.randn(2, 9, heads, PAGE, dim).to(kept)  # what is there has to stay
         truth = caches.clone()
         index = torch.randperm(9 * PAGE)[:tokens]
         pointwise.append_kv(k, v, caches[0], caches[1], index)
@@ -208,12 +232,19 @@ def append(seed: int, capability: int) -> Case:
     return Case(f"append {seed}: {tokens} x {heads} heads of {dim}, {dtype} to {kept}", run)
 
 
-def experts(seed: int) -> Case:
-    """Products of experts that have any number of rows, none included."""
+def experts(
+    seed: int,
+    counts: list[int] | None = None,
+    shape: tuple[int, int] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Case:
+    """Products of experts that have any number of rows, none included. shape: outputs and inputs."""
     dice = random.Random(seed)
-    counts = [dice.choice((0, 1, 3, 17, 40)) for _ in range(dice.randint(1, 5))]
-    outputs, inputs = dice.choice((48, 64, 130)), dice.choice((32, 72, 256))
-    dtype = dice.choice((torch.bfloat16, torch.float16))
+    drawn = [dice.choice((0, 1, 3, 17, 40)) for _ in range(dice.randint(1, 5))]
+    counts = drawn if counts is None else counts
+    drawn_shape = dice.choice((48, 64, 130)), dice.choice((32, 72, 256))
+    outputs, inputs = shape or drawn_shape
+    dtype = dtype or dice.choice((torch.bfloat16, torch.float16))
 
     def run() -> list[Check]:
         torch.manual_seed(seed)

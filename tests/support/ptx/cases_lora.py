@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -29,33 +30,51 @@ class OneStream:
         """Nothing."""
 
 
-def lora(
-    seed: int,
-    capability: int,
-    *,
-    copies: tuple[int, ...] = (1, 2, 4, 5, 17, 40),
-    ranks: tuple[int, ...] = (0, 1, 4, 8, 16, 24, 33, 64),
-) -> Case:
-    """Up to three modules and five adapters; copies: of a row, one after the other; ranks: of adapters."""
+class Given(TypedDict, total=False):
+    """What a case has instead of dice. ranks: by adapter; adapters: by row."""
+
+    outputs: tuple[int, ...]
+    inputs: int
+    ranks: list[int]
+    adapters: list[int | None]
+    dtype: torch.dtype
+    beside: bool
+    processors: int
+
+
+COPIES = (1, 2, 4, 5, 17, 40)  # of a row, one after the other
+RANKS = (0, 1, 4, 8, 16, 24, 33, 64)
+
+
+def lora(seed: int, capability: int, **given: Unpack[Given]) -> Case:
+    """Up to three modules and five adapters."""
     dice = random.Random(seed)
     outputs = tuple(dice.choice((64, 96, 256, 384, 320)) for _ in range(dice.randint(1, 3)))
     inputs, count = dice.choice((64, 192, 576, 1024, 1536)), dice.randint(1, 5)
-    mixed = [dice.choice(ranks) for _ in range(count)]
+    mixed = [dice.choice(RANKS) for _ in range(count)]
     adapters: list[int | None] = []
     for adapter in dice.sample(range(count), dice.randint(1, count)):
-        adapters += [adapter] * dice.choice(copies)
+        adapters += [adapter] * dice.choice(COPIES)
     for _ in range(dice.randint(0, 2)):
         adapters.insert(dice.choice((0, len(adapters))), None)
     dtype = dice.choice((torch.bfloat16, torch.float16))
     beside, spare = dice.random() < 0.5, dice.randint(0, 2)
-    gpu = Gpu(dice.choice((1, 2, 3)), hopper=capability == 90)
+    processors = dice.choice((1, 2, 3))
+    outputs, inputs = given.get("outputs", outputs), given.get("inputs", inputs)
+    mixed, adapters = given.get("ranks", mixed), given.get("adapters", adapters)
+    dtype, beside = given.get("dtype", dtype), given.get("beside", beside)
+    gpu = Gpu(given.get("processors", processors), hopper=capability == 90)
     text = (
         f"lora {seed}: ranks {mixed}, rows {adapters}, {inputs} to {outputs}, {dtype}, {gpu}, beside {beside}"
     )
 
     def run() -> list[Check]:
         torch.manual_seed(seed)
-        pools, tables = zip(*(_module(mixed, inputs, out, dtype) for out in outputs), strict=True)
+        # Each module has other ranks.
+        turned = ([*mixed[module:], *mixed[:module]] for module in range(len(outputs)))
+        pools, tables = zip(
+            *(_module(own, inputs, out, dtype) for own, out in zip(turned, outputs, strict=True)), strict=True
+        )
         work, rows, width = _work(adapters, spare), len(adapters), sum(outputs)
         x = unwritten(rows, inputs + 8, dtype=dtype)[:, :inputs].copy_(torch.randn(rows, inputs))
         whole = unwritten(rows, width + 8, dtype=dtype)
@@ -79,7 +98,9 @@ def _module(ranks: list[int], inputs: int, outputs: int, dtype: torch.dtype) -> 
     """Adapters on pages in any order; what is past a rank, and pages of nobody, has never been written."""
     need = [ceil_div(rank, RANK_PAGE) for rank in ranks]
     pages = sum(need) + 2
-    order = torch.randperm(pages).tolist()
+    order = (
+        1 + torch.randperm(pages - 1)
+    ).tolist()  # page 0, which a kernel has where there is none: nobody's
     a, b = (unwritten(pages * RANK_PAGE, size, dtype=dtype) for size in (inputs, outputs))
     table = unwritten(len(ranks), max(need) + 1, dtype=torch.int32)
     for slot, (rank, count) in enumerate(zip(ranks, need, strict=True)):

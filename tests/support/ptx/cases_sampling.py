@@ -27,13 +27,19 @@ VOICES = (
 )
 
 
-def sampling(seed: int, *, vocabulary: int | None = None, voices: tuple[int, ...] | None = None) -> Case:
-    """Rows that ask for different things (numbers of VOICES), some under a grammar."""
+def sampling(
+    seed: int,
+    *,
+    vocabulary: int | None = None,
+    voices: tuple[int, ...] | None = None,
+    masked: tuple[bool, ...] | None = None,
+) -> Case:
+    """Rows that ask for different things (numbers of VOICES), some under a grammar (`masked`)."""
     dice = random.Random(seed)
     width = vocabulary or dice.choice(VOCABULARIES)
     asked = voices or tuple(dice.choices(range(len(VOICES)), k=dice.randint(1, 3)))
-    masked = [dice.random() < 0.4 for _ in asked]
-    text = f"sampling {seed}: {width} ids, rows {[VOICES[voice] for voice in asked]}, masked {masked}"
+    masked = masked or tuple(dice.random() < 0.4 for _ in asked)
+    text = f"sampling {seed}: {width} ids, rows {[VOICES[voice] for voice in asked]}, masked {list(masked)}"
 
     def run() -> list[Check]:
         torch.manual_seed(seed)

@@ -116,10 +116,11 @@ def operation(*names: str) -> Callable[[Decoder], Decoder]:
 
 def decode(code: Code) -> list[Instruction]:
     """All instructions of a kernel."""
-    return [_instruction(line, code) for line in code.lines]
+    return [instruction(line, code) for line in code.lines]
 
 
-def _instruction(line: Line, code: Code) -> Instruction:
+def instruction(line: Line, code: Code) -> Instruction:
+    """One line of a kernel. Raises Fault if the interpreter does not know it."""
     build = partial(Instruction, line)
     predicate = None
     if line.predicate is not None:

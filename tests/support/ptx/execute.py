@@ -1,6 +1,7 @@
 """Runs one launch of a kernel, given as PTX, over NumPy arrays."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -10,8 +11,8 @@ import ptx.arithmetic
 import ptx.matrix
 import ptx.movement
 import ptx.warp  # noqa: F401  # these four register what they decode
-from ptx.code import Code, read
-from ptx.decode import decode, product_registers
+from ptx.code import Code, Line, read
+from ptx.decode import decode, instruction, product_registers
 from ptx.global_memory import GAP, GlobalMemory
 from ptx.numbers import BITS, TYPES, Array
 from ptx.wave import Counts, Instruction, Job, Wave
@@ -39,27 +40,47 @@ class Buffer:
 Argument = int | float | tuple[Buffer, int]
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A kernel, ready to run. operands: registers of Hopper's matrix instructions."""
+
+    code: Code
+    instructions: list[Instruction]
+    operands: frozenset[int]
+
+    def with_line(self, at: int, line: Line | None) -> "Prepared":
+        """The kernel with another instruction at a place, or with none there."""
+        changed = instruction(line, self.code) if line else _nothing(self.instructions[at])
+        return replace(self, instructions=[*self.instructions[:at], changed, *self.instructions[at + 1 :]])
+
+
+def _nothing(removed: Instruction) -> Instruction:
+    return Instruction(removed.line, lambda wave, mask: None, None, None, frozenset(), frozenset())
+
+
 @lru_cache(maxsize=64)
-def _prepared(ptx: str) -> tuple[Code, list[Instruction], frozenset[int]]:
+def prepare(ptx: str) -> Prepared:
+    """The first kernel of a PTX module."""
     code = read(ptx)
-    return code, decode(code), product_registers(code)
+    return Prepared(code, decode(code), product_registers(code))
 
 
 def execute(
-    ptx: str,
+    ptx: str | Prepared,
     grid: Sequence[int],
     arguments: Sequence[Argument],
     *,
     threads: int,
     shared: int = 0,
     early: bool = False,
+    longest: int | None = None,
 ) -> Counts:
     """Runs all programs of the grid; an argument that is a buffer comes with an offset in bytes.
 
-    key: memory.allocate(buffer.data, buffer.unwritten, buffer.unfinished)
-    for key, buffer in buffers.items()
+    longest: the most instructions that a thread may execute; None: any number.
     """
-    code, instructions, operands = _prepared(ptx)
+    kernel = prepare(ptx) if isinstance(ptx, str) else ptx
+    code = kernel.code
     buffers = {id(given[0]): given[0] for given in arguments if isinstance(given, tuple)}
     memory = GlobalMemory(sum(len(buffer.data) + 2 * GAP for buffer in buffers.values()))
     addresses = {
@@ -68,7 +89,19 @@ def execute(
     }
     parameters = _parameters(code, arguments, addresses)
     whole = (*grid, 1, 1, 1)[:3]
-    job = Job(code, instructions, threads, whole, shared, parameters, memory, Counts(), early, operands)
+    job = Job(
+        code,
+        kernel.instructions,
+        threads,
+        whole,
+        shared,
+        parameters,
+        memory,
+        Counts(*np.zeros((2, len(code.lines)), np.bool_)),
+        early,
+        kernel.operands,
+        longest,
+    )
     programs, size = int(np.prod(whole)), max(1, THREADS // threads)
     with np.errstate(all="ignore"):
         for first in range(0, programs, size):

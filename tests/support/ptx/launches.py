@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 from triton_aot import Launch, compile_launch
 
-from ptx.execute import Argument, Buffer, execute
+from ptx.execute import Argument, Buffer, Prepared, execute, prepare
 from ptx.numbers import BITS
 from ptx.wave import Counts
 
@@ -27,7 +27,7 @@ UNWRITTEN = {
     torch.int64: 0xDEAD_DEAD_DEAD_DEAD,
     torch.int32: 0xDEAD_DEAD,
 }
-Change = Callable[[str, str], str]
+Change = Callable[[str, Prepared], Prepared]
 
 
 def unwritten(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -39,22 +39,24 @@ def unwritten(*shape: int, dtype: torch.dtype) -> Tensor:
 
 @dataclass
 class Run:
-    """One launch: its kernel's name and what it did."""
+    """One launch: its kernel's name and PTX, and what it did."""
 
     kernel: str
+    ptx: str
     counts: Counts
 
 
 class Interpreted:
-    """capability: 80, 90. change: of a kernel's name and PTX, makes other PTX of it. runs: in order.
+    """capability: 80, 90. change: from a kernel's PTX and what is to run to what runs instead. runs: in
+    order. longest: the most instructions that a thread may execute.
 
     `torch.empty` gives tensors whose elements must be written before they are read. Of a tensor that a kernel
     is given, elements that `unwritten` has made may not be read either.
     """
 
-    def __init__(self, capability: int, change: Change | None = None) -> None:
+    def __init__(self, capability: int, change: Change | None = None, longest: int | None = None) -> None:
         self.capability, self.runs = capability, list[Run]()
-        self._change = change
+        self._change, self._longest = change, longest
         self._before: dict[int, NDArray[np.bool_]] = {}
         self._patch = pytest.MonkeyPatch()
 
@@ -84,18 +86,20 @@ class Interpreted:
         early = bool(launch.options.get("launch_pdl"))
         buffers = _Buffers(self._before if early else {})
         arguments = [buffers.argument(launch.arguments[name]) for name in names]
-        name, text = launch.kernel.__name__, binary.asm["ptx"]
+        ptx = binary.asm["ptx"]
+        kernel = prepare(ptx)
         if self._change is not None:
-            text = self._change(name, text)
+            kernel = self._change(ptx, kernel)
         counts = execute(
-            text,
+            kernel,
             grid,
             arguments,
             threads=32 * binary.metadata.num_warps,
             shared=binary.metadata.shared,
             early=early,
+            longest=self._longest,
         )
-        self.runs.append(Run(name, counts))
+        self.runs.append(Run(launch.kernel.__name__, ptx, counts))
         self._before = buffers.written()
 
 

@@ -30,9 +30,14 @@ class Products:
     def __init__(self, programs: int, operands: frozenset[int]) -> None:
         self._operands = operands
         self._pending: dict[int, NDArray[np.int64]] = {}
-        self._unfenced: set[int] = set()
+        self._unfenced = set(operands)  # the first instruction of a kernel needs a fence, too
         self._in_flight: list[InFlight] = []
         self.committed = np.zeros(programs, np.int64)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether one has not been waited for."""
+        return bool(self._in_flight)
 
     def check(
         self,
@@ -45,7 +50,7 @@ class Products:
         """Raises Fault where another instruction touches a register that is on its way."""
         if not self._operands or line.opcode[0] == "wgmma":
             return
-        self._unfenced |= writes & self._operands
+        self._unfenced |= (reads | writes) & self._operands
         if self._pending:
             for register in (reads | writes) & self._pending.keys():
                 waiting = self._pending[register] > 0
@@ -53,13 +58,13 @@ class Products:
                     raise Fault("touches a register of a wgmma that has not been waited for")
 
     def fence(self) -> None:
-        """Registers that were written before may be operands now."""
+        """Registers that threads have touched may be operands now."""
         self._unfenced.clear()
 
     def begin(self, flight: InFlight) -> None:
         """An instruction begins."""
-        if self._unfenced & set(flight.read):
-            raise Fault("a register of a wgmma was written since the last wgmma.fence")
+        if self._unfenced & {*flight.registers, *flight.read}:
+            raise Fault("a register of a wgmma was touched by threads since the last wgmma.fence")
         self._in_flight.append(flight)
         for register in {*flight.registers, *flight.read}:
             count = self._pending.setdefault(register, np.zeros(len(self.committed), np.int64))

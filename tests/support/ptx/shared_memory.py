@@ -74,8 +74,7 @@ class SharedMemory:
         """Stores data [N, width], each thread as a warp's."""
         width = data.shape[1]
         at = self._check(addresses, width)
-        old = self._bytes.view(_WIDE[width])[at].view(np.uint8).reshape(-1, width)
-        self._expect_free(at, width, warps, (old != data).any(1))
+        self._expect_free(at, width, warps)
         self._bytes.view(_WIDE[width])[at] = np.ascontiguousarray(data).view(_WIDE[width]).ravel()
         stored = self._bytes.view(_WIDE[width])[at].view(np.uint8).reshape(-1, width)
         if (stored != data).any():
@@ -87,7 +86,20 @@ class SharedMemory:
         for table in (self._writers, self._readers):
             table.reshape(len(programs), -1)[programs] = 0
 
+    def touched(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """By byte, the warps that have written it and those that have read it since the last barrier."""
+        return self._writers.copy(), self._readers.copy()
+
     # Asynchronous copies.
+
+    @property
+    def copies_in_flight(self) -> bool:
+        """Whether one has not been waited for."""
+        return bool(self._copies)
+
+    def newest_copy(self) -> NDArray[np.uint8]:
+        """The data [N, width] that the newest will deliver."""
+        return self._copies[-1].data
 
     def copy(
         self,
@@ -101,7 +113,7 @@ class SharedMemory:
         at = self._check(addresses, width)
         if len(np.unique(at)) != len(at):
             raise Fault("two threads copy to the same bytes")
-        self._expect_free(at, width, warps, np.ones(len(at), np.bool_))
+        self._expect_free(at, width, warps)
         self._coming.view(_WIDE[width])[at] = _repeated(1, width).view(_WIDE[width])[0]
         self._copies.append(_Copy(at, width, data, warps, programs, self._committed[programs]))
 
@@ -173,18 +185,16 @@ class SharedMemory:
         if (_octets(self._written, at, width) == 0).any():
             raise Fault(f"{what} shared bytes that nobody has written")
 
-    def _expect_free(
-        self, at: NDArray[np.int64], width: int, warps: NDArray[np.uint8], changed: NDArray[np.bool_]
-    ) -> None:
-        """Of a write. Warps may all store what is there already."""
+    def _expect_free(self, at: NDArray[np.int64], width: int, warps: NDArray[np.uint8]) -> None:
+        """Of a write; also of what is there already, since that is so with these numbers only."""
         if self._coming.view(_WIDE[width])[at].any():
             raise Fault("writes to bytes of a cp.async on its way")
         if self._multiplied.view(_WIDE[width])[at].any():
             raise Fault("writes to bytes that a wgmma may still read")
         bits = _spread(warps, width)
-        if ((_octets(self._writers, at, width) & ~bits).any(1) & changed).any():
+        if (_octets(self._writers, at, width) & ~bits).any():
             raise Fault("shared race: a warp writes what another has written since the last barrier")
-        if ((_octets(self._readers, at, width) & ~bits).any(1) & changed).any():
+        if (_octets(self._readers, at, width) & ~bits).any():
             raise Fault("shared race: a warp writes what another has read since the last barrier")
 
     def _take(self, at: NDArray[np.int64], width: int, warps: NDArray[np.uint8]) -> None:

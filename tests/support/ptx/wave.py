@@ -36,8 +36,11 @@ class Instruction:
 
 @dataclass
 class Counts:
-    """What a launch did. instructions: of the longest warp; bytes: by access, as "load 16"."""
+    """What a launch did. instructions: of the longest warp; bytes: by access, as "load 16"; reached: by line,
+    whether a thread came there; acted: whether one did with its predicate true."""
 
+    reached: NDArray[np.bool_]
+    acted: NDArray[np.bool_]
     instructions: int = 0
     bytes: Counter[str] = field(default_factory=Counter)
 
@@ -45,7 +48,7 @@ class Counts:
 @dataclass(frozen=True)
 class Job:
     """What all waves of a launch have in common. early: the launch before may still run until a wait;
-    operands: registers of Hopper's matrix instructions."""
+    operands: registers of Hopper's matrix instructions; longest: the most instructions of a thread."""
 
     code: Code
     instructions: list[Instruction]
@@ -57,6 +60,7 @@ class Job:
     counts: Counts
     early: bool
     operands: frozenset[int]
+    longest: int | None
 
 
 class Wave:
@@ -119,6 +123,13 @@ class Wave:
         while waiting:
             place = min(waiting)
             self._run_strand(place, waiting.pop(place), waiting)
+            if self.job.longest is not None and self._steps.max() > self.job.longest:
+                raise Fault(f"a thread has executed {self._steps.max()} instructions and has not ended")
+        if self.early.any():
+            raise Fault(
+                f"{self.job.code.name}: a program ends without griddepcontrol.wait: what is launched "
+                "behind it may begin before the launch before it has ended"
+            )
         self.counts.instructions = max(self.counts.instructions, int(self._steps.max()))
 
     def _run_strand(
@@ -128,7 +139,7 @@ class Wave:
         instructions = self.job.instructions
         full = bool(active.all())
         nearest = min(waiting, default=len(instructions))
-        steps = 0
+        first, steps = place, 0
         while place < len(instructions) and place < nearest:
             instruction = instructions[place]
             steps += 1
@@ -142,6 +153,7 @@ class Wave:
                     continue
                 if mask.all():
                     mask = None
+            self.counts.acted[place] = True
             if instruction.run is not None:
                 try:
                     self.products.check(
@@ -162,12 +174,8 @@ class Wave:
         else:
             if place < len(instructions):
                 _join(waiting, place, active)
+        self.counts.reached[first : first + steps] = True
         self._steps[active.reshape(-1, WARP).any(1)] += steps
-
-    def _check_products(self, instruction: Instruction, mask: Mask) -> None:
-        if self.job.operands:
-            line, reads, writes = instruction.line, instruction.reads, instruction.writes
-            self.products.check(line, reads, writes, self.program, mask)
 
     def _fault(self, fault: Fault, instruction: Instruction) -> Fault:
         line = instruction.line
