@@ -1,1 +1,1 @@
-"""The actor runtime: cells, refs, bounded mailboxes, supervision. Knows AnyIO and nothing of Personae."""
+"""The actor runtime: cells, refs, bounded mailboxes, supervision. It knows AnyIO and nothing of Personae."""

@@ -1,23 +1,23 @@
-"""Actors, and the cells that they live in.
+"""Actors, and the cells that run them.
 
     class Greeter(Actor[str]):
         async def receive(self, message: str) -> None:
             print("hello", message)
 
-An actor is plain state that one message at a time may touch. It is made by a factory, lives until it stops or
-raises, and is then thrown away: whatever may have been left half done goes with it. What must outlive it is
-in its cell: the mailbox, the refs that point to it, the counters. So a restart is "make another one", and
-nobody who holds a ref has to know.
+An actor is plain state that handles one message at a time. A factory makes it. It lives until it stops or
+raises, and is then thrown away, with anything that was left half done. What must survive it belongs to its
+cell: the mailbox, the refs that point to it, the counters. So a restart makes another actor, and holders of a
+ref do not notice.
 
-A cell lives one life at a time (`run`); its supervisor decides whether there is another. Inside a life:
+A cell runs one actor at a time (`run`, one epoch); its supervisor decides whether there is another. Within an
+epoch:
 
-- Stopping is a flag and a ring of the bell, not a message: it cannot be stuck behind a full mailbox. The
-  message in hand is finished first; an actor that takes too long over it is cancelled by its supervisor,
-  through the cell's own scope.
-- `stopped()` runs whenever `started()` had succeeded, crash or not, shielded from cancellation but not for
-  ever.
-- `start_soon` tasks belong to the life: they end before `stopped()`, and one that raises is the actor's
-  crash.
+- Stopping sets a flag and wakes the actor. It is not a message, so a full mailbox cannot delay it. The
+  message in hand is finished first. If that takes too long, the supervisor cancels the actor through the
+  cell's own scope.
+- `stopped()` runs whenever `started()` succeeded, after a crash too. It is shielded from cancellation, with a
+  time limit.
+- `start_soon` tasks belong to the epoch: they end before `stopped()`, and if one raises, the actor crashes.
 - A busy actor yields to the loop every few messages, even if its `receive` never waits.
 """
 
@@ -57,7 +57,7 @@ class Actor(ABC, Generic[M]):
 
     @property
     def ref(self) -> Ref[M]:
-        """This actor's own handle, to give to others."""
+        """This actor's own ref, to pass to others."""
         return self._cell.ref
 
     async def started(self) -> None:
@@ -78,14 +78,14 @@ class Actor(ABC, Generic[M]):
     def drain(self) -> list[M]:
         """Take every message that waits now, oldest first.
 
-        For an actor that first hears everybody out and then acts once:
+        An actor that wants to see all messages before it acts once writes:
 
             async def receive(self, message):
                 for each in (message, *self.drain()):
                     self.note(each)
                 self.act()
 
-        The drained messages count as taken: a crash loses them, and fails their askers.
+        The drained messages count as taken: a crash loses them, and fails the calls of `ask` that sent them.
         """
         messages = []
         while (envelope := self._cell.mailbox.take()) is not None:
@@ -94,24 +94,24 @@ class Actor(ABC, Generic[M]):
         return messages
 
     def stop(self) -> None:
-        """End after the message in hand. A permanent actor is then started afresh."""
+        """End after the message in hand. A permanent actor is then restarted."""
         self._cell.stop()
 
     async def in_thread(self, function: Callable[[*Args], T], *args: *Args, limiter: CapacityLimiter) -> T:
-        """`function(*args)` on a worker thread, as many at a time as the limiter allows. It runs to its end
-        even if this actor does not."""
+        """Run `function(*args)` on a worker thread, as many at a time as the limiter allows. It runs to its
+        end even if this actor ends first."""
         return await self._cell.mailbox.loop.threads.call(function, *args, limiter=limiter)
 
     def start_soon(
         self, function: Callable[[*Args], Awaitable[object]], *args: *Args, name: str | None = None
     ) -> None:
-        """Run a task beside `receive`. It is cancelled when this actor stops or crashes; if it raises, the
-        actor crashes."""
+        """Run a task concurrently with `receive`. It is cancelled when this actor stops or crashes. If it
+        raises, the actor crashes."""
         self._tasks.start_soon(_guarded, function, *args, name=f"{self._cell.path}:{name or _name(function)}")
 
 
 class BaseCell(ABC, Generic[M]):
-    """What all kinds of cells share: the mailbox, the ref and what the gauges show."""
+    """What all kinds of cells share: the mailbox, the ref and the values that gauges show."""
 
     def __init__(
         self, path: str, mailbox: Mailbox[M], report: Callable[[str, BaseException | None], None]
@@ -124,10 +124,10 @@ class BaseCell(ABC, Generic[M]):
         self.stop_timeout = 5.0
         self.stopping = False
         self._scope = CancelScope()
-        self._report = report  # (what, error): told to the supervisor's hook under this cell's path
+        self._report = report  # (what, error): calls the supervisor's report hook with this cell's path
 
     def begin(self) -> None:
-        """Get ready for a life. Called before `run` is scheduled, so that a `stop` between the two is not
+        """Get ready for an epoch. It is called before `run` is scheduled, so that a `stop` in between is not
         lost."""
         self.state = "starting"
         self.stopping = False
@@ -135,26 +135,27 @@ class BaseCell(ABC, Generic[M]):
 
     @abstractmethod
     async def run(self, ready: Callable[[], None]) -> None:
-        """Live one epoch. Calls `ready` when started; raises what killed it; returns when stopped."""
+        """Run one epoch. Calls `ready` when the actor has started. Raises the error that ended it; returns
+        when it stopped."""
 
     def stop(self, final: bool = False) -> None:
-        """Ask for the end of this epoch, after the message in hand. `final` matters to supervisors only."""
+        """Ask this epoch to end after the message in hand. Only supervisors use `final`."""
         self.stopping = True
-        self.mailbox.ring()
+        self.mailbox.wake()
 
     def cancel(self) -> None:
-        """Insist."""
+        """Cancel this epoch at once."""
         self._scope.cancel()
 
     def close(self) -> None:
-        """There is no further life: fail askers, refuse messages."""
+        """Fail waiting calls of `ask` and refuse messages: there is no further epoch."""
         self.state = "closed"
         if dropped := self.mailbox.close():
             self._report(f"dropped {dropped} messages", None)
 
 
 class ActorCell(BaseCell[M]):
-    """The home of an `Actor`."""
+    """The cell of an `Actor`."""
 
     def __init__(
         self,
@@ -166,38 +167,39 @@ class ActorCell(BaseCell[M]):
     ) -> None:
         super().__init__(path, Mailbox(path, capacity, loop), report)
         self._factory = factory
-        self.actor: Actor[M] | None = None  # of this epoch, for those who look on
+        self.actor: Actor[M] | None = None  # of this epoch, for inspection
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Live one epoch. Calls `ready` when started; raises what killed it; returns when stopped."""
-        death: Exception | None = None
+        """Run one epoch. Calls `ready` when the actor has started. Raises the error that ended it; returns
+        when it stopped."""
+        failure: Exception | None = None
         try:
             with self._scope:
-                await self._live(self._factory(), ready)
+                await self._run_actor(self._factory(), ready)
         except Exception as error:
-            death = alone(error)
+            failure = unwrap(error)
         finally:
             self.state = "down"
             self.actor = None
-            self.mailbox.fail_owed(death)
-        if death is not None:
-            raise death
+            self.mailbox.fail_owed(failure)
+        if failure is not None:
+            raise failure
 
-    async def _live(self, actor: Actor[M], ready: Callable[[], None]) -> None:
+    async def _run_actor(self, actor: Actor[M], ready: Callable[[], None]) -> None:
         actor._cell = self
         self.actor = actor
-        alive = False
+        started = False
         try:
             async with create_task_group() as actor._tasks:
                 await _guarded(actor.started)
-                alive = True
+                started = True
                 ready()
                 await self._serve(actor)
                 actor._tasks.cancel_scope.cancel()
         finally:
             self.state = "stopping"
-            if alive:
-                await self._bury(actor)
+            if started:
+                await self._run_stopped(actor)
 
     async def _serve(self, actor: Actor[M]) -> None:
         mailbox = self.mailbox
@@ -217,7 +219,7 @@ class ActorCell(BaseCell[M]):
                 turn = MESSAGES_PER_TURN
                 await checkpoint()
 
-    async def _bury(self, actor: Actor[M]) -> None:
+    async def _run_stopped(self, actor: Actor[M]) -> None:
         with CancelScope(shield=True), move_on_after(self.stop_timeout) as scope:
             try:
                 await _guarded(actor.stopped)
@@ -228,8 +230,8 @@ class ActorCell(BaseCell[M]):
 
 
 async def _guarded(function: Callable[[*Args], Awaitable[object]], *args: *Args) -> None:
-    """Await it; a cancellation that no scope of ours asked for (a cancelled asyncio future) becomes an error,
-    not silence."""
+    """Await the function. A cancellation that none of our scopes asked for (a cancelled asyncio future)
+    becomes an error instead of silence."""
     try:
         await function(*args)
     except get_cancelled_exc_class() as error:
@@ -238,8 +240,8 @@ async def _guarded(function: Callable[[*Args], Awaitable[object]], *args: *Args)
         raise RuntimeError("something that the actor awaited was cancelled from outside") from error
 
 
-def alone(error: Exception) -> Exception:
-    """The one exception in a group of one, else the error itself."""
+def unwrap(error: Exception) -> Exception:
+    """Return the only exception of a group of one, else the error itself."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

@@ -1,10 +1,10 @@
-"""The way back onto an event loop from a foreign thread, the same on asyncio, uvloop and trio.
+"""Calls into an event loop from another thread, the same on asyncio, uvloop and trio.
 
-AnyIO's own bridge (`anyio.from_thread`) answers the caller, so it needs a worker thread or a portal and
-blocks until the loop has run the call. The executor must not wait for the loop: it posts a result and
-launches the next step. Both loops have a one-way door for that (`call_soon_threadsafe`, `run_sync_soon`);
-this module is where their names are known and nowhere else. It is also where threads come from, so that a
-loop may bring threads of its own: a simulation's take turns with the loop, by a virtual clock.
+AnyIO's own bridge (`anyio.from_thread`) returns a result, so it needs a worker thread or a portal and blocks
+until the loop has run the call. The executor must not wait for the loop: it posts a result and launches the
+next step. Both loops have a one-way call for that (`call_soon_threadsafe`, `run_sync_soon`), and only this
+module uses them. Threads also start here, so that a loop may bring threads of its own: those of a simulation
+take turns with the loop, on a virtual clock.
 """
 
 import queue
@@ -21,45 +21,45 @@ Args = TypeVarTuple("Args")
 
 
 class Wakeup(Protocol):
-    """What a thread sleeps on: `get` takes a token, waiting for one, `put` adds one."""
+    """What a thread sleeps on. `put` adds a token; `get` takes one, and waits until there is one."""
 
     def get(self) -> None:
-        """Take a token; wait until there is one."""
+        """Take a token. Waits until there is one."""
 
     def put(self, item: None) -> None:
-        """Add a token; any thread may."""
+        """Add a token. Any thread may call it."""
 
 
 class Thread(Protocol):
-    """One that has been started."""
+    """A thread that has been started."""
 
     def join(self) -> None:
         """Wait for its end."""
 
 
 class Threads:
-    """Where a loop's threads come from, and what the time is on them."""
+    """Starts a loop's threads, and gives the time on them."""
 
     def time(self) -> float:
-        """Seconds, for differences; may be read on any thread."""
+        """Return a time in seconds, for differences. Any thread may call it."""
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass; called on one of the threads."""
+        """Sleep. Called on one of the threads."""
         time.sleep(seconds)
 
     def wakeup(self) -> Wakeup:
-        """A bell without a token."""
+        """Make a wakeup without a token."""
         return queue.SimpleQueue[None]()
 
     def start(self, target: Callable[[], object], name: str) -> Thread:
-        """Run `target` on a thread of its own, which does not keep the process alive."""
+        """Run `target` on a thread of its own, a daemon thread."""
         thread = threading.Thread(target=target, name=name, daemon=True)
         thread.start()
         return thread
 
     async def call(self, function: Callable[[*Args], T], *args: *Args, limiter: CapacityLimiter) -> T:
-        """`function(*args)` on some worker thread, as many at a time as the limiter allows."""
+        """Run `function(*args)` on a worker thread, as many at a time as the limiter allows."""
         return await to_thread.run_sync(function, *args, limiter=limiter)
 
 
@@ -67,9 +67,9 @@ THREADS = Threads()
 
 
 class Loop:
-    """The running event loop, held so that callbacks and other threads can use it.
+    """A handle of the running event loop that callbacks and other threads can use.
 
-    `time()` is the loop's clock in seconds, the one that `anyio.current_time` reads; unlike that function it
+    `time()` is the loop's clock in seconds, the one that `anyio.current_time` reads. Unlike that function, it
     also works in plain callbacks, where no task is current.
     """
 
@@ -85,7 +85,7 @@ class Loop:
 
     @classmethod
     def current(cls) -> "Loop":
-        """The loop that runs the caller's task. Raises RuntimeError outside of one."""
+        """Return the loop that runs the caller's task. Raises RuntimeError outside of one."""
         token = current_token()
         native: Any = token.native_token
         if hasattr(native, "call_soon_threadsafe"):  # an asyncio loop, uvloop's included
@@ -97,11 +97,11 @@ class Loop:
         return threading.get_ident() == self._thread
 
     def call_soon(self, function: Callable[[*Args], object], *args: *Args) -> bool:
-        """Run `function(*args)` on the loop, soon, in the order of the calls; safe from any thread, never
+        """Run `function(*args)` on the loop soon, in the order of the calls. Any thread may call it; it never
         waits.
 
-        False when the loop has ended and nothing will run. `function` must not raise: nobody is left to catch
-        it.
+        Returns False if the loop has ended and nothing will run. `function` must not raise: nothing would
+        catch it.
         """
         try:
             self._call_soon(function, *args)

@@ -1,4 +1,4 @@
-"""What a supervisor writes down: its children, their lives, and the incidents that it reports."""
+"""A supervisor's records: its children, their runs, and the incidents that it reports."""
 
 import logging
 from collections import deque
@@ -13,10 +13,10 @@ Restart = Literal["permanent", "transient", "temporary"]
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """What the report hook is told.
+    """What the report hook receives.
 
-    `restarts` counts how often this actor had been restarted before. `error` is None for what is no exception
-    (a late stop, messages dropped unread).
+    `restarts` counts how often this actor was restarted before. `error` is None for incidents without an
+    exception (a late stop, messages dropped unread).
     """
 
     path: str
@@ -31,7 +31,8 @@ log = logging.getLogger("personae.actors")
 
 
 def log_incident(incident: Incident) -> None:
-    """The default hook: the `personae.actors` logger. What is no exception is what stopping looks like."""
+    """The default hook: logs to `personae.actors`. Incidents without an exception are part of stopping, and
+    logged at debug level."""
     level = logging.DEBUG if incident.error is None else logging.ERROR
     log.log(
         level,
@@ -44,31 +45,30 @@ def log_incident(incident: Incident) -> None:
 
 
 class Supervised(Protocol):
-    """What a supervisor needs of a child: a cell, or another supervisor."""
+    """What a supervisor needs of a child, which is a cell or another supervisor."""
 
     path: str
 
     def begin(self) -> None:
-        """Get ready for a life."""
+        """Get ready for an epoch."""
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Live one epoch. Calls `ready` when started; raises what killed it; returns when stopped."""
+        """Run one epoch. Calls `ready` when started. Raises the error that ended it; returns when stopped."""
 
     def stop(self, final: bool = False) -> None:
-        """Ask for its end. `final`: there will be no further life, for it and all below it."""
+        """Ask it to end. `final`: there will be no further epoch, for it and everything below it."""
 
     def cancel(self) -> None:
-        """Insist."""
+        """End it now."""
 
     def close(self) -> None:
-        """There is no further life."""
+        """Refuse messages: there is no further epoch."""
 
 
 @dataclass(slots=True)
 class ChildRun:
-    """One run of a child. `settled`: it has started, or ended without that. `expected`: its end was asked
-    for.
-    """
+    """One run of a child. `settled`: it has started, or has ended without starting. `expected`: the
+    supervisor asked it to end."""
 
     settled: Event = field(default_factory=Event)
     ended: Event = field(default_factory=Event)
@@ -77,23 +77,24 @@ class ChildRun:
     expected: bool = False
 
     def ready(self) -> None:
-        """It has started."""
+        """Note that it has started."""
         self.started = True
         self.settled.set()
 
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """A supervisor's note about one of its children.
+    """A supervisor's record of one of its children.
 
-    `stop_timeout` None waits for ever (supervisors, whose parts are bounded). `passing`: added while the
-    supervisor ran, and forgotten when that run ends. `leaving`: to be removed; `gone` is set when it is.
+    `stop_timeout` None waits without a limit (for supervisors, whose children have limits). `dynamic`: added
+    while the supervisor ran, and forgotten when that run ends. `leaving`: it is being removed; `gone` is set
+    when that is done.
     """
 
     node: Supervised
     restart: Restart
     stop_timeout: float | None
-    passing: bool = False
+    dynamic: bool = False
     epoch: ChildRun | None = None
     restarts: int = 0
     leaving: bool = False
@@ -101,7 +102,7 @@ class Child:
 
 
 class Intensity:
-    """How many restarts a supervisor may still do: at most `most` in any `within` seconds."""
+    """A limit on restarts: at most `most` within any `within` seconds."""
 
     def __init__(self, most: int, within: float) -> None:
         self._most = most
@@ -109,7 +110,7 @@ class Intensity:
         self._times: deque[float] = deque()
 
     def allows(self, now: float) -> bool:
-        """Whether one more restart is allowed now; if so, it is counted. `now` in seconds."""
+        """Whether one more restart is allowed at `now`, in seconds. If so, it is counted."""
         while self._times and self._times[0] <= now - self._within:
             self._times.popleft()
         if len(self._times) >= self._most:

@@ -1,5 +1,5 @@
-"""What every actor is doing, now: for `/metrics`, for the dump on a signal, for a person who wonders why
-nothing moves."""
+"""What every actor is doing now: for `/metrics`, for the dump on a signal, and for finding out why nothing
+moves."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from personae.actors.kit.supervisor import Supervisor
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """One actor's reading. `oldest` is how long the message at the head of its mailbox has waited, in seconds
-    (0 when empty)."""
+    """One actor's figures. `oldest` is how long the first message in its mailbox has waited, in seconds (0
+    when empty)."""
 
     path: str
     state: str
@@ -23,7 +23,8 @@ class Gauge:
 
 
 def read(root: Supervisor) -> Iterator[Gauge]:
-    """Read every actor below `root`, in start order. Loop only; costs a few microseconds an actor."""
+    """Read every actor below `root`, in start order. Call it on the loop; it costs a few microseconds per
+    actor."""
     for child in root.children:
         node = child.node
         if isinstance(node, Supervisor):
@@ -43,7 +44,7 @@ def read(root: Supervisor) -> Iterator[Gauge]:
 
 
 def dump(gauges: Iterable[Gauge]) -> str:
-    """The actors' states as a table, for people."""
+    """The actors' states as a table for people."""
     rows = [("actor", "state", "mailbox", "oldest", "handled", "restarts")]
     rows += [
         (g.path, g.state, f"{g.depth}/{g.capacity}", f"{g.oldest:.3f}s", str(g.handled), str(g.restarts))

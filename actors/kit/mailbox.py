@@ -1,23 +1,23 @@
-"""Mailboxes, and the two handles that point into them: `Ref` (an actor) and `Reply` (one asker).
+"""Mailboxes, and the two handles that point to them: `Ref` (an actor) and `Reply` (one call of `ask`).
 
     Overloaded        the mailbox is full                                   (personae.errors)
     └── ActorStopped  the actor is gone for good; no message reaches it
-    ActorCrashed      it died, or was restarted, with the asker's message taken and not answered
+    ActorCrashed      the actor died or restarted after it took the message, and did not reply
 
-Why it is so:
+Design:
 
-- *The logic is synchronous.* `put` decides everything in one go: it takes the message or raises. Whoever is
-  on the loop can tell without awaiting, so no sender is ever suspended halfway, and there is no state between
-  "sent" and "not sent". `send` and `ask` are rims: they wait, and decide nothing.
-- *The mailbox belongs to the cell, not to the actor.* A restart changes the actor behind it; refs and waiting
-  messages stay.
-- *Bounded, always.* An unbounded mailbox turns overload into latency and then into a dead process. A full one
-  says so at once. Waiting senders hand their message over as room is made, first come first served: a `tell`
-  cannot overtake them.
-- *An answer is owed once.* The mailbox knows which messages carry a `Reply` and which of those the actor
-  holds, so it can fail exactly the askers that would wait for ever, and no others.
-- *No cancel scope crosses.* An asker that gives up stops waiting; the message is not recalled and the actor
-  not interrupted. A handler that minds looks at `reply.waiting`.
+- *The logic is synchronous.* `put` takes the message or raises. Code on the loop can send without awaiting,
+  so no sender is suspended halfway, and there is no state between "sent" and "not sent". `send` and `ask`
+  only wait around it; they decide nothing.
+- *The mailbox belongs to the cell, not to the actor.* A restart replaces the actor; refs and waiting messages
+  stay.
+- *Every mailbox is bounded.* An unbounded mailbox turns overload into latency and then into a dead process. A
+  full one refuses at once. Waiting senders get room in the order in which they came: a `tell` cannot overtake
+  them.
+- *Every `ask` gets exactly one reply.* The mailbox knows which messages carry a `Reply` and which of those
+  the actor has taken. So it fails exactly the callers that would wait for ever, and no others.
+- *No cancel scope crosses.* A caller that gives up stops waiting. The message is not taken back, and the
+  actor is not interrupted. A handler can check `reply.waiting`.
 """
 
 from collections import deque
@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 
 class Reply(Generic[T]):
-    """Where to answer one asker, once. The first `tell` or `fail` counts; later ones, or late ones, are
-    dropped.
+    """Where to reply to one call of `ask`, once. The first `tell` or `fail` counts; later ones, or ones after
+    the deadline, are ignored.
 
-    Loop only; from a thread actor use `self.post(reply, value)`.
+    Use it on the loop. A thread actor uses `self.post(reply, value)`.
     """
 
     __slots__ = ("_error", "_event", "_mailbox", "_value")
@@ -51,16 +51,16 @@ class Reply(Generic[T]):
 
     @property
     def waiting(self) -> bool:
-        """Whether the asker still wants an answer."""
+        """Whether the caller still waits."""
         return self._mailbox is not None
 
     def tell(self, value: T) -> None:
-        """Answer."""
+        """Reply with a value."""
         if self._settle():
             self._value = value
 
     def fail(self, error: BaseException) -> None:
-        """Answer with an error, raised where the asker waits."""
+        """Reply with an error, which `ask` raises."""
         if self._settle():
             self._error = error
 
@@ -77,16 +77,17 @@ class Reply(Generic[T]):
             try:
                 await self._event.wait()
             finally:
-                late = self._settle()
-        if late:
+                expired = self._settle()
+        if expired:
             raise DeadlineExceeded("no answer from the actor before the deadline")
         if self._error is not None:
             raise self._error
-        return self._value  # type: ignore[return-value]  # settled without an error: tell() has set it
+        return self._value  # type: ignore[return-value]  # settled without an error: `tell` has set it
 
 
 class Envelope(Generic[M]):
-    """A message in a mailbox: when it was put there, on the loop's clock, and the asker if it was an ask."""
+    """A message in a mailbox: the time when it was put there, on the loop's clock, and the reply if it came
+    from `ask`."""
 
     __slots__ = ("message", "reply", "time")
 
@@ -97,7 +98,7 @@ class Envelope(Generic[M]):
 
 
 class Mailbox(Generic[M]):
-    """A bounded queue with one reader, and a bell that also rings for what does not queue (stop)."""
+    """A bounded queue with one reader. `wake` also wakes the reader for what is not a message (stop)."""
 
     def __init__(self, path: str, capacity: int, loop: Loop) -> None:
         if capacity < 1:
@@ -106,7 +107,7 @@ class Mailbox(Generic[M]):
         self.capacity = capacity
         self.loop = loop
         self.closed = False
-        self.owed: set[Reply[object]] = set()  # taken by the actor, not answered yet
+        self.owed: set[Reply[object]] = set()  # of messages that the actor has taken and not replied to
         self._envelopes: deque[Envelope[M]] = deque()
         self._senders: deque[tuple[Envelope[M], Event]] = deque()
         self._wakeup: Event | None = None
@@ -116,22 +117,23 @@ class Mailbox(Generic[M]):
 
     @property
     def oldest(self) -> float | None:
-        """When the message that has waited longest was put, on the loop's clock."""
+        """When the oldest waiting message was put, on the loop's clock."""
         try:
             return self._envelopes[0].time
         except IndexError:
             return None
 
     def put(self, message: M, reply: Reply[object] | None = None) -> None:
-        """Queue a message. Raises Overloaded when full, ActorStopped when closed, RuntimeError off the loop's
-        thread."""
+        """Queue a message. Raises Overloaded when full, ActorStopped when closed, RuntimeError on another
+        thread than the loop's."""
         self._check()
         if self.full:
             raise Overloaded(f"{self.path}: its mailbox of {self.capacity} is full")
         self._push(Envelope(message, self.loop.time(), reply))
 
     async def wait_to_put(self, message: M) -> None:
-        """Queue a message as soon as there is room, in turn. Raises ActorStopped when closed before that."""
+        """Queue a message as soon as there is room, in order of the calls. Raises ActorStopped if the mailbox
+        closes before."""
         self._check()
         if not self.full:
             self._push(Envelope(message, self.loop.time(), None))
@@ -150,11 +152,12 @@ class Mailbox(Generic[M]):
 
     @property
     def full(self) -> bool:
-        """Whether a `put` would be refused. Waiting senders come first, so their presence counts as full."""
+        """Whether `put` would refuse. Waiting senders come first, so the mailbox counts as full while there
+        are any."""
         return len(self._envelopes) >= self.capacity or bool(self._senders)
 
     def take(self) -> Envelope[M] | None:
-        """The next message, or None. Its asker, if any, is owed an answer from now on."""
+        """Return the next message, or None. If it came from `ask`, a reply is owed from now on."""
         if not self._envelopes:
             return None
         envelope = self._envelopes.popleft()
@@ -170,28 +173,28 @@ class Mailbox(Generic[M]):
             self._push(envelope)
             event.set()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the reader."""
         if self._wakeup is not None:
             self._wakeup.set()
             self._wakeup = None
 
     async def wait(self) -> None:
-        """Wait until somebody rings."""
+        """Wait until `wake` is called."""
         self._wakeup = Event()
         await self._wakeup.wait()
 
     def fail_owed(self, cause: BaseException | None) -> None:
-        """Fail the askers whose messages the actor had taken: it is gone, and its successor does not know
-        them."""
+        """Fail the replies that are owed: the actor that took their messages is gone, and the next one does
+        not know them."""
         for reply in tuple(self.owed):
             error = ActorCrashed(f"{self.path} ended before it answered")
             error.__cause__ = cause
             reply.fail(error)
 
     def close(self) -> int:
-        """Take nothing more: fail all askers, wake all senders. Returns how many messages are dropped
-        unread."""
+        """Refuse messages from now on: fail all calls of `ask`, wake all senders. Returns how many messages
+        are dropped unread."""
         if self.closed:
             return 0
         self.closed = True
@@ -208,7 +211,7 @@ class Mailbox(Generic[M]):
 
     def _push(self, envelope: Envelope[M]) -> None:
         self._envelopes.append(envelope)
-        self.ring()
+        self.wake()
 
     def _stopped(self) -> ActorStopped:
         return ActorStopped(f"{self.path} has stopped")
@@ -218,12 +221,12 @@ class Mailbox(Generic[M]):
             raise self._stopped()
         if not self.loop.here():
             raise RuntimeError(
-                f"{self.path}: told from another thread; a thread actor uses self.post(ref, message)"
+                f"{self.path}: called on another thread; a thread actor uses self.post(ref, message)"
             )
 
 
 class Ref(Generic[M_contra]):
-    """The handle of an actor: small, shared freely, valid across restarts. Use it on the loop's thread."""
+    """The handle of an actor: small, freely shared, valid across restarts. Use it on the loop's thread."""
 
     __slots__ = ("_mailbox",)
 
@@ -235,29 +238,29 @@ class Ref(Generic[M_contra]):
 
     @property
     def path(self) -> str:
-        """The actor's place in its tree, as in `back/scheduler`."""
+        """The actor's path in its tree, such as `back/scheduler`."""
         return self._mailbox.path
 
     def tell(self, message: M_contra) -> None:
-        """Put a message in the mailbox, now. Raises Overloaded when it is full, ActorStopped when the actor
-        is gone."""
+        """Put a message in the mailbox now. Raises Overloaded when it is full, ActorStopped when the actor is
+        gone."""
         self._mailbox.put(message)
 
     async def send(self, message: M_contra) -> None:
-        """Put a message in the mailbox, waiting for room. Raises ActorStopped. Cancelled, it may or may not
-        have been put."""
+        """Put a message in the mailbox, and wait for room if necessary. Raises ActorStopped. If it is
+        cancelled, the message may or may not have been put."""
         await self._mailbox.wait_to_put(message)
 
     async def ask(self, message: "Callable[[Reply[T]], M_contra]", *, deadline: float | None = None) -> T:
-        """Put `message(reply)` in the mailbox and wait for the answer.
+        """Put `message(reply)` in the mailbox and wait for the reply.
 
-        `deadline` is absolute, on `anyio.current_time`'s clock. Raises Overloaded or ActorStopped as `tell`,
-        ActorCrashed when the actor dies or restarts with the message in hand, DeadlineExceeded (without
-        having told anything when it has passed already), and whatever the actor answers with `reply.fail`.
-        Two actors that ask each other wait for ever: inside the tree prefer `tell`, ask at its edges.
+        `deadline` is absolute, on `anyio.current_time`'s clock. Raises Overloaded or ActorStopped as `tell`
+        does, ActorCrashed if the actor dies or restarts with the message in hand, DeadlineExceeded (without
+        sending anything if the deadline has passed), and any error that the actor passes to `reply.fail`. Two
+        actors that ask each other wait for ever: within the tree use `tell`, and `ask` only from outside.
         """
         if deadline is not None and deadline <= self._mailbox.loop.time():
-            raise DeadlineExceeded(f"the deadline had passed before {self.path} was asked")
+            raise DeadlineExceeded(f"the deadline passed before {self.path} was asked")
         mailbox: Mailbox[object] = self._mailbox  # type: ignore[assignment]  # a Reply only ever discards itself there
         reply: Reply[T] = Reply(mailbox)
         self._mailbox.put(message(reply), reply)  # type: ignore[arg-type]  # the mailbox never reads the value

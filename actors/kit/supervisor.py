@@ -1,34 +1,32 @@
-"""Supervision: who starts the actors, what happens when one dies, in which order they stop. The strategies
-are OTP's (https://www.erlang.org/doc/system/sup_princ.html).
+"""Supervision: starts actors, restarts them when they die, and stops them in order. The strategies are OTP's
+(https://www.erlang.org/doc/system/sup_princ.html).
 
     async with Supervisor("back", strategy="rest_for_one") as back:
         greeter = back.spawn("greeter", Greeter)
         greeter.tell("world")
 
-- `one_for_one`: the dead child alone is restarted. `rest_for_one`: also those started after it.
-  `one_for_all`: all of them.
+- `one_for_one` restarts only the dead child. `rest_for_one` also restarts those started after it.
+  `one_for_all` restarts all of them.
 - `permanent` children are restarted whenever they end, `transient` ones only when they crash, `temporary`
   ones never.
-- More than `max_restarts` restarts `within` seconds, and the supervisor gives up: it stops its children and
+- After more than `max_restarts` restarts `within` seconds the supervisor gives up: it stops its children and
   crashes itself, so its own supervisor decides. At the top, the body of the `async with` is cancelled and
   RestartsExhausted is raised from it. The time that restarts take does not count: a child that dies as soon
   as it has started is not kept for ever, however long its start takes.
 
-Why it is so:
+Design:
 
-- *One task decides.* Deaths and removals queue up and are handled one by one, each to its end. A child that
-  dies while a restart is under way is either part of that restart or handled after it; no interleaving has to
-  be thought about.
+- *One task decides.* Deaths and removals are queued and handled one by one, each to its end. A child that
+  dies during a restart is either part of that restart or handled after it; they never interleave.
 - *A stop interrupts it anywhere.* That task runs in a scope of its own. Stopping cancels the scope, whatever
-  it was waiting for, then stops every child that still lives. So a child that hangs in `started()` cannot
-  hold up the end.
-- *Children know no cancellation but their supervisor's.* The tree is shielded from the scopes around its
-  `async with`: when those are cancelled the body ends, and the children are then stopped in order, last
-  started first, each with its time limit.
-- *The first start is strict, a restart is patient.* A child that fails in its very first `started()` fails
-  the whole start, which is how a bad model folder becomes a start-up error. A restart that fails counts as
-  one more death.
-- *Nothing is lost.* Each death is reported to the hook with its exception; what ends a tree is raised, with
+  it waits for, then stops every child that still runs. So a child that hangs in `started()` cannot delay the
+  end.
+- *Only their supervisor cancels children.* The tree is shielded from the scopes around its `async with`. When
+  those are cancelled, the body ends, and the children are then stopped in order, last started first, each
+  with its time limit.
+- *The first start is strict, a restart is not.* If a child's very first `started()` fails, the whole start
+  fails: so a bad model folder becomes a start-up error. A restart that fails counts as one more death.
+- *Nothing is lost.* Each death is reported to the hook with its exception. What ends a tree is raised, with
   its cause.
 """
 
@@ -42,7 +40,7 @@ from typing import Literal, TypeVar
 from anyio import CancelScope, Event, create_task_group, get_cancelled_exc_class, move_on_after
 from anyio.abc import TaskGroup
 
-from personae.actors.kit.actor import Actor, ActorCell, BaseCell, alone
+from personae.actors.kit.actor import Actor, ActorCell, BaseCell, unwrap
 from personae.actors.kit.bridge import Loop
 from personae.actors.kit.child import Child, ChildRun, Incident, Intensity, Report, Restart, log, log_incident
 from personae.actors.kit.mailbox import Ref
@@ -55,10 +53,10 @@ Strategy = Literal["one_for_one", "rest_for_one", "one_for_all"]
 
 
 class Supervisor:
-    """A supervisor, to be made inside a running loop and used as an async context manager, or as the child of
-    another.
+    """A supervisor. Create it inside a running loop, and use it as an async context manager or as the child
+    of another.
 
-    `report` is called on the loop for each incident below it and must not raise; nested supervisors inherit
+    `report` is called on the loop for each incident below it and must not raise. Supervisors below it inherit
     it.
     """
 
@@ -80,8 +78,8 @@ class Supervisor:
         self._report = report
         self._loop = Loop.current()
         self._intensity = Intensity(max_restarts, within)
-        self._starting_seconds = 0.0  # that restarts took
-        self._todo: deque[Callable[[], Awaitable[PersonaeError | None]]] = deque()
+        self._starting_seconds = 0.0  # seconds that restarts took
+        self._actions: deque[Callable[[], Awaitable[PersonaeError | None]]] = deque()
         self._wakeup = Event()
         self._final = False
         self._work = CancelScope()
@@ -99,14 +97,14 @@ class Supervisor:
         restart: Restart = "permanent",
         stop_timeout: float = 5.0,
     ) -> Ref[M]:
-        """Add an actor; its mailbox of `capacity` messages is open at once. `factory` makes it, for each
-        life.
+        """Add an actor. Its mailbox of `capacity` messages is open at once. `factory` makes the actor for
+        each epoch.
 
-        It starts with the supervisor, after those added before it. When the supervisor runs already, it
-        starts now, beside whatever else happens: a failed start is then a death, and it lives as long as this
-        run of the supervisor. `stop_timeout` seconds are given to the message in hand when it is stopped, and
-        as many to `stopped()`. Raises ValueError when the name is taken, ActorStopped when the tree has
-        ended.
+        It starts with the supervisor, after those added before it. If the supervisor already runs, the actor
+        starts now and concurrently: a failed start then counts as a death, and the actor lives as long as
+        this run of the supervisor. When it is stopped, the message in hand has `stop_timeout` seconds to
+        finish, and `stopped()` has as many. Raises ValueError if the name is taken, ActorStopped if the tree
+        has ended.
         """
         path = self._free_path(name)
         cell = ActorCell(path, factory, capacity, self._loop, partial(self._incident, path))
@@ -121,8 +119,8 @@ class Supervisor:
         restart: Restart = "permanent",
         stop_timeout: float = 5.0,
     ) -> Ref[M]:
-        """Add an actor with a thread of its own, as `spawn`. A thread not done in `stop_timeout` is left
-        behind."""
+        """Add an actor with a thread of its own; see `spawn`. A thread that does not end within
+        `stop_timeout` is left behind."""
         path = self._free_path(name)
         cell = ThreadCell(path, factory, capacity, self._loop, partial(self._incident, path))
         return self._add_cell(cell, restart, stop_timeout)
@@ -136,7 +134,7 @@ class Supervisor:
         within: float = 5.0,
         restart: Restart = "permanent",
     ) -> "Supervisor":
-        """Add a supervisor below this one and return it, to be given children."""
+        """Add a supervisor below this one and return it, so that children can be added to it."""
         child = Supervisor(
             self._free_path(name),
             strategy=strategy,
@@ -148,24 +146,24 @@ class Supervisor:
         return child
 
     async def remove(self, child: "Ref[M] | Supervisor") -> None:
-        """Stop a child for good; returns when it is gone. Not for an actor to call on itself:
+        """Stop a child for good. Returns when it is gone. An actor must not call it on itself; it uses
         `self.stop()`."""
-        if (note := self._dismiss(child.path)) is not None:
-            await note.gone.wait()
+        if (record := self._dismiss(child.path)) is not None:
+            await record.gone.wait()
 
     def dismiss(self, child: "Ref[M]") -> None:
-        """As `remove`, without waiting: the child finishes the message in hand, others are dropped."""
+        """Remove a child without waiting: it finishes the message in hand; other messages are dropped."""
         self._dismiss(child.path)
 
     def _dismiss(self, path: str) -> Child | None:
-        for note in self.children:
-            if note.node.path == path:
-                note.leaving = True
+        for record in self.children:
+            if record.node.path == path:
+                record.leaving = True
                 if self._tasks is None:
-                    self._forget(note)
+                    self._forget(record)
                 else:
-                    self._later(partial(self._remove, note))
-                return note
+                    self._enqueue(partial(self._remove, record))
+                return record
         return None
 
     def _add_cell(self, cell: BaseCell[M], restart: Restart, stop_timeout: float) -> Ref[M]:
@@ -176,7 +174,7 @@ class Supervisor:
     def _add(self, child: Child) -> None:
         self.children.append(child)
         if self._tasks is not None:
-            child.passing = True
+            child.dynamic = True
             if self.state != "stopping":
                 self._launch(child)
 
@@ -205,7 +203,7 @@ class Supervisor:
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[None]:
-        """Run the tree beside the body; never wraps the body's exception in a group."""
+        """Run the tree concurrently with the body. Never wraps the body's exception in a group."""
         epoch = ChildRun()
         error: BaseException | None = None
         async with create_task_group() as tasks:
@@ -240,15 +238,15 @@ class Supervisor:
     # As the child of another.
 
     def begin(self) -> None:
-        """Get ready for a life."""
+        """Get ready for an epoch."""
         self.state = "starting"
         self._work = CancelScope()
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Start the children and watch over them until `stop`. Raises RestartsExhausted or StartFailed."""
+        """Start the children and supervise them until `stop`. Raises RestartsExhausted or StartFailed."""
         failure: PersonaeError | None = None
         self._intensity = Intensity(self.max_restarts, self.within)
-        self._todo.clear()
+        self._actions.clear()
         async with create_task_group() as self._tasks:
             with self._work:
                 failure = await self._supervise(ready)
@@ -257,18 +255,18 @@ class Supervisor:
         self._tasks = None
         self.state = "down"
         for child in tuple(self.children):
-            if child.passing or child.leaving:
+            if child.dynamic or child.leaving:
                 self._forget(child)
         if failure is not None:
             raise failure
 
     def stop(self, final: bool = False) -> None:
-        """Stop all children, last started first, and end. `final`: close each as it has stopped."""
+        """Stop all children, last started first, and end. `final`: close each one after it has stopped."""
         self._final = self._final or final
         self._work.cancel()
 
     def cancel(self) -> None:
-        """Nothing more than `stop`: every part of the way down has its time limit."""
+        """Do nothing more than `stop`: every child below has its time limit."""
 
     def close(self) -> None:
         """Close every cell below: no message reaches them any more."""
@@ -287,14 +285,14 @@ class Supervisor:
         self.state = "running"
         ready()
         while True:
-            while self._todo:
-                if failed := await self._todo.popleft()():
+            while self._actions:
+                if failed := await self._actions.popleft()():
                     return failed
             self._wakeup = Event()
             await self._wakeup.wait()
 
-    def _later(self, action: Callable[[], Awaitable[PersonaeError | None]]) -> None:
-        self._todo.append(action)
+    def _enqueue(self, action: Callable[[], Awaitable[PersonaeError | None]]) -> None:
+        self._actions.append(action)
         self._wakeup.set()
 
     async def _child_ended(self, child: Child, epoch: ChildRun) -> PersonaeError | None:
@@ -305,11 +303,11 @@ class Supervisor:
             return None
         error = epoch.error
         while True:
-            # Time that starts take is not time in which nothing failed.
+            # Starting does not count as time without failures.
             if not self._intensity.allows(self._loop.time() - self._starting_seconds):
                 failure = RestartsExhausted(
-                    f"{self.path} gives up: more than {self.max_restarts} restarts in {self.within} s of "
-                    f"running, the last death was {child.node.path}'s"
+                    f"{self.path} gives up after more than {self.max_restarts} restarts in {self.within} s "
+                    f"of running; {child.node.path} died last"
                 )
                 failure.__cause__ = error
                 return failure
@@ -327,8 +325,8 @@ class Supervisor:
         return self.children[first:]
 
     async def _restart(self, group: list[Child]) -> tuple[Child, Exception] | None:
-        """Stop those of the group that live, start them all afresh. Returns the child that would not
-        start."""
+        """Stop those of the group that run, and start them all again. Returns the child that could not be
+        started."""
         await self._stop_all(group)
         for child in group:
             if child.restart == "temporary":
@@ -363,7 +361,7 @@ class Supervisor:
         epoch = self._launch(child)
         await epoch.settled.wait()
         if epoch.started or epoch.error is None:
-            return None  # what became of it since is for _child_ended
+            return None  # `_child_ended` handles what happened to it since
         epoch.expected = True
         return epoch.error
 
@@ -371,12 +369,12 @@ class Supervisor:
         try:
             await child.node.run(epoch.ready)
         except Exception as error:
-            epoch.error = alone(error)
+            epoch.error = unwrap(error)
             self._incident(child.node.path, "crashed", epoch.error)
         finally:
             epoch.ended.set()
             epoch.settled.set()
-            self._later(partial(self._child_ended, child, epoch))
+            self._enqueue(partial(self._child_ended, child, epoch))
 
     async def _stop_all(self, children: Iterable[Child], final: bool = False) -> None:
         for child in reversed(tuple(children)):
@@ -401,4 +399,4 @@ class Supervisor:
         try:
             self._report(Incident(path, what, error, restarts))
         except Exception:
-            log.exception("the report hook raised over %s %s", path, what)
+            log.exception("the report hook raised an error for %s %s", path, what)

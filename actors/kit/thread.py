@@ -1,22 +1,22 @@
 """An actor that has a thread to itself.
 
 A device context, its graphs and its memory belong to one thread, and a step blocks for milliseconds. A worker
-pool fits neither: it hands out a different thread each time, and its round trip answers through a future. So
-the executor gets one thread for its whole life, fed through its mailbox and answering by `post`.
+pool fits neither: it uses a different thread each time, and returns results through a future. So the executor
+has one thread for its whole epoch. It gets messages from its mailbox and sends with `post`.
 
-- *Letters and bell.* Letters lie in the cell's deque, as for any actor, so depth, age and back-pressure are
-  the same. A `queue.SimpleQueue` is the bell that the thread sleeps on, one token for each letter and one for
-  each other reason to wake; a token without a letter means "look at the flags". There are never fewer tokens
-  than letters, so none is overlooked.
-- *The loop's side stays on the loop.* The thread appends to nothing that the loop iterates over and sets no
-  loop event itself: what it has to say (started, ended, there is room, a posted message) goes through
+- *Envelopes and tokens.* Envelopes lie in the cell's deque, as for any actor, so depth, age and back-pressure
+  are the same. The thread sleeps on a `queue.SimpleQueue`, which has one token per envelope and one for each
+  other reason to wake. A token without an envelope means "check the flags". There are never fewer tokens than
+  envelopes, so none is missed.
+- *The loop's state stays on the loop.* The thread appends to nothing that the loop iterates over and sets no
+  event of the loop itself. What it reports (started, ended, there is room, a posted message) goes through
   `Loop.call_soon`, in order.
-- *A thread cannot be killed.* One that does not stop in time is reported and left behind as a daemon. From
-  then on it is a ghost: it gets no further message, and what it posts is refused, so it cannot speak for its
+- *A thread cannot be killed.* One that does not stop in time is reported and left behind as a daemon thread.
+  It is then abandoned: it gets no further message, and what it posts is refused, so it cannot act for its
   successor.
-- *A post that finds a full mailbox is a crash.* The poster has gone on, there is nobody to wait, and a lost
-  result would leave the other side waiting for ever; restarting both sides from the log is the one clean way
-  out. A post to an actor that has stopped is only reported: that is what shutting down looks like.
+- *A post to a full mailbox is a crash.* The poster has gone on and cannot wait, and a lost result would leave
+  the other side waiting for ever. Restarting both sides from the log is the only clean way out. A post to an
+  actor that has stopped is only reported: it is normal during shutdown.
 """
 
 from abc import ABC, abstractmethod
@@ -36,18 +36,18 @@ T = TypeVar("T")
 
 
 class ThreadMailbox(Mailbox[M]):
-    """A mailbox whose reader is a thread. Everything but `next_envelope` and `take` is for the loop."""
+    """A mailbox whose reader is a thread. All methods but `next_envelope` and `take` are for the loop."""
 
     def __init__(self, path: str, capacity: int, loop: Loop) -> None:
         super().__init__(path, capacity, loop)
         self._tokens = loop.threads.wakeup()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the thread."""
         self._tokens.put(None)
 
     def take(self) -> Envelope[M] | None:
-        """Take the next letter, if any, and its token."""
+        """Take the next envelope, if any, and its token."""
         try:
             envelope = self._envelopes.popleft()
         except IndexError:
@@ -56,7 +56,7 @@ class ThreadMailbox(Mailbox[M]):
         return self._taken(envelope)
 
     def next_envelope(self) -> Envelope[M] | None:
-        """Sleep until there is a token. None when it came without a letter."""
+        """Sleep until there is a token. Returns None if it came without an envelope."""
         self._tokens.get()
         try:
             return self._taken(self._envelopes.popleft())
@@ -72,14 +72,14 @@ class ThreadMailbox(Mailbox[M]):
 
 
 class ThreadActor(ABC, Generic[M]):
-    """As `Actor`, with plain functions, all of them called on the actor's own thread; the factory is called
-    there too."""
+    """Like `Actor`, with plain functions. All of them, and the factory, are called on the actor's own
+    thread."""
 
     _epoch: "_ThreadRun[M]"
 
     @property
     def ref(self) -> Ref[M]:
-        """This actor's own handle, to give to others."""
+        """This actor's own ref, to pass to others."""
         return self._epoch.cell.ref
 
     def started(self) -> None:
@@ -93,61 +93,60 @@ class ThreadActor(ABC, Generic[M]):
         """Run after the last message, whether the actor stops or has crashed."""
 
     def time(self) -> float:
-        """Seconds on this thread's clock, for differences."""
+        """Return a time in seconds on this thread's clock, for differences."""
         return self._epoch.cell.mailbox.loop.threads.time()
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass on this thread; messages gather meanwhile."""
+        """Sleep on this thread. Messages queue up meanwhile."""
         self._epoch.cell.mailbox.loop.threads.sleep(seconds)
 
     @property
     def pending(self) -> bool:
-        """Whether another message waits. False once the actor is to stop."""
-        return not self._epoch.over and len(self._epoch.cell.mailbox) > 0
+        """Whether another message waits. False once the actor is stopping."""
+        return not self._epoch.stopping and len(self._epoch.cell.mailbox) > 0
 
     def try_next(self) -> M | None:
-        """Take the next message if one waits, else None; never waits itself."""
+        """Return the next message if one waits, else None. Never waits."""
         return self._epoch.take()
 
     def stop(self) -> None:
-        """End after the message in hand. A permanent actor is then started afresh."""
-        self._epoch.over = True
+        """End after the message in hand. A permanent actor is then restarted."""
+        self._epoch.stopping = True
 
     def post(self, to: "Ref[T] | Reply[T]", message: T) -> None:
-        """Tell an actor of the loop, or answer an asker, from this thread. Never waits; messages arrive in
-        the order posted.
+        """Send a message to an actor of the loop, or reply to an `ask`, from this thread. Never waits;
+        messages arrive in the order posted.
 
-        When the target's mailbox is full this actor crashes. Raises ActorStopped when this actor has been
-        given up.
+        If the target's mailbox is full, this actor crashes. Raises ActorStopped if this actor was abandoned.
         """
         self._epoch.call_loop(self._epoch.deliver, to, message)
 
     def fail(self, reply: "Reply[T]", error: BaseException) -> None:
-        """Answer an asker with an error, from this thread."""
+        """Reply to an `ask` with an error, from this thread."""
         self._epoch.call_loop(reply.fail, error)
 
 
 class _ThreadRun(Generic[M]):
-    """One life of a thread actor: the flags that its thread and the loop share."""
+    """One epoch of a thread actor: the flags that its thread and the loop share."""
 
     def __init__(self, cell: "ThreadCell[M]", ready: Callable[[], None]) -> None:
         self.cell = cell
-        self.over = False  # take no further message
-        self.ghost = False  # given up by the loop
+        self.stopping = False  # take no further message
+        self.abandoned = False  # the loop does not wait for it any more
         self.error: Exception | None = None
         self.ended = Event()
         self._ready = ready
 
     def main(self, factory: Callable[[], ThreadActor[M]]) -> None:
-        """The thread."""
+        """Run the thread."""
         error: BaseException | None = None
         try:
-            self._live(factory)
-        except BaseException as raised:  # anything at all: the loop must hear of it
+            self._run_actor(factory)
+        except BaseException as raised:  # anything at all: the loop must learn of it
             error = raised
         self.cell.mailbox.loop.call_soon(self._end, error)
 
-    def _live(self, factory: Callable[[], ThreadActor[M]]) -> None:
+    def _run_actor(self, factory: Callable[[], ThreadActor[M]]) -> None:
         actor = factory()
         actor._epoch = self
         actor.started()
@@ -163,7 +162,7 @@ class _ThreadRun(Generic[M]):
 
     def _serve(self, actor: ThreadActor[M]) -> None:
         cell = self.cell
-        while not self.over:
+        while not self.stopping:
             envelope = cell.mailbox.take()
             if envelope is None:
                 self.show("idle")
@@ -177,11 +176,11 @@ class _ThreadRun(Generic[M]):
             raise self.error
 
     def show(self, state: State) -> None:
-        if not self.ghost:
+        if not self.abandoned:
             self.cell.state = state
 
     def take(self) -> M | None:
-        if self.over:
+        if self.stopping:
             return None
         envelope = self.cell.mailbox.take()
         if envelope is None:
@@ -190,12 +189,12 @@ class _ThreadRun(Generic[M]):
         return envelope.message
 
     def call_loop(self, function: Callable[..., object], *args: object) -> None:
-        if self.ghost:
-            raise ActorStopped(f"{self.cell.path} was given up and cannot post")
+        if self.abandoned:
+            raise ActorStopped(f"{self.cell.path} was abandoned and cannot post")
         self.cell.mailbox.loop.call_soon(function, *args)
 
     def deliver(self, to: Ref[T] | Reply[T], message: T) -> None:
-        if self.ghost:
+        if self.abandoned:
             return
         try:
             to.tell(message)
@@ -203,8 +202,8 @@ class _ThreadRun(Generic[M]):
             self.cell._report(f"posted to a stopped actor ({error.message})", None)
         except Overloaded as error:
             self.error = error
-            self.over = True
-            self.cell.mailbox.ring()
+            self.stopping = True
+            self.cell.mailbox.wake()
 
     def _end(self, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, Exception):
@@ -212,13 +211,13 @@ class _ThreadRun(Generic[M]):
             self.error.__cause__ = error
         else:
             self.error = error or self.error
-        if self.ghost and self.error is not None:
-            self.cell._report("crashed, long after it was given up", self.error)
+        if self.abandoned and self.error is not None:
+            self.cell._report("crashed after it was abandoned", self.error)
         self.ended.set()
 
 
 class ThreadCell(BaseCell[M]):
-    """The home of a `ThreadActor`. Each life has a new thread."""
+    """The cell of a `ThreadActor`. Each epoch has a new thread."""
 
     mailbox: ThreadMailbox[M]
     _epoch: _ThreadRun[M] | None = None
@@ -235,27 +234,27 @@ class ThreadCell(BaseCell[M]):
         self._factory = factory
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Live one epoch, as any cell; returns also when the thread was given up."""
+        """Run one epoch, as any cell. Returns also when the thread was abandoned."""
         epoch = self._epoch = _ThreadRun(self, ready)
-        epoch.over = self.stopping
+        epoch.stopping = self.stopping
         thread = self.mailbox.loop.threads.start(partial(epoch.main, self._factory), self.path)
         try:
             with self._scope:
                 await epoch.ended.wait()
-                thread.join()  # it has said its last word and is a few instructions from its end
+                thread.join()  # it has reported its end and is a few instructions from it
         finally:
-            epoch.over = True
-            epoch.ghost = not epoch.ended.is_set()
+            epoch.stopping = True
+            epoch.abandoned = not epoch.ended.is_set()
             self._epoch = None
             self.state = "down"
             self.mailbox.fail_owed(epoch.error)
-        if epoch.ghost:
+        if epoch.abandoned:
             self._report("left its thread behind: it does not stop", None)
         if epoch.error is not None:
             raise epoch.error
 
     def stop(self, final: bool = False) -> None:
-        """Ask for the end of this epoch, after the message in hand."""
+        """Ask this epoch to end after the message in hand."""
         if self._epoch is not None:
-            self._epoch.over = True
+            self._epoch.stopping = True
         super().stop(final)

@@ -25,7 +25,7 @@ from personae.actors.enginecore.adapter_store import AdapterStore
 from personae.actors.enginecore.step_recorder import StepRecorder
 from personae.actors.frontend.frontend import Frontend, LocalClient, LocalStream
 from personae.actors.frontend.probation import GUILTY
-from personae.actors.kit.actor import ActorCell, alone
+from personae.actors.kit.actor import ActorCell, unwrap
 from personae.actors.kit.child import Incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.multi_process import MultiProcessEngine, launch_processes
@@ -548,7 +548,7 @@ def simulate(scenario: Scenario) -> SimulationReport:
     try:
         return anyio.run(run, backend_options={"loop_factory": make_loop})
     except Exception as error:
-        raise InvariantViolated(f"{alone(error)}\nreplay: {scenario!r}") from error
+        raise InvariantViolated(f"{unwrap(error)}\nreplay: {scenario!r}") from error
     finally:
         logger.setLevel(level)
         gc.set_threshold(*thresholds)

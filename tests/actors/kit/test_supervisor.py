@@ -331,7 +331,7 @@ async def test_a_report_hook_that_raises_harms_nobody(caplog: pytest.LogCaptureF
         doer = top.spawn("doer", Doer)
         doer.tell(crash)
         await doer.ask(whoami)
-    assert "the report hook raised over top/doer crashed" in caplog.text
+    assert "the report hook raised an error for top/doer crashed" in caplog.text
 
 
 async def test_by_default_incidents_are_logged(caplog: pytest.LogCaptureFixture) -> None:
