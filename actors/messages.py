@@ -1,13 +1,13 @@
 """Every message between the actors, on one page.
 
-The frontend holds the requests: ingress, one queue per adapter, streamer. With several replicas each of them
-has these, and a dispatcher stands before them. The engine core holds the device: adapter store, scheduler,
-compiler, executor. A message marked *wire* crosses between the two and is plain data; the others stay on
-their side and may hold live objects. One message per step and hop, never one per token.
+The frontend holds the requests: ingress, one queue per adapter, streamer. With several replicas each replica
+has its own, and a dispatcher sits in front of them. The engine core holds the device: adapter store,
+scheduler, compiler, executor. A message marked *wire* crosses between the two and is plain data. The others
+stay on their side and may hold live objects. There is one message per step and hop, never one per token.
 
-Each start of an engine core has a number, its `epoch`. What the frontend says to the engine core carries the
-epoch it is meant for, and is ignored by any other: whatever was on its way when the engine core died cannot
-be taken for news.
+Each start of an engine core has a number, its `epoch`. A message to the engine core carries the epoch that it
+is meant for, and other epochs ignore it. So a message that was in transit when the engine core died cannot be
+mistaken for a new one.
 """
 
 import msgspec
@@ -35,7 +35,8 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Submission(Message, frozen=True):
-    """From a client: sequences that share one inbox. Taken whole or refused whole (Overloaded)."""
+    """From a client: sequences that share one inbox. All of them are accepted, or all are refused
+    (Overloaded)."""
 
     logs: tuple[SequenceLog, ...]
     inbox: Inbox
@@ -43,36 +44,36 @@ class Submission(Message, frozen=True):
 
 
 class Withdraw(Message, frozen=True):
-    """From a client: these sequences are not wanted any more (it went away, or found a stop string)."""
+    """From a client: it does not want these sequences any more (it disconnected, or found a stop string)."""
 
     ids: tuple[str, ...]
 
 
 class Progress(Message, frozen=True):
-    """From the streamer: sequences that produced their first delta, and sequences that are over."""
+    """From the streamer: sequences that produced their first delta, and sequences that have ended."""
 
     started: tuple[str, ...]
     ended: tuple[str, ...]
 
 
 class EngineCoreStarted(Message, frozen=True):
-    """*Wire.* From the scheduler, first of all: a new epoch of the engine core has begun, and it knows no
-    sequence."""
+    """*Wire.* From the scheduler, before anything else: a new epoch of the engine core has begun, without
+    sequences."""
 
     epoch: int
     stats: SchedulerStats
 
 
 class Shutdown(Message, frozen=True):
-    """From a client: end every live sequence with this error, and refuse with it whatever comes."""
+    """From a client: end every live sequence with this error, and refuse new ones with it."""
 
     error: PersonaeError
 
 
 class Resubmit(Message, frozen=True):
-    """From the streamer, after `Replay`: logs of live sequences as far as they got.
+    """From the streamer, after `Replay`: the logs of live sequences, with the tokens emitted so far.
 
-    Until the `last` of them nobody else is let in: suspects are tried alone.
+    No new sequence is admitted until the `last` of these messages: suspects are tried alone.
     """
 
     logs: tuple[SequenceLog, ...]
@@ -81,8 +82,8 @@ class Resubmit(Message, frozen=True):
 
 
 class Preempted(Message, frozen=True):
-    """From the streamer: sequences that the engine core has let go of without an end, as far as they got
-    in this epoch. They wait again."""
+    """From the streamer: sequences that the engine core gave up without ending them, with the tokens emitted
+    so far. They wait again."""
 
     logs: tuple[SequenceLog, ...]
     epoch: int
@@ -93,8 +94,8 @@ class Preempted(Message, frozen=True):
 
 
 class Transfer(Message, frozen=True):
-    """From the dispatcher to a replica: it serves these streams from now on. `logs` are theirs as they are to
-    be submitted; one on `trial` is reported as soon as it is cleared."""
+    """From the dispatcher to a replica: it serves these streams from now on. `logs` are the logs to submit
+    for them. A sequence on `trial` is reported as soon as it is cleared."""
 
     streams: tuple[LiveStream, ...]
     logs: tuple[SequenceLog, ...]
@@ -102,7 +103,7 @@ class Transfer(Message, frozen=True):
 
 
 class HandedOver(Message, frozen=True):
-    """From a replica's streamer to its ingress: these are not its streams any more."""
+    """From a replica's streamer to its ingress: it does not have these streams any more."""
 
     ids: tuple[str, ...]
 
@@ -110,7 +111,7 @@ class HandedOver(Message, frozen=True):
 class Orphaned(Message, frozen=True):
     """From a replica's streamer to the dispatcher: its engine core has died, and these are all its streams.
 
-    `on_device` were aboard; `outside`: as in `EngineDied`.
+    Those in `on_device` were on the device; `outside`: see `EngineDied`.
     """
 
     replica: int
@@ -120,8 +121,8 @@ class Orphaned(Message, frozen=True):
 
 
 class ReplicaProgress(Message, frozen=True):
-    """From a replica's streamer to the dispatcher: sequences that are computed from now on, that are over,
-    and those on trial that are cleared."""
+    """From a replica's streamer to the dispatcher: sequences that started to run, sequences that have ended,
+    and sequences on trial that are cleared."""
 
     replica: int
     admitted: tuple[str, ...] = ()
@@ -130,26 +131,26 @@ class ReplicaProgress(Message, frozen=True):
 
 
 class ReplicaUp(Message, frozen=True):
-    """From a replica's streamer to the dispatcher: its engine core has started, and nothing is aboard."""
+    """From a replica's streamer to the dispatcher: its engine core has started, without sequences."""
 
     replica: int
 
 
 class ReplicaLost(Message, frozen=True):
-    """To the dispatcher: the engine core of this replica is not started again."""
+    """To the dispatcher: this replica's engine core will not be started again."""
 
     replica: int
 
 
 class Drain(Message, frozen=True):
-    """To the dispatcher: send this replica nothing more. `drained` is set when it has no streams."""
+    """To the dispatcher: send nothing more to this replica. `drained` is set when it has no streams left."""
 
     replica: int
     drained: Event
 
 
 class HandOver(Message, frozen=True):
-    """To the dispatcher, and from it to the streamer of a replica that drains: its streams go on at other
+    """To the dispatcher, which passes it to the streamer of a draining replica: its streams move to other
     replicas now."""
 
     replica: int
@@ -162,7 +163,8 @@ class HandOver(Message, frozen=True):
 class Enqueue(Message, frozen=True):
     """From the ingress: sequences for this queue's adapter, in this epoch of the engine core.
 
-    The first of a new epoch: those of earlier epochs are forgotten, they come again.
+    With the first one of a new epoch the queue forgets the sequences of earlier epochs: they are enqueued
+    again.
     """
 
     logs: tuple[SequenceLog, ...]
@@ -172,7 +174,7 @@ class Enqueue(Message, frozen=True):
 class Pinned(Message, frozen=True):
     """*Wire.* From the adapter store: the adapter is on the device and stays there until `Unpin`.
 
-    With `error` set it cannot be, and its requests fail with that text; `kind` names the class of
+    If `error` is set, it cannot be loaded, and its requests fail with that text; `kind` names the class of
     `personae.errors`.
     """
 
@@ -183,9 +185,10 @@ class Pinned(Message, frozen=True):
 
 
 class ReleaseRequest(Message, frozen=True):
-    """*Wire.* From the adapter store: others wait for this adapter's place. Finish what runs, then unpin.
+    """*Wire.* From the adapter store: others wait for this adapter's memory. Let the running sequences
+    finish, then unpin.
 
-    `now`: that took too long; what runs is to wait until the adapter has a place again.
+    `now`: that took too long. The running sequences are preempted and wait until the adapter is loaded again.
     """
 
     adapter: str
@@ -198,21 +201,21 @@ class ReleaseRequest(Message, frozen=True):
 
 
 class OpenStream(Message, frozen=True):
-    """From the ingress: where the deltas of these sequences go."""
+    """From the ingress: the inbox for the deltas of these sequences."""
 
     logs: tuple[SequenceLog, ...]
     inbox: Inbox
 
 
 class CloseStream(Message, frozen=True):
-    """From the ingress: nobody listens to these sequences any more; their end is still awaited."""
+    """From the ingress: nobody listens to these sequences any more. They have not ended yet."""
 
     ids: tuple[str, ...]
 
 
 class StepDone(Message, frozen=True):
-    """*Wire.* From the scheduler: one step's deltas, for everyone; `admitted` are computed from now on.
-    `steps` are those that ended since the last message."""
+    """*Wire.* From the scheduler: one step's deltas of all sequences. The `admitted` ones are computed from
+    now on. `steps` are those that ended since the last message."""
 
     deltas: tuple[Delta, ...]
     stats: SchedulerStats
@@ -223,7 +226,7 @@ class StepDone(Message, frozen=True):
 class Refused(Message, frozen=True):
     """*Wire.* From the scheduler or a queue: these sequences ended before their first step.
 
-    `kind` names the class of `personae.errors` that the client raises, `param` the field that is wrong.
+    `kind` names the class of `personae.errors` that the client raises, `param` the invalid field.
     """
 
     ids: tuple[str, ...]
@@ -234,29 +237,31 @@ class Refused(Message, frozen=True):
 
 
 class KVEvents(Message, frozen=True):
-    """*Wire.* From the scheduler, where it was asked for: what entered and left the prefix cache."""
+    """*Wire.* From the scheduler, if recording is on: what entered and left the prefix cache."""
 
     events: tuple[KVEvent, ...]
 
 
 class EngineDied(Message, frozen=True):
-    """From whoever saw the engine core die: the sequences that were aboard, and whether it was killed from
-    outside. None: its machine does not answer, so it is not known better than the frontend knows."""
+    """Reports the death of the engine core: the sequences that were on the device, and whether it was
+    killed from outside. `on_device` None: its machine does not answer, so only the frontend's own record is
+    known."""
 
     on_device: tuple[str, ...] | None
     outside: bool
 
 
 class Replay(Message, frozen=True):
-    """From the ingress, when the engine core has started anew: answer with `Resubmit`."""
+    """From the ingress, when the engine core has restarted: answer with `Resubmit`."""
 
     epoch: int
     stats: SchedulerStats
 
 
 class AdapterStats(Message, frozen=True):
-    """*Wire.* From the adapter store, when they have changed: adapters on the device and the host, those in
-    line for the device; loads and their seconds by source ("device", "host", "disk": where they were)."""
+    """*Wire.* From the adapter store, when they have changed: adapters on the device and on the host, and
+    adapters that wait to be loaded (`line`); loads and their seconds by source ("device", "host" or "disk",
+    where the adapter was)."""
 
     device: int = 0
     host: int = 0
@@ -273,24 +278,24 @@ class AdapterStats(Message, frozen=True):
 
 
 class Pin(Message, frozen=True):
-    """*Wire.* From a queue: have this adapter on the device; answered by `Pinned` once it is."""
+    """*Wire.* From a queue: load this adapter to the device. Answered by `Pinned` when it is there."""
 
     adapter: str
     epoch: int
 
 
 class Unpin(Message, frozen=True):
-    """*Wire.* From a queue: no request of this adapter is left."""
+    """*Wire.* From a queue: it has no request for this adapter left."""
 
     adapter: str
     epoch: int
 
 
 class AdapterLoaded(Message, frozen=True):
-    """From the executor: whether the adapter got its place; `error` says why it never can, `kind` is as in
+    """From the executor: whether the adapter was loaded. `error` says why it never can be; `kind` is as in
     `Pinned`.
 
-    Of the pool as it is now: adapters in it, how many were copied to it, how many left for others.
+    The other fields describe the pool now: adapters in it, copies to it so far, evictions so far.
     """
 
     adapter: str
@@ -303,7 +308,7 @@ class AdapterLoaded(Message, frozen=True):
 
 
 class AdaptersEvicted(Message, frozen=True):
-    """From the executor: adapters left for sequences that wanted their memory. The pool's figures as in
+    """From the executor: adapters were evicted because sequences needed their memory. The figures are as in
     `AdapterLoaded`."""
 
     residents: int
@@ -312,8 +317,8 @@ class AdaptersEvicted(Message, frozen=True):
 
 
 class MemoryWanted(Message, frozen=True):
-    """From the executor: sequences want memory that adapters have, and all of these are held; answered by a
-    `Release` as soon as one can be let go."""
+    """From the executor: sequences need memory that adapters have, and all adapters are held. Answered by a
+    `Release` as soon as one can be evicted."""
 
 
 # --- Engine core: scheduler
@@ -321,28 +326,28 @@ class MemoryWanted(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """*Wire.* From a queue: these sequences wait for their turn from now on."""
+    """*Wire.* From a queue: these sequences wait for a slot from now on."""
 
     logs: tuple[SequenceLog, ...]
     epoch: int
 
 
 class Cancel(Message, frozen=True):
-    """*Wire.* From a queue: end these sequences; the last delta of each says `cancelled`."""
+    """*Wire.* From a queue: end these sequences. The last delta of each has `finish` "cancelled"."""
 
     ids: tuple[str, ...]
     epoch: int
 
 
 class Preempt(Message, frozen=True):
-    """*Wire.* From a queue: let go of these sequences; the last delta of each says `recalled`."""
+    """*Wire.* From a queue: give up these sequences. The last delta of each has `finish` "recalled"."""
 
     ids: tuple[str, ...]
     epoch: int
 
 
 class Compiled(Message, frozen=True):
-    """From the compiler: the grammar, or why there is none."""
+    """From the compiler: the grammar, or the reason why there is none."""
 
     spec: GrammarSpec
     tenant: str
@@ -351,31 +356,31 @@ class Compiled(Message, frozen=True):
 
 
 class Borrow(Message, frozen=True):
-    """From the executor: the memory of so many KV pages would do an adapter good; answered by `Lend`."""
+    """From the executor: an adapter needs the memory of `count` KV pages. Answered by `Lend`."""
 
     count: int
 
 
 class Repaid(Message, frozen=True):
-    """From the executor: KV pages whose memory adapters no longer have."""
+    """From the executor: KV pages whose memory adapters have returned."""
 
     pages: tuple[int, ...]
 
 
 class Resumed(Message, frozen=True):
-    """From the executor: the masks for which these sequences sat a step out are there."""
+    """From the executor: the masks that made these sequences sit a step out are ready."""
 
     ids: tuple[str, ...]
 
 
-class Look(Message, frozen=True):
-    """From the executor to itself: see whether such masks are there."""
+class PollMasks(Message, frozen=True):
+    """From the executor to itself: check whether such masks are ready."""
 
 
 class StepFinished(Message, frozen=True):
-    """From the executor: what a step brought, how long it took, and how long the device waited since.
+    """From the executor: a step's result, how long it took, and how long the device was idle before it.
 
-    `timings` is of all steps so far.
+    `timings` covers all steps so far.
     """
 
     result: StepResult
@@ -389,7 +394,7 @@ class StepFinished(Message, frozen=True):
 
 
 class Compile(Message, frozen=True):
-    """From the scheduler: compile this for a tenant, answer with `Compiled`."""
+    """From the scheduler: compile this grammar for a tenant. Answered by `Compiled`."""
 
     spec: GrammarSpec
     tenant: str = "default"
@@ -400,10 +405,9 @@ class Compile(Message, frozen=True):
 
 
 class Execute(Message, frozen=True):
-    """From the scheduler: run this step. `grammars` has those of the plan's admissions.
+    """From the scheduler: run this step. `grammars` has the grammars of the plan's admissions.
 
-    `follows`: there was work just before, so the time since then is the host's doing (the gap that we
-    measure).
+    `follows`: there was a step just before, so the time since then is the host's overhead (the measured gap).
     """
 
     plan: StepPlan
@@ -412,7 +416,7 @@ class Execute(Message, frozen=True):
 
 
 class LoadAdapter(Message, frozen=True):
-    """From the adapter store: copy this adapter from where it lies to the device and hold it; answered by
+    """From the adapter store: copy this adapter from its source to the device and hold it. Answered by
     `AdapterLoaded`."""
 
     adapter: str
@@ -420,7 +424,7 @@ class LoadAdapter(Message, frozen=True):
 
 
 class AdapterLoadFailed(Message, frozen=True):
-    """From a thread that reads beside the steps: what it read into this adapter's pages is not the adapter,
+    """From a thread that reads while steps run: what it read into this adapter's pages is not the adapter,
     for this reason."""
 
     adapter: str
@@ -428,20 +432,20 @@ class AdapterLoadFailed(Message, frozen=True):
 
 
 class Lend(Message, frozen=True):
-    """From the scheduler, in answer to a `Borrow`: adapters may have the memory of these KV pages, if any,
-    after the steps that were sent before."""
+    """From the scheduler, in answer to `Borrow`: adapters may use the memory of these KV pages, if any, after
+    the steps that were sent before."""
 
     pages: tuple[int, ...]
 
 
 class Repay(Message, frozen=True):
-    """From the scheduler: so many of the pages that were lent are wanted back, as soon as adapters that
-    nobody holds can leave; answered by `Repaid`, in as many parts as it takes."""
+    """From the scheduler: it needs `count` of the lent pages back, as soon as adapters that nobody holds can
+    be evicted. Answered by one or more `Repaid`."""
 
     count: int
 
 
 class Release(Message, frozen=True):
-    """From the adapter store: these adapters may be evicted, the first of them first."""
+    """From the adapter store: these adapters may be evicted, in this order."""
 
     adapters: tuple[str, ...]

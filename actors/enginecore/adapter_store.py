@@ -1,16 +1,16 @@
-"""Knows which adapters must be on the device, and brings them there: from disk, from the host.
+"""Knows which adapters must be on the device, and loads them: from disk, from the host.
 
-The executor's pool decides what fits and evicts; this actor keeps the line of those that wait. Those at the
-front are read, each in a task of its own, and offered to the pool: a few that take memory until they have a
-place, and many whose files are read into it. One that finds no room keeps its place in line and tries again
-when another leaves; when many have gone past it, it tries alone. If it has to wait long, the adapter that was
-placed first is told to yield, so that those that are always busy cannot starve the others; and if its answers
-are long, they have to wait, too.
+The executor's pool decides what fits, and evicts. This actor keeps the queue of adapters that wait. Those at
+the front are read, each in a task of its own, and offered to the pool: a few that use host memory until they
+are loaded, and many whose files are read straight into the pool. An adapter that finds no room keeps its
+place in the queue and tries again when another is released. After many others have overtaken it, it tries
+alone. If it waits long, the adapter that was loaded first is asked to release its memory, so that busy
+adapters cannot starve the others. If its answers are long, they are preempted.
 
-A queue pins its adapter once, however many requests it holds. What it lets go of stays held on the device
-until somebody wants the room: who comes back to it, as most do, is answered at once and does not wait behind
-the steps that are in the executor's hands. When there is no room, or sequences want the memory, the half that
-was let go of first may leave, then half of what is left.
+A queue pins its adapter once, however many requests it holds. An adapter that its queue has unpinned stays
+held on the device until somebody needs the room. So a queue that comes back to its adapter, as most do, is
+answered at once and does not wait behind the steps that the executor has. When there is no room, or sequences
+need the memory, the half that was unpinned first may be evicted, then half of what is left.
 """
 
 import math
@@ -41,19 +41,19 @@ from personae.actors.spec import AdapterProvider
 from personae.errors import AdapterError
 from personae.lora.source import AdapterSource
 
-_AT_ONCE = 4  # adapters that are being read, have been and take memory, or wait for room
-_ON_THEIR_WAY = 32  # adapters at the front that are looked at, those among them that take no memory
-_PAST = 16  # adapters that may be placed before the first in line, when that has found no room
-_PATIENCE = 0.5  # seconds that an adapter waits for room before another must yield
-_DRAIN = 2.0  # seconds that what runs then has to finish
+_MAX_READS = 4  # adapters that are being read, use host memory until they are loaded, or wait for room
+_MAX_OFFERS = 32  # adapters at the front of the queue that may be in progress at once
+_MAX_OVERTAKING = 16  # adapters that may overtake the first in the queue while that finds no room
+_WAIT_SECONDS = 0.5  # how long an adapter waits for room before another is asked to release its own
+_DRAIN_SECONDS = 2.0  # how long the running sequences of that adapter may then take
 
 Waiting = Literal["unread", "read", "in its file", "no room"]
 
 
 class AdapterStore(Actor[Message]):
-    """Answers `Pin` with `Pinned` when the executor has placed the adapter.
+    """Answers `Pin` with `Pinned` when the executor has loaded the adapter.
 
-    `queue_of` gives the queue to answer to. Adapters come to the front in the order in which they asked.
+    `queue_of` returns the queue to answer to. Adapters are loaded in the order in which they were pinned.
     """
 
     def __init__(
@@ -69,28 +69,28 @@ class AdapterStore(Actor[Message]):
         self._executor = executor
         self._queue_of = queue_of
         self._streamer = streamer
-        self._asked: dict[str, tuple[float, str]] = {}  # when, and where the adapter was
+        self._requested: dict[str, tuple[float, str]] = {}  # when, and where the adapter was
         self._reported = self._adapter_stats = AdapterStats()
-        self._placed: OrderedDict[str, None] = OrderedDict()  # in the order of their placing
-        self._idle: OrderedDict[str, None] = OrderedDict()  # held, but let go of; the longest idle first
-        self._wanted = False  # sequences want memory that adapters have
-        self._yielding: dict[str, float] = {}  # of them those that were told to, until when they may take
-        self._line: OrderedDict[str, Waiting] = OrderedDict()
-        self._reread: set[str] = set()  # whose file was damaged, and is made of the upload again
+        self._placed: OrderedDict[str, None] = OrderedDict()  # pinned, in the order of loading
+        self._idle: OrderedDict[str, None] = OrderedDict()  # unpinned but held; the longest idle first
+        self._memory_wanted = False  # sequences need memory that adapters have
+        self._releasing: dict[str, float] = {}  # placed, asked to release; the time when that must be done
+        self._queue: OrderedDict[str, Waiting] = OrderedDict()
+        self._reread: set[str] = set()  # whose file was damaged; it is made again from the upload
         self._tried: dict[str, int] = {}  # what `_released` was when the pool was asked
-        self._loaded = 0  # the pool's count of loads, when it was told last
-        self._released = 0  # how often there has been new room
-        self._past = 0  # adapters that were placed before the first in line, which had found no room
-        self._impatient = False
+        self._loaded = 0  # the pool's count of loads, as last reported
+        self._released = 0  # how often new room was made
+        self._overtaken = 0  # adapters loaded before the first in the queue, which found no room
+        self._making_room = False
 
     async def started(self) -> None:
-        """Forget what was meant for an earlier epoch."""
+        """Drop messages of an earlier epoch."""
         self.drain()
         self._library.forget_offered()
-        self._readers = CapacityLimiter(_AT_ONCE)
+        self._readers = CapacityLimiter(_MAX_READS)
 
     async def receive(self, message: Message) -> None:
-        """Handle one message, then see who can go on."""
+        """Handle one message, then start what can go on."""
         match message:
             case Pin(adapter=digest, epoch=self._epoch):
                 if digest in self._idle:
@@ -100,11 +100,11 @@ class AdapterStore(Actor[Message]):
                 if digest in self._placed:
                     self._queue_of(digest).tell(Pinned(digest, self._epoch))
                 else:
-                    self._line.setdefault(digest, "unread")
-                    self._asked.setdefault(digest, (current_time(), "host"))
+                    self._queue.setdefault(digest, "unread")
+                    self._requested.setdefault(digest, (current_time(), "host"))
             case AdapterLoaded(adapter=digest, placed=placed, error=error, kind=kind):
                 self._count(message)
-                if digest in self._line and not (error is not None and self._reads_again(digest)):
+                if digest in self._queue and not (error is not None and self._reads_again(digest)):
                     self._settle(digest, placed, error, kind)
             case AdaptersEvicted(residents=residents, loads=loads, evictions=evictions):
                 self._loaded = loads
@@ -112,26 +112,26 @@ class AdapterStore(Actor[Message]):
             case Unpin(adapter=digest, epoch=self._epoch) if digest in self._placed:
                 del self._placed[digest]
                 self._idle[digest] = None
-                yields = self._yielding.pop(digest, None) is not None
-                if yields:
+                was_releasing = self._releasing.pop(digest, None) is not None
+                if was_releasing:
                     self._idle.move_to_end(digest, last=False)
-                if yields or self._wanted or "no room" in self._line.values():
+                if was_releasing or self._memory_wanted or "no room" in self._queue.values():
                     self._release()
             case MemoryWanted():
-                self._wanted = True
+                self._memory_wanted = True
                 self._release()
         self._advance()
-        self._tell_adapter_stats()
+        self._report_stats()
 
     def _count(self, placed: AdapterLoaded) -> None:
-        """Keep the figures of what the executor has done."""
-        asked = self._asked.get(placed.adapter)
+        """Update the statistics with the executor's answer."""
+        asked = self._requested.get(placed.adapter)
         if placed.placed and asked is not None:
             begun, source = asked
             if placed.loads == self._loaded:
                 source = "device"
             self._count_load(source, current_time() - begun)
-        self._loaded = max(self._loaded, placed.loads)  # of those that are placed beside steps in any order
+        self._loaded = max(self._loaded, placed.loads)  # concurrent loads may finish in any order
         self._adapter_stats = replace(
             self._adapter_stats, device=placed.residents, evictions=placed.evictions
         )
@@ -144,30 +144,30 @@ class AdapterStore(Actor[Message]):
             load_seconds={**spent, source: spent.get(source, 0.0) + seconds},
         )
 
-    def _tell_adapter_stats(self) -> None:
+    def _report_stats(self) -> None:
         host, host_bytes = self._library.kept
         self._adapter_stats = replace(
-            self._adapter_stats, host=host, host_bytes=host_bytes, line=len(self._line)
+            self._adapter_stats, host=host, host_bytes=host_bytes, line=len(self._queue)
         )
         if self._adapter_stats != self._reported:
             self._reported = self._adapter_stats
             self._streamer.tell(self._adapter_stats)
 
     def _advance(self) -> None:
-        """Read, or offer to the pool, those at the front that are not on their way already."""
-        left = _AT_ONCE
-        for digest in list(islice(self._line, 1 if self._past >= _PAST else _ON_THEIR_WAY)):
-            if self._line[digest] == "unread":
+        """Read or offer the adapters at the front of the queue that are not in progress yet."""
+        left = _MAX_READS
+        for digest in list(islice(self._queue, 1 if self._overtaken >= _MAX_OVERTAKING else _MAX_OFFERS)):
+            if self._queue[digest] == "unread":
                 self._begin(digest)
-            left -= self._line[digest] != "in its file"
+            left -= self._queue[digest] != "in its file"
             if not left:
                 break
 
     def _begin(self, digest: str) -> None:
-        self._line[digest] = "read"
+        self._queue[digest] = "read"
         source = self._library.find(digest)
         if source is None:
-            self._asked[digest] = (self._asked[digest][0], "disk")
+            self._requested[digest] = (self._requested[digest][0], "disk")
             self.start_soon(self._read, digest)
         else:
             self._offer(digest, source)
@@ -183,71 +183,72 @@ class AdapterStore(Actor[Message]):
 
     def _offer(self, digest: str, source: AdapterSource) -> None:
         if source.stored:
-            self._line[digest] = "in its file"
+            self._queue[digest] = "in its file"
         self._tried[digest] = self._released
         self._executor.tell(LoadAdapter(digest, source))
 
     def _reads_again(self, digest: str) -> bool:
-        """Whether an adapter that could not be placed from its file is made of the upload once more."""
-        if self._line[digest] != "in its file" or digest in self._reread:
+        """Whether to make an adapter's file again from the upload, once, after it could not be loaded from
+        its file."""
+        if self._queue[digest] != "in its file" or digest in self._reread:
             return False
         self._reread.add(digest)
-        self._line[digest] = "unread"
+        self._queue[digest] = "unread"
         return True
 
     def _release(self) -> None:
-        """The half of the idle that was let go of first may leave; whoever found no room tries again."""
+        """Allow the half that was unpinned first to be evicted. Adapters that found no room try again."""
         if not self._idle:
             return
         digests = tuple(islice(self._idle, (len(self._idle) + 1) // 2))
         for digest in digests:
             del self._idle[digest]
         self._executor.tell(Release(digests))
-        self._wanted = False
+        self._memory_wanted = False
         self._released += 1
-        for waiting, state in self._line.items():
+        for waiting, state in self._queue.items():
             if state == "no room":
-                self._line[waiting] = "unread"
+                self._queue[waiting] = "unread"
 
     def _settle(self, digest: str, placed: bool, error: str | None, kind: str = "RequestFailed") -> None:
-        """Note what became of an adapter in line."""
+        """Handle the outcome of loading an adapter of the queue."""
         tried = self._tried.pop(digest, None)
-        first = next(iter(self._line))
+        first = next(iter(self._queue))
         if placed or error is not None:
             if digest == first:
-                self._past = 0
-            elif self._line[first] == "no room":
-                self._past += placed
-            del self._line[digest]
+                self._overtaken = 0
+            elif self._queue[first] == "no room":
+                self._overtaken += placed
+            del self._queue[digest]
             self._reread.discard(digest)
-            self._asked.pop(digest, None)
+            self._requested.pop(digest, None)
             if placed:
                 self._placed[digest] = None
             self._queue_of(digest).tell(Pinned(digest, self._epoch, error, kind))
         elif tried != self._released:
-            self._line[digest] = "unread"  # there is new room since the pool was asked
+            self._queue[digest] = "unread"  # new room was made after the pool was asked
         else:
-            self._line[digest] = "no room"
+            self._queue[digest] = "no room"
             self._release()
-            if self._line[digest] == "no room" and not self._impatient:
-                self._impatient = True
+            if self._queue[digest] == "no room" and not self._making_room:
+                self._making_room = True
                 self.start_soon(self._make_room)
 
     async def _make_room(self) -> None:
-        """As long as anyone finds no room: tell one adapter after the other to yield, and those that have had
-        their time for it to do so now."""
+        """While any adapter finds no room: ask one adapter after the other to release its memory, and preempt
+        those whose time for it is over."""
         while True:
-            await sleep(_PATIENCE)
-            if "no room" not in self._line.values():
+            await sleep(_WAIT_SECONDS)
+            if "no room" not in self._queue.values():
                 break
             now = current_time()
-            for digest, until in self._yielding.items():
+            for digest, until in self._releasing.items():
                 if now >= until:
-                    self._yielding[digest] = math.inf
+                    self._releasing[digest] = math.inf
                     self._queue_of(digest).tell(ReleaseRequest(digest, self._epoch, now=True))
-            oldest = next((digest for digest in self._placed if digest not in self._yielding), None)
+            oldest = next((digest for digest in self._placed if digest not in self._releasing), None)
             if oldest is not None:
-                self._yielding[oldest] = now + _DRAIN
+                self._releasing[oldest] = now + _DRAIN_SECONDS
                 self._adapter_stats = replace(self._adapter_stats, yields=self._adapter_stats.yields + 1)
                 self._queue_of(oldest).tell(ReleaseRequest(oldest, self._epoch))
-        self._impatient = False
+        self._making_room = False

@@ -1,4 +1,4 @@
-"""Compiles grammars off the loop, so that a slow schema costs its sender time and nobody else a step."""
+"""Compiles grammars off the loop, so that a slow schema delays only its sender and no step."""
 
 import logging
 from weakref import WeakValueDictionary
@@ -13,8 +13,8 @@ from personae.errors import GrammarError, Overloaded, PersonaeError, RequestFail
 from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarKey
 
-AT_ONCE = 4  # compiles of a tenant; more would only take the cores from the steps
-SECONDS = 90.0  # that a request waits for its grammar
+AT_ONCE = 4  # compiles per tenant; more would only take cores from the steps
+SECONDS = 90.0  # how long a request waits for its grammar
 
 log = logging.getLogger(__name__)
 
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 class Compiler(Actor[Message]):
     """Answers `Compile` with `Compiled`. Each compile is a task of its own on a worker thread.
 
-    Whatever a compile raises ends its own requests and nothing else: a grammar library that stumbles over
-    somebody's schema must not take everybody's engine down. After `seconds` a request is answered without a
-    grammar: its grammar is blamed if it has compiled for at least half of that time, else the queue is. The
-    thread cannot be stopped and keeps its place among its tenant's `AT_ONCE`. Each tenant has `AT_ONCE` of
-    its own. The cache keeps what a late compile brings for that tenant's next request.
+    An error in a compile ends its own requests and nothing else: a grammar library that fails on one client's
+    schema must not take down the engine. After `seconds` a request is answered with an error. The error names
+    the grammar if that has compiled for at least half of the time, else the queue. The thread cannot be
+    stopped and keeps its place among its tenant's `AT_ONCE`; every tenant has `AT_ONCE` places of its own.
+    The cache keeps the result of a late compile for that tenant's next request.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Compiler(Actor[Message]):
         self._seconds = seconds
         self._threads: WeakValueDictionary[str, CapacityLimiter] = (
             WeakValueDictionary()
-        )  # while they are used
-        self._begun: set[GrammarKey] = set()
-        self._late: dict[GrammarKey, PersonaeError] = {}
+        )  # only while they are in use
+        self._started_compiles: set[GrammarKey] = set()
+        self._timed_out: dict[GrammarKey, PersonaeError] = {}
 
     async def started(self) -> None:
-        """Forget what was meant for an earlier epoch."""
+        """Drop messages of an earlier epoch."""
         self.drain()
 
     async def receive(self, message: Message) -> None:
@@ -52,7 +52,7 @@ class Compiler(Actor[Message]):
             grammar = self._grammars.get(spec, tenant)
             if grammar is not None:
                 self._scheduler.tell(Compiled(spec, tenant, grammar))
-            elif (error := self._late.get((tenant, spec))) is not None:
+            elif (error := self._timed_out.get((tenant, spec))) is not None:
                 self._scheduler.tell(Compiled(spec, tenant, error=error))
             else:
                 threads = self._threads.setdefault(tenant, CapacityLimiter(AT_ONCE))
@@ -61,26 +61,26 @@ class Compiler(Actor[Message]):
     async def _compile(self, key: GrammarKey, threads: CapacityLimiter) -> None:
         tenant, spec = key
         async with create_task_group() as tasks:
-            tasks.start_soon(self._lose_patience, key)
+            tasks.start_soon(self._time_out, key)
             outcome = await self.in_thread(self._outcome, key, limiter=threads)
             tasks.cancel_scope.cancel()
-        late = self._late.pop(key, None) is not None
-        self._begun.discard(key)
+        late = self._timed_out.pop(key, None) is not None
+        self._started_compiles.discard(key)
         error = outcome if isinstance(outcome, PersonaeError) else None
         grammar = None if isinstance(outcome, PersonaeError) else outcome
         if not late:
             self._scheduler.tell(Compiled(spec, tenant, grammar, error))
 
-    async def _lose_patience(self, key: GrammarKey) -> None:
+    async def _time_out(self, key: GrammarKey) -> None:
         await sleep(self._seconds / 2)
-        compiling = key in self._begun
+        compiling = key in self._started_compiles
         await sleep(self._seconds / 2)
-        self._late[key] = error = self._lateness(compiling)
+        self._timed_out[key] = error = self._timeout_error(compiling)
         tenant, spec = key
         self._scheduler.tell(Compiled(spec, tenant, error=error))
 
-    def _lateness(self, compiling: bool) -> PersonaeError:
-        """Why there is no grammar; `compiling`: for at least half of the time."""
+    def _timeout_error(self, compiling: bool) -> PersonaeError:
+        """Return why there is no grammar. `compiling`: it compiled for at least half of the time."""
         if compiling:
             why = f"The grammar could not be compiled within {self._seconds:g} seconds; make it simpler."
             return GrammarError(why, code="grammar_timeout")
@@ -88,13 +88,13 @@ class Compiler(Actor[Message]):
 
     def _outcome(self, key: GrammarKey) -> AnyGrammar | PersonaeError:
         tenant, spec = key
-        self._begun.add(key)
+        self._started_compiles.add(key)
         try:
             grammar = self._grammars.compile(spec, tenant)
-            self._grammars.put(spec, grammar, tenant)  # here: a large one is counted member by member
+            self._grammars.put(spec, grammar, tenant)  # on this thread: measuring a large one takes long
         except PersonaeError as error:
             return error
-        except BaseException:  # a panic in a Rust library is no Exception
-            log.exception("a grammar of kind %s could not be compiled", spec.kind)
+        except BaseException:  # a panic in a Rust library is not an Exception
+            log.exception("could not compile a grammar of kind %s", spec.kind)
             return RequestFailed("The grammar could not be compiled.", code="grammar_failed")
         return grammar

@@ -1,12 +1,13 @@
-"""The engine core: the four actors that are one engine, and the process that they live in when serving.
+"""The engine core: the four actors that form one engine, and the process that runs them in production.
 
     python -m personae.actors.enginecore.core FD
     python -m personae.actors.enginecore.core dial FD
 
-is started by the frontend (`actors/frontend/engine_process.py`) with one end of the line as an open file; or
-on another machine by an agent (`actors/cluster/agent.py`), with a file that says whom to call. It
-loads what `Start` names, tells how far it is, and runs plans until the line ends. It holds nothing that the
-frontend does not have, so it has nothing to save: whatever goes wrong, it says so on stderr and ends at once.
+The frontend starts this process (`actors/frontend/engine_process.py`) with one end of the connection as an
+open file. On another machine an agent starts it (`actors/cluster/agent.py`), with a file that says whom to
+call. It loads what `Start` names, reports its progress, and runs plans until the connection closes. It holds
+nothing that the frontend does not have, so it has nothing to save: after any error it writes it to stderr and
+ends at once.
 """
 
 import ctypes
@@ -77,15 +78,15 @@ def spawn_core(
     queue_of: Callable[[str | None], Ref[Message]],
     recorder: StepRecorder,
 ) -> tuple[Ref[Message], Ref[Message]]:
-    """Add the engine core's actors to a supervisor; returns its store and its scheduler.
+    """Add the engine core's actors to a supervisor. Returns its store and its scheduler.
 
-    `begin_epoch` is called on the executor's thread, once at the beginning of each epoch, and numbers it. The
-    executor notes its steps in `recorder`.
+    `begin_epoch` is called on the executor's thread, once at the beginning of each epoch, and returns its
+    number. The executor notes its steps in `recorder`.
     """
     epoch = 0
-    bound = 4 * engine_spec.max_live  # submit, cancel, progress and refusal of every live sequence find room
+    bound = 4 * engine_spec.max_live  # a submit, cancel, progress and refusal of each live sequence
 
-    def open_executor() -> Executor:  # the first to start: those after it are of the same life
+    def open_executor() -> Executor:  # it starts first; the others belong to the same epoch
         nonlocal epoch
         epoch = begin_epoch()
         return Executor(engine_spec.build_step_engine, scheduler, store, recorder)
@@ -134,10 +135,10 @@ def facts_of(assembly: Assembly) -> Facts:
 
 
 def main() -> Never:
-    """The process. Its exit code is LOAD_FAILED, CRASHED, or 0 when the frontend has gone."""
+    """Run the process. Its exit code is LOAD_FAILED, CRASHED, or 0 when the frontend has gone."""
     _die_with_frontend()
-    faulthandler.register(signal.SIGUSR1)  # where every thread is, even if the loop does not turn
-    # meant for the frontend, which ends us when it has drained
+    faulthandler.register(signal.SIGUSR1)  # dumps every thread's stack, even if the loop hangs
+    # these are for the frontend, which ends this process when it has drained
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
@@ -149,30 +150,31 @@ def main() -> Never:
         options = start.options if adapters is None else adapters.provide(start.options)
         assembly = assemble(options, _Progress(line), warm=True, fetcher=adapters)
         line.sendall(frame(Loaded(facts_of(assembly))))
-        recorder = StepRecorder.attach(start.black_box)
+        recorder = StepRecorder.attach(start.recorder_file)
         spare_what_is_here()
         shorten_switch_interval()
         anyio.run(_serve, line, assembly.engine_spec, start.epoch, recorder, backend_options=loop_options())
     except LoadError as error:
         if line is None:
-            log.error("%s", error.message)  # to whoever keeps the process
+            log.error("%s", error.message)  # for the agent that runs this process
             _end(LOAD_FAILED)
         line.sendall(frame(LoadFailed(type(error).__name__, error.message)))
         code = LOAD_FAILED
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # The frontend has gone
+        pass  # the frontend has gone
     except BaseException:
-        log.exception("The engine core ends")
+        log.exception("the engine core crashed")
         code = CRASHED
     _end(code)
 
 
 def _connect() -> "tuple[Line, AdapterCache | None]":
-    """The line to the frontend; and on another machine the adapters that were brought from there."""
+    """Return the connection to the frontend, and on another machine the cache of adapters that came from
+    there."""
     file = int(sys.argv[-1])
     if sys.argv[-2] != "dial":
         connection = socket.socket(fileno=file)
-        connection.set_inheritable(False)  # or a helper process of ours would keep the line open
+        connection.set_inheritable(False)  # else a child process would keep the connection open
         return Line(connection), None
     from personae.actors.cluster.adapter_cache import AdapterCache
     from personae.actors.cluster.dial import dial, read_call
@@ -192,14 +194,14 @@ async def serve(
     epoch: int,
     recorder: StepRecorder,
     end: Callable[[int, BaseException | None], object],
-    meet: Callable[[Supervisor], object] = lambda core: None,
+    on_started: Callable[[Supervisor], object] = lambda core: None,
 ) -> None:
-    """Play until the line ends or an actor does; then `end` is called with the exit code, and the error if
-    that
-    is the reason. `meet` is shown the actors when they are there."""
+    """Run the engine until the connection closes or an actor crashes. Then `end` is called with the exit
+    code, and with the error if there was one. `on_started` is called with the supervisor when the actors
+    run."""
 
     def report(incident: Incident) -> None:
-        """An engine that has lost an actor is of no use, and its device may be poisoned."""
+        """End the process: an engine without one of its actors is useless, and its device may be unusable."""
         if incident.error is not None:
             log.error("%s %s", incident.path, incident.what, exc_info=incident.error)
             end(CRASHED, incident.error)
@@ -213,7 +215,7 @@ async def serve(
     async with core, anyio.create_task_group() as tasks, aclosing(messages(stream, ToCore)) as arriving:
         tasks.start_soon(frontend.write, stream)
         tasks.start_soon(_pulse, core, frontend)
-        meet(core)
+        on_started(core)
         async for message in arriving:
             match message:
                 case Submit() | Cancel() | Preempt():
@@ -223,7 +225,7 @@ async def serve(
                 case Describe():
                     log.warning("the engine core's actors:\n%s", gauges.dump(gauges.read(core)))
                     faulthandler.dump_traceback()
-        end(0, None)  # The frontend has gone
+        end(0, None)  # the frontend has gone
 
 
 async def _pulse(core: Supervisor, frontend: Port) -> None:
@@ -235,7 +237,7 @@ async def _pulse(core: Supervisor, frontend: Port) -> None:
 
 
 class _Progress:
-    """Tells the frontend how far loading is, not more often than a person can see."""
+    """Reports loading progress to the frontend, at most every `PROGRESS_SECONDS`."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -249,16 +251,16 @@ class _Progress:
 
 
 def _die_with_frontend() -> None:
-    """Have Linux kill this process when its parent ends, even while it cannot read the line."""
+    """Have Linux kill this process when its parent ends, even while it does not read the connection."""
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before we asked
+        if os.getppid() != parent:  # it ended before the call
             _end(0)
 
 
 def _end(code: int, why: BaseException | None = None) -> Never:
-    """Now: a thread in the middle of a step, or of a compile, is not waited for."""
+    """End the process now. A thread in the middle of a step or of a compile is not waited for."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,12 +1,12 @@
-"""The executor's shell: one thread that owns the device, its memory and its graphs.
+"""The executor's actor: one thread that owns the device, its memory and its graphs.
 
-Step N+1 is started before step N is read, if it is planned by then, so the device does not wait for the host;
-`engine/step.py` says in which order.
+Step N+1 is launched before step N is read, if it is planned by then, so the device does not wait for the
+host. `engine/step.py` defines the order.
 
-What a step brought is told when the device has work again and the masks are made, or there is no work:
-telling wakes the loop's thread, which wants the interpreter for the better part of a millisecond (it takes in
-the step, plans, writes to the frontend), and would have it while this thread needs it and the device waits.
-Told then, it has it while this thread computes, or waits for the device.
+A step's result is reported when the device has work again and the masks are made, or when there is no work.
+Reporting wakes the loop's thread, which then needs the interpreter for almost a millisecond: it commits the
+step, plans, and writes to the frontend. Reported earlier, it would take the interpreter while this thread
+needs it and the device waits. Reported then, it runs while this thread computes or waits for the device.
 """
 
 from collections import deque
@@ -27,9 +27,9 @@ from personae.actors.messages import (
     Execute,
     Lend,
     LoadAdapter,
-    Look,
     MemoryWanted,
     Message,
+    PollMasks,
     Release,
     Repaid,
     Repay,
@@ -42,25 +42,25 @@ from personae.engine.worker.worker import AdapterTicket
 from personae.errors import ActorStopped, AdapterError, Overloaded
 from personae.lora.source import AdapterSource
 
-CHORE_SHARE = 0.2
-GRACE_SECONDS = 0.001  # for the next plan, while a device computes that runs ahead; and for chores
-GLANCE_SECONDS = 0.00005
-LOOK_SECONDS = 0.001  # between two looks for masks, while there is nothing else to do
+MEMORY_WORK_SHARE = 0.2  # of the last step's time that memory work may take between two steps
+GRACE_SECONDS = 0.001  # how long to wait for the next plan, and for memory work, before reporting
+POLL_SECONDS = 0.00005
+MASK_POLL_SECONDS = 0.001  # between two checks for masks, while there is nothing else to do
 
 
 class Executor(ThreadActor[Message]):
-    """Runs plans in the order in which they come; places and releases adapters between them.
+    """Runs plans in the order in which they arrive. Loads and releases adapters between them.
 
-    Everything else is a chore: placing an adapter, and handing memory to and from the KV cache. Chores are
-    done in pieces between two steps, for at most `CHORE_SHARE` of the time that the step before took, so that
-    they hardly hold up other requests; when there is nothing else to do, all at once. Before an adapter makes
-    another one leave, it asks for memory of the KV cache. An adapter that a thread reads into its
-    place beside the steps is placed when that thread says so.
+    Loading an adapter, and lending memory to and from the KV cache, is memory work. It is done in pieces
+    between two steps, for at most `MEMORY_WORK_SHARE` of the time of the step before, so that it hardly
+    delays other requests. If there is nothing else to do, it is done all at once. Before an adapter evicts
+    another one, the executor asks for memory of the KV cache. If a thread reads an adapter into its pages
+    while steps run, the adapter is loaded when that thread says so.
 
-    A row whose mask is not made in time sits the step out. The scheduler is told when the mask is there; it
-    is looked for after each step, and while there is nothing to do every `LOOK_SECONDS`.
+    A row whose mask is not ready in time sits the step out. The scheduler is notified when the mask is ready;
+    that is checked after each step, and every `MASK_POLL_SECONDS` while there is nothing to do.
 
-    `build` makes the step engine on this thread: a restart begins with an empty cache. `recorder` gets
+    `build` makes the step engine on this thread, so a restart begins with an empty cache. `recorder` gets
     each step before it begins.
     """
 
@@ -75,19 +75,21 @@ class Executor(ThreadActor[Message]):
         self._scheduler = scheduler
         self._store = store
         self._recorder = recorder
-        self._borrowing: deque[AdapterTicket] = deque()  # asked for memory, in this order
-        self._chores: deque[Iterator[None]] = deque()
-        self._owed = 0  # pages that were asked back
-        self._wanted = False  # the store was told so
-        self._unread: Any = None  # a launched step, in whatever form the device has it
-        self._untold: StepFinished | None = None
-        self._looking = False  # a `Look` is under way
-        self._done = self._gap = self._seconds = 0.0
-        self._chored = 0.0  # seconds since the last step
+        self._borrowing: deque[AdapterTicket] = deque()  # those that asked for memory, in order
+        self._memory_work: deque[Iterator[None]] = deque()
+        self._owed = 0  # pages that the scheduler asked back
+        self._memory_wanted = False  # the store was asked for memory
+        self._in_flight: Any = (
+            None  # the launched step whose result is not read; its type belongs to the step engine
+        )
+        self._unreported: StepFinished | None = None
+        self._polling = False  # a `PollMasks` message is on its way
+        self._read_at = self._gap = self._seconds = 0.0
+        self._memory_work_seconds = 0.0  # seconds of memory work since the last step
         self._forward = self._sample = self._wait = self._place = 0.0
 
     def started(self) -> None:
-        """Forget what was meant for an earlier epoch; build the engine."""
+        """Drop messages of an earlier epoch; build the engine."""
         while self.try_next() is not None:
             pass
         self._recorder.clear()
@@ -95,78 +97,82 @@ class Executor(ThreadActor[Message]):
         self._worker = self._engine.worker
 
     def receive(self, message: Message) -> None:
-        """Run a step, or place or release an adapter; a `Look` has nothing of its own to do."""
+        """Run a step, or load or release an adapter. A `PollMasks` message does nothing by itself."""
         match message:
             case Execute():
                 self._execute(message)
             case LoadAdapter(adapter=digest, source=source):
                 self._load(digest, source)
             case Lend(pages=pages):
-                self._chores.append(self._placing(self._borrowing.popleft(), pages))
+                self._memory_work.append(self._placing(self._borrowing.popleft(), pages))
             case Repay(count=count):
                 self._owed += count
                 self._repay()
             case AdapterLoadFailed(adapter=digest, error=error):
                 self._worker.discard(digest)
                 self._refuse(digest, error)
-            case Look():
-                self._looking = False
+            case PollMasks():
+                self._polling = False
             case Release(adapters=digests):
-                self._wanted = False
+                self._memory_wanted = False
                 for digest in digests:
                     self._worker.release(digest)
                 self._repay()
-        if self._unread is not None and not self._next_is_here():
-            self._read()
+        if self._in_flight is not None and not self._next_arrived():
+            self._read_step()
         if not self.pending:
-            self._tell()
-        self._work()
+            self._report()
+        self._do_memory_work()
         if self._engine.deferred:
             self._resume()
 
     def _resume(self) -> None:
-        """Have those planned again whose masks are there. What they sat out has to be told first."""
-        if self._untold is None and (ids := self._engine.resumable()):
+        """Have the rows planned again whose masks are ready. The step that they sat out must be reported
+        first."""
+        if self._unreported is None and (ids := self._engine.resumable()):
             self.post(self._scheduler, Resumed(ids))
-        patience = LOOK_SECONDS
-        while not self.pending and patience > 0:
-            self.sleep(GLANCE_SECONDS)
-            patience -= GLANCE_SECONDS
-        if not self.pending and not self._looking:
-            self._looking = True
-            self.post(self.ref, Look())
+        remaining = MASK_POLL_SECONDS
+        while not self.pending and remaining > 0:
+            self.sleep(POLL_SECONDS)
+            remaining -= POLL_SECONDS
+        if not self.pending and not self._polling:
+            self._polling = True
+            self.post(self.ref, PollMasks())
 
-    def _work(self) -> None:
-        """As much of the chores as is due. What a step brought is told only when they have taken a while:
-        telling wakes other threads, and a short chore would then wait behind them for the interpreter."""
-        while self._chores and (not self.pending or self._chored < CHORE_SHARE * self._seconds):
-            begun, chore = self.time(), self._chores[0]
-            if next(chore, self) is self:
-                self._chores.remove(chore)  # another may be before it by now
+    def _do_memory_work(self) -> None:
+        """Do as much memory work as is due. A step is reported only after that has taken a while: reporting
+        wakes other threads, and short memory work would then wait behind them for the interpreter."""
+        while self._memory_work and (
+            not self.pending or self._memory_work_seconds < MEMORY_WORK_SHARE * self._seconds
+        ):
+            begun, work = self.time(), self._memory_work[0]
+            if next(work, self) is self:
+                self._memory_work.remove(work)  # not popleft: more urgent work may have come first
             took = self.time() - begun
-            self._chored += took
+            self._memory_work_seconds += took
             self._place += took
-            if self._chored >= GRACE_SECONDS:
-                self._tell()
+            if self._memory_work_seconds >= GRACE_SECONDS:
+                self._report()
 
-    def _next_is_here(self) -> bool:
-        """Whether there is something to do before the launched step is read. The next plan is being made from
-        the step that has just been told. It is worth waiting for: otherwise the device would be idle from the
-        end of this step until that plan is launched."""
-        patience = GRACE_SECONDS
-        while not self.pending and patience > 0 and not self._engine.ready(self._unread):
-            self.sleep(GLANCE_SECONDS)
-            patience -= GLANCE_SECONDS
+    def _next_arrived(self) -> bool:
+        """Wait a little for the next message before the launched step is read. The next plan is being made
+        from the step that was just reported. It is worth waiting for: otherwise the device would be idle from
+        the end of this step until that plan is launched."""
+        remaining = GRACE_SECONDS
+        while not self.pending and remaining > 0 and not self._engine.ready(self._in_flight):
+            self.sleep(POLL_SECONDS)
+            remaining -= POLL_SECONDS
         return self.pending
 
     def _repay(self) -> None:
-        """Begin to hand back what is owed and can be had now; before other chores, as sequences wait."""
+        """Begin to return the pages that are owed and free now. This goes before other memory work, since
+        sequences wait for it."""
         if self._owed and (pages := self._worker.repay(self._owed)):
             self._owed = max(self._owed - len(pages), 0)
-            self._chores.appendleft(self._repaying(pages))
+            self._memory_work.appendleft(self._repaying(pages))
             self.post(self._store, AdaptersEvicted(*self._worker.adapter_stats))
-        if self._owed and not self._wanted:
-            self._wanted = True
+        if self._owed and not self._memory_wanted:
+            self._memory_wanted = True
             self.post(self._store, MemoryWanted())
 
     def _repaying(self, pages: tuple[int, ...]) -> Iterator[None]:
@@ -174,7 +180,7 @@ class Executor(ThreadActor[Message]):
         self.post(self._scheduler, Repaid(pages))
 
     def _load(self, digest: str, source: AdapterSource) -> None:
-        """Begin to place an adapter, or ask for memory first."""
+        """Begin to load an adapter, or ask for memory first."""
         try:
             ticket = self._worker.load_adapter(digest, source)
         except AdapterError as error:
@@ -184,7 +190,7 @@ class Executor(ThreadActor[Message]):
             self._borrowing.append(ticket)
             self.post(self._scheduler, Borrow(missing))
         else:
-            self._chores.append(self._placing(ticket))
+            self._memory_work.append(self._placing(ticket))
 
     def _refuse(self, digest: str, error: str) -> None:
         self.post(self._store, AdapterLoaded(digest, False, error, *self._worker.adapter_stats))
@@ -208,9 +214,9 @@ class Executor(ThreadActor[Message]):
             arriving.add_done_callback(partial(self._arrived, answer))
 
     def _arrived(self, answer: AdapterLoaded, arriving: Future[None]) -> None:
-        """All of an adapter is in its place; the thread that brought it says so."""
+        """An adapter is completely in its pages, as the thread that read it reports."""
         failure = arriving.exception()
-        with suppress(ActorStopped):  # whoever asked was told so
+        with suppress(ActorStopped):  # the store has stopped
             if failure is None:
                 self.post(self._store, answer)
             else:
@@ -221,40 +227,40 @@ class Executor(ThreadActor[Message]):
         waited = self._wait
         self._recorder.begin(execute.plan)
         prepared = self._engine.prepare(execute.plan, execute.grammars)
-        self._gap = self.time() - self._done if execute.follows else 0.0
+        self._gap = self.time() - self._read_at if execute.follows else 0.0
         forward = self._engine.forward(prepared, partial(self._overlap, prepared))
         launched = self.time()
         self._forward += launched - begun - (self._wait - waited)
-        self._unread = self._engine.sample(execute.plan, forward)
+        self._in_flight = self._engine.sample(execute.plan, forward)
         now = self.time()
         self._sample += now - launched
         self._seconds = now - begun
-        self._chored = 0.0
+        self._memory_work_seconds = 0.0
         if self._engine.runs_ahead:
-            self._tell()
+            self._report()
         else:
-            self._done = now
+            self._read_at = now
 
     def _overlap(self, prepared: Any) -> None:
-        """What there is to do while the forward pass runs."""
-        if self._unread is not None:
-            self._read()
+        """Do the host's work while the forward pass runs."""
+        if self._in_flight is not None:
+            self._read_step()
         self._engine.fill(prepared)
         if not self._engine.runs_ahead:
-            self._tell()
+            self._report()
 
-    def _read(self) -> None:
-        assert self._unread is not None
+    def _read_step(self) -> None:
+        assert self._in_flight is not None
         begun = self.time()
-        result = self._engine.finish(self._unread)
-        self._unread = None
-        self._done = self.time()
-        self._wait += self._done - begun
+        result = self._engine.finish(self._in_flight)
+        self._in_flight = None
+        self._read_at = self.time()
+        self._wait += self._read_at - begun
         timings = StepTimings(0.0, self._forward, self._sample, self._wait, self._place)
-        self._untold = StepFinished(result, self._seconds, self._gap, timings)
-        self._gap = 0.0  # told
+        self._unreported = StepFinished(result, self._seconds, self._gap, timings)
+        self._gap = 0.0
 
-    def _tell(self) -> None:
-        if self._untold is not None:
-            self.post(self._scheduler, self._untold)
-            self._untold = None
+    def _report(self) -> None:
+        if self._unreported is not None:
+            self.post(self._scheduler, self._unreported)
+            self._unreported = None

@@ -1,4 +1,5 @@
-"""The scheduler's shell: hears everybody out, then plans until the executor has work for two steps."""
+"""The scheduler's actor: handles all waiting messages, then plans until the executor has work for two
+steps."""
 
 import time
 from collections import deque
@@ -36,20 +37,20 @@ from personae.engine.stats import SchedulerStats, StepSample
 from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar
 from personae.grammar.spec import GrammarKey
 
-GAP_STEPS = 16  # between two looks at the fairness gap
-LOOKAHEAD = 2  # steps in the executor's hands: the one that runs and the one that waits
-AHEAD_SECONDS = 0.003  # before the end of a step the next is planned, if that is done late
-AHEAD_SHARE = 0.1  # of the step, in addition: what it will take is only known about
+GAP_STEPS = 16  # steps between two measurements of the fairness gap
+LOOKAHEAD = 2  # steps that the executor has: one runs, one waits
+AHEAD_SECONDS = 0.003  # with `late`, the next step is planned so long before the end of the running one
+AHEAD_SHARE = 0.1  # of the step's expected time, in addition, since that is an estimate
 
 
 class SchedulerActor(Actor[Message]):
-    """Owns an `engine.Scheduler`; everything that decides is in there.
+    """Owns an `engine.Scheduler`, which makes all decisions.
 
-    Sequences whose grammar is not compiled yet wait here, outside of the scheduler, and hold up nobody.
+    Sequences whose grammar is not compiled yet wait here, outside of the scheduler, and delay no others.
 
-    A step that is planned cannot be changed, so whoever comes is in the one after it. With `late` the next is
-    planned when the one that runs is about to end, by what steps were seen to take: who comes while a step
-    runs is in the next, not in the one after that. A device that runs ahead has to be told sooner.
+    A planned step cannot be changed, so new sequences join the one after it. With `late` the next step is
+    planned when the running one is about to end, estimated from earlier steps. Then sequences that arrive
+    during a step join the next one, not the one after that. A device that runs ahead needs its plan sooner.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class SchedulerActor(Actor[Message]):
         kv_events: KVEventRecorder | None = None,
     ) -> None:
         self._late = late
-        self._due = self._timer = 0.0  # when the next step may be planned, and when that is looked at
+        self._due = self._timer = 0.0  # when the next step may be planned; the due time of the current timer
         self._scheduler = scheduler
         self._kv_events = kv_events
         if kv_events is not None:
@@ -86,12 +87,12 @@ class SchedulerActor(Actor[Message]):
         self._planning = 0.0
 
     async def started(self) -> None:
-        """Forget what was meant for an earlier epoch, and say that this one knows nothing."""
+        """Drop messages of an earlier epoch, and report that this one has begun without sequences."""
         self.drain()
         self._ingress.tell(EngineCoreStarted(self._epoch, self._stats()))
 
     async def receive(self, message: Message) -> None:
-        """Take in all that waits, then act once."""
+        """Handle all waiting messages, then act once."""
         begun = time.perf_counter()
         deltas: list[Delta] = []
         stepped = False
@@ -104,9 +105,9 @@ class SchedulerActor(Actor[Message]):
                     for log in logs:
                         self._submit(log)
                 case Cancel(ids=ids, epoch=self._epoch):
-                    deltas += self._let_go(ids, "cancelled")
+                    deltas += self._end(ids, "cancelled")
                 case Preempt(ids=ids, epoch=self._epoch):
-                    deltas += self._let_go(ids, "recalled")
+                    deltas += self._end(ids, "recalled")
                 case Compiled():
                     self._compiled(each)
                 case Resumed(ids=resumed):
@@ -126,7 +127,7 @@ class SchedulerActor(Actor[Message]):
             self._scheduler.check_integrity()
 
     def _act(self, deltas: Sequence[Delta], stepped: bool) -> None:
-        """Plan, and tell what there is to tell."""
+        """Plan, and send what there is to report."""
         admitted = self._plan(stepped)
         if wanted := self._scheduler.call_in():
             self._executor.tell(Repay(wanted))
@@ -142,7 +143,7 @@ class SchedulerActor(Actor[Message]):
             self._scheduler.add(log, speculates=log.params.speculate)
             return
         key = log.tenant, log.grammar
-        if key not in self._compiling:  # still there while it compiles, although all have left
+        if key not in self._compiling:  # it may still be compiling although all sequences left
             self._compiling[key] = {}
             self._compiler.tell(Compile(log.grammar, log.tenant))
         self._compiling[key][log.id] = log
@@ -160,7 +161,7 @@ class SchedulerActor(Actor[Message]):
             self._streamer.tell(Refused(tuple(logs), kind, error.message, error.param, error.code))
 
     def _bind(self, log: SequenceLog, grammar: AnyGrammar) -> None:
-        """Let it in, if its answer can be complete within its budget."""
+        """Add a sequence to the scheduler if its answer can be complete within its budget."""
         budget = log.budget(self._scheduler.layout.max_model_len)
         if budget >= grammar.shortest:
             self._grammars[log.id] = grammar
@@ -169,13 +170,14 @@ class SchedulerActor(Actor[Message]):
             return
         self._known.discard(log.id)
         why = (
-            f"The answer may have {budget} tokens, and the shortest that is sure to be complete "
+            f"The answer may have {budget} tokens; the shortest that is sure to be complete "
             f"has {grammar.shortest}."
         )
         self._streamer.tell(Refused((log.id,), "BudgetTooSmall", why))
 
-    def _let_go(self, ids: tuple[str, ...], finish: str) -> list[Delta]:
-        """End those that are still here. What is computed of them stays in the prefix cache for a while."""
+    def _end(self, ids: tuple[str, ...], finish: str) -> list[Delta]:
+        """End those of the sequences that are still here. Their computed pages stay in the prefix cache for a
+        while."""
         here = [id for id in dict.fromkeys(ids) if id in self._known]
         for id in here:
             for logs in self._compiling.values():
@@ -185,9 +187,9 @@ class SchedulerActor(Actor[Message]):
 
     def _commit(self, sampled: StepFinished) -> tuple[Delta, ...]:
         self._in_flight -= 1
-        self._begins()
+        self._schedule_next()
         counters = self._counters
-        if counters.steps % GAP_STEPS == 0:  # now and then: it costs a walk over all that wait
+        if counters.steps % GAP_STEPS == 0:  # not every step: it walks over all waiting sequences
             self._fairness_gap = self._scheduler.fairness_gap
         counters.steps += 1
         counters.step_seconds += sampled.seconds
@@ -199,13 +201,13 @@ class SchedulerActor(Actor[Message]):
         counters.timings = replace(sampled.timings, plan=self._planning)
         return self._scheduler.commit(sampled.result, sampled.seconds)
 
-    def _begins(self) -> None:
-        """The last plan is what the executor does from now on."""
+    def _schedule_next(self) -> None:
+        """Compute when to plan the next step: the executor begins the last plan now."""
         seconds = self._scheduler.expected() if self._late else 0.0
         self._due = current_time() + seconds * (1 - AHEAD_SHARE) - AHEAD_SECONDS
 
-    def _early(self) -> bool:
-        """Whether the next step is better planned later; then it will be."""
+    def _too_early(self) -> bool:
+        """Whether the next step is better planned later. If so, a timer plans it."""
         if not self._late or not self._in_flight or current_time() >= self._due:
             return False
         if self._timer != self._due:
@@ -216,15 +218,15 @@ class SchedulerActor(Actor[Message]):
     async def _remind(self, due: float) -> None:
         await sleep_until(due)
         if self._due == due:
-            self._due = 0.0  # now, though a clock of whole milliseconds may say that it is too soon
+            self._due = 0.0  # plan now, even if a clock of whole milliseconds is a little behind
         begun = time.perf_counter()
         self._act((), False)
         self._planning += time.perf_counter() - begun
 
     def _plan(self, stepped: bool) -> list[str]:
-        """Give the executor work; the sequences that are aboard from now on."""
+        """Send plans to the executor. Returns the sequences that are admitted."""
         admitted: list[str] = []
-        while self._in_flight < LOOKAHEAD and not self._early():
+        while self._in_flight < LOOKAHEAD and not self._too_early():
             plan = self._scheduler.plan()
             if plan is None:
                 break
@@ -236,7 +238,7 @@ class SchedulerActor(Actor[Message]):
             self._executor.tell(Execute(plan, grammars, stepped or self._in_flight > 0))
             self._in_flight += 1
             if self._in_flight == 1:
-                self._begins()
+                self._schedule_next()
             tokens = sum(row.count for row in plan.rows)
             self._counters.count_tokens(tokens)
             self._sizes.append((len(plan.rows), tokens))

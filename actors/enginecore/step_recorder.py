@@ -1,12 +1,13 @@
-"""What the executor was doing last, kept where its death does not reach.
+"""Records the executor's last step where a crash cannot destroy it.
 
-The executor notes each step before it begins: which step, how large, whose. The note lies in memory that
-The frontend has mapped too, so it can be read however the engine core has ended, by an exception, a signal or
-a device that takes its process along; a message would still be on its way. Who was aboard when the engine
-core died is known from it, and nowhere else (`actors/frontend/probation.py`).
+The executor notes each step before it begins: its number, its size and its sequences. The note lies in memory
+that the frontend has mapped too. So the frontend can read it however the engine core ended: by an exception,
+a signal, or a device that takes its process down. A message could still be in transit. Only from this note
+does the frontend know which sequences were on the device when the engine core died
+(`actors/frontend/probation.py`).
 
     0   u32  which half is valid
-    8   two halves: u64 step, u32 rows, u32 tokens, u32 length of what follows, the ids aboard in msgpack
+    8   two halves: u64 step, u32 rows, u32 tokens, u32 length of the rest, the ids on the device in msgpack
 """
 
 import mmap
@@ -26,7 +27,7 @@ SIZE = _FIRST + 2 * _HALF
 
 
 class LastStep(msgspec.Struct, frozen=True):
-    """A step that had begun: `on_device` are the sequences that had a slot."""
+    """A step that had begun. `on_device` are the sequences that had a slot."""
 
     step: int
     rows: int
@@ -35,7 +36,7 @@ class LastStep(msgspec.Struct, frozen=True):
 
 
 class StepRecorder:
-    """The memory, as its writer and its reader have it. One thread writes; a reader may come at any time."""
+    """The memory, for its writer and its reader. One thread writes; a reader may read at any time."""
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory
@@ -45,25 +46,25 @@ class StepRecorder:
 
     @classmethod
     def create(cls) -> "tuple[StepRecorder, int]":
-        """A new one, and the open file that another process attaches to it by."""
-        file = os.memfd_create("personae-black-box")
+        """Create one. Also returns the file descriptor by which another process attaches to it."""
+        file = os.memfd_create("personae-step-recorder")
         os.ftruncate(file, SIZE)
         return cls(mmap.mmap(file, SIZE)), file
 
     @classmethod
     def attach(cls, file: int) -> "StepRecorder":
-        """That of another process, by an open file, which is closed."""
+        """Attach to another process's recorder by a file descriptor, and close that."""
         recorder = cls(mmap.mmap(file, SIZE))
         os.close(file)
         return recorder
 
     @classmethod
     def private(cls) -> "StepRecorder":
-        """One of this process alone."""
+        """Create one for this process alone."""
         return cls(bytearray(SIZE))
 
     def begin(self, plan: "StepPlan") -> None:
-        """A step begins."""
+        """Note a step that begins."""
         if plan.releases or plan.admissions:
             for slot in plan.releases:
                 self._slots.pop(slot, None)
@@ -77,16 +78,18 @@ class StepRecorder:
         _HEAD.pack_into(self._memory, at, plan.step, len(plan.rows), tokens, len(ids))
         at += _HEAD.size
         self._memory[at : at + len(ids)] = ids
-        self._memory[0] = self._half + 1  # one byte: the note is whole, or the one before it counts
+        self._memory[0] = (
+            self._half + 1
+        )  # a single byte: either the new note is complete, or the old one counts
 
     def clear(self) -> None:
-        """Nothing has begun."""
+        """Forget the last step."""
         self._slots.clear()
         self._ids = msgspec.msgpack.encode(())
         self._memory[0] = 0
 
     def read(self) -> LastStep | None:
-        """The step that began last; None when there was none."""
+        """Return the last step that began, or None."""
         half = self._memory[0]
         if not half:
             return None

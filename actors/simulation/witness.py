@@ -247,5 +247,5 @@ def nothing_left(replicas: ReplicaSet) -> None:
 
 _EMPTY_WHEN_IDLE = {
     "_live", "_adapter_of", "_withdrawn", "_lanes", "_on_device", "_refused", "_known", "_compiling",
-    "_grammars", "_placed", "_line", "_tried", "_held", "_on_trial",
+    "_grammars", "_placed", "_queue", "_tried", "_held", "_on_trial",
 }  # fmt: skip

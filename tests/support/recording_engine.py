@@ -34,7 +34,7 @@ class RecordingEngine(StepEngine):
             self.notes.append(note)
             with suppress(anyio.RunFinishedError):
                 anyio.from_thread.run(anyio.wait_all_tasks_blocked, token=self.loop)
-            self.executor._chored = math.inf
+            self.executor._memory_work_seconds = math.inf
             yield piece
 
 
