@@ -1,1 +1,1 @@
-"""Whatever waits: messages, mailboxes, supervision. Decides nothing that engine/ could decide."""
+"""Everything that waits: messages, mailboxes, supervision. It decides nothing that `engine/` can decide."""

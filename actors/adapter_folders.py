@@ -18,7 +18,7 @@ def adapter_folders(roots: tuple[Path, ...], named: tuple[tuple[str, Path], ...]
 
 def _adapters_below(root: Path) -> list[Path]:
     if not root.is_dir():
-        raise LoadError(f"--adapters {root}: there is no such folder.")
+        raise LoadError(f"--adapters {root}: this folder does not exist.")
     folders = sorted(path for path in root.iterdir() if (path / "adapter_config.json").is_file())
     if not folders:
         alone = (root / "adapter_config.json").is_file()

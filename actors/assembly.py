@@ -1,4 +1,4 @@
-"""From options to a script: loads the model and the adapters, and says how the engine core is built from
+"""Loads the model and the adapters that the options name, and specifies how the engine core is built from
 them."""
 
 import errno
@@ -58,14 +58,14 @@ from personae.lora.stored import KINDS
 from personae.lora.throttle import no_rest
 from personae.lora.writing import made_ready
 
-HOST_ADAPTER_BYTES = 2 * 2**30  # of adapters that are kept on the host beside those on the device
+HOST_ADAPTER_BYTES = 2 * 2**30  # for adapters kept on the host, in addition to those on the device
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A script ready to be staged, and what the API wants to know of the model besides."""
+    """An engine spec that is ready to run, and what the API needs to know about the model."""
 
     engine_spec: EngineSpec
     defaults: GenerationDefaults
@@ -82,12 +82,12 @@ def assemble(
     warm: bool = False,
     fetcher: AdapterFetcher | None = None,
 ) -> Assembly:
-    """Load everything that lives as long as the process. Blocks for as long as the weights take.
+    """Load everything that lives as long as the process. Blocks until the weights are loaded.
 
-    `warm`: each engine also begins what only some requests need, so that the first of them need not wait:
-    the process in which grammars are compiled. `fetcher` brings adapters that are not on this machine.
+    `warm`: each engine also starts what only some requests need (the process that compiles grammars), so that
+    the first of them need not wait. `fetcher` fetches adapters that are not on this machine.
 
-    Raises ModelLoadError, AdapterError or LoadError with what is wrong and where.
+    Raises ModelLoadError, AdapterError or LoadError with the problem and where it is.
     """
     device = _device(options.device)
     if options.quantize is not None and device.type != "cpu":
@@ -156,7 +156,7 @@ def assemble(
 
 
 def _instructions(device: torch.device) -> str:
-    """The processor's instruction set, or the kind of GPU, and what drives it."""
+    """The processor's instruction set or the kind of GPU, and the version of torch."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"{torch.cuda.get_device_name(device)} sm_{major}{minor} torch {torch.__version__}"
@@ -165,9 +165,9 @@ def _instructions(device: torch.device) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EngineBuilder:
-    """Builds the engine of one epoch of the engine core after the other, around the one model. `graphs`:
-    on a GPU decode steps are captured. `speculate`: whether drafts are made, see `--speculate`.
-    `read_adapter` has an adapter on the host."""
+    """Builds the step engine for each epoch of the engine core, around the one model. `graphs`: decode steps
+    are captured on a GPU. `speculate`: which drafts to use, see `--speculate`. `read_adapter` reads an
+    adapter to the host."""
 
     model: Decoder
     shapes: LoraShapes
@@ -178,7 +178,7 @@ class EngineBuilder:
     speculate: str = "off"
 
     def build(self) -> StepEngine:
-        """On the thread that will run it."""
+        """Build a step engine. Call it on the thread that will run it."""
         device, sizes = self.model.device, self.sizes
         if device.type == "cpu":
             return self._within(memory_of(device, 0), sizes.spare_ranks)
@@ -219,7 +219,7 @@ class EngineBuilder:
 
 
 def _preparation(model: Decoder) -> Prepare:
-    """What an adapter that was read goes through before it is kept on the host."""
+    """The function that prepares an adapter after it is read and before it is kept on the host."""
     if model.device.type == "cuda":
         return partial(made_ready, dtype=model.dtype, host=pinned)
     return partial(stacked, layers=model.config.layers, dtype=model.dtype)
@@ -233,7 +233,7 @@ def _compiler(vocabulary: Vocabulary, *, warm: bool) -> GrammarCompiler:
 
 
 def lora_shapes(model: Decoder) -> LoraShapes:
-    """What an adapter of this model has to fit."""
+    """The shapes that an adapter of this model must have."""
     config = model.config
     embedding = model.fingerprints[EMBEDDING]
     copies = {"embedding": embedding, "output": model.fingerprints.get(OUTPUT, embedding)}
@@ -264,8 +264,7 @@ def _check_kernels() -> None:
 
 
 def _loaded(options: EngineOptions, device: torch.device, on_progress: Progress | None) -> Decoder:
-    """The model on the device. Raises ModelLoadError, or LoadError when a GPU has too little memory for
-    it."""
+    """Load the model to the device. Raises ModelLoadError, or LoadError if there is too little memory."""
     free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else 0
     try:
         return load_model(
@@ -289,13 +288,13 @@ def _loaded(options: EngineOptions, device: torch.device, on_progress: Progress 
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether the system refused memory; torch has no type for that on a CPU."""
+    """Whether the system refused memory. On a CPU, torch has no error type for that."""
     refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
     return refused or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def _adapter(folder: Path, shapes: LoraShapes) -> Adapter:
-    """Read one. Raises AdapterError that says which, since there may be many."""
+    """Read one adapter. Raises AdapterError that names the folder, since there may be many."""
     try:
         return read_adapter(folder, shapes)
     except AdapterError as error:
@@ -305,7 +304,7 @@ def _adapter(folder: Path, shapes: LoraShapes) -> Adapter:
 def _cards(
     options: EngineOptions, checkpoint: Checkpoint, adapters: Mapping[str, Adapter], quantization: str | None
 ) -> dict[str, ModelCard]:
-    """What each name in `model` stands for, the base's first."""
+    """The cards of all names that `model` may have, the base's first."""
     base, *_ = names = options.base_names(checkpoint.name)
     if "" in names:
         raise LoadError("--served-model-name is empty.")

@@ -1,6 +1,6 @@
-"""The engine as its users see it: the API, the in-process library and the tools all hold an `EngineClient`.
+"""The engine as its users see it. The API, the in-process library and the tools all hold an `EngineClient`.
 
-They know nothing of actors behind it. A test may put any small program behind the same face.
+They know nothing of the actors behind it. A test may implement the same interface with a small program.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -17,11 +17,11 @@ from personae.engine.tokens import Tokenizer
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """A name that a request may put in `model`: the base (adapter None) or an adapter by content digest.
+    """A name that a request may put in `model`: the base (adapter None), or an adapter by content digest.
 
-    `created` is Unix time in seconds; `parent` is the base's name for an adapter. `traits` say what it is
-    beside low rank on linear modules; `invocation` are the tokens that activate it, none for always.
-    `quantization`: how the base's weights are kept, None as its dtype says.
+    `created` is Unix time in seconds; `parent` is the base's name for an adapter. `traits` names what an
+    adapter has besides low-rank updates of linear modules. `invocation` are the tokens that activate it; if
+    empty, it is always active. `quantization` is the format of the base's weights; None: its dtype.
     """
 
     name: str
@@ -46,21 +46,22 @@ class QueueStats(msgspec.Struct, frozen=True):
 
 
 class EngineStats(SchedulerStats, frozen=True):
-    """A snapshot for `/metrics` and `/ready`; the counters go on over restarts.
+    """A snapshot for `/metrics` and `/ready`. The counters continue over restarts.
 
-    `backlog_seconds` is how long it takes to compute what waits. `adapter_running` and `adapter_waiting`
+    `backlog_seconds` is how long the waiting work takes to compute. `adapter_running` and `adapter_waiting`
     count live sequences by their adapter's digest, `queues` by tenant and adapter. `recent_steps` are the
-    last ones. With several replicas this is their sum, without `recent_steps`: `replicas` has each one's own
-    by its number, and `moved` counts the streams that went on at another when theirs died or was removed,
-    `changed` those of them that had tokens and went to one of another numerics class.
+    last steps of one engine. With several replicas the figures are sums without `recent_steps`, and
+    `replicas` has each replica's own by its number. `moved` counts the streams that continued at another
+    replica after theirs died or was removed; `changed` counts those among them that had tokens and went to
+    another numerics class.
     """
 
     ready: Annotated[bool, GaugeMetric("personae:ready", "1 when the engine can serve.")] = True
     restarts: Annotated[
-        int, CounterMetric("personae:back_restarts", "Times that the engine died and was started again.")
+        int, CounterMetric("personae:back_restarts", "Times that the engine died and was restarted.")
     ] = 0
     backlog_seconds: Annotated[
-        float, GaugeMetric("personae:backlog_seconds", "How long it takes to compute what waits.")
+        float, GaugeMetric("personae:backlog_seconds", "Seconds that it takes to compute the waiting work.")
     ] = 0.0
     adapters: AdapterStats = AdapterStats()
     adapter_running: dict[str, int] = msgspec.field(default_factory=dict)
@@ -74,17 +75,17 @@ class EngineStats(SchedulerStats, frozen=True):
 
 
 class SequenceStream(Protocol):
-    """The deltas of the sequences submitted together, in the order in which steps produce them."""
+    """The deltas of sequences that were submitted together, in the order in which steps produce them."""
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         """Iterate until every sequence has ended. A delta with `finish` is its sequence's last."""
 
     def stop(self, id: str) -> None:
-        """End one sequence now (a stop string was found); nothing more of it is delivered."""
+        """End one sequence now (a stop string was found). No more deltas of it are delivered."""
 
 
 class EngineClient(Protocol):
-    """Submits token logs, hands back deltas."""
+    """Submits token logs and returns their deltas."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -99,16 +100,17 @@ class EngineClient(Protocol):
         """Rows of the model's logits (the tokenizer may know fewer ids)."""
 
     def models(self, tenant: str) -> Mapping[str, ModelCard]:
-        """The names that this tenant may use, the base first."""
+        """The names that this tenant may use, with the base first."""
 
     def salt(self, tenant: str) -> bytes:
         """The prefix-cache salt of this tenant."""
 
     def stream(self, logs: Sequence[SequenceLog]) -> AbstractAsyncContextManager[SequenceStream]:
-        """Submit. Entering raises Overloaded when the engine is full; leaving cancels whatever still runs.
+        """Submit sequences. Entering raises Overloaded when the engine is full; leaving cancels those that
+        still run.
 
-        A GrammarError found while compiling is raised from the iteration, before any delta.
+        The iteration raises a GrammarError from compilation before any delta.
         """
 
     def stats(self) -> EngineStats:
-        """What the engine is doing now; cheap."""
+        """Return what the engine is doing now; cheap."""

@@ -1,6 +1,6 @@
-"""Frames: a length, four bytes little-endian, and a message in msgpack. No pickle, nothing that runs.
+"""Frames: a length of four bytes, little-endian, and a message in msgpack. No pickle, nothing executable.
 
-It imports nothing of the engine: the small processes that only pass messages on need no torch.
+It imports nothing of the engine, so the small processes that only forward messages need no torch.
 """
 
 from pathlib import Path
@@ -11,13 +11,13 @@ import msgspec
 from personae.errors import LineBroken
 
 HEADER = 4
-MAX_FRAME = 2**30  # bytes; 64 sequences of a million tokens have less
+MAX_FRAME = 2**30  # bytes; 64 sequences of a million tokens need less
 
 
 def _plain(value: object) -> Any:
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"{type(value).__name__} does not cross")
+    raise TypeError(f"{type(value).__name__} cannot be sent")
 
 
 def _rich(kind: type, value: Any) -> Any:
@@ -28,34 +28,34 @@ _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """A message as it goes over the line."""
+    """Encode a message as a frame."""
     body = _encode(message)
     return len(body).to_bytes(HEADER, "little") + body
 
 
 def decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
-    """Reads the body of frames of the given messages (`ToCore`, `ToFrontend`)."""
+    """Make a decoder for the bodies of the given messages (`ToCore`, `ToFrontend`)."""
     return msgspec.msgpack.Decoder(kind, dec_hook=_rich)
 
 
 def frame_length(data: bytes | bytearray, at: int, limit: int = MAX_FRAME) -> int:
-    """Of the frame whose header begins at `at`, without the header. Raises LineBroken if it is too long to be
-    one."""
+    """The length of the frame whose header begins at `at`, without the header. Raises LineBroken if it
+    exceeds `limit`."""
     length = int.from_bytes(data[at : at + HEADER], "little")
     if length > limit:
-        raise LineBroken(f"A frame of {length} bytes was announced; at most {limit} are read.")
+        raise LineBroken(f"A frame of {length} bytes was announced; the limit is {limit}.")
     return length
 
 
 class Receiver(Protocol):
-    """A socket, or a line."""
+    """A socket or a `Line`."""
 
     def recv(self, count: int, /) -> bytes:
-        """Wait for data; empty when the other side has gone."""
+        """Wait for data; empty when the other side has closed."""
 
 
 def receive_first(line: Receiver, kind: Any, limit: int = MAX_FRAME) -> Any:
-    """Wait for one message, where there is no loop. Raises EOFError when the other side has gone."""
+    """Wait for one message, blocking. Raises EOFError when the other side has closed."""
     length = frame_length(_exactly(line, HEADER), 0, limit)
     return decoder(kind).decode(_exactly(line, length))
 
@@ -64,6 +64,6 @@ def _exactly(line: Receiver, count: int) -> bytes:
     data = bytearray()
     while len(data) < count:
         if not (more := line.recv(count - len(data))):
-            raise EOFError("the other side has gone")
+            raise EOFError("the other side has closed the connection")
         data += more
     return bytes(data)

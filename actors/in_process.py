@@ -1,15 +1,15 @@
-"""The whole company in one process: for tests, for use as a library, for debugging.
+"""The whole engine in one process: for tests, for use as a library, for debugging.
 
 personae               one_for_one, gives up at once: what the frontend lost could not be resumed
 ├── front              one_for_one, gives up at once: it holds the logs
 │   ├── streamer
 │   ├── ingress
-│   └── queue/...      one per adapter, made on first use
-└── back               one_for_all: its four are one engine and start anew together, caches empty
+│   └── queue/...      one per adapter, created on first use
+└── back               one_for_all: these four are one engine and restart together, with empty caches
     ├── executor       owns the device, on its own thread
-    ├── store          which adapters are on the device
+    ├── store          knows which adapters are on the device
     ├── compiler
-    └── scheduler      last: when it says `BackStarted`, the others are there
+    └── scheduler      last: when it sends `EngineCoreStarted`, the others are running
 """
 
 from collections.abc import AsyncIterator
@@ -29,11 +29,11 @@ from personae.actors.spec import EngineSpec
 async def open_in_process(
     engine_spec: EngineSpec, report: Report = log_incident, *, max_restarts: int = MAX_RESTARTS
 ) -> AsyncIterator[LocalClient]:
-    """Raise the curtain: start every actor, yield the client, stop everything in order.
+    """Start every actor, yield the client, and stop everything in order.
 
-    Raises what the first start of an actor raised (StartFailed). When the engine core dies more than
-    `max_restarts` times within a minute it is not started again: streams end with EngineLost, and so does
-    what comes later.
+    Raises StartFailed if an actor's first start fails. If the engine core dies more than `max_restarts` times
+    within a minute, it is not started again: streams end with EngineLost, and later requests are refused with
+    it.
     """
     recorder = StepRecorder.private()
 
@@ -50,8 +50,8 @@ async def open_in_process(
     frontend = Frontend(
         root, ready=lambda: core.state == "running", max_live=engine_spec.max_live, window=engine_spec.window
     )
-    # Temporary: when it gives up, the frontend stays, to tell everybody. Stopped first: it tells the frontend
-    # things.
+    # Temporary: when it gives up, the frontend stays and ends the streams with an error. It stops first,
+    # since it sends messages to the frontend.
     core = root.supervisor(
         "back", strategy="one_for_all", max_restarts=max_restarts, within=WITHIN, restart="temporary"
     )

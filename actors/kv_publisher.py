@@ -1,11 +1,11 @@
 """Publishes KV events as vLLM does, over ZeroMQ.
 
 A message on the PUB socket has three frames: the topic, a sequence number of eight bytes, big-endian, and an
-array `[ts, events, data_parallel_rank]` in msgpack; the rank is the engine's number. Whoever has missed some
-asks the replay socket (a ROUTER) with the first number that is wanted, and gets `[number, message]` for each
-that is still there, and `[-1, empty]` at the end.
+array `[ts, events, data_parallel_rank]` in msgpack; the rank is the engine's number. A subscriber that has
+missed messages sends the first number that it wants to the replay socket (a ROUTER). It gets `[number,
+message]` for each message that is still kept, and `[-1, empty]` at the end.
 
-The sockets belong to a thread: nothing that a subscriber does holds up the server.
+The sockets belong to a thread, so a subscriber cannot delay the server.
 """
 
 import logging
@@ -24,15 +24,15 @@ from personae.errors import LoadError
 
 log = logging.getLogger("personae.actors")
 
-KEPT = 10_000  # messages, for replay
+KEPT = 10_000  # messages kept for replay
 QUEUED = 100_000  # messages that a slow subscriber may lag behind, as in vLLM
-WAITING = 10_000  # batches on their way to the thread
+WAITING = 10_000  # batches that may wait for the thread
 END = (-1).to_bytes(8, "big", signed=True)
 _POLL_SECONDS = 0.05
 
 
 class EventBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What happened at an engine; `ts` is Unix time in seconds."""
+    """The events of one engine; `ts` is Unix time in seconds."""
 
     ts: float
     events: Sequence[KVEvent]
@@ -40,7 +40,7 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
 
 
 class KVEventPublisher:
-    """Made by `publishing`. `dropped` counts batches that came faster than they could be sent."""
+    """Created by `publishing`. `dropped` counts batches that came faster than they could be sent."""
 
     def __init__(self, publish: Any, replay: Any, topic: str) -> None:
         self._publish, self._replay = publish, replay
@@ -52,20 +52,20 @@ class KVEventPublisher:
         self.dropped = 0
 
     def publish(self, engine: int, events: Sequence[KVEvent]) -> None:
-        """Send what happened at an engine; never waits."""
+        """Send an engine's events; never waits."""
         try:
             self._batches.put_nowait(EventBatch(time.time(), events, engine))
         except queue.Full:
             self.dropped += 1
             if self.dropped == 1:
-                log.warning("KV events come faster than they can be published: some are lost")
+                log.warning("KV events arrive faster than they can be published; some are lost")
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Send what is left, and end."""
+        """Send what is left, and end the thread."""
         self._batches.put(None)
         self._thread.join()
 
@@ -87,23 +87,23 @@ class KVEventPublisher:
             number += 1
 
     def _answer(self) -> None:
-        """Somebody has missed something."""
+        """Answer a request for replay."""
         frames = self._replay.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != 8:
-            log.warning("a request for KV events was not understood")
+            log.warning("a replay request for KV events is malformed")
             return
-        who, _, first = frames
+        sender, _, first = frames
         for name, data in self._kept:
-            if name >= first:  # big-endian: in the order of the numbers
-                self._replay.send_multipart((who, b"", name, data))
-        self._replay.send_multipart((who, b"", END, b""))
+            if name >= first:  # big-endian, so bytes compare as the numbers do
+                self._replay.send_multipart((sender, b"", name, data))
+        self._replay.send_multipart((sender, b"", END, b""))
 
 
 @contextmanager
 def publishing(endpoint: str, replay: str | None, topic: str) -> Iterator[KVEventPublisher]:
-    """Bind the sockets, and publish within the block. Raises LoadError for an address that cannot be had."""
+    """Bind the sockets, and publish within the block. Raises LoadError if an address cannot be bound."""
     try:
-        import zmq  # only where it is wanted
+        import zmq  # optional dependency
     except ImportError:
         raise LoadError("--kv-events needs pyzmq: install personae[kv-events].") from None
     context: Any = zmq.Context()

@@ -1,4 +1,4 @@
-"""Files that are nowhere but in memory."""
+"""Files that exist only in memory."""
 
 import os
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 def open_memory_file(data: bytes) -> int:
-    """A file with this content, to be read from its beginning; returns its number."""
+    """Create a file with this content, positioned at its beginning, and return its descriptor."""
     file = os.memfd_create("personae")
     with os.fdopen(os.dup(file), "wb") as writer:
         writer.write(data)
@@ -16,7 +16,7 @@ def open_memory_file(data: bytes) -> int:
 
 @contextmanager
 def memory_file(data: bytes) -> Iterator[str]:
-    """The path, for this process, of a file with this content."""
+    """Yield a path, valid in this process, of a file with this content."""
     file = open_memory_file(data)
     try:
         yield f"/proc/self/fd/{file}"

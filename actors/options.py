@@ -1,4 +1,4 @@
-"""The options of the engine, each written once: its type, default, bounds and help.
+"""The options of the engine. Each is written once: its type, default, bounds and help.
 
 The command line, the configuration file, `personae.open` and docs/operate/options.md are made from these
 classes and those of `api/options.py`. A class is a group of options; the first line of its docstring is the
@@ -24,11 +24,12 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 @dataclass(frozen=True, slots=True)
 class OptionInfo:
-    """What `Annotated` says of an option's field. The option's name is the field's, with hyphens.
+    """An option's description, in the `Annotated` of its field. The option's name is the field's, with
+    hyphens.
 
-    `min` and `max` bound a number. `unset` says what None stands for, `metavar` how the help calls a value.
-    `parse` makes a value from its text, `check` returns the value to use; both raise ValueError. A `folder`
-    must exist. `env` is a variable of the environment with a default.
+    `min` and `max` bound a number. `unset` describes what None means, `metavar` is the value's name in the
+    help. `parse` makes a value from text, `check` returns the value to use; both raise ValueError. A `folder`
+    must exist. `env` names an environment variable that sets the default.
     """
 
     help: str
@@ -43,19 +44,19 @@ class OptionInfo:
 
 
 def parse_size(text: str) -> int:
-    """Bytes in a size such as `2GiB`, `512MB`, `1.5g` or `4096`; GiB is 1024^3, GB and g are 1000^3.
+    """Parse a size such as `2GiB`, `512MB`, `1.5g` or `4096` into bytes. GiB is 1024^3; GB and g are 1000^3.
 
     Raises ValueError for any other text.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None or (match[3] and not match[2]):
-        raise ValueError(f"{text!r} is no size; write one like 2GiB, 512MB or 4096")
+        raise ValueError(f"{text!r} is not a size; use a form like 2GiB, 512MB or 4096")
     number, unit, binary, _ = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
 
 
 def parse_quantization(name: str) -> str:
-    """The name of a weight format. Raises ValueError for any other."""
+    """Return the name of a weight format. Raises ValueError for an unknown one."""
     if name not in QUANTIZATIONS:
         raise ValueError(f"{name!r} is not one of {', '.join(map(repr, QUANTIZATIONS))}.")
     return name
@@ -197,14 +198,13 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class EngineOptions(ModelOptions, BatchingOptions):
-    """What an engine is opened with, as plain data that travels to the engine core's process.
+    """The options of one engine, as plain data that is sent to the engine core's process.
 
     `model` is a Hugging Face model folder or a GGUF file. Each sub-folder of each folder in `adapters` is an
-    adapter, known by its folder's name; `named_adapters` are names with one adapter's folder each. Adapters
-    that come later lie in `adapter_store`, by digest. `secret` is what the tenants' prefix-cache salts are
-    derived from. It is one of `share` engines in this machine's memory. With
-    `record_kv_events` it tells what enters and leaves its prefix cache. None in any option means that the
-    engine chooses.
+    adapter, named after its folder; `named_adapters` are pairs of a name and an adapter's folder. Adapters
+    that are added later lie in `adapter_store`, by digest. The tenants' prefix-cache salts are derived from
+    `secret`. `share` engines use this machine's memory. With `record_kv_events` the engine reports what
+    enters and leaves its prefix cache. None in any option means that the engine chooses.
     """
 
     model: Path
@@ -216,12 +216,13 @@ class EngineOptions(ModelOptions, BatchingOptions):
     named_adapters: tuple[tuple[str, Path], ...] = ()
 
     def base_names(self, own: str) -> tuple[str, ...]:
-        """The names of the base, at least one, each once; its `own` if it is given none."""
+        """The names of the base, each once. If none is configured: its `own` name."""
         given = self.served_model_name
         names = (given,) if isinstance(given, str) else given or ()
         return tuple(dict.fromkeys(names)) or (own,)
 
     def salts(self) -> Callable[[str], bytes]:
-        """Each tenant's prefix-cache salt: derived from `secret`, or from one that is drawn now."""
+        """Return a function from a tenant to its prefix-cache salt. Salts derive from `secret`, or from a new
+        random one."""
         secret = self.secret or secrets.token_bytes(32)
         return lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256)

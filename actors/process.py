@@ -17,7 +17,7 @@ class CoreProcess(Protocol):
 
     line: ByteStream
     output: ByteReceiveStream
-    box_file: int  # the file descriptor of its step recorder
+    recorder_file: int  # the file descriptor of its step recorder
 
     @property
     def pid(self) -> int:
@@ -47,11 +47,13 @@ class Launch(Protocol):
 class ChildProcess:
     """A process of the operating system. Its stdout and stderr are one output."""
 
-    def __init__(self, process: Process, line: ByteStream, recorder: StepRecorder, box_file: int) -> None:
+    def __init__(
+        self, process: Process, line: ByteStream, recorder: StepRecorder, recorder_file: int
+    ) -> None:
         assert process.stdout is not None
         self._process = process
         self._recorder = recorder
-        self.box_file = box_file
+        self.recorder_file = recorder_file
         self.line = line
         self.output: ByteReceiveStream = process.stdout
 

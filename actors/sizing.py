@@ -1,4 +1,4 @@
-"""How large everything is: the KV cache, a step, the adapters' pool. As asked for, or as memory allows."""
+"""Chooses the sizes of the KV cache, a step and the adapter pool: as configured, or as memory allows."""
 
 import logging
 from collections.abc import Collection
@@ -22,19 +22,19 @@ from personae.lora.shapes import LoraShapes
 from personae.lora.weight_pools import pool_bytes
 
 PAGE_SIZE = 16  # tokens
-DEVICE_SHARE = 0.85  # of the free device memory goes to the KV cache, unless told otherwise
-HOST_KV_BYTES = 2 * 2**30  # or half of a smaller memory, unless told otherwise
-SPARE_RANKS = 128  # room for adapters that come later, unless told otherwise
+DEVICE_SHARE = 0.85  # of the free device memory is for the KV cache, by default
+HOST_KV_BYTES = 2 * 2**30  # by default; half of the memory if that is less
+SPARE_RANKS = 128  # room for adapters that are added later, by default
 
 _log = logging.getLogger("personae.engine")
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What was chosen. `layout` has the sizes of the KV cache and of a step.
+    """The chosen sizes. `layout` has those of the KV cache and of a step.
 
-    A page of the cache has `page_bytes`, in `kv_dtype`. The adapters' pool has `ranks` rank rows for each
-    module in `pool_bytes` of its own, and places for `spare_ranks` more in memory that the cache lends.
+    A page of the cache has `page_bytes`, in `kv_dtype`. The adapter pool has `ranks` rank rows per module, in
+    `pool_bytes` of its own, and room for `spare_ranks` more in memory that the cache lends.
     """
 
     layout: MemoryLayout
@@ -46,23 +46,23 @@ class Sizes:
 
     @property
     def max_adapters(self) -> int:
-        """How many adapters fit at most: those of the smallest rank."""
+        """How many adapters fit at most, if all have the smallest rank."""
         return max((self.ranks + self.spare_ranks) // RANK_PAGE, 1)
 
 
 def choose_sizes(
     options: EngineOptions, model: Decoder, shapes: LoraShapes, adapters: Collection[Adapter]
 ) -> Sizes:
-    """The sizes for a model that is on its device, and the adapters that it is served with from the start.
+    """Choose the sizes for a model on its device and the adapters that it serves from the start.
 
-    Raises LoadError, with the option to change, where the memory is too small for what was asked.
+    Raises LoadError, with the option to change, if the memory is too small.
     """
     kv_dtype = _kv_dtype(options, model)
     page_bytes = KVCache.bytes_per_page(model.config.kv_specs, PAGE_SIZE, kv_dtype)
     ranks = _ranks(options, adapters, shapes, model.dtype)
     granule = granule_of(model.device)
     own = pool_bytes(shapes, ranks, model.dtype, granule or 0)
-    # Beside their ranks adapters may have as much again: see LoraPool.
+    # Adapters may have as much again in addition to their ranks: see LoraPool.
     reserved = own + pool_bytes(shapes, ranks, model.dtype)
     layout = _layout(options, model, page_bytes, reserved, granule)
     spare = _spare_ranks(shapes, model.dtype, ranks, layout.lendable * page_bytes)
@@ -72,7 +72,7 @@ def choose_sizes(
 def _layout(
     options: EngineOptions, model: Decoder, page_bytes: int, reserved: int, granule: int | None
 ) -> MemoryLayout:
-    """What fits beside `reserved` bytes of adapters. `granule`: see `granule_of`."""
+    """Choose what fits next to `reserved` bytes of adapters. `granule`: see `granule_of`."""
     on_cpu = model.device.type == "cpu"
     memory, source = _host_memory(options) if on_cpu else _device_memory(options, reserved)
     num_pages = memory // page_bytes
@@ -97,7 +97,7 @@ def _layout(
 
 
 def _host_memory(options: EngineOptions) -> tuple[int, str]:
-    """Bytes of the KV cache on a CPU, and what decided them, for messages."""
+    """The bytes of the KV cache on a CPU, and the source of that number for messages."""
     asked = (options.kv_memory or 0) + (options.adapter_memory or 0)
     installed, free = main_memory(), free_memory()
     if installed is not None and asked > installed:
@@ -113,23 +113,24 @@ def _host_memory(options: EngineOptions) -> tuple[int, str]:
 
 
 def _device_memory(options: EngineOptions, reserved: int) -> tuple[int, str]:
-    """Bytes of the KV cache on a GPU, and what decided them, for messages."""
+    """The bytes of the KV cache on a GPU, and the source of that number for messages."""
     free, _ = torch.cuda.mem_get_info()
     memory = options.kv_memory or max(int((free - reserved) * DEVICE_SHARE), 0)
     if memory + reserved > free:
         raise LoadError(
-            f"The GPU has {size_text(free)} free beside the weights: too little for "
+            f"The GPU has {size_text(free)} free besides the weights: too little for "
             f"{size_text(memory, needed=True)} of KV cache (--kv-memory) and up to "
             f"{size_text(reserved, needed=True)} of adapters (twice --adapter-memory)."
         )
     return (
         memory,
-        "--kv-memory" if options.kv_memory else f"The GPU ({size_text(free)} free beside the weights)",
+        "--kv-memory" if options.kv_memory else f"The GPU ({size_text(free)} free besides the weights)",
     )
 
 
 def _longest(asked: int | None, max_position: int, num_pages: int, page_bytes: int, source: str) -> int:
-    """Tokens of the longest sequence: what was asked for, else what the model can do and the cache holds."""
+    """The number of tokens of the longest sequence: as configured, else as many as the model supports and the
+    cache holds."""
     if asked is not None and asked > max_position:
         raise LoadError(f"--max-model-len {asked} is more than the model's own {max_position} tokens.")
     held = num_pages * PAGE_SIZE
@@ -145,7 +146,7 @@ def _longest(asked: int | None, max_position: int, num_pages: int, page_bytes: i
 
 
 def _kv_dtype(options: EngineOptions, model: Decoder) -> torch.dtype:
-    """What keys and values are kept as."""
+    """The dtype of keys and values."""
     if options.kv_cache_dtype == "auto":
         return model.dtype
     if model.device.type == "cpu" or torch.cuda.get_device_capability() < FP8_CAPABILITY:
@@ -156,8 +157,8 @@ def _kv_dtype(options: EngineOptions, model: Decoder) -> torch.dtype:
 def _ranks(
     options: EngineOptions, adapters: Collection[Adapter], shapes: LoraShapes, dtype: torch.dtype
 ) -> int:
-    """How many ranks a module has in the pool: what was asked for, else those of the adapters that are there
-    and some to spare."""
+    """The number of ranks per module in the pool: as configured, else those of the known adapters and some to
+    spare."""
     page_bytes = pool_bytes(shapes, RANK_PAGE, dtype)
     pages = [-(-adapter.rank // RANK_PAGE) for adapter in adapters]
     if options.adapter_memory is None:
@@ -170,8 +171,8 @@ def _ranks(
 
 
 def _spare_ranks(shapes: LoraShapes, dtype: torch.dtype, ranks: int, lendable: int) -> int:
-    """Places beside those of the pool's own memory: enough for all memory that there may be, if the narrowest
-    module has it. Those that stay empty take none."""
+    """Places in addition to those in the pool's own memory: enough to use all memory that may be lent, if the
+    narrowest module gets it. Empty places take no memory."""
     if not lendable:
         return 0
     memory = pool_bytes(shapes, ranks, dtype) + lendable

@@ -1,4 +1,4 @@
-"""What a company plays from."""
+"""What an engine core is built from."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,83 +16,84 @@ from personae.lora.source import AdapterSource
 
 
 class StepRunner(Protocol):
-    """What runs steps: `engine.step.StepEngine`, or a simulation of it.
+    """Runs steps: `engine.step.StepEngine`, or a simulation of it.
 
-    A step is `prepare`, `forward`, `fill`, `sample`, `finish`; what travels between them is the device's own.
+    A step is `prepare`, `forward`, `fill`, `sample`, `finish`. The values passed between them belong to the
+    implementation.
     """
 
     runs_ahead: bool
 
     @property
     def deferred(self) -> bool:
-        """Whether rows sit out since their masks are still being made."""
+        """Whether rows sit out because their masks are not ready yet."""
 
     def resumable(self) -> tuple[str, ...]:
-        """The sequences that sat a step out that is finished, and whose masks have come since; each once."""
+        """The sequences that sat out a finished step and whose masks are ready now; each is returned once."""
 
     @property
     def worker(self) -> AdapterMemory:
-        """Where the adapters are."""
+        """The memory that holds the adapters."""
 
     def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar], /) -> Any:
-        """Apply the plan's changes; all that the host does for a step before the device begins."""
+        """Apply the plan's changes, and do the host's work before the device begins."""
 
     def forward(self, prepared: Any, overlap: Callable[[], None], /) -> Any:
         """Start the forward pass, and call `overlap` while it runs."""
 
     def fill(self, prepared: Any, /) -> None:
-        """Make its masks, when the step before is finished."""
+        """Make the step's masks, after the previous step has finished."""
 
     def sample(self, plan: StepPlan, forward: Any, /) -> Any:
         """Start sampling."""
 
     def ready(self, launched: Any, /) -> bool:
-        """Whether `finish` would not wait for the device."""
+        """Whether `finish` would return without waiting for the device."""
 
     def finish(self, launched: Any, /) -> StepResult:
-        """Wait for the step and read it."""
+        """Wait for the step and read its result."""
 
 
 class GrammarService(Protocol):
-    """What compiles grammars and keeps them: `grammar.compiler.GrammarCompiler`, or a simulation of it."""
+    """Compiles and caches grammars: `grammar.compiler.GrammarCompiler`, or a simulation of it."""
 
     def get(self, spec: GrammarSpec, tenant: str, /) -> AnyGrammar | None:
-        """From the tenant's part of the cache."""
+        """Return a grammar from the tenant's part of the cache, or None."""
 
     def compile(self, spec: GrammarSpec, tenant: str, /) -> AnyGrammar:
-        """Compile; on a worker thread."""
+        """Compile a grammar. Called on a worker thread."""
 
     def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str, /) -> None:
-        """Into the tenant's part of the cache."""
+        """Put a grammar into the tenant's part of the cache."""
 
 
 class AdapterProvider(Protocol):
-    """Brings adapters to the host: `lora.library.AdapterLibrary`, or a simulation of it."""
+    """Reads adapters to the host: `lora.library.AdapterLibrary`, or a simulation of it."""
 
     @property
     def kept(self) -> tuple[int, int]:
-        """Adapters on the host, and their bytes."""
+        """The number of adapters on the host, and their bytes."""
 
     def find(self, digest: str, /) -> AdapterSource | None:
-        """Where the adapter lies, if it is on the host."""
+        """Return the adapter's source if it is on the host."""
 
     def read(self, digest: str, /) -> AdapterSource:
-        """Have the adapter on the host, from disk; on a worker thread. Raises AdapterError."""
+        """Read the adapter from disk to the host. Called on a worker thread. Raises AdapterError."""
 
     def forget_offered(self) -> None:
-        """Nobody will ask for what was found or read so far."""
+        """Forget the sources returned so far: their users are gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What a company needs to play: the engine's parts, made anew for every epoch of the engine core, and the
+    """What an engine core is built from: functions that build the engine's parts anew for every epoch, and
     fixed facts.
 
-    `models` maps the names of the base and the adapters that are there from the start to their cards;
-    `library` has every adapter by its digest.
-    `salt` gives a tenant's prefix-cache salt. `max_live` bounds the sequences that are served at
-    once. `late`: plan the next step when the one that runs is about to end, not as soon as it has begun.
-    `build_kv_events` makes what records the prefix cache's events; None if nobody wants them.
+    `models` maps the names of the base and of the adapters known from the start to their cards. `library` has
+    every adapter by its digest. `salt` returns a tenant's prefix-cache salt. `max_live` bounds the sequences
+    that are served at once. `late`: plan the next step when the running one is about to end, not as soon as
+    it has begun. `build_kv_events` makes the recorder of the prefix cache's events; None: they are not
+    recorded.
     """
 
     build_step_engine: Callable[[], StepRunner]

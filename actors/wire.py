@@ -1,10 +1,9 @@
-"""The line between the frontend and the engine core: msgpack frames over a pair of Unix sockets, or over TCP
-to another machine (`actors/cluster/`).
+"""The connection between the frontend and the engine core: msgpack frames over a pair of Unix sockets, or
+over TCP to another machine (`actors/cluster/`).
 
-The pair has no name: there is nothing in the file system, or anywhere, that another process could connect to.
-A frame is its length, four bytes little-endian, and a message in msgpack; no pickle, nothing that runs. The
-line keeps order, and its end is the end of the other side: whoever reads it to the end knows that nothing
-more will come.
+The pair has no name: no other process can connect to it. A frame is its length, four bytes little-endian, and
+a message in msgpack; no pickle, nothing executable. The connection keeps order. When one side ends, the other
+reads the end of the stream, so it knows that nothing more will come.
 """
 
 from collections.abc import AsyncGenerator
@@ -42,31 +41,32 @@ _CHUNK = 2**18
 
 
 class Start(Message, frozen=True):
-    """From the frontend, first of all: what to load, which life this is, and by which open file the engine
-    core attaches to its black box."""
+    """From the frontend, before anything else: what to load, the epoch's number, and the file descriptor by
+    which the engine core attaches to its step recorder."""
 
     options: EngineOptions
     epoch: int
-    black_box: int
+    recorder_file: int
 
 
 class Loading(Message, frozen=True):
-    """From the engine core: how many of the weights' bytes are there."""
+    """From the engine core: how many bytes of the weights are loaded."""
 
     done: int
     total: int
 
 
 class LoadFailed(Message, frozen=True):
-    """From the engine core, its last word: the LoadError of that class that ended the start."""
+    """From the engine core, as its last message: the message of the LoadError that ended the start, and its
+    class."""
 
     kind: str
     message: str
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What the frontend has to know of the model that the engine core has loaded: at most `max_seqs`
-    sequences and `max_batch_tokens` tokens are in a step. `numerics` is what its tokens depend on."""
+    """What the frontend must know about the loaded model. A step has at most `max_seqs` sequences and
+    `max_batch_tokens` tokens. `numerics` is what the tokens depend on."""
 
     models: dict[str, ModelCard]
     max_model_len: int
@@ -81,16 +81,16 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """From the engine core: everything is loaded, the actors start now."""
+    """From the engine core: everything is loaded, and the actors start now."""
 
     facts: Facts
 
 
 class Pulse(Message, frozen=True):
-    """From the engine core, twice a second: its loop turns.
+    """From the engine core, twice a second: its loop is alive.
 
-    `busy`: the executor has work in hand; `handled` is how many messages it has finished, so that one that
-    hangs can be told from one that has much to do. `actors` is what each of the engine core's actors is
+    `busy`: the executor is working. `handled` is how many messages it has finished; it distinguishes an
+    executor that hangs from one that has much to do. `actors` is what each of the engine core's actors is
     doing.
     """
 
@@ -100,7 +100,7 @@ class Pulse(Message, frozen=True):
 
 
 class Describe(Message, frozen=True):
-    """From the frontend: print what every actor and every thread is doing."""
+    """From the frontend: log what every actor and every thread is doing."""
 
 
 ToCore = Start | Submit | Cancel | Preempt | Pin | Unpin | Describe
@@ -120,7 +120,7 @@ ToFrontend = (
 
 
 async def messages(line: ByteStream, kind: Any) -> AsyncGenerator[Any, None]:
-    """The messages that come, until the other side has gone. Raises LineBroken for a frame that is too
+    """Yield the messages that arrive, until the other side closes. Raises LineBroken for a frame that is too
     long."""
     decode = decoder(kind).decode
     data = bytearray()
@@ -142,10 +142,10 @@ async def messages(line: ByteStream, kind: Any) -> AsyncGenerator[Any, None]:
 
 
 class Port(Ref[Message]):
-    """A ref whose actors are in the other process: `tell` puts a frame on the line.
+    """A ref to actors in the other process: `tell` writes a frame to the connection.
 
-    While nobody is there it is silent: what concerns a epoch of the engine core that has not begun is said
-    again when it has. What waits to be written is bounded by the sequences in the house.
+    While it is closed it drops messages: whatever concerns a later epoch is sent again when that has begun.
+    The live sequences bound how much waits to be written.
     """
 
     __slots__ = ("_arrived", "_frames", "_path", "is_open")
@@ -162,18 +162,18 @@ class Port(Ref[Message]):
         return self._path
 
     def tell(self, message: Message) -> None:
-        """Send it; never waits."""
+        """Send a message; never waits."""
         if self.is_open:
             self._frames += frame(message)
             self._arrived.set()
 
     def close(self) -> None:
-        """Nobody is there any more."""
+        """Drop messages from now on: the other side is gone."""
         self.is_open = False
         self._frames.clear()
 
     async def write(self, line: ByteStream) -> None:
-        """Send what is told, until cancelled or the other side is gone."""
+        """Write the messages to the connection, until cancelled or the other side is gone."""
         while True:
             if not self._frames:
                 self._arrived = anyio.Event()
@@ -182,4 +182,4 @@ class Port(Ref[Message]):
             try:
                 await line.send(bytes(data))
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                return  # who reads the line notices as well
+                return  # whoever reads the connection notices as well

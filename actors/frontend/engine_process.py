@@ -104,7 +104,7 @@ class EngineProcess(Actor[Never]):
 
     async def _load(self) -> None:
         self.start_soon(self._read_output, self._process.output)
-        await self._line.send(frame(Start(self._options, self._epoch, self._process.box_file)))
+        await self._line.send(frame(Start(self._options, self._epoch, self._process.recorder_file)))
         timeout = START_FACTOR * self._hang_seconds
         facts: Facts | None = None
         while True:

@@ -141,7 +141,7 @@ class SimulatedProcess:
         self.output: ByteReceiveStream = Silence()
         self.pid = number
         self.recorder = StepRecorder.private()
-        self.box_file = -1
+        self.recorder_file = -1
         self.returncode: int | None = None
         self.core: Supervisor | None = None  # its actors, once they are there
         self.drag = 1.0  # times as long as it should does its device take for a step

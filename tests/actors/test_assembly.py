@@ -79,7 +79,7 @@ def test_the_bases_card_says_how_its_weights_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"adapters": (Path("nowhere"),)}, "no such folder"),
+        ({"adapters": (Path("nowhere"),)}, "this folder does not exist"),
         ({"max_model_len": 4096}, "more than the model's own 1024"),
         ({"kv_memory": 2**17, "max_model_len": 1024}, "--kv-memory holds"),
         (

@@ -250,7 +250,7 @@ TIGHT = {
     "context": (
         4 << 20,
         {"max_model_len": 1024},
-        r"The GPU \([.\d]+[KM]iB free beside the weights\) holds \d+ tok",
+        r"The GPU \([.\d]+[KM]iB free besides the weights\) holds \d+ tok",
     ),
 }
 

@@ -68,7 +68,7 @@ def test_the_command_line_overrides_the_file(served: list[ServeOptions], tmp_pat
         ("max-seqs: 0", "'--max-seqs': Input should be greater than or equal to 1"),
         ("max-seqs: 3.5", "'--max-seqs': Input should be a valid integer"),
         ("max-seqs: true", "'--max-seqs': Input should be a valid integer"),
-        ("kv-memory: lots", "'lots' is no size"),
+        ("kv-memory: lots", "'lots' is not a size"),
         ("device: tpu", "'--device'"),
         ("cuda-graphs: maybe", "'--cuda-graphs'"),
         ("root-path: llm", "write it as /llm"),
