@@ -1,1 +1,1 @@
-"""Engines on other machines: Ray starts their processes, and frames go over direct sockets."""
+"""Engines on other machines: Ray starts their processes, and frames travel over direct sockets."""

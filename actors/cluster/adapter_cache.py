@@ -1,11 +1,11 @@
-"""An engine's adapters on its own machine's disk, brought from the frontend when they are first wanted.
+"""An engine's adapters on its own machine's disk, downloaded from the frontend on first use.
 
-    CACHE/DIGEST/            an adapter that came later, by the digest of its content
-    CACHE/files-SHA256/      one that was there from the start, by the digest of its files
+    CACHE/DIGEST/            an adapter that was added later, by the digest of its content
+    CACHE/files-SHA256/      an adapter known at the start, by the digest of its files
 
-Engines on one machine share the folder. What was not used for longest leaves when others need its room; what
-an engine has from its start is locked while that lives. A folder appears whole: it is written elsewhere and
-renamed.
+Engines on one machine share the folder. When an adapter needs room, the least recently used ones are removed.
+The adapters that an engine has from its start are locked while it lives. A folder always appears complete: it
+is written under another name and then renamed.
 """
 
 import fcntl
@@ -39,38 +39,38 @@ from personae.actors.options import EngineOptions
 from personae.errors import AdapterError, LineBroken, LoadError
 from personae.lora.disk import check_free
 
-ANSWER_SECONDS = 60.0  # for which the frontend may say nothing while it sends
+ANSWER_SECONDS = 60.0  # how long the frontend may pause while it sends
 _UNFINISHED = ".brought-"
 _STALE_SECONDS = 3600.0
 
 
 def default_cache() -> Path:
-    """Where adapters are kept if nothing else was said."""
+    """The folder for adapters if none is configured."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "personae" / "adapters"
 
 
 class AdapterCache:
-    """Implements `lora.library.AdapterFetcher`. `line` is the connection on which the frontend is asked."""
+    """Implements `lora.library.AdapterFetcher`. `line` is the connection for requests to the frontend."""
 
     def __init__(self, contact: Contact, line: Line) -> None:
         self._contact = contact
         self._line = line
-        self._asking = Lock()  # one adapter is brought at a time
+        self._downloading = Lock()  # one adapter is downloaded at a time
         self._folder = Path(contact.cache) if contact.cache is not None else default_cache()
-        self._locks: list[int] = []  # open files of folders that may not leave
+        self._locks: list[int] = []  # open files of folders that must not be removed
 
     def provide(self, options: EngineOptions) -> EngineOptions:
-        """What the engine is opened with on this machine: the adapters that the frontend has from the start
-        are here. Raises LoadError when one can't be brought."""
+        """Return the engine's options for this machine: the adapters known at the start are in the cache.
+        Raises LoadError if one cannot be downloaded."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            named = tuple((name, self._keep(key)) for name, key in self._contact.adapters.items())
+            named = tuple((name, self._hold(key)) for name, key in self._contact.adapters.items())
         except OSError as error:
             raise LoadError(f"The folder for adapters, {self._folder}, can't be used: {error}") from None
         return replace(options, named_adapters=named, adapter_store=self._folder, share=self._contact.share)
 
     def _publish(self, unfinished: Path, folder: Path) -> None:
-        """Rename it, unless another engine has been faster."""
+        """Rename the folder, unless another engine was faster."""
         os.chmod(unfinished, 0o755)  # noqa: S103  as any other folder
         try:
             unfinished.rename(folder)
@@ -80,17 +80,17 @@ class AdapterCache:
                 raise
 
     def fetch(self, digest: str) -> None:
-        """Have the files of an adapter here. Raises AdapterError when the frontend does not have it, what
-        came is damaged, or there is no room; OSError when the frontend does not answer."""
+        """Download an adapter's files. Raises AdapterError if the frontend does not have it, the files are
+        damaged, or there is no room; OSError if the frontend does not answer."""
         if not (DIGEST.fullmatch(digest) or START_KEY.fullmatch(digest)):
-            raise AdapterError(f"adapter {digest[:80]!r} is no digest")
-        with self._asking:
+            raise AdapterError(f"adapter {digest[:80]!r} is not a digest")
+        with self._downloading:
             if (self._folder / digest).is_dir():
-                return  # somebody else has asked for it meanwhile
+                return  # another thread has downloaded it meanwhile
             self._folder.mkdir(parents=True, exist_ok=True)
             unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._folder))
             try:
-                self._bring(digest, unfinished)
+                self._download(digest, unfinished)
                 self._publish(unfinished, self._folder / digest)
             except OSError as error:
                 if isinstance(error, ConnectionError | TimeoutError):
@@ -100,16 +100,16 @@ class AdapterCache:
                 shutil.rmtree(unfinished, ignore_errors=True)
 
     def used(self, digest: str) -> None:
-        """It is used now."""
+        """Note that the adapter is used now."""
         with suppress(OSError):
             os.utime(self._folder / digest)
 
     def discard(self, digest: str) -> None:
-        """What was brought is not what its digest says."""
+        """Remove an adapter whose files do not match its digest."""
         shutil.rmtree(self._folder / digest, ignore_errors=True)
 
-    def _keep(self, key: str) -> Path:
-        """The folder of an adapter, which does not leave as long as this process lives."""
+    def _hold(self, key: str) -> Path:
+        """Return the folder of an adapter, locked as long as this process lives."""
         folder = self._folder / key
         for _ in range(3):
             if not folder.is_dir():
@@ -118,65 +118,67 @@ class AdapterCache:
                 lock = os.open(folder, os.O_RDONLY)
                 fcntl.flock(lock, fcntl.LOCK_SH)
             except FileNotFoundError:
-                continue  # it has just left
+                continue  # it was just removed
             if folder.is_dir():
                 self._locks.append(lock)
                 self.used(key)
                 return folder
             os.close(lock)
-        raise LoadError(f"Adapter {key} leaves {self._folder} as soon as it is there; give it more room.")
+        raise LoadError(
+            f"Adapter {key} is removed from {self._folder} at once; --adapter-cache-size is too small."
+        )
 
-    def _bring(self, key: str, folder: Path) -> None:
+    def _download(self, key: str, folder: Path) -> None:
         self._line.settimeout(ANSWER_SECONDS)
         self._line.sendall(frame(Want(key)))
         problem: str | None = None
         expected = set(FILES)
         while True:
-            message: Sent = self._next()
+            message: Sent = self._receive_message()
             match message:
                 case FileBegins(name=name, size=size):
                     if name not in expected:
-                        raise LineBroken("The frontend sends a file that nobody asked for.")
+                        raise LineBroken("The frontend sends a file that was not requested.")
                     expected.remove(name)
                     problem = problem or self._make_room(size)
-                    problem = self._receive(None if problem else folder / name, size) or problem
+                    problem = self._receive_file(None if problem else folder / name, size) or problem
                 case AllSent():
                     break
                 case NotSent(why=why):
                     problem = why
                     break
                 case Piece() | FileEnds():
-                    raise LineBroken("The frontend sends what belongs to no file.")
+                    raise LineBroken("The frontend sends data outside of a file.")
         if problem is not None:
             raise AdapterError(f"adapter {key}: {problem}")
 
-    def _receive(self, path: Path | None, size: int) -> str | None:
-        """Write one file, or read past it; returns what is wrong with it."""
+    def _receive_file(self, path: Path | None, size: int) -> str | None:
+        """Write one file, or skip it if `path` is None. Returns the problem with it, if any."""
         sha256, got, problem = hashlib.sha256(), 0, None
         with open(path or os.devnull, "wb") as file:
             while True:
-                message: Sent = self._next()
+                message: Sent = self._receive_message()
                 match message:
                     case Piece(data=data):
                         got += len(data)
                         if got > size:
-                            raise LineBroken("The frontend sends more than it said.")
+                            raise LineBroken("The frontend sends more bytes than it announced.")
                         sha256.update(data)
                         try:
                             if problem is None:
                                 file.write(data)
                         except OSError as error:
                             problem = f"it can't be written here: {error.strerror}"
-                    case FileEnds(sha256=told):
-                        if got != size or sha256.hexdigest() != told:
-                            return "it was damaged on its way, or changed while it was read"
+                    case FileEnds(sha256=expected):
+                        if got != size or sha256.hexdigest() != expected:
+                            return "it was damaged in transit, or changed while it was read"
                         return problem
                     case NotSent(why=why):
                         raise AdapterError(why)
                     case _:
-                        raise LineBroken("The frontend sends a file that does not end.")
+                        raise LineBroken("The frontend begins another file before this one ends.")
 
-    def _next(self) -> Sent:
+    def _receive_message(self) -> Sent:
         try:
             message: Sent = receive_first(self._line, Sent, MAX_FILES_FRAME)
         except EOFError:
@@ -184,9 +186,11 @@ class AdapterCache:
         return message
 
     def _make_room(self, size: int) -> str | None:
-        """For so many bytes more; returns why there is none."""
+        """Make room for `size` more bytes. Returns why that is impossible, if it is."""
         bound = self._contact.cache_bytes
-        kept = sorted((_used_at(folder), folder) for folder in self._folder.iterdir() if _may_leave(folder))
+        kept = sorted(
+            (_used_at(folder), folder) for folder in self._folder.iterdir() if _is_removable(folder)
+        )
         sizes = {folder: _size(folder) for folder in self._folder.iterdir()}
         total = sum(sizes.values())
         for _, folder in kept:
@@ -195,7 +199,7 @@ class AdapterCache:
             if _remove(folder):
                 total -= sizes.get(folder, 0)
         if total + size > bound:
-            return f"{self._folder} may hold {bound} bytes, and it does not fit"
+            return f"{self._folder} may hold {bound} bytes, and the adapter does not fit"
         try:
             check_free(self._folder, size)
         except OSError:
@@ -203,8 +207,8 @@ class AdapterCache:
         return None
 
 
-def _may_leave(folder: Path) -> bool:
-    """Adapters, and what an engine that died has left unfinished."""
+def _is_removable(folder: Path) -> bool:
+    """Whether it is an adapter, or an unfinished download of an engine that died."""
     if folder.name.startswith(_UNFINISHED):
         return time.time() - _used_at(folder) > _STALE_SECONDS
     return bool(DIGEST.fullmatch(folder.name) or START_KEY.fullmatch(folder.name))
@@ -214,17 +218,17 @@ def _used_at(folder: Path) -> float:
     try:
         return folder.stat().st_mtime
     except OSError:
-        return 0.0  # it has just left
+        return 0.0  # it was just removed
 
 
 def _size(folder: Path) -> int:
     with suppress(OSError), os.scandir(folder) as entries:
         return sum(entry.stat().st_size for entry in entries if entry.is_file(follow_symlinks=False))
-    return 0  # it has just left
+    return 0  # it was just removed
 
 
 def _remove(folder: Path) -> bool:
-    """Whether it has left: not while an engine holds it."""
+    """Remove a folder, unless an engine holds it. Returns whether it is gone."""
     try:
         lock = os.open(folder, os.O_RDONLY)
     except OSError:

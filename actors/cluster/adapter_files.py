@@ -1,4 +1,5 @@
-"""The frontend's adapters, for engines on other machines: by the digest of their content, never by a path."""
+"""Sends the frontend's adapters to engines on other machines, by the digest of their content, never by a
+path."""
 
 import hashlib
 import logging
@@ -29,10 +30,10 @@ log = logging.getLogger("personae.cluster")
 
 
 class AdapterFiles:
-    """Sends the files of adapters: those in `named`, which are there from the start, and those in `store`, by
+    """Sends the files of adapters: those in `named`, which are known at the start, and those in `store`, by
     digest.
 
-    `keys` has the key of each that is there from the start. Raises OSError when one of these can't be read.
+    `keys` has the key of each adapter known at the start. Raises OSError if one of these can't be read.
     """
 
     def __init__(self, named: Mapping[str, Path], store: Path | None) -> None:
@@ -41,28 +42,28 @@ class AdapterFiles:
         self._store = store
 
     async def serve(self, stream: ByteStream) -> None:
-        """Answer what one engine asks for, until it has gone."""
-        wanted: FrameReader[Want] = FrameReader(stream, Want, MAX_FILES_FRAME)
+        """Answer one engine's requests until it disconnects."""
+        requests: FrameReader[Want] = FrameReader(stream, Want, MAX_FILES_FRAME)
         try:
             async with stream:
-                while (want := await wanted.next()) is not None:
-                    await self._send(want.key, stream)
+                while (request := await requests.next()) is not None:
+                    await self._send(request.key, stream)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass  # it has gone while it was answered
+            pass  # it disconnected during an answer
 
     async def _send(self, key: str, stream: ByteStream) -> None:
         folder = self._folder(key)
         if folder is None:
             await stream.send(frame(NotSent("the frontend does not have it")))
             return
-        said = _said(folder)
+        messages = _file_messages(folder)
         while True:
             try:
-                message = await to_thread.run_sync(next, said, None)
+                message = await to_thread.run_sync(next, messages, None)
             except OSError as error:
                 log.warning("adapter %s can't be read: %s", key, error)
                 message = NotSent(f"the frontend can't read it: {error.strerror}")
-                said = iter(())
+                messages = iter(())
             if message is None:
                 return
             await stream.send(frame(message))
@@ -86,12 +87,12 @@ def _key_of(folder: Path) -> str:
     return f"files-{total.hexdigest()}"
 
 
-def _said(folder: Path) -> Iterator[Sent]:
-    """Everything that is said of a folder's files; reads them on the way."""
+def _file_messages(folder: Path) -> Iterator[Sent]:
+    """Yield all messages for a folder's files, reading them on the way."""
     for name in FILES:
         path = folder / name
         if not path.is_file():
-            continue  # what is wrong with the folder whoever reads it says
+            continue  # whoever reads the adapter reports what is missing
         with path.open("rb") as file:
             left = path.stat().st_size
             yield FileBegins(name, left)

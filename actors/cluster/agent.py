@@ -1,8 +1,8 @@
-"""Runs on an engine's node, without a loop: starts the engine core's process, passes on what it prints, and
-says how it ended.
+"""Runs on an engine's node, without an event loop: starts the engine core's process, forwards its output, and
+reports how it ended.
 
-It holds a connection to the frontend of its own. When that ends, whoever wants the engine is gone, and the
-engine is killed.
+It has a connection to the frontend of its own. When that closes, the frontend is gone or gave up the engine,
+and the agent kills the engine.
 """
 
 import os
@@ -34,7 +34,7 @@ from personae.errors import LineBroken
 
 COMMAND = (sys.executable, "-m", "personae.actors.enginecore.core")
 _CHUNK = 2**16
-_LAST_WORDS_SECONDS = 2.0  # for output that is left in the pipe when the process has ended
+_OUTPUT_SECONDS = 2.0  # how long to read output after the process has ended
 
 
 def run_engine(
@@ -42,13 +42,13 @@ def run_engine(
     command: Sequence[str] = COMMAND,
     spawned: Callable[[int], object] = lambda pid: None,
 ) -> int:
-    """Start an engine core's process that calls the frontend, and stay until it has ended; returns its exit
-    code. `spawned` is called with its process id.
+    """Start an engine core's process that connects to the frontend, and wait until it has ended. Returns its
+    exit code. `spawned` is called with its process id.
 
-    Its death follows that of the thread that calls this. Raises LoadError if the frontend can't be reached.
+    It ends if the thread that calls this ends. Raises LoadError if the frontend can't be reached.
     """
     control = dial(call, call.contact.control)
-    recorder, box = StepRecorder.create()
+    recorder, recorder_file = StepRecorder.create()
     file, threads = write_call(call), call.contact.threads
     try:
         process = subprocess.Popen(  # noqa: S603  our own command
@@ -56,41 +56,46 @@ def run_engine(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=(file, box),
+            pass_fds=(file, recorder_file),
             env={**os.environ, "OMP_NUM_THREADS": str(threads)} if threads else None,
         )
     finally:
         os.close(file)
     spawned(process.pid)
     assert process.stdout is not None
-    _say(control, Spawned(process.pid, box))
-    printing = Thread(target=_pass_on, args=(process.stdout, control), daemon=True)
+    _send(control, Spawned(process.pid, recorder_file))
+    printing = Thread(target=_forward_output, args=(process.stdout, control), daemon=True)
     printing.start()
-    Thread(target=_obey, args=(control, process, recorder), daemon=True).start()
+    Thread(target=_serve_control, args=(control, process, recorder), daemon=True).start()
     code = process.wait()
-    printing.join(_LAST_WORDS_SECONDS)
-    _say(control, Ended(code, recorder.read()))
+    printing.join(_OUTPUT_SECONDS)
+    _send(control, Ended(code, recorder.read()))
     control.close()
-    os.close(box)
+    os.close(recorder_file)
     return code
 
 
-def _say(control: Line, message: ClusterMessage) -> None:
-    with suppress(OSError):  # the frontend has gone: `_obey` sees that
+def _send(control: Line, message: ClusterMessage) -> None:
+    with suppress(OSError):  # the frontend has gone: `_serve_control` notices
         control.sendall(frame(message))
 
 
-def _pass_on(output: IO[bytes], control: Line) -> None:
+def _forward_output(output: IO[bytes], control: Line) -> None:
     with output:
         while data := os.read(output.fileno(), _CHUNK):
-            _say(control, Output(data))
+            _send(control, Output(data))
 
 
-def _obey(control: Line, process: "subprocess.Popen[bytes]", recorder: StepRecorder) -> None:
+def _serve_control(control: Line, process: "subprocess.Popen[bytes]", recorder: StepRecorder) -> None:
     try:
         while True:
             receive_first(control, ToAgent, CONTROL_FRAME)
-            _say(control, StepNote(recorder.read()))
-    except (EOFError, OSError, LineBroken, msgspec.MsgspecError):  # it has gone, or says what it can't mean
+            _send(control, StepNote(recorder.read()))
+    except (
+        EOFError,
+        OSError,
+        LineBroken,
+        msgspec.MsgspecError,
+    ):  # the frontend has gone, or sent an invalid message
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGKILL)

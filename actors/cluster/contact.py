@@ -5,7 +5,7 @@ import msgspec
 from personae.actors.cluster.identity import Identity
 from personae.actors.enginecore.step_recorder import LastStep
 
-GREETING = b"personae 1\n"  # before the ticket
+GREETING = b"personae 1\n"  # sent before the ticket
 TICKET_BYTES = 32
 CONTROL_FRAME = 2**20  # bytes, between an agent and the frontend
 WELCOME, UNKNOWN = b"\x01", b"\x00"  # the frontend's answer to a ticket
@@ -33,25 +33,26 @@ class Contact(msgspec.Struct, frozen=True):
 
 
 class Dial(msgspec.Struct, frozen=True):
-    """A contact, and who the engine is there."""
+    """A contact, and the engine's identity on that connection."""
 
     contact: Contact
     identity: Identity | None = None
 
 
 class ClusterMessage(msgspec.Struct, frozen=True, tag=True):
-    """The base of what frontend and other machines say to each other, besides an engine's own messages."""
+    """The base of all messages between the frontend and other machines except an engine's own."""
 
 
 class Spawned(ClusterMessage, frozen=True):
-    """From the agent, first of all: the engine core's process runs, and `box_file` is its step recorder."""
+    """From the agent, before anything else: the engine core runs as process `pid`, and `recorder_file` is the
+    descriptor of its step recorder."""
 
     pid: int
-    box_file: int
+    recorder_file: int
 
 
 class Output(ClusterMessage, frozen=True):
-    """From the agent: the engine core has printed this."""
+    """From the agent: output of the engine core."""
 
     data: bytes
 
@@ -67,7 +68,7 @@ class StepNote(ClusterMessage, frozen=True):
 
 
 class Ended(ClusterMessage, frozen=True):
-    """From the agent, last of all: how the engine core's process ended, and its last step."""
+    """From the agent, as its last message: how the engine core's process ended, and its last step."""
 
     code: int
     last: LastStep | None

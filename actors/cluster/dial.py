@@ -14,30 +14,30 @@ from personae.actors.line import Line, Tls
 from personae.actors.memory_file import open_memory_file
 from personae.errors import LoadError
 
-PATIENCE = 30.0  # seconds in which the frontend has to be reached
-_ONE_TRY = 10.0
+DIAL_SECONDS = 30.0  # seconds to reach the frontend
+_TRY_SECONDS = 10.0  # seconds per attempt
 _PAUSE = 0.25
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address (no name) is one of this machine alone."""
+    """Whether an address (not a name) is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
-def dial(call: Dial, ticket: bytes, patience: float = PATIENCE) -> Line:
-    """A connection to the frontend. Raises LoadError if it can't be reached in time, is not who it should be,
-    or refuses the ticket."""
+def dial(call: Dial, ticket: bytes, seconds: float = DIAL_SECONDS) -> Line:
+    """Connect to the frontend. Raises LoadError if it can't be reached in time, cannot prove its identity, or
+    refuses the ticket."""
     contact = call.contact
-    until = time.monotonic() + patience
+    until = time.monotonic() + seconds
     while True:
         try:
             return _dial_once(call, ticket)
         except ssl.SSLCertVerificationError as error:
             raise LoadError(
-                f"Who listens at {contact.host}:{contact.port} is not the frontend: {error.verify_message}"
+                f"The server at {contact.host}:{contact.port} is not the frontend: {error.verify_message}"
             ) from None
         except (OSError, EOFError) as error:
             if time.monotonic() > until:
@@ -50,7 +50,7 @@ def dial(call: Dial, ticket: bytes, patience: float = PATIENCE) -> Line:
 
 def _dial_once(call: Dial, ticket: bytes) -> Line:
     contact = call.contact
-    connection = socket.create_connection((contact.host, contact.port), _ONE_TRY)
+    connection = socket.create_connection((contact.host, contact.port), _TRY_SECONDS)
     try:
         tune(connection)
         line = Line(connection, _session(call, contact, connection))
@@ -61,12 +61,12 @@ def _dial_once(call: Dial, ticket: bytes) -> Line:
         raise
     if not answer:
         connection.close()
-        raise EOFError("it hung up")
+        raise EOFError("it closed the connection")
     if answer != WELCOME:
         connection.close()
         raise LoadError(
-            f"The frontend at {contact.host}:{contact.port} does not know the ticket: it was used, or is too "
-            "old."
+            f"The frontend at {contact.host}:{contact.port} does not know the ticket: it was used before, "
+            "or it is too old."
         )
     line.settimeout(None)
     return line
@@ -84,20 +84,20 @@ def _session(call: Dial, contact: Contact, connection: socket.socket) -> Tls | N
 
 
 def tune(connection: socket.socket) -> None:
-    """Send at once, and notice within half a minute that the other machine has gone."""
+    """Send data at once, and detect a dead machine within half a minute."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if (option := getattr(socket, name, None)) is not None:  # Linux has them
+        if (option := getattr(socket, name, None)) is not None:  # Linux has these options
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def write_call(call: Dial) -> int:
-    """A file, nowhere but in memory, from which another process reads whom to call; returns its number."""
+    """Write a contact to a file in memory, for another process. Returns the file's descriptor."""
     return open_memory_file(msgspec.msgpack.encode(call))
 
 
 def read_call(file: int) -> Dial:
-    """What `write_call` wrote; closes the file."""
+    """Read what `write_call` wrote, and close the file."""
     with os.fdopen(file, "rb") as reader:
         return msgspec.msgpack.decode(reader.read(), type=Dial)

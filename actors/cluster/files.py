@@ -1,25 +1,26 @@
-"""What is said when an engine asks the frontend for an adapter's files, on a connection of its own."""
+"""The messages with which an engine requests an adapter's files from the frontend, on a connection of its
+own."""
 
 import re
 
 from personae.actors.cluster.contact import ClusterMessage
 from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
 
-FILES = (CONFIG_FILE, TENSORS_FILE)  # of an adapter; nothing else is sent
+FILES = (CONFIG_FILE, TENSORS_FILE)  # an adapter's files; no others are sent
 PIECE = 2**18  # bytes
 MAX_FILES_FRAME = 2**20
 DIGEST = re.compile(r"[0-9a-f]{64}")  # of an adapter's content
-START_KEY = re.compile(r"files-[0-9a-f]{64}")  # of the files of one that is there from the start
+START_KEY = re.compile(r"files-[0-9a-f]{64}")  # of the files of an adapter known at the start
 
 
 class Want(ClusterMessage, frozen=True):
-    """From the engine: send the files of this key, one after the other."""
+    """From the engine: send the files of the adapter with this key."""
 
     key: str
 
 
 class FileBegins(ClusterMessage, frozen=True):
-    """From the frontend: a file of this size follows in pieces."""
+    """From the frontend: a file of this size follows, in pieces."""
 
     name: str
     size: int
@@ -32,17 +33,17 @@ class Piece(ClusterMessage, frozen=True):
 
 
 class FileEnds(ClusterMessage, frozen=True):
-    """From the frontend: what the file's bytes were, by SHA-256 in hex."""
+    """From the frontend: the file is complete; the SHA-256 of its bytes in hex."""
 
     sha256: str
 
 
 class AllSent(ClusterMessage, frozen=True):
-    """From the frontend: these were all files of the adapter."""
+    """From the frontend: all files of the adapter were sent."""
 
 
 class NotSent(ClusterMessage, frozen=True):
-    """From the frontend: why there are none."""
+    """From the frontend: why it sends no files."""
 
     why: str
 

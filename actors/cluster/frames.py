@@ -1,4 +1,4 @@
-"""Frames one by one, where they are few."""
+"""Reads frames one by one, for connections with few of them."""
 
 from typing import Any, Generic, TypeVar
 
@@ -14,8 +14,8 @@ _CHUNK = 2**18
 
 
 class FrameReader(Generic[T]):
-    """Reads messages of a kind from a line; one that is cancelled while it waits loses nothing. A frame of
-    more than `limit` bytes, or one that is no such message, ends the line."""
+    """Reads messages of one kind from a connection. Cancelling a read loses nothing. A frame of more than
+    `limit` bytes, or one with an invalid message, ends the stream."""
 
     def __init__(self, line: ByteStream, kind: Any, limit: int) -> None:
         self._line = line
@@ -24,7 +24,7 @@ class FrameReader(Generic[T]):
         self._data = bytearray()
 
     async def next(self) -> T | None:
-        """The next message; None when the other side has gone, or says what it can't mean."""
+        """Return the next message; None when the other side has closed, or sent something invalid."""
         try:
             await self._fill(HEADER)
             end = HEADER + frame_length(self._data, 0, self._limit)

@@ -1,7 +1,7 @@
-"""Who is who on the sockets between machines: a key and a certificate of its own for each process.
+"""Identities on the sockets between machines: each process has a key and a certificate of its own.
 
-They are made at the start and never leave the process that made them; only certificates travel. Each side
-trusts exactly the certificates that it was given.
+They are made at the start, and keys never leave their process; only certificates are sent. Each side trusts
+exactly the certificates that it was given.
 """
 
 import ssl
@@ -15,18 +15,18 @@ from personae.errors import LoadError
 FRONTEND = "frontend.personae"  # the name in the frontend's certificate
 ENGINE = "engine.personae"
 _SKEW = timedelta(days=1)  # the machines' clocks may differ
-_LIFE = timedelta(days=3650)
+_VALIDITY = timedelta(days=3650)
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """A certificate, and a key that only its owner has; both in PEM."""
+    """A certificate, and its key, which only the owner has; both in PEM."""
 
     certificate: str
     key: str
 
 
 def new_identity(name: str) -> Identity:
-    """A new key with a certificate that it has signed itself. Raises LoadError without `cryptography`."""
+    """Make a key with a self-signed certificate. Raises LoadError if `cryptography` is not installed."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
@@ -45,7 +45,7 @@ def new_identity(name: str) -> Identity:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _SKEW)
-        .not_valid_after(now + _LIFE)
+        .not_valid_after(now + _VALIDITY)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
@@ -56,30 +56,31 @@ def new_identity(name: str) -> Identity:
 
 
 def server_context(identity: Identity) -> ssl.SSLContext:
-    """For the frontend, which trusts nobody yet (`trust`)."""
+    """Make the frontend's context. It trusts no certificate until `trust` is called."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _present(context, identity)
+    _load_identity(context, identity)
     context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
 def trust(context: ssl.SSLContext, certificate: str) -> None:
-    """From now on whoever has this certificate's key may connect. Raises LoadError if it is none."""
+    """Accept connections from the owner of this certificate's key. Raises LoadError if it is not a
+    certificate."""
     try:
         context.load_verify_locations(cadata=certificate)
     except (ssl.SSLError, ValueError) as error:
-        raise LoadError(f"What a node sent as its certificate is none: {error}") from None
+        raise LoadError(f"A node sent an invalid certificate: {error}") from None
 
 
 def client_context(identity: Identity, frontend: str) -> ssl.SSLContext:
-    """For an engine, which trusts the frontend's certificate alone."""
+    """Make an engine's context, which trusts only the frontend's certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _present(context, identity)
+    _load_identity(context, identity)
     trust(context, frontend)
     return context
 
 
-def _present(context: ssl.SSLContext, identity: Identity) -> None:
+def _load_identity(context: ssl.SSLContext, identity: Identity) -> None:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     with memory_file(f"{identity.key}{identity.certificate}".encode()) as path:  # ssl reads files only
         context.load_cert_chain(path)

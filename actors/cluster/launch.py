@@ -1,9 +1,9 @@
 """Several engines on the nodes of a Ray cluster, behind one frontend.
 
-Ray places them, starts them and ends them; the tree of actors is that of `actors/replicas/launch.py`, and an
-engine that dies is started again by its supervisor there, within its restart intensity: whoever restarts an
-engine must know which streams it had, and when to give up, and Ray knows neither. Ray starts what starts
-engines (`ray_host.py`), on another node if it must.
+Ray places them, starts them and ends them. The tree of actors is that of `actors/replicas/launch.py`: an
+engine that dies is restarted by its supervisor there, within its restart intensity. Whoever restarts an
+engine must know its streams and when to give up, and Ray knows neither. Ray starts the actor that starts
+engines (`ray_host.py`), on another node if necessary.
 """
 
 import logging
@@ -31,7 +31,7 @@ from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError
 
 log = logging.getLogger("personae.cluster")
-CACHE_BYTES = 20 * 2**30  # of adapters on a node, without --adapter-cache-size
+CACHE_BYTES = 20 * 2**30  # for adapters on a node, without --adapter-cache-size
 
 
 @asynccontextmanager
@@ -47,8 +47,8 @@ async def open_cluster(
     hang_seconds: float = HANG_SECONDS,
     silence_seconds: float = SILENCE_SECONDS,
 ) -> AsyncIterator[MultiProcessEngine]:
-    """As `open_replicas`, with engines on the nodes of the cluster that `cluster.ray` names. Raises LoadError
-    when it has no room for the first `count`, or a node refuses; later ones wait for room."""
+    """Do what `open_replicas` does, with engines on the nodes of the cluster that `cluster.ray` names. Raises
+    LoadError if it has no room for the first `count`, or if a node refuses; later engines wait for room."""
     assert cluster.ray is not None
     model = options.model.absolute()
     tokenizer = await to_thread.run_sync(Tokenizer.load, model)
@@ -91,7 +91,7 @@ async def open_cluster(
 
 @dataclass(frozen=True)
 class RaySource:
-    """A `ReplicaSource`: Ray gives each replica a place, when there is one."""
+    """A `ReplicaSource`: Ray finds each replica a place when there is one."""
 
     ray: RayCluster
     listener: Listener
@@ -100,11 +100,11 @@ class RaySource:
     most: int
 
     def acquire(self, replica: int) -> RemoteLaunch:
-        """Always at once: the launch waits for the place."""
+        """Return a launch at once. The launch waits for the place."""
         return RemoteLaunch(self.listener, partial(self.ray.place, replica), self.adapters, self.terms)
 
     def release(self, replica: int) -> None:
-        """Give it back, while others go on."""
+        """Give the place back in the background."""
         self.listener.tasks.start_soon(self.ray.leave, replica)
 
 

@@ -1,7 +1,8 @@
-"""The frontend's port for engines on other machines. Who connects shows a ticket, or is hung up on.
+"""The frontend's port for engines on other machines. A peer must show a ticket.
 
-A ticket is good for one connection and expires. A peer that shows none in time, or a wrong one, is hung up
-on, and the log says so. Of many such the oldest go first, so that they cannot keep an engine out.
+A ticket is valid for one connection and expires. If a peer shows no ticket in time, or a wrong one, the
+frontend closes the connection and logs it. When there are too many such peers, the oldest are closed first,
+so they cannot keep an engine out.
 """
 
 import logging
@@ -23,18 +24,17 @@ from personae.actors.cluster.dial import is_loopback, tune
 from personae.actors.cluster.identity import FRONTEND, Identity, new_identity, server_context, trust
 from personae.errors import LoadError
 
-HELLO_SECONDS = 10.0  # in which a peer has to show its ticket
-STRANGERS = 64  # peers that have shown none yet
-TICKET_SECONDS = (
-    300.0  # until a process that has been started calls: on a busy machine its imports take a minute
-)
-_QUIET = 1.0  # seconds between two lines in the log about strangers
+HELLO_SECONDS = 10.0  # how long a peer may take to show its ticket
+MAX_UNIDENTIFIED = 64  # peers that have shown no ticket yet
+TICKET_SECONDS = 300.0  # from a process's start to its call; on a busy machine its imports take a minute
+_LOG_SECONDS = 1.0  # seconds between two log lines about refused peers
 
 log = logging.getLogger("personae.cluster")
 
 
 class Expected:
-    """A connection that is to come. Leaving its context withdraws the ticket, and closes what nobody took."""
+    """An expected connection. Leaving its context withdraws the ticket, and closes a connection that nobody
+    took."""
 
     def __init__(self, listener: "Listener", seconds: float) -> None:
         self.ticket = secrets.token_bytes(TICKET_BYTES)
@@ -45,14 +45,14 @@ class Expected:
         self._wanted = True
 
     def arrive(self, stream: ByteStream) -> bool:
-        """It is there; whether it is still wanted."""
+        """Take the connection. Returns whether it is still wanted."""
         if self._wanted:
             self._stream = stream
             self._arrived.set()
         return self._wanted
 
     async def stream(self) -> ByteStream:
-        """Wait for it. Raises TimeoutError when the ticket has expired."""
+        """Wait for the connection. Raises TimeoutError when the ticket has expired."""
         with anyio.fail_after(self.until - current_time()):
             await self._arrived.wait()
         assert self._stream is not None
@@ -75,7 +75,7 @@ class Expected:
 
 
 class Listener:
-    """Made by `open_listener`. `certificate` is what engines have to trust, None on loopback."""
+    """Created by `open_listener`. `certificate` is the one that engines have to trust; None on loopback."""
 
     def __init__(
         self, host: str, port: int, identity: Identity | None, tasks: TaskGroup, hello_seconds: float
@@ -84,47 +84,47 @@ class Listener:
         self.port = port
         self.certificate = identity.certificate if identity else None
         self.expected: list[Expected] = []
-        self.tasks = tasks  # live as long as the listener
+        self.tasks = tasks  # they live as long as the listener
         self._context = server_context(identity) if identity else None
-        self._strangers: OrderedDict[int, CancelScope] = OrderedDict()
+        self._unidentified: OrderedDict[int, CancelScope] = OrderedDict()
         self._hello_seconds = hello_seconds
-        self._told = -_QUIET
+        self._logged_at = -_LOG_SECONDS
 
     def expect(self, seconds: float = TICKET_SECONDS) -> Expected:
-        """A ticket for one connection within that time."""
+        """Make a ticket for one connection within `seconds`."""
         return Expected(self, seconds)
 
     def admit(self, certificate: str) -> None:
-        """Whoever has this certificate's key may show a ticket."""
+        """Allow the owner of this certificate's key to show a ticket."""
         if self._context is not None:
             trust(self._context, certificate)
 
     async def welcome(self, connection: SocketStream) -> None:
-        """Have a peer show its ticket, and pass the connection to whoever expects it."""
+        """Wait for a peer's ticket, and pass the connection to whoever expects it."""
         peer, reason = _name(connection), f"it showed no ticket within {self._hello_seconds:g} s"
-        handed = False
+        accepted = False
         try:
             with move_on_after(self._hello_seconds) as scope:
-                self._strangers[id(scope)] = scope
-                while len(self._strangers) > STRANGERS:
-                    self._strangers.popitem(last=False)[1].cancel()
+                self._unidentified[id(scope)] = scope
+                while len(self._unidentified) > MAX_UNIDENTIFIED:
+                    self._unidentified.popitem(last=False)[1].cancel()
                     reason = "too many others were waiting"
                 try:
-                    handed = await self._greet(connection)
+                    accepted = await self._identify(connection)
                     reason = "it showed a ticket that is unknown, used or too old"
                 except (OSError, ssl.SSLError, anyio.EndOfStream, anyio.BrokenResourceError) as error:
                     reason = f"{type(error).__name__}: {error}".removesuffix(": ")
                 finally:
-                    self._strangers.pop(id(scope), None)
+                    self._unidentified.pop(id(scope), None)
         finally:
-            if not handed:
+            if not accepted:
                 with CancelScope(shield=True):
                     await anyio.aclose_forcefully(connection)
-        if not handed and current_time() - self._told >= _QUIET:
-            self._told = current_time()
-            log.warning("hung up on %s, which called the port for engines: %s", peer, reason)
+        if not accepted and current_time() - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = current_time()
+            log.warning("closed the connection of %s to the port for engines: %s", peer, reason)
 
-    async def _greet(self, connection: SocketStream) -> bool:
+    async def _identify(self, connection: SocketStream) -> bool:
         tune(connection.extra(SocketAttribute.raw_socket))  # noqa: S610  no Django
         stream: ByteStream = connection
         if self._context is not None:
@@ -135,7 +135,7 @@ class Listener:
         while len(hello) < len(GREETING) + TICKET_BYTES:
             hello += await stream.receive(len(GREETING) + TICKET_BYTES - len(hello))
             if hello[: len(GREETING)] != GREETING[: len(hello)]:
-                return False  # it speaks another language, and would not understand an answer
+                return False  # it speaks another protocol, and would not understand an answer
         found = self._redeem(hello[len(GREETING) :])
         await stream.send(UNKNOWN if found is None else WELCOME)
         if found is None:
@@ -143,7 +143,7 @@ class Listener:
         return found.arrive(stream)
 
     def _redeem(self, ticket: bytes) -> Expected | None:
-        """Compares with every ticket, so that the time it takes says nothing of any."""
+        """Compare with every ticket, so that the time does not depend on any of them."""
         now, found = current_time(), None
         for expected in self.expected:
             if secrets.compare_digest(expected.ticket, ticket) and now < expected.until:
@@ -157,7 +157,7 @@ def _name(connection: SocketStream) -> str:
     try:
         address = connection.extra(SocketAttribute.remote_address)  # noqa: S610  no Django
     except (OSError, anyio.TypedAttributeLookupError):
-        return "a peer"  # it has gone already
+        return "a peer"  # it has disconnected already
     return ":".join(map(str, address[:2]))
 
 
@@ -165,9 +165,9 @@ def _name(connection: SocketStream) -> str:
 async def open_listener(
     host: str, port: int = 0, hello_seconds: float = HELLO_SECONDS
 ) -> AsyncIterator[Listener]:
-    """Listen at an address of this machine, with TLS unless it is loopback; port 0 takes any free one.
+    """Listen at an address of this machine, with TLS unless it is loopback. Port 0 takes any free one.
 
-    Raises LoadError when the address is not this machine's or the port is taken.
+    Raises LoadError if the address is not this machine's or the port is taken.
     """
     identity = None if is_loopback(host) else new_identity(FRONTEND)
     try:

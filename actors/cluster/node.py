@@ -1,24 +1,24 @@
-"""What an engine's node is asked before it starts one: the same Personae, and the same model."""
+"""Checks whether a node can start an engine: it needs the same Personae and the same model."""
 
 import hashlib
 from pathlib import Path
 
 import personae
 
-_WHOLE = 8 * 2**20  # bytes of a file that are all read
-_SAMPLES = 2048  # of a larger one
+_WHOLE = 8 * 2**20  # bytes; a smaller file is read completely
+_SAMPLES = 2048  # of a larger file
 _SAMPLE = 4096  # bytes
-_NAMES = ("config.json", "tokenizer.json", "*.safetensors")  # in a folder
+_NAMES = ("config.json", "tokenizer.json", "*.safetensors")  # the files of a model folder
 
 
 def version() -> str:
-    """Of the code that runs here."""
+    """The version of the code that runs here."""
     return personae.__version__
 
 
 def weights_digest(model: Path) -> str:
-    """Of a model: the names and sizes of its files and their content. Large files are sampled, evenly from
-    their beginning to their end: enough to tell one training from another, and quick. Raises OSError."""
+    """The digest of a model: the names, sizes and content of its files. Large files are sampled evenly from
+    their beginning to their end, which is quick and enough to distinguish two trainings. Raises OSError."""
     total = hashlib.sha256(b"personae weights 1\n")
     paths = [model] if model.is_file() else sorted({path for name in _NAMES for path in model.glob(name)})
     if not paths:
@@ -42,16 +42,16 @@ def _sampled(path: Path, name: str) -> bytes:
 
 
 def refusal(frontend_version: str, model: str, weights: str) -> str | None:
-    """Why no engine that is to serve this model can be started here; None if one can."""
+    """Return why an engine for this model can't be started here; None if it can."""
     if frontend_version != version():
         return f"it has Personae {version()}, the frontend has {frontend_version}; install the same."
     path = Path(model)
     if not path.exists():
         return f"there is no model at {model}; every node needs it under the same path."
     try:
-        here = weights_digest(path)
+        own = weights_digest(path)
     except OSError as error:
         return f"the model at {model} can't be read: {error.strerror or error}."
-    if here != weights:
-        return f"the model at {model} is not the frontend's: its weights or its tokenizer are others."
+    if own != weights:
+        return f"the model at {model} is not the frontend's: it has other weights or another tokenizer."
     return None

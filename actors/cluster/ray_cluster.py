@@ -1,7 +1,7 @@
-"""A Ray cluster as the frontend sees it: where engines can live, and which machines there are.
+"""A Ray cluster as the frontend sees it: the places for engines, and its machines.
 
-A process of its own talks to Ray (`ray_driver.py`). When that ends, as Ray's library does when the cluster's
-head is gone, its engines have ended with it; another is started, as often as it takes.
+A process of its own talks to Ray (`ray_driver.py`). Ray's library ends that process when the cluster's head
+is gone, and its engines end with it. Then another one is started, as often as necessary.
 """
 
 import logging
@@ -42,7 +42,7 @@ from personae.actors.kit.actor import alone
 from personae.errors import EngineCoreDied, LoadError
 
 COMMAND = (sys.executable, "-m", "personae.actors.cluster.ray_driver")
-AGAIN_SECONDS = 5.0  # between two tries to reach the cluster
+RETRY_SECONDS = 5.0  # between two attempts to reach the cluster
 _FRAME = 2**24
 
 log = logging.getLogger("personae.cluster")
@@ -53,7 +53,7 @@ class DriverGone(EngineCoreDied):
 
 
 class _Driver:
-    """One process that talks to Ray."""
+    """A process that talks to Ray."""
 
     def __init__(self, process: Process, stream: SocketStream) -> None:
         self.process = process
@@ -78,7 +78,7 @@ class _Driver:
         return cls(process, await SocketStream.from_socket(ours))
 
     async def read(self) -> None:
-        """Pass on its answers, until it ends."""
+        """Read its answers until it ends."""
         answers: FrameReader[Any] = FrameReader(self._stream, Answer, _FRAME)
         while (answer := await answers.next()) is not None:
             if (waiting := self._waiting.pop(answer.number, None)) is not None:
@@ -89,8 +89,8 @@ class _Driver:
             event.set()
 
     async def ask(self, make: Callable[[int], ClusterMessage]) -> Any:
-        """Its answer to a request, made with its number. Raises LoadError for a NotDone, DriverGone if it
-        ends meanwhile."""
+        """Send a request, made with its number, and return the answer. Raises LoadError for NotDone,
+        DriverGone if the process ends."""
         if self.gone:
             raise DriverGone("The connection to Ray has ended.")
         number = next(self._numbers)
@@ -110,7 +110,7 @@ class _Driver:
         raise DriverGone("The connection to Ray has ended.")
 
     async def end(self) -> None:
-        """It gives everything back to Ray, and ends."""
+        """Have the process give everything back to Ray and end."""
         with CancelScope(shield=True):
             await self._stream.aclose()
             with anyio.move_on_after(10.0) as slow:
@@ -122,7 +122,7 @@ class _Driver:
 
 
 class RayCluster:
-    """Made by `open_ray`. `host` is this machine's address in the cluster; `nodes` are the cluster's nodes
+    """Created by `open_ray`. `host` is this machine's address in the cluster; `nodes` are the cluster's nodes
     at the start."""
 
     def __init__(self, tasks: TaskGroup, gather: Callable[[int], Gather], model: Path, weights: str) -> None:
@@ -138,8 +138,8 @@ class RayCluster:
         self.nodes: tuple[Node, ...] = ()
 
     async def connect(self) -> _Driver:
-        """The process that talks to Ray; another one when it has ended. Raises LoadError if the cluster can't
-        be reached the first time; after that it tries until it can."""
+        """Return the process that talks to Ray; a new one if the last one has ended. Raises LoadError if the
+        cluster can't be reached the first time; later it retries until it can."""
         async with self._starting:
             while self._driver is None or self._driver.gone:
                 await self.end()
@@ -152,14 +152,14 @@ class RayCluster:
                     if not self._gathered:
                         raise
                     log.warning("the Ray cluster can't be reached: %s", error.message)
-                    await anyio.sleep(AGAIN_SECONDS)
+                    await anyio.sleep(RETRY_SECONDS)
                 else:
                     self._gathered = True
                     self.host, self.nodes = gathered.host, gathered.nodes
             return self._driver
 
     async def place(self, engine: int) -> Begin:
-        """Wait until there is a node for an engine; returns what starts it there."""
+        """Wait until there is a node for an engine. Returns a function that starts the engine there."""
         while True:
             driver = await self.connect()
             try:
@@ -177,19 +177,19 @@ class RayCluster:
         return begin
 
     async def leave(self, engine: int) -> None:
-        """An engine is not wanted any more: its place is free."""
+        """Free the place of an engine that is not needed any more."""
         if self._driver is not None:
-            with suppress(DriverGone):  # and its places with it
+            with suppress(DriverGone):  # its places are gone with it
                 await self._driver.ask(lambda number: EndEngine(number, engine))
 
     async def look(self) -> tuple[Node, ...]:
-        """The machines of the cluster, as Ray knows them now. Raises DriverGone."""
+        """Return the machines of the cluster, as Ray knows them now. Raises DriverGone."""
         driver = await self.connect()
         nodes: Nodes = await driver.ask(AskNodes)
         return nodes.nodes
 
     async def end(self) -> None:
-        """Give everything back."""
+        """Give everything back to Ray."""
         if self._driver is not None:
             await self._driver.end()
             self._driver = None
@@ -200,10 +200,10 @@ async def open_ray(
     address: str, host: str | None, replicas: int, cpus: float, gpus: float, model: Path, weights: str
 ) -> AsyncIterator[RayCluster]:
     """Connect to a cluster and reserve places for `replicas` engines of a model, spread over its nodes; give
-    them back at the end. `host` is this machine's address in it, if that is known; `weights` is the model's
-    digest.
+    them back at the end. `host` is this machine's address in the cluster, if it is known; `weights` is the
+    model's digest.
 
-    Raises LoadError when Ray is not installed, the cluster can't be reached, or it has no room.
+    Raises LoadError if Ray is not installed, the cluster can't be reached, or it has no room.
     """
     if find_spec("ray") is None:
         raise LoadError("--ray needs Ray: pip install 'personae[ray]'.")

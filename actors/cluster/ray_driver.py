@@ -2,9 +2,9 @@
 
     python -m personae.actors.cluster.ray_driver FD
 
-Ray ends a process of its own when the cluster's head is gone for a while, and its library is large: neither
-concerns the process that holds the streams. Nothing of a token goes through here. When the frontend ends, so
-does this process, its job, and with it the engines.
+Ray ends its process when the cluster's head is gone for a while, and its library is large. Neither must
+affect the process that holds the streams. No token goes through this process. When the frontend ends, this
+process ends with its Ray job, and so do the engines.
 """
 
 import logging
@@ -49,9 +49,9 @@ from personae.actors.framing import frame, receive_first
 from personae.actors.line import Line
 from personae.errors import LoadError
 
-ROOM_SECONDS = 600.0  # until the cluster has room for all engines: an autoscaler may have to get machines
-TELL_SECONDS = 10.0  # between two lines in the log about what is waited for
-BEGIN_SECONDS = 120.0  # for a node to look at its model and to start a process
+ROOM_SECONDS = 600.0  # to find room for all engines: an autoscaler may have to add machines
+LOG_SECONDS = 10.0  # between two log lines while something is waited for
+BEGIN_SECONDS = 120.0  # for a node to check its model and start a process
 PAUSE_SECONDS = 0.5
 CONNECT_SECONDS = 10.0  # for an address to take a connection
 
@@ -67,8 +67,8 @@ def _check_reachable(address: str) -> None:
 
 
 class Driver:
-    """What the frontend asks for, done with Ray. Each request blocks on a thread of its own. `host` is
-    the actor that runs on engines' nodes."""
+    """Serves the frontend's requests with Ray. Each request blocks a thread of its own. `host` is the actor
+    that runs on engines' nodes."""
 
     host: type[EngineHost] = EngineHost
 
@@ -77,18 +77,18 @@ class Driver:
         self._size: dict[str, float] = {}
         self._actors: dict[int, Any] = {}
         self._making = Lock()
-        self._node_of: dict[int, tuple[str, str]] = {}  # id and name
-        self._bundle_of: dict[int, int] = {}  # the place in the group that an engine has
+        self._node_of: dict[int, tuple[str, str]] = {}  # node id and name
+        self._bundle_of: dict[int, int] = {}  # an engine's bundle in the placement group
 
     def gather(self, request: Gather) -> Answer:
-        """Connect and reserve. Raises LoadError."""
+        """Connect to the cluster and reserve places. Raises LoadError."""
         local = request.address == "local"
         wanted: dict[str, Any] = {}
         if local:
             cpus = max(os.cpu_count() or 1, -int(-request.replicas * request.cpus // 1))
             wanted = {"include_dashboard": False, "num_cpus": cpus}
         elif request.host is not None:
-            wanted = {"_node_ip_address": request.host}  # of several nodes on one machine this is ours
+            wanted = {"_node_ip_address": request.host}  # a machine may run several nodes; this one is ours
         try:
             _check_reachable(request.address)
             ray.init(
@@ -110,28 +110,28 @@ class Driver:
     def _wait_for_room(self, request: Gather) -> None:
         assert self._group is not None
         until = time.monotonic() + ROOM_SECONDS
-        while not self._group.wait(TELL_SECONDS):
+        while not self._group.wait(LOG_SECONDS):
             missing = (
                 f"the cluster has no room for {request.replicas} engines of {_amounts(self._size)} each. "
                 f"Its nodes: {_summary()}."
             )
             if time.monotonic() > until:
                 raise LoadError(f"--ray {request.address}: {missing}")
-            log.warning("waiting: %s", missing)
+            log.warning("waiting for room: %s", missing)
 
     def place(self, request: PlaceEngine) -> Answer:
-        """Wait for the engine's actor, wherever it lives now."""
-        told = time.monotonic()
+        """Wait for the engine's actor, on whichever node it lives now."""
+        logged_at = time.monotonic()
         actor = self._actor(request.engine)
-        asked = actor.describe.remote()
+        described = actor.describe.remote()
         while True:
             try:
-                id, name, certificate = ray.get(asked, timeout=TELL_SECONDS)
+                id, name, certificate = ray.get(described, timeout=LOG_SECONDS)
             except GetTimeoutError:
-                pass  # it is asked already
+                pass  # the call is still pending
             except ActorUnavailableError:
                 time.sleep(PAUSE_SECONDS)
-                asked = actor.describe.remote()
+                described = actor.describe.remote()
             except RayActorError as error:
                 with self._making:
                     self._actors.pop(request.engine, None)
@@ -139,8 +139,8 @@ class Driver:
             else:
                 self._node_of[request.engine] = (id, name)
                 return Placed(request.number, name, certificate)
-            if time.monotonic() - told > TELL_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - logged_at > LOG_SECONDS:
+                logged_at = time.monotonic()
                 log.warning("engine %d waits for a node; the nodes: %s", request.engine, _summary())
 
     def _actor(self, engine: int) -> Any:
@@ -172,7 +172,7 @@ class Driver:
         )
 
     def begin(self, request: BeginEngine) -> Answer:
-        """Pass it on to the engine's node."""
+        """Pass the request on to the engine's node."""
         id, name = self._node_of[request.engine]
         contact = msgspec.structs.replace(
             request.contact, share=self._share(id), threads=max(int(self._size.get("CPU", 1)), 1)
@@ -192,14 +192,14 @@ class Driver:
         return Begun(request.number)
 
     def _share(self, node: str) -> int:
-        """How many engines are to live on a node."""
+        """How many engines are to run on a node."""
         assert self._group is not None
         bundles: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
         later = Counter(id for engine, (id, _) in self._node_of.items() if engine not in self._bundle_of)
         return max(sum(id == node for id in bundles.values()) + later[node], 1)
 
     def end(self, request: EndEngine) -> Answer:
-        """Give its place back."""
+        """Give the engine's place back."""
         with self._making:
             actor = self._actors.pop(request.engine, None)
             self._node_of.pop(request.engine, None)
@@ -209,7 +209,7 @@ class Driver:
         return Begun(request.number)
 
     def nodes(self, request: AskNodes) -> Answer:
-        """As Ray knows them."""
+        """Return the nodes as Ray knows them."""
         return Nodes(request.number, _nodes())
 
 
@@ -235,14 +235,14 @@ def _sentence(error: BaseException) -> str:
 
 
 def main() -> Never:
-    """The process."""
+    """Run the process."""
     line = Line(socket.socket(fileno=int(sys.argv[-1])))
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # meant for the frontend, which ends us
+        signal.signal(number, signal.SIG_IGN)  # these are for the frontend, which ends this process
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     logging.getLogger("ray").setLevel(logging.WARNING)
     driver = Driver()
-    do: dict[type, Callable[[Any], Answer]] = {
+    handlers: dict[type, Callable[[Any], Answer]] = {
         Gather: driver.gather,
         PlaceEngine: driver.place,
         BeginEngine: driver.begin,
@@ -252,19 +252,19 @@ def main() -> Never:
 
     def answer(request: Any) -> None:
         try:
-            said = do[type(request)](request)
+            result = handlers[type(request)](request)
         except LoadError as error:
-            said = NotDone(request.number, error.message)
-        except Exception as error:  # Ray's own, of which there are many: the frontend decides
-            log.exception("Ray")
-            said = NotDone(request.number, _sentence(error))
-        line.sendall(frame(said))
+            result = NotDone(request.number, error.message)
+        except Exception as error:  # Ray has many errors of its own: the frontend decides
+            log.exception("a request to Ray failed")
+            result = NotDone(request.number, _sentence(error))
+        line.sendall(frame(result))
 
     try:
         while True:
             request = receive_first(line, Request)
             if isinstance(request, Gather):
-                answer(request)  # on this thread: Ray's library wants to be started on the main one
+                answer(request)  # on this thread: Ray's library must be started on the main thread
             else:
                 Thread(target=answer, args=(request,), daemon=True).start()
     except (EOFError, OSError):

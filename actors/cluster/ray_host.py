@@ -1,6 +1,6 @@
-"""The Ray actor on an engine's node: it starts the engine's process when the frontend asks for it.
+"""The Ray actor on an engine's node. It starts the engine's process when the frontend asks for it.
 
-Ray decides where it lives, and starts it elsewhere when its node dies. It imports no torch: the engine is a
+Ray chooses its node, and starts it on another one when its node dies. It imports no torch: the engine is a
 process of its own.
 """
 
@@ -19,11 +19,11 @@ from personae.actors.cluster.identity import ENGINE, new_identity
 from personae.actors.cluster.node import refusal
 from personae.errors import LoadError
 
-END_SECONDS = 10.0  # for a process that was killed
+END_SECONDS = 10.0  # how long to wait for a killed process
 
 
 class EngineHost:
-    """Keeps one engine's process at a time, started by this command."""
+    """Runs one engine's process at a time, started by `command`."""
 
     command: tuple[str, ...] = COMMAND
 
@@ -32,25 +32,25 @@ class EngineHost:
         self._lock = Lock()
         self._thread: Thread | None = None
         self._pid: int | None = None
-        self._told: str | None = None
+        self._error: str | None = None
 
     def describe(self) -> tuple[str, str, str]:
-        """The node's id, its name for people, and the certificate that its engines show."""
+        """Return the node's id, its name for people, and the certificate that its engines show."""
         context = ray.get_runtime_context()
         name = f"{ray.util.get_node_ip_address()} ({socket.gethostname()})"
         return context.get_node_id(), name, self._identity.certificate
 
     def begin(self, contact: bytes, version: str, model: str, weights: str) -> str | None:
-        """Start an engine that calls this contact, when the one before has ended. Returns why it can't be
-        done, if it can't."""
+        """End the previous engine, and start one that connects to this contact. Returns why that is
+        impossible, if it is."""
         with self._lock:
             if (why := refusal(version, model, weights)) is not None:
                 return why
             self._end()
             if self._thread is not None and self._thread.is_alive():
-                return f"the engine before, process {self._pid}, does not end."
+                return f"the previous engine, process {self._pid}, does not end."
             call = Dial(msgspec.msgpack.decode(contact, type=Contact), self._identity)
-            self._told = None
+            self._error = None
             self._thread = Thread(target=self._run, args=(call,), daemon=True)
             self._thread.start()
             return None
@@ -59,7 +59,7 @@ class EngineHost:
         try:
             run_engine(call, self.command, spawned=self._spawned)
         except LoadError as error:
-            self._told = error.message
+            self._error = error.message
 
     def _spawned(self, pid: int) -> None:
         self._pid = pid

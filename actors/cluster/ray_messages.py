@@ -1,4 +1,4 @@
-"""What the frontend and the process that talks to Ray say to each other."""
+"""The messages between the frontend and the process that talks to Ray."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from personae.actors.cluster.contact import ClusterMessage, Contact
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine of the cluster: its address, whether it lives, what it has and what of that is free."""
+    """A machine of the cluster: its address, whether it is alive, and its resources."""
 
     id: str
     address: str
@@ -15,8 +15,8 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Gather(ClusterMessage, frozen=True):
-    """First of all: connect to the cluster at this address, and reserve places for engines of that size;
-    answered by `Gathered`. `host` is this machine's address in it, if that is known."""
+    """The first request: connect to the cluster at this address, and reserve places for engines of this size.
+    Answered by `Gathered`. `host` is this machine's address in the cluster, if it is known."""
 
     number: int
     address: str
@@ -27,14 +27,14 @@ class Gather(ClusterMessage, frozen=True):
 
 
 class PlaceEngine(ClusterMessage, frozen=True):
-    """Wait until there is a node for this engine; answered by `Placed`."""
+    """Wait until there is a node for this engine. Answered by `Placed`."""
 
     number: int
     engine: int
 
 
 class BeginEngine(ClusterMessage, frozen=True):
-    """Have the engine's node start it; answered by `Begun`. The node refuses if it has another version or
+    """Have the engine's node start it. Answered by `Begun`. The node refuses if it has another version or
     another model."""
 
     number: int
@@ -46,20 +46,20 @@ class BeginEngine(ClusterMessage, frozen=True):
 
 
 class EndEngine(ClusterMessage, frozen=True):
-    """The engine's place is not needed any more; answered by `Begun`."""
+    """The engine's place is not needed any more. Answered by `Begun`."""
 
     number: int
     engine: int
 
 
 class AskNodes(ClusterMessage, frozen=True):
-    """Which machines are there? Answered by `Nodes`."""
+    """List the machines. Answered by `Nodes`."""
 
     number: int
 
 
 class Gathered(ClusterMessage, frozen=True):
-    """The cluster is there. `host` is this machine's address in it."""
+    """The cluster is ready. `host` is this machine's address in it."""
 
     number: int
     host: str
@@ -67,7 +67,7 @@ class Gathered(ClusterMessage, frozen=True):
 
 
 class Placed(ClusterMessage, frozen=True):
-    """The engine's node is there: its name for people, and the certificate that it will show."""
+    """The engine's node is ready: its name for people, and the certificate that its engine will show."""
 
     number: int
     node: str
@@ -75,7 +75,7 @@ class Placed(ClusterMessage, frozen=True):
 
 
 class Begun(ClusterMessage, frozen=True):
-    """It is done."""
+    """The request is done."""
 
     number: int
 
@@ -88,7 +88,7 @@ class Nodes(ClusterMessage, frozen=True):
 
 
 class NotDone(ClusterMessage, frozen=True):
-    """Why it can't be done."""
+    """Why the request can't be done."""
 
     number: int
     why: str

@@ -1,4 +1,4 @@
-"""An engine core's process on another machine, as the frontend sees it, and how it is started."""
+"""An engine core's process on another machine as the frontend sees it, and how to start it."""
 
 import signal
 from collections import deque
@@ -27,17 +27,17 @@ from personae.actors.enginecore.step_recorder import LastStep
 from personae.actors.framing import frame
 from personae.errors import EngineCoreDied
 
-ANSWER_SECONDS = 1.0  # within which a node says what its engine did last
+ANSWER_SECONDS = 1.0  # how long a node may take to report its engine's last step
 
 Begin = Callable[[Contact], Awaitable[None]]
 """Has a node start an engine that calls this contact. Raises LoadError if the node refuses."""
 
 BeginAnywhere = Callable[[], Awaitable[Begin]]
-"""Waits until there is a node for an engine."""
+"""Waits until there is a node for an engine, and returns how to start it there."""
 
 
 class RemoteProcess:
-    """A process that an agent keeps (`agent.py`). When its machine can't be reached it counts as killed."""
+    """A process that an agent runs (`agent.py`). If its machine can't be reached, it counts as killed."""
 
     def __init__(self, control: ByteStream) -> None:
         self._control = control
@@ -47,9 +47,9 @@ class RemoteProcess:
         self._last: LastStep | None = None
         self._noted = self._killed = False
         self.line: ByteStream
-        self.files: ByteStream  # on which it asks for adapters
+        self.files: ByteStream  # on which it requests adapters
         self.output: ByteReceiveStream = _Output(self)
-        self.pid = self.box_file = -1
+        self.pid = self.recorder_file = -1
         self.returncode: int | None = None
 
     async def spawned(self) -> None:
@@ -57,7 +57,7 @@ class RemoteProcess:
         await self._read_until(lambda: self.pid >= 0)
 
     async def connected(self, line: Expected, files: Expected) -> None:
-        """Wait until it has called. Raises EngineCoreDied if it ends before."""
+        """Wait until the process has connected. Raises EngineCoreDied if it ends before."""
 
         async def watch() -> None:
             await self.wait()
@@ -69,10 +69,10 @@ class RemoteProcess:
             self.files = await files.stream()
             waiting.cancel_scope.cancel()
         if self.returncode is not None:
-            words = b"".join(self._printed).decode(errors="replace").strip()
+            output = b"".join(self._printed).decode(errors="replace").strip()
             raise EngineCoreDied(
-                f"The engine core ended with exit code {self.returncode} before it called the frontend; "
-                f"its last words:\n{words[-2000:]}"
+                f"The engine core ended with exit code {self.returncode} before it connected to the "
+                f"frontend; its last output:\n{output[-2000:]}"
             )
 
     async def wait(self) -> int:
@@ -84,13 +84,14 @@ class RemoteProcess:
         return self.returncode
 
     def kill(self) -> None:
-        """End it: its node sees that the connection ends. Nobody waits for a machine that may be gone."""
+        """End the process: its node notices that the connection closes. Nothing waits for a machine that may
+        be gone."""
         if self.returncode is None:
             self._killed = True
             self.returncode = -signal.SIGKILL
 
     async def last_step(self) -> LastStep | None:
-        """The step that it began last; None if it has begun none, or its machine does not answer."""
+        """Return the last step that it began; None if there was none, or if its machine does not answer."""
         if self.returncode is None:
             with move_on_after(ANSWER_SECONDS, shield=True):
                 self._noted = False
@@ -99,12 +100,12 @@ class RemoteProcess:
         return self._last
 
     async def printed(self) -> bytes:
-        """What it has printed since; empty when nothing more comes."""
+        """Return its next output; empty when there is no more."""
         await self._read_until(lambda: bool(self._printed) or self.returncode is not None)
         return self._printed.popleft() if self._printed else b""
 
     async def aclose(self) -> None:
-        """Its node ends it, if it lives."""
+        """Close the connection. Its node then ends the process, if it runs."""
         with CancelScope(shield=True):
             await anyio.aclose_forcefully(self._control)
 
@@ -112,19 +113,19 @@ class RemoteProcess:
         while not done():
             async with self._reading:
                 if not done():
-                    self._take(await self._frames.next())
+                    self._handle(await self._frames.next())
 
-    def _take(self, message: FromAgent | None) -> None:
+    def _handle(self, message: FromAgent | None) -> None:
         match message:
-            case Spawned(pid=pid, box_file=box_file):
-                self.pid, self.box_file = pid, box_file
+            case Spawned(pid=pid, recorder_file=recorder_file):
+                self.pid, self.recorder_file = pid, recorder_file
             case Output(data=data):
                 self._printed.append(data)
             case StepNote(last=last):
                 self._last, self._noted = last, True
             case Ended(code=code, last=last):
                 self.returncode, self._last = code, last
-            case None:  # its node has gone, and it with it
+            case None:  # its node is gone, and the process with it
                 self.returncode = -signal.SIGKILL
 
 
@@ -133,20 +134,20 @@ class _Output(ByteReceiveStream):
         self._process = process
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """What the process prints."""
+        """Return the process's next output."""
         if data := await self._process.printed():
             return data
         raise anyio.EndOfStream
 
     async def aclose(self) -> None:
-        """Nobody listens any more."""
+        """Close the connection."""
         await self._process.aclose()
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteLaunch:
-    """Starts an engine core's process on another machine: `place` finds the machine. `adapters` serves the
-    files that it requests; `terms` are the other settings that it receives."""
+    """Starts an engine core's process on another machine, which `place` finds. `adapters` serves the files
+    that it requests; `terms` are the other settings that it receives."""
 
     listener: Listener
     place: BeginAnywhere
@@ -154,9 +155,9 @@ class RemoteLaunch:
     terms: Contact
 
     async def __call__(self) -> RemoteProcess:
-        """Return when it has called. Raises LoadError when the node refuses, EngineCoreDied when the process
-        ends before, TimeoutError when nobody calls."""
-        begin = await self.place()  # that may take long; only then does the tickets' time begin
+        """Return when the process has connected. Raises LoadError if the node refuses, EngineCoreDied if the
+        process ends before, TimeoutError if nothing connects."""
+        begin = await self.place()  # this may take long; the tickets' time begins only then
         listener = self.listener
         async with listener.expect() as line, listener.expect() as control, listener.expect() as files:
             await begin(

@@ -28,7 +28,7 @@ def test_other_weights_another_tokenizer_or_another_configuration_are_refused(tm
     there = write(tmp_path / "there")
     (there / name).write_bytes((there / name).read_bytes()[:-1] + b"x")
     said = refusal(personae.__version__, str(there), digest)
-    assert said == f"the model at {there} is not the frontend's: its weights or its tokenizer are others."
+    assert said == f"the model at {there} is not the frontend's: it has other weights or another tokenizer."
 
 
 def test_training_that_changes_a_large_file_everywhere_changes_its_digest(tmp_path) -> None:

@@ -17,7 +17,7 @@ from personae.actors.cluster.contact import GREETING, TICKET_BYTES, UNKNOWN, WEL
 from personae.actors.cluster.dial import dial
 from personae.actors.cluster.frames import FrameReader
 from personae.actors.cluster.identity import ENGINE, FRONTEND, new_identity
-from personae.actors.cluster.listener import STRANGERS, Listener, open_listener
+from personae.actors.cluster.listener import MAX_UNIDENTIFIED, Listener, open_listener
 from personae.actors.framing import frame, receive_first
 from personae.actors.line import Line
 from personae.actors.wire import Describe, messages
@@ -104,7 +104,9 @@ async def test_a_peer_that_speaks_another_language_is_hung_up_on_without_an_answ
 
 async def test_peers_that_say_nothing_are_hung_up_on_in_time_and_keep_no_engine_out(anyio_backend) -> None:
     async with open_listener("127.0.0.1", hello_seconds=PATIENCE) as listener:
-        silent = [socket.create_connection((listener.host, listener.port)) for _ in range(STRANGERS + 8)]
+        silent = [
+            socket.create_connection((listener.host, listener.port)) for _ in range(MAX_UNIDENTIFIED + 8)
+        ]
         async with listener.expect() as expected:
             line, stream = await both(listener, expected, call(listener))
             line.close()
