@@ -1,2 +1,3 @@
-"""The whole company under a virtual clock: real actors, real scheduler, real wire; the device, the disk, the
-clock, the threads and the processes are simulated. `docs/internals/simulation.md` says how to use it."""
+"""The whole server under a virtual clock: real actors, real scheduler, real messages. The device, the disk,
+the clock, the threads and the processes are simulated. `docs/internals/simulation.md` explains how to use
+it."""

@@ -1,4 +1,4 @@
-"""Adapters in a simulation: a disk and a device's memory for them, which take virtual time."""
+"""Simulated adapters: a disk and device memory for them, which take virtual time."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,11 +10,12 @@ from personae.errors import Overloaded
 from personae.lora.source import AdapterSource
 from personae.lora.stored import Pieces
 
-ADAPTER_PAGES = 3  # of the KV cache, whose memory one adapter takes
+ADAPTER_PAGES = 3  # KV pages whose memory one adapter needs
 
 
 class SimulatedAdapters:
-    """`actors.spec.AdapterProvider`: every digest is an adapter; the first read of each takes time."""
+    """Implements `actors.spec.AdapterProvider`: every digest is an adapter. The first read of each takes
+    time."""
 
     def __init__(self, costs: Costs, threads: SimulationThreads, trouble: Trouble, keep: int) -> None:
         self._costs = costs
@@ -29,11 +30,11 @@ class SimulatedAdapters:
         return len(self._host), len(self._host)
 
     def find(self, digest: str) -> AdapterSource | None:
-        """Where it lies, if it is on the host."""
+        """Return the adapter's source if it is on the host."""
         return source_of(digest) if digest in self._host else None
 
     def read(self, digest: str) -> AdapterSource:
-        """From a disk that takes its time; it is kept, and the oldest leave."""
+        """Read from a slow disk and keep the adapter. The oldest ones are evicted."""
         self._threads.sleep(self._trouble.slowed(self._costs.read))
         self._trouble.reads(digest)
         self._host[digest] = None
@@ -42,34 +43,34 @@ class SimulatedAdapters:
         return source_of(digest)
 
     def forget_offered(self) -> None:
-        """Nothing is held for anybody."""
+        """Do nothing: no source is held."""
 
 
 def source_of(digest: str) -> AdapterSource:
-    """Where this adapter lies."""
+    """The source of this adapter."""
     return AdapterSource((digest,))
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTicket:
-    """An AdapterTicket."""
+    """Implements `AdapterTicket`."""
 
     memory: "SimulatedAdapterMemory"
     digest: str
 
     @property
     def missing(self) -> int:
-        """Pages that make a place, if there is none."""
+        """How many more pages the adapter needs."""
         return self.memory.short_of(self.digest)
 
     def pieces(self) -> Pieces:
-        """In two pieces. Raises Overloaded, in the first, when held adapters fill the device."""
+        """Load in two pieces. The first raises Overloaded if held adapters fill the device."""
         return self.memory.placing(self.digest)
 
 
 class SimulatedAdapterMemory:
-    """`engine.worker.AdapterMemory` without adapters: room for `capacity` of them, and one more for every
-    `ADAPTER_PAGES` that are `lent` to it. `overwrite` is told the pages that are."""
+    """Implements `engine.worker.AdapterMemory` without tensors: room for `capacity` adapters, and one more
+    for every `ADAPTER_PAGES` in `lent`. `overwrite` is called with each page that is lent."""
 
     def __init__(
         self,
@@ -86,16 +87,16 @@ class SimulatedAdapterMemory:
         self._costs = costs
         self._threads = threads
         self._overwrite = overwrite
-        self._resident: dict[str, None] = {}  # least recently placed first
+        self._resident: dict[str, None] = {}  # least recently loaded first
         self._copied = 0
 
     @property
     def adapter_stats(self) -> tuple[int, int, int]:
-        """Adapters on the device, how many were copied there, how many left for others."""
+        """Adapters on the device, copies to it so far, evictions so far."""
         return len(self._resident), self._copied, self._copied - len(self._resident)
 
     def load_adapter(self, digest: str, source: AdapterSource) -> SimulatedTicket:
-        """It has to be told from where."""
+        """Start to load an adapter. The source must be the right one."""
         if source != source_of(digest):
             raise Wrong(f"adapter {digest} is to be loaded from {source}")
         return SimulatedTicket(self, digest)
@@ -119,11 +120,11 @@ class SimulatedAdapterMemory:
         return None
 
     def discard(self, digest: str) -> None:
-        """Nothing is done beside, so nothing fails."""
-        raise AssertionError(f"{digest} was placed when its pieces ended")
+        """Fail: nothing is read in the background, so nothing can need this."""
+        raise AssertionError(f"{digest} was loaded when its pieces ended")
 
     def release(self, digest: str) -> None:
-        """It may go."""
+        """Allow this adapter to be evicted."""
         self.held.discard(digest)
 
     @property
@@ -131,7 +132,7 @@ class SimulatedAdapterMemory:
         return self._capacity + len(self.lent) // ADAPTER_PAGES
 
     def _evict(self) -> bool:
-        """The one placed first of those that nobody holds leaves, if there is one."""
+        """Evict the least recently loaded adapter that nobody holds. Returns False if there is none."""
         victim = next((name for name in self._resident if name not in self.held), None)
         if victim is not None:
             del self._resident[victim]
@@ -143,7 +144,7 @@ class SimulatedAdapterMemory:
         return ADAPTER_PAGES if full and digest not in self._resident else 0
 
     def lending(self, pages: tuple[int, ...]) -> Iterator[None]:
-        """They are overwritten, one after the other."""
+        """Overwrite the lent pages, one after the other."""
         for page in pages:
             if page in self.lent:
                 raise Wrong(f"page {page} is lent twice")
@@ -152,7 +153,7 @@ class SimulatedAdapterMemory:
         self.lent += pages
 
     def repay(self, count: int) -> tuple[int, ...]:
-        """As many as adapters do not take."""
+        """Return as many pages as adapters do not need."""
         while (free := self._unused()) < min(count, len(self.lent)) and self._evict():
             pass
         pages = tuple(self.lent[: min(free, count)])
@@ -160,7 +161,7 @@ class SimulatedAdapterMemory:
         return pages
 
     def giving_back(self, pages: tuple[int, ...]) -> Iterator[None]:
-        """One piece."""
+        """Return pages in one piece."""
         yield
 
     def _unused(self) -> int:

@@ -1,8 +1,8 @@
-"""How many replicas does this traffic need?
+"""Estimates how many replicas some traffic needs.
 
-One replica is simulated with its share of the traffic, for one more replica after the other, until the goal
-is met: a load balancer that deals requests out at random is taken for granted, and nothing about which
-adapters are where. The chart is one SVG file that needs nothing else.
+One replica is simulated with its share of the traffic, for one more replica after the other, until it meets
+the goal. This assumes a load balancer that chooses replicas at random, and nothing about where adapters are.
+The chart is a single self-contained SVG file.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,13 @@ from personae.actors.simulation.scenario import Scenario, SimulationReport
 from personae.actors.simulation.world import simulate
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 360, 64, 64, 56, 48
-_INK, _WAIT, _PACE, _GOAL = "#1f2933", "#2563eb", "#d97706", "#9aa5b1"
+_INK, _FIRST, _EACH, _GOAL = "#1f2933", "#2563eb", "#d97706", "#9aa5b1"
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyGoal:
-    """Seconds to the first token, and seconds a token after that, for a `share` of all requests each."""
+    """Seconds to the first token, and seconds per token after that. Each must hold for a `share` of all
+    requests."""
 
     first: float = 1.0
     token: float = 0.1
@@ -28,7 +29,7 @@ class LatencyGoal:
 
 @dataclass(frozen=True, slots=True)
 class CapacityAnswer:
-    """What one replica of `replicas` brings: quantiles at the goal's share, in seconds."""
+    """The result for one of `replicas` replicas: quantiles at the goal's share, in seconds."""
 
     replicas: int
     first: float
@@ -39,7 +40,8 @@ class CapacityAnswer:
 
 
 def answers(scenario: Scenario, goal: LatencyGoal, most: int) -> Iterator[CapacityAnswer]:
-    """For 1, 2, ... replicas, up to the first that meets the goal and one more, or `most`."""
+    """Yield the results for 1, 2, ... replicas, up to the first that meets the goal and one more, or up to
+    `most`."""
     met = 0
     for replicas in count(1):
         share = replace(
@@ -55,7 +57,7 @@ def answers(scenario: Scenario, goal: LatencyGoal, most: int) -> Iterator[Capaci
 
 
 def judge(report: SimulationReport, replicas: int, goal: LatencyGoal) -> CapacityAnswer:
-    """Whether a run meets a goal. A refused request has waited for ever."""
+    """Judge whether a run meets a goal. A refused request counts as an infinite wait."""
     refused = report.outcomes.get("refused", 0)
     first = quantile([*report.waits, *[float("inf")] * refused], goal.share)
     token = quantile(report.paces, goal.share)
@@ -64,12 +66,12 @@ def judge(report: SimulationReport, replicas: int, goal: LatencyGoal) -> Capacit
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The smallest value that a share of all values does not exceed; 0 if there are none."""
+    """The smallest value that a share of all values does not exceed; 0 if there are no values."""
     return sorted(values)[max(ceil(share * len(values)) - 1, 0)] if values else 0.0
 
 
 def chart(found: list[CapacityAnswer], scenario: Scenario, goal: LatencyGoal) -> str:
-    """An SVG: both quantiles as multiples of their goals, by number of replicas."""
+    """Draw an SVG: both quantiles as multiples of their goals, by number of replicas."""
     parts = [(a.first / goal.first, a.token / goal.token) for a in found]
     finite = [value for pair in parts for value in pair if value != float("inf")]
     top = min(max([*finite, 1.2]) * 1.1, 8.0)
@@ -90,8 +92,8 @@ def chart(found: list[CapacityAnswer], scenario: Scenario, goal: LatencyGoal) ->
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
         f'<text x="{_LEFT}" y="22" font-size="15" font-weight="bold">Replicas for {title}</text>',
         f'<text x="{_LEFT}" y="40">slowest of {share}, as a multiple of its goal: '
-        f'<tspan fill="{_WAIT}">first token ({goal.first:g} s)</tspan>, '
-        f'<tspan fill="{_PACE}">each token after ({goal.token * 1000:g} ms)</tspan></text>',
+        f'<tspan fill="{_FIRST}">first token ({goal.first:g} s)</tspan>, '
+        f'<tspan fill="{_EACH}">each token after ({goal.token * 1000:g} ms)</tspan></text>',
     ]
     left, right = _LEFT, _WIDTH - _RIGHT
     for value in _ticks(top):
@@ -105,23 +107,23 @@ def chart(found: list[CapacityAnswer], scenario: Scenario, goal: LatencyGoal) ->
         'stroke-dasharray="6 4"/>',
         f'<text x="{right + 8}" y="{y(1) + 4:.1f}">goal</text>',
     )
-    for which, colour in ((0, _WAIT), (1, _PACE)):
+    for which, colour in ((0, _FIRST), (1, _EACH)):
         points = " ".join(f"{x(i):.1f},{y(pair[which]):.1f}" for i, pair in enumerate(parts))
         lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for i, pair in enumerate(parts):
             fill = "#ffffff" if pair[which] > top else colour
-            told = "refused" if pair[which] == float("inf") else f"{pair[which]:.1f} times its goal"
+            label = "refused" if pair[which] == float("inf") else f"{pair[which]:.1f} times its goal"
             place = f'cx="{x(i):.1f}" cy="{y(pair[which]):.1f}"'
-            title = f"<title>{told}</title>"
+            title = f"<title>{label}</title>"
             lines.append(f'<circle {place} r="4" fill="{fill}" stroke="{colour}">{title}</circle>')
     under = _HEIGHT - _BOTTOM + 18
     for i, answer in enumerate(found):
         weight = ' font-weight="bold"' if answer.met else ""
         place = f'x="{x(i):.1f}" y="{under}" text-anchor="middle"'
         lines.append(f"<text {place}{weight}>{answer.replicas}</text>")
-    told = "replicas (bold: both goals met; hollow: off the scale, or requests were refused)"
+    label = "replicas (bold: both goals met; hollow: off the scale, or requests were refused)"
     middle = (left + right) / 2
-    lines.append(f'<text x="{middle}" y="{_HEIGHT - 10}" text-anchor="middle">{told}</text></svg>')
+    lines.append(f'<text x="{middle}" y="{_HEIGHT - 10}" text-anchor="middle">{label}</text></svg>')
     return "\n".join(lines)
 
 

@@ -1,11 +1,11 @@
 """Faults: when they strike, and what they do.
 
-crash     the executor raises, at the beginning of a step, before or after it sampled
-kill      the engine core's process is gone, between any two steps of any two tasks of the house
-hang      the executor never comes back
-stop      the whole process stands still, as by SIGSTOP, until the frontend gives it up
-stall     the same, for a while only
-silent    the line is dead for some seconds, and what was sent meanwhile arrives after that
+crash     the executor raises at the beginning of a step, or before or after it sampled
+kill      the engine core's process dies between any two steps of any two tasks
+hang      the executor never returns
+stop      the whole process stops, as by SIGSTOP, until the frontend gives it up
+stall     the same, but only for a while
+silent    the connection is dead for some seconds; what was sent meanwhile arrives after that
 drag      everything that one engine computes takes eight times as long, for some seconds
 slow      one step takes fifty times as long
 lost      a step's result never reaches the scheduler
@@ -38,7 +38,7 @@ PLACES = ("prepare", "forward", "sample", "finish")
 
 
 class Planted(Exception):
-    """A fault of the device that was meant to happen."""
+    """An intended fault of the device."""
 
 
 class Panic(BaseException):
@@ -46,9 +46,9 @@ class Panic(BaseException):
 
 
 class Faults(Trouble):
-    """One fault after the other, on average every `every` virtual seconds; `kinds` are drawn evenly.
+    """One fault after the other, on average every `every` virtual seconds. `kinds` are drawn evenly.
 
-    `processes` gives the process of each engine that there is, if any; `scale` adds or removes one.
+    `processes` returns the process of each engine, if it has one; `scale` adds or removes an engine.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Faults(Trouble):
     ) -> None:
         self.struck: dict[str, int] = {}
         self.load_fails = False
-        self.resting = False  # nothing strikes
+        self.resting = False  # no fault strikes
         self._loop = loop
         self._dice = random.Random(seed)
         self._every = every
@@ -76,7 +76,7 @@ class Faults(Trouble):
         self._countdown = 0
 
     async def run(self) -> None:
-        """Strike until cancelled."""
+        """Cause faults until cancelled."""
         while self._every is not None:
             await anyio.sleep(self._dice.expovariate(1 / self._every))
             if self.resting:
@@ -91,12 +91,12 @@ class Faults(Trouble):
                 self._strike(kind, serving[0] if len(serving) == 1 else self._dice.choice(serving))
 
     def explains(self, error: BaseException) -> bool:
-        """Whether an error that ended the engine core is one of ours, or follows from one."""
+        """Whether an error that ended the engine core is a planted one, or follows from one."""
         if isinstance(error, BaseExceptionGroup):
             return all(map(self.explains, error.exceptions))
         if isinstance(error, Overloaded):
             return "full" in self.struck
-        if isinstance(error, ValueError):  # the step after the lost one shows it at once
+        if isinstance(error, ValueError):  # the step after the lost one reveals it at once
             return "lost" in self.struck and "out of order" in str(error)
         return isinstance(error, Planted)
 
@@ -138,7 +138,7 @@ class Faults(Trouble):
                 self._failing += 1
 
     def _partition(self, process: SimulatedProcess) -> None:
-        """This one and about a third of the others are silent, for as long."""
+        """Silence this process and about a third of the others for the same time."""
         seconds = self._dice.uniform(1.0, 6.0)
         for other in self._processes():
             if other is not None and (other is process or self._dice.random() < 1 / 3):
@@ -163,7 +163,7 @@ class Faults(Trouble):
 
         def lose(message: object, reply: Any = None) -> None:
             if isinstance(message, StepFinished):
-                del mailbox.put  # the class's is back
+                del mailbox.put  # restores the class's method
             else:
                 put(message, reply)
 
@@ -174,10 +174,10 @@ class Faults(Trouble):
         mailbox = cells[self._dice.choice(sorted(cells))].mailbox
         mailbox.capacity = 0
 
-    # What the device, the disk and the grammar library ask.
+    # Called by the device, the disk and the grammar library.
 
     def strikes(self, where: str) -> None:
-        """Crash, or hang."""
+        """Crash or hang, if that is due here."""
         kind = self._armed.pop(where, None)
         if kind == "crash":
             self._armed.clear()
@@ -187,12 +187,12 @@ class Faults(Trouble):
             self._loop.threads.sleep_for_ever()
 
     def slowed(self, seconds: float) -> float:
-        """One step in many is slow, once it has been said."""
+        """Return the time, longer for the one step that is made slow."""
         factor, self._slowed = self._slowed, 1.0
         return factor * seconds
 
     def fails(self, log: SequenceLog, position: int) -> str | None:
-        """One row fails; the same one, if it is computed again."""
+        """Fail one row, and the same one again if it is computed again."""
         if self._failing and not log.grammar:
             self._failing -= 1
             self._failed.add((log.id, position))
@@ -203,19 +203,19 @@ class Faults(Trouble):
         return any(failed == id for failed, _ in self._failed)
 
     def thinks(self, log: SequenceLog, position: int) -> float:
-        """Masks that take long; the same one, if it is made again."""
+        """Masks that take long. The same mask takes as long again if it is made again."""
         if log.grammar is None or not log.grammar.source.startswith(THINKS):
             return 0.0
-        lot = hash((log.params.seed, position)) % 64
-        return (0.0, 0.0, 0.0, 0.003, 0.02, 0.02, 0.2, 0.2)[lot % 8] if lot else 1.0
+        draw = hash((log.params.seed, position)) % 64
+        return (0.0, 0.0, 0.0, 0.003, 0.02, 0.02, 0.2, 0.2)[draw % 8] if draw else 1.0
 
     def reads(self, digest: str) -> None:
-        """Adapters that are broken."""
+        """Fail for broken adapters."""
         if digest.startswith(BROKEN):
             raise AdapterError(f"adapter {digest}: planted")
 
     def compiles(self, spec: GrammarSpec) -> None:
-        """Grammars that are bad, slow, or make the library stumble."""
+        """Fail or take long for bad grammars, as a grammar library does."""
         if spec.source.startswith(BAD):
             raise GrammarError("planted: cannot be enforced", param="schema")
         if spec.source.startswith(PANICS):
@@ -224,7 +224,7 @@ class Faults(Trouble):
             self._loop.threads.sleep(5.0)
 
     def admits(self, log: SequenceLog) -> None:
-        """Requests that kill the engine whenever it touches them."""
+        """Crash for requests that kill the engine whenever it computes them."""
         if log.tokens[0] == POISON:
             self.struck["poison"] = self.struck.get("poison", 0) + 1
             raise Planted(f"poison: {log.id}")

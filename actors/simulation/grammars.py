@@ -1,4 +1,4 @@
-"""The grammar library of a simulation: what it compiles takes virtual time."""
+"""A simulated grammar library: compiling takes virtual time."""
 
 from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs, Trouble, Wrong
@@ -19,12 +19,12 @@ class SimulatedGrammar:
         self.key = tenant, spec
 
     def matcher(self, budget: int | None = None) -> Matcher:
-        """A simulation samples by itself."""
+        """Fail: the simulated device samples by itself."""
         raise Wrong("a simulated device was asked what a grammar allows")
 
 
 class SimulatedGrammars:
-    """`actors.spec.GrammarService` with a cache of `keep` grammars."""
+    """Implements `actors.spec.GrammarService` with a cache of `keep` grammars."""
 
     def __init__(self, costs: Costs, threads: SimulationThreads, trouble: Trouble, keep: int = 64) -> None:
         self._costs = costs
@@ -34,11 +34,11 @@ class SimulatedGrammars:
         self._cache: dict[GrammarKey, AnyGrammar] = {}
 
     def get(self, spec: GrammarSpec, tenant: str) -> AnyGrammar | None:
-        """From the cache."""
+        """Return a grammar from the cache, or None."""
         return self._cache.get((tenant, spec))
 
     def compile(self, spec: GrammarSpec, tenant: str) -> AnyGrammar:
-        """Takes its time, but no more than a sandbox has patience."""
+        """Compile, which takes time, but no longer than a sandbox's limit."""
         seconds = self._trouble.slowed(self._costs.compile)
         self._threads.sleep(min(seconds, SandboxLimits().patience))
         if seconds > SandboxLimits().patience:
@@ -47,7 +47,7 @@ class SimulatedGrammars:
         return SimulatedGrammar(spec, tenant)
 
     def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str) -> None:
-        """Into the cache; the oldest leave."""
+        """Put a grammar into the cache. The oldest ones are dropped."""
         self._cache[tenant, spec] = grammar
         while len(self._cache) > self._keep:
             del self._cache[next(iter(self._cache))]

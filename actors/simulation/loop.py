@@ -1,17 +1,17 @@
-"""An event loop whose time is virtual and whose order is a seed's.
+"""An event loop with virtual time and an order that follows from a seed.
 
     with asyncio.Runner(loop_factory=lambda: SimulationLoop(seed)) as runner:
         runner.run(main())
 
-- *Time* stands still while anything can run, then jumps to the next timer. Computing takes no time; what
-  shall take time says so (`threads.sleep`).
-- *Order.* Which of the tasks that can run goes next is decided by a number made from the seed, the task and
-  how often it has run. So it does not depend on the order in which they became ready, nor on memory addresses
-  or the seed of `hash(str)`: a seed replays exactly, on any machine. Plain callbacks keep their order:
-  asyncio promises it, and the kit relies on it.
-- *Threads* are greenlets that take turns with the loop: a thread gives the turn back when it sleeps or waits
-  for its bell, and nowhere else. So the actors that own a thread are simulated as they are. (Real threads
-  that hand a baton to and fro do the same, and spend most of their time waiting for the operating system.)
+- *Time* stands still while anything can run, then jumps to the next timer. Computing takes no time; code that
+  is to take time calls `threads.sleep`.
+- *Order.* A number made from the seed, the task and how often it has run decides which of the ready tasks
+  goes next. So the order depends neither on when they became ready, nor on memory addresses or the seed of
+  `hash(str)`: a seed replays exactly, on any machine. Plain callbacks keep their order: asyncio promises it,
+  and the kit relies on it.
+- *Threads* are greenlets that take turns with the loop. A thread gives up its turn only when it sleeps or
+  waits for its wakeup. So actors with a thread of their own run unchanged. (Real threads that hand over a
+  lock would work too, but would spend most of their time waiting for the operating system.)
 
 Nothing here knows of actors or of Personae.
 """
@@ -46,7 +46,7 @@ class _Step(asyncio.Task[Any]):
 
 
 class SimulationLoop(asyncio.BaseEventLoop):
-    """Made with a seed; `steps` counts what has run, and `after_step`, if set, is called after each."""
+    """Created with a seed. `steps` counts what has run; `after_step`, if set, is called after each step."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self._plain: deque[asyncio.Handle] = deque()
         self._heap: list[tuple[int, int, asyncio.Handle]] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
-        self._made = self._set = 0
-        self.set_task_factory(self._make_task)  # type: ignore[arg-type]  # typeshed wants generators, too
+        self._tasks_made = self._timers_set = 0
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type]  # typeshed also wants generators
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
@@ -68,7 +68,8 @@ class SimulationLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]  # the same, less precisely
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """A task's step joins those that a die chooses from; anything else waits in line."""
+        """Queue a callback. The seed orders the steps of tasks; everything else runs in order of the
+        calls."""
         handle = asyncio.Handle(callback, args, self, context)
         owner = getattr(callback, "__self__", None)
         if type(owner) is _Step:
@@ -87,20 +88,20 @@ class SimulationLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Timers of one moment run in the order in which they were set."""
+        """Set a timer. Timers of one moment run in the order in which they were set."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
-        self._set += 1
-        heapq.heappush(self._timers, (when, self._set, timer))
+        self._timers_set += 1
+        heapq.heappush(self._timers, (when, self._timers_set, timer))
         return timer
 
     def call_step(self, number: int, turn: int, callback: Callable[[], object]) -> None:
-        """Run a callback in an order that the die decides, as if it were a task's step."""
+        """Run a callback in the order of the seed, as if it were a task's step."""
         self._push(number, turn, asyncio.Handle(callback, (), self, None))
 
     def next_number(self) -> int:
-        """For whoever takes part in the order."""
-        self._made += 1
-        return self._made
+        """Return a number for a new participant in the order."""
+        self._tasks_made += 1
+        return self._tasks_made
 
     def _push(self, number: int, turn: int, handle: asyncio.Handle) -> None:
         heapq.heappush(self._heap, (hash((self.seed, number, turn)), number, handle))
@@ -111,8 +112,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
         coroutine: Coroutine[Any, Any, T],
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
-        # The first step is scheduled by the constructor, before the number is set: so it is set on the class
-        # side first, and read from there.
+        # The constructor schedules the first step, so the number must be set before it runs.
         task = _Step.__new__(_Step)
         task.number, task.turns = self.next_number(), 0
         task.__init__(coroutine, loop=loop, context=context)  # type: ignore[misc]  # see above
@@ -123,7 +123,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
         if not plain and not heap:
             self._wait()
         while (plain or heap) and not self._stopping:  # type: ignore[attr-defined]  # BaseEventLoop's
-            for _ in range(len(plain)):  # those that these add come next time: nobody starves the tasks
+            for _ in range(len(plain)):  # callbacks that these add run next time, so tasks do not starve
                 handle = plain.popleft()
                 if not handle._cancelled:
                     handle._run()
@@ -146,7 +146,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
         while timers and timers[0][0] <= self._now:
             self._plain.append(heapq.heappop(timers)[2])
 
-    # What BaseEventLoop leaves to those that have a selector.
+    # Methods that BaseEventLoop leaves to loops with a selector.
 
     def _process_events(self, event_list: list[Any]) -> None: ...
 
@@ -156,11 +156,11 @@ class SimulationLoop(asyncio.BaseEventLoop):
 
 
 class _Killed(BaseException):
-    """What a thread sees that is not to go on."""
+    """Raised in a thread that must end."""
 
 
 class SimulationThread:
-    """What stands for a thread: a coroutine with a stack of its own, which takes turns with the loop."""
+    """Stands for a thread: a coroutine with a stack of its own, which takes turns with the loop."""
 
     def __init__(self, loop: SimulationLoop, target: Callable[[], object], owner: object) -> None:
         self.owner = owner
@@ -172,31 +172,31 @@ class SimulationThread:
         self.soon()
 
     def soon(self) -> None:
-        """It has a turn some time now."""
+        """Schedule a turn."""
         self._turns += 1
         self._loop.call_step(self._number, self._turns, self._turn)
 
     def _turn(self) -> None:
-        """Let it run until it waits."""
+        """Run it until it waits."""
         if not self._greenlet.dead:
             self._loop.threads.running = self
             self._greenlet.switch()
             self._loop.threads.running = None
 
     def wait(self) -> None:
-        """Give the turn back; called by the thread itself."""
+        """Give up the turn. The thread itself calls this."""
         self._loop.threads.running = None
         self._greenlet.parent.switch()
         self._loop.threads.running = self
 
     def kill(self) -> None:
-        """It unwinds from where it waits, now."""
+        """Unwind it now, from where it waits."""
         if self._greenlet:  # has begun, and has not ended
             self._greenlet.throw(_Killed)
         self._target = _nothing
 
     def join(self) -> None:
-        """It has given its last turn back by itself."""
+        """Do nothing: it has given up its last turn by itself."""
 
     def _main(self) -> None:
         with suppress(_Killed):
@@ -207,7 +207,7 @@ def _nothing() -> None: ...
 
 
 class _Wakeup:
-    """A count of tokens; the thread that waits for one gives its turn back."""
+    """A count of tokens. A thread that waits for one gives up its turn."""
 
     __slots__ = ("_threads", "_tokens", "_waiting")
 
@@ -225,13 +225,13 @@ class _Wakeup:
     def get(self) -> None:
         while not self._tokens:
             self._waiting = self._threads.running
-            assert self._waiting is not None, "only a thread may wait for a bell"
+            assert self._waiting is not None, "only a thread may wait for a wakeup"
             self._waiting.wait()
         self._tokens -= 1
 
 
 class SimulationThreads(Threads):
-    """The threads of a `SimulationLoop`. Worker calls run at once, and take the time that they say.
+    """The threads of a `SimulationLoop`. Worker calls run at once, and take the time that they sleep.
 
     A thread belongs to the `owner` of the task that started it.
     """
@@ -241,14 +241,14 @@ class SimulationThreads(Threads):
         self.owner: contextvars.ContextVar[object] = contextvars.ContextVar("owner", default=None)
         self._loop = loop
         self._started: list[SimulationThread] = []
-        self._owed = 0.0  # seconds that the worker call in hand has slept
+        self._slept = 0.0  # seconds that the running worker call has slept
 
     def time(self) -> float:
-        """Virtual seconds."""
-        return self._loop.time() + self._owed
+        """Return virtual seconds."""
+        return self._loop.time() + self._slept
 
     def wakeup(self) -> _Wakeup:
-        """A bell without a token."""
+        """Make a wakeup without a token."""
         return _Wakeup(self)
 
     def start(self, target: Callable[[], object], name: str) -> SimulationThread:
@@ -259,31 +259,32 @@ class SimulationThreads(Threads):
 
     def kill(self, owner: object) -> None:
         """End all threads of an owner, wherever they wait."""
-        mine = [thread for thread in self._started if thread.owner is owner]
+        owned = [thread for thread in self._started if thread.owner is owner]
         self._started = [thread for thread in self._started if thread.owner is not owner]
-        for thread in mine:
+        for thread in owned:
             thread.kill()
 
     def sleep(self, seconds: float) -> None:
-        """Take time; called from a thread, or from what a worker was told to do."""
+        """Take time. Called by a thread, or by a function that runs on a worker."""
         thread = self.running
         if thread is None:
-            self._owed += seconds
+            self._slept += seconds
         else:
             self._loop.call_later(seconds, thread.soon)
             thread.wait()
 
     def sleep_for_ever(self) -> None:
-        """Never come back; called from a thread."""
+        """Never return. Called by a thread."""
         assert self.running is not None
         while True:
             self.running.wait()
 
     async def call(self, function: Callable[[*Args], T], *args: *Args, limiter: CapacityLimiter) -> T:
-        """Run it, then wait for as long as it has slept; only then is there a result, or an error."""
+        """Run a function, then wait as long as it has slept. Only then return its result, or raise its
+        error."""
         async with limiter:
             try:
                 return function(*args)
             finally:
-                owed, self._owed = self._owed, 0.0
-                await asyncio.sleep(owed)
+                slept, self._slept = self._slept, 0.0
+                await asyncio.sleep(slept)

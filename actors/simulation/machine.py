@@ -1,10 +1,10 @@
-"""The device of a simulation: a small program that takes virtual time.
+"""The simulated device: a small program that takes virtual time.
 
-It obeys plans exactly as `engine/plan.py` says, and notices when one is wrong. Memory is real: a page
-has `page_size` cells, a cell is a number made from its token and from the cell before it, read through the
-slot's page table, and the first of all from the tenant's salt and the adapter. A token is made from the cell
-at its position, the seed and the position. So tokens are a pure function of the log (`Truth` computes them
-without any device), and a wrong page, a stale write, a missing token or KV of another tenant changes them.
+It carries out plans exactly as `engine/plan.py` defines, and notices a wrong plan. Memory is real: a page has
+`page_size` cells. A cell is a number made from its token and the cell before it, which is read through the
+slot's page table. The first cell is made from the tenant's salt and the adapter. A token is made from the
+cell at its position, the seed and the position. So tokens are a pure function of the log (`Truth` computes
+them without a device), and a wrong page, a stale write, a missing token or another tenant's KV changes them.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,28 +23,29 @@ from personae.errors import GRAMMAR_TOO_SLOW
 from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarKey
 
-VOCABULARY = 64  # token 0 ends a sequence: an answer has 64 tokens on average, if nothing else ends it
+VOCABULARY = 64  # token 0 ends a sequence, so an answer has 64 tokens on average if nothing else ends it
 EOS = (0,)
-MASK_SECONDS = 0.4  # an answer whose next mask takes longer fails
+MASK_SECONDS = 0.4  # if a mask takes longer, its answer fails
 
 
 def owner_cell(log: SequenceLog) -> int:
-    """What the first cell of a sequence follows: nobody's but this tenant's with this adapter."""
+    """The cell before a sequence's first one. Only this tenant has it, with this adapter."""
     return crc32(b"%d %s %s" % (len(log.salt), log.salt, (log.adapter or "").encode()))
 
 
 def next_token(log: SequenceLog, position: int, cell: int) -> int:
-    """The token at `position`, chosen at the cell before it."""
+    """The token at `position`, chosen from the cell before it."""
     return hash((log.params.seed, position, cell)) % VOCABULARY
 
 
 def is_forced(log: SequenceLog, position: int) -> bool:
-    """Whether a grammar forces the token at `position`, whatever it is: as every second of bound answers."""
+    """Whether a grammar forces the token at `position`, whatever it is: every second token of bound
+    answers."""
     return log.params.jump_forward and log.grammar is not None and hash((log.params.seed, position)) % 2 == 0
 
 
 class Truth:
-    """What a sequence must bring, computed from its log alone, a token at a time."""
+    """The tokens that a sequence must produce, computed from its log alone, one at a time."""
 
     __slots__ = ("_cell", "_log", "_position")
 
@@ -62,7 +63,7 @@ class Truth:
 
 
 class Slot:
-    """A sequence on the device. `tokens` are its log's and what was sampled since."""
+    """A sequence on the device. `tokens` are its log's and those sampled since."""
 
     __slots__ = ("awaited", "cell", "computed", "due", "failed", "log", "pages", "slow", "tokens")
 
@@ -74,20 +75,20 @@ class Slot:
         self.computed = 0
         self.failed = False
         self.awaited: int | None = None  # the position whose mask is being made, until it is used
-        self.due = 0.0  # when it is there
-        self.slow = False  # it never is: its time was over
+        self.due = 0.0  # when the mask is ready
+        self.slow = False  # the mask takes too long and is never ready
 
 
 class SimulatedStep(NamedTuple):
-    """A step in flight: what it brings, and when it is done."""
+    """A step in flight: its result, and when it is done."""
 
     result: StepResult
     done: float
 
 
 class SimulatedDevice:
-    """`actors.spec.StepRunner` without a model. `adapters` is how many it holds; a step takes `drag` times as
-    long as it should.
+    """Implements `actors.spec.StepRunner` without a model. It holds `adapters` adapters. A step takes `drag`
+    times as long as normal.
 
     Raises Wrong when a plan breaks its contract.
     """
@@ -110,35 +111,37 @@ class SimulatedDevice:
         self._trouble = trouble
         self._drag = drag
         self._cells: list[list[int]] = [[0] * layout.page_size for _ in range(layout.num_pages)]
-        self._readers = [0] * layout.num_pages  # slots whose table has the page
+        self._readers = [0] * layout.num_pages  # how many slots have the page in their table
         self.worker = SimulatedAdapterMemory(layout, adapters, costs, threads, self._overwrite)
         self._free_at = 0.0
-        self._sitting: dict[int, int | None] = {}  # slots, by the step they sit out; None: it is finished
+        self._sitting_out: dict[
+            int, int | None
+        ] = {}  # by slot, the step that it sits out; None: that step has finished
 
     @property
     def deferred(self) -> bool:
         """Whether rows sit out."""
-        return bool(self._sitting)
+        return bool(self._sitting_out)
 
     def resumable(self) -> tuple[str, ...]:
-        """Those whose masks have been made."""
+        """The sequences whose masks are ready now."""
         now = self._threads.time()
-        there = [n for n, step in self._sitting.items() if step is None and self.slots[n].due <= now]
-        for number in there:
-            del self._sitting[number]
-        return tuple(self.slots[number].log.id for number in there)
+        ready = [n for n, step in self._sitting_out.items() if step is None and self.slots[n].due <= now]
+        for number in ready:
+            del self._sitting_out[number]
+        return tuple(self.slots[number].log.id for number in ready)
 
     # A step
 
     def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar]) -> StepPlan:
-        """Take in what the plan changes."""
+        """Apply the plan's changes."""
         self._trouble.strikes("prepare")
         self._apply(plan, grammars)
         self._threads.sleep(self._costs.host)
         return plan
 
     def forward(self, plan: StepPlan, overlap: Callable[[], None]) -> SimulatedStep:
-        """Compute the step at once; it counts as done when its time has passed."""
+        """Compute the step at once. It counts as done when its time has passed."""
         self._trouble.strikes("forward")
         tokens: list[tuple[int, ...]] = []
         failures: dict[int, str] = {}
@@ -165,7 +168,7 @@ class SimulatedDevice:
             if slot.awaited is not None:
                 deferred.add(index)
                 if row.start < slot.awaited:
-                    self._sitting[row.slot] = plan.step
+                    self._sitting_out[row.slot] = plan.step
             elif slot.slow:
                 codes[index] = GRAMMAR_TOO_SLOW
         if computed > self.layout.max_batch_tokens:
@@ -197,15 +200,15 @@ class SimulatedDevice:
         return SimulatedStep(result, self._free_at)
 
     def fill(self, plan: StepPlan) -> None:
-        """What is forced is known as it is computed."""
+        """Do nothing: forced tokens are known when they are computed."""
 
     def sample(self, plan: StepPlan, forward: SimulatedStep) -> SimulatedStep:
-        """Nothing is left to do."""
+        """Do nothing more."""
         self._trouble.strikes("sample")
         return forward
 
     def ready(self, launched: SimulatedStep) -> bool:
-        """Whether its time has passed."""
+        """Whether the step's time has passed."""
         return launched.done <= self._threads.time()
 
     def finish(self, launched: SimulatedStep) -> StepResult:
@@ -214,13 +217,13 @@ class SimulatedDevice:
         left = launched.done - self._threads.time()
         if left > 0:
             self._threads.sleep(left)
-        for number, step in self._sitting.items():
+        for number, step in self._sitting_out.items():
             if step == launched.result.step:
-                self._sitting[number] = None
+                self._sitting_out[number] = None
         return launched.result
 
     def _overwrite(self, page: int) -> None:
-        """It is lent."""
+        """Overwrite a page that is lent."""
         self._cells[page] = [-1] * self.layout.page_size
 
     def _apply(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar]) -> None:
@@ -229,18 +232,18 @@ class SimulatedDevice:
         for number in plan.releases:
             slot = self.slots.pop(number, None)
             if slot is None:
-                raise Wrong(f"slot {number} is released and is empty")
+                raise Wrong(f"slot {number} is released and was empty")
             for page in slot.pages:
                 self._readers[page] -= 1
-            self._sitting.pop(number, None)
+            self._sitting_out.pop(number, None)
         for admission in plan.admissions:
             log = admission.log
             if admission.slot in self.slots:
-                raise Wrong(f"slot {admission.slot} is given out and is taken")
+                raise Wrong(f"slot {admission.slot} is assigned but is taken")
             key = None if log.grammar is None else (log.tenant, log.grammar)
             bound = None if key is None else grammars[key]
             if bound is not None and (not isinstance(bound, SimulatedGrammar) or bound.key != key):
-                raise Wrong(f"sequence {log.id} is bound by somebody else's grammar")
+                raise Wrong(f"sequence {log.id} is bound by another tenant's grammar")
             self._trouble.admits(log)
             self.slots[admission.slot] = Slot(log)
         for source, target in plan.copies:
@@ -251,8 +254,8 @@ class SimulatedDevice:
             self._cells[target] = list(self._cells[source])
 
     def _resolved(self, slot: Slot, row: Row) -> Row:
-        """A row that may have drafts, or comes behind one: it begins where the slot is, and has as many as
-        this seed says."""
+        """Resolve a row that may have drafts, or follows one with drafts: it starts where the slot is, with
+        as many drafts as the seed says."""
         if not slot.log.params.speculate or not row.start or not slot.computed or slot.failed:
             return replace(row, drafts=0)
         start = slot.computed
@@ -263,14 +266,14 @@ class SimulatedDevice:
         return replace(row, start=start, samples=samples, drafts=drafts)
 
     def _verify(self, slot: Slot, row: Row) -> int:
-        """How many of a row's drafts are right. What is computed of the others is left in the pages."""
+        """Return how many of a row's drafts are right. The cells of wrong drafts stay in the pages."""
         log, right = slot.log, 0
         ends, size = {*log.eos, *log.params.stop_token_ids}, self.layout.page_size
         for place in range(row.drafts):
             token, position = slot.tokens[slot.computed], slot.computed
             if token in ends or self._trouble.fails(log, position + 1) is not None:
                 break
-            if hash((log.params.seed, position)) % 3 == 0:  # a wrong guess, and all behind it
+            if hash((log.params.seed, position)) % 3 == 0:  # a wrong guess, and so are all behind it
                 for wrong in range(position, position + row.drafts - place):
                     self._cells[slot.pages[wrong // size]][wrong % size] = -2
                 break
@@ -289,7 +292,7 @@ class SimulatedDevice:
                 raise Wrong(f"page {page} is lent and given to sequence {slot.log.id}")
             self._readers[page] += 1
         slot.pages += row.pages
-        if slot.awaited is not None and row.start >= slot.awaited:  # planned before it was known
+        if slot.awaited is not None and row.start >= slot.awaited:  # planned before it sat out
             self._cells[slot.pages[row.start // self.layout.page_size]][
                 row.start % self.layout.page_size
             ] = -1
@@ -297,7 +300,7 @@ class SimulatedDevice:
         if row.start and slot.computed == 0:
             self._check_cached(slot, row.start)
         elif slot.failed and row.start > slot.computed:
-            return  # planned ahead of the failure, behind a row that was; discarded
+            return  # planned before the failure, behind another such row; discarded
         elif row.start != slot.computed:
             raise Wrong(f"sequence {slot.log.id} is computed from {row.start}, its next is {slot.computed}")
         size, cell = self.layout.page_size, slot.cell
@@ -311,9 +314,9 @@ class SimulatedDevice:
                 raise Wrong(f"sequence {slot.log.id} writes page {page}, which {self._readers[page]} read")
             if position >= len(slot.tokens):
                 if not slot.failed:
-                    raise Wrong(f"sequence {slot.log.id}: nobody knows its token {position}")
+                    raise Wrong(f"sequence {slot.log.id}: its token {position} is unknown")
                 slot.computed = end
-                return  # planned ahead of the failure; discarded
+                return  # planned before the failure; discarded
             before = (
                 self._cells[slot.pages[(position - 1) // size]][(position - 1) % size] if position else cell
             )
@@ -342,7 +345,7 @@ class SimulatedDevice:
             self._force(slot, cell)
 
     def _sits_out(self, slot: Slot, end: int) -> bool:
-        """Whether the mask of the token at `end` is not there yet."""
+        """Whether the mask of the token at `end` is not ready yet."""
         now = self._threads.time()
         if slot.awaited is None:
             seconds = self._trouble.thinks(slot.log, end)
@@ -361,7 +364,8 @@ class SimulatedDevice:
         return self._cells[slot.pages[position // self.layout.page_size]][position % self.layout.page_size]
 
     def _force(self, slot: Slot, cell: int) -> None:
-        """Append what follows the token behind `cell` by itself; the token that ends an answer never does."""
+        """Append the tokens that a grammar forces after the one behind `cell`. A token that ends an answer is
+        never forced."""
         log, tokens = slot.log, slot.tokens
         limit = log.prompt_length + log.budget(self.layout.max_model_len)
         ends = {*log.eos, *log.params.stop_token_ids}
@@ -373,7 +377,7 @@ class SimulatedDevice:
             tokens.append(token)
 
     def _check_cached(self, slot: Slot, start: int) -> None:
-        """Whatever the prefix cache gave must be this sequence's own past."""
+        """Check that the cells from the prefix cache are this sequence's own past."""
         size, cell = self.layout.page_size, slot.cell
         for position in range(start):
             cell = hash((cell, slot.tokens[position]))

@@ -1,4 +1,5 @@
-"""The engine core's process, simulated: its line to the frontend, its output, and its death at any moment."""
+"""The simulated process of the engine core: its connection to the frontend, its output, and its death at any
+moment."""
 
 import random
 from collections import deque
@@ -17,20 +18,20 @@ from personae.actors.spec import EngineSpec
 from personae.actors.wire import Facts, Loaded, LoadFailed, Start
 
 _HEADER = 4
-LATENCY = (20e-6, 200e-6)  # seconds that a piece of data is on its way
+LATENCY = (20e-6, 200e-6)  # seconds that data is in transit
 CRASHED = 1
 KILLED = -9
 
 
 class End(ByteStream):
-    """One end of a line. What is sent arrives after a while, in order, perhaps in pieces."""
+    """One end of a connection. Data arrives after a while, in order, perhaps in pieces."""
 
     def __init__(self, loop: SimulationLoop, dice: random.Random) -> None:
         self.other: End
-        self.held = False  # nothing arrives for as long as this is set
+        self.held = False  # nothing arrives while this is set
         self._loop = loop
         self._dice = dice
-        self._on_its_way: deque[bytes] = deque()
+        self._in_transit: deque[bytes] = deque()
         self._latest = 0.0
         self._data = bytearray()
         self._cut = self._closed = False
@@ -38,13 +39,13 @@ class End(ByteStream):
 
     @classmethod
     def pair(cls, loop: SimulationLoop, dice: random.Random) -> "tuple[End, End]":
-        """Two ends of one line."""
+        """Make the two ends of one connection."""
         one, two = cls(loop, dice), cls(loop, dice)
         one.other, two.other = two, one
         return one, two
 
     async def send(self, item: bytes) -> None:
-        """Put data on its way."""
+        """Send data."""
         await anyio.lowlevel.checkpoint()
         if self._closed:
             raise anyio.ClosedResourceError
@@ -53,31 +54,31 @@ class End(ByteStream):
         self.other._expect(item)
 
     def _expect(self, data: bytes) -> None:
-        self._on_its_way.append(data)
+        self._in_transit.append(data)
         self._latest = max(self._latest, self._loop.time() + self._dice.uniform(*LATENCY))
         self._loop.call_at(self._latest, self._arrive)
 
     def _arrive(self) -> None:
-        if self._on_its_way and not self.held:
-            self._data += self._on_its_way.popleft()
+        if self._in_transit and not self.held:
+            self._data += self._in_transit.popleft()
             self._arrived.set()
 
     def release(self) -> None:
-        """What was held arrives now."""
+        """Let the held data arrive now."""
         self.held = False
-        while self._on_its_way:
+        while self._in_transit:
             self._arrive()
 
     def cut(self) -> None:
-        """The other side has died: a part of what it sent last may still be read, then comes the end."""
-        left = b"".join(self._on_its_way)
-        self._on_its_way.clear()
+        """The other side has died: a part of its last data can still be read, then comes the end."""
+        left = b"".join(self._in_transit)
+        self._in_transit.clear()
         self._data += left[: self._dice.randint(0, len(left))]
         self._cut = True
         self._arrived.set()
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """What has arrived; waits for something."""
+        """Return what has arrived. Waits for data."""
         while not self._data:
             if self._closed:
                 raise anyio.ClosedResourceError
@@ -90,11 +91,11 @@ class End(ByteStream):
         return data
 
     async def send_eof(self) -> None:
-        """Neither the frontend nor the engine core does that: a half-closed line is the end of both."""
-        raise Wrong("a line was half closed")
+        """Fail: neither the frontend nor the engine core half-closes the connection."""
+        raise Wrong("a connection was half closed")
 
     async def aclose(self) -> None:
-        """This side is gone."""
+        """Close this side."""
         self._closed = True
         self._arrived.set()
         self.other._arrived.set()
@@ -116,37 +117,37 @@ class Silence(ByteReceiveStream):
         self._end.set()
 
 
-Play = Callable[..., Awaitable[None]]  # as `actors.enginecore.core.serve`
+Serve = Callable[..., Awaitable[None]]  # such as `actors.enginecore.core.serve`
 
 
 class SimulatedProcess:
-    """Implements `actors.process.BackProcess`. `run` is what the process does, from its start to its end;
-    `on_end` is told the error that ended it, if it was one."""
+    """Implements `actors.process.CoreProcess`. `run` is what the process does from its start to its end.
+    `on_end` is called with the error that ended it, if there was one."""
 
     def __init__(
         self,
         loop: SimulationLoop,
         dice: random.Random,
         number: int,
-        play: Play,
+        serve: Serve,
         engine_spec: EngineSpec,
         facts: Facts,
         start_seconds: float,
         load_fails: bool,
         on_end: Callable[[StepRecorder, BaseException | None], None],
     ) -> None:
-        line, self._mine = End.pair(loop, dice)
+        line, self._own_end = End.pair(loop, dice)
         self.line: ByteStream = line
-        self._theirs = line
+        self._frontend_end = line
         self.output: ByteReceiveStream = Silence()
         self.pid = number
         self.recorder = StepRecorder.private()
         self.recorder_file = -1
         self.returncode: int | None = None
-        self.core: Supervisor | None = None  # its actors, once they are there
-        self.drag = 1.0  # times as long as it should does its device take for a step
+        self.core: Supervisor | None = None  # its actors, once they run
+        self.drag = 1.0  # its device takes this many times as long for a step
         self._loop = loop
-        self._play = play
+        self._serve = serve
         self._engine_spec = engine_spec
         self._facts = facts
         self._start_seconds = start_seconds
@@ -156,52 +157,52 @@ class SimulatedProcess:
         self._ended = Event()
 
     async def run(self) -> None:
-        """Load, then play until the end."""
+        """Load, then serve until the end."""
         self._loop.threads.owner.set(self)
         with self._scope:
             try:
-                start = await self._first()
+                start = await self._read_start()
                 await anyio.sleep(self._start_seconds)
                 if self._load_fails:
-                    await self._mine.send(frame(LoadFailed("ModelLoadError", "planted: no such weights")))
+                    await self._own_end.send(frame(LoadFailed("ModelLoadError", "planted: no such weights")))
                     # What a process has sent stays readable when it exits by itself.
                     await anyio.sleep(LATENCY[1])
                     self.end(2)
                     return
-                await self._mine.send(frame(Loaded(self._facts)))
-                await self._play(
-                    self._mine, self._engine_spec, start.epoch, self.recorder, self.end, self._meet
+                await self._own_end.send(frame(Loaded(self._facts)))
+                await self._serve(
+                    self._own_end, self._engine_spec, start.epoch, self.recorder, self.end, self._set_core
                 )
             except Exception as error:
                 self.end(CRASHED, error)
         self.end(0)
 
     def end(self, code: int, why: BaseException | None = None) -> None:
-        """Die now: no actor gets another word out, no thread goes on."""
+        """End now: no actor sends anything more, and no thread goes on."""
         if self.returncode is not None:
             return
         self.returncode = code
         self._on_end(self.recorder, why)
-        self._theirs.cut()
-        self._mine.cut()
+        self._frontend_end.cut()
+        self._own_end.cut()
         self._scope.cancel()
         self._loop.threads.kill(self)
         self._ended.set()
 
     def hold(self, held: bool) -> None:
-        """Stop the process, as SIGSTOP does, or let it go on."""
-        for end in (self._theirs, self._mine):
+        """Stop the process as SIGSTOP does, or continue it."""
+        for end in (self._frontend_end, self._own_end):
             if held:
                 end.held = True
             else:
                 end.release()
 
     def kill(self) -> None:
-        """End it from outside."""
+        """Kill it from outside."""
         self.end(KILLED)
 
     async def last_step(self) -> LastStep | None:
-        """The step that it began last."""
+        """Return the last step that it began."""
         return self.recorder.read()
 
     async def wait(self) -> int:
@@ -210,12 +211,12 @@ class SimulatedProcess:
         assert self.returncode is not None
         return self.returncode
 
-    def _meet(self, core: Supervisor) -> None:
+    def _set_core(self, core: Supervisor) -> None:
         self.core = core
 
-    async def _first(self) -> Start:
+    async def _read_start(self) -> Start:
         data = b""
         while len(data) < _HEADER or len(data) < _HEADER + int.from_bytes(data[:_HEADER], "little"):
-            data += await self._mine.receive()  # The frontend says nothing more until it is answered
+            data += await self._own_end.receive()  # the frontend sends nothing more until it gets an answer
         start: Start = decoder(Start).decode(data[_HEADER:])
         return start

@@ -1,4 +1,4 @@
-"""What a simulated run follows from, and what came of it."""
+"""The input of a simulated run, and its result."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -14,17 +14,17 @@ PLACEMENT_NAMES: tuple[PlacementName, ...] = get_args(PlacementName)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything that a run follows from.
+    """Everything that determines a run.
 
-    `pages` of `page_size` tokens, `slots` sequences and `batch` tokens in a step, `places` for adapters on
-    the device; the memory of `lendable` of the pages may be lent to more of them. `faults_every` virtual
-    seconds (None: never) one of `kinds` strikes. After every `lull` requests the next ones wait until all
-    before have ended, and nothing may be left in the house. The books are checked `every` so many steps. At
-    most `max_live` sequences are in the house. There are `replicas` engines, each of this size; `placement`
-    names the policy that chooses among them. They are of `classes` numerics classes in turn.
-    With `kv_events` they tell what enters and leaves their prefix caches. With `calm_lulls` no fault strikes
-    once all requests have ended: of many engines one would always be down. By `goal` sequences without
-    targets of their own are judged.
+    There are `pages` of `page_size` tokens. A step has up to `slots` sequences and `batch` tokens. The device
+    has `places` for adapters, and may lend the memory of `lendable` pages to more of them. Every
+    `faults_every` virtual seconds (None: never) one of `kinds` strikes. After every `lull` requests, new ones
+    wait until all earlier ones have ended, and then nothing may be left of them. The scheduler's invariants
+    are checked every `every` steps. At most `max_live` sequences are live. There are `replicas` engines, each
+    of this size; `placement` names the policy that chooses among them. They alternate between `classes`
+    numerics classes. With `kv_events` they report what enters and leaves their prefix caches. With
+    `calm_lulls` no fault strikes once all requests have ended: of many engines, one would always be down.
+    `goal` applies to sequences without targets of their own.
     """
 
     seed: int
@@ -54,11 +54,12 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """What came of it. Times are virtual seconds; `waits` are from arrival to first token, `paces` seconds a
-    token after that, of each answer that ended by itself. `queries` prompt tokens were looked up in the
-    prefix caches, of which `hits` were there; `loads` adapters were brought to a device, `moved` streams to
-    another replica, `changed` of them to another numerics class, of which clients were `told`.
-    `targeted` sequences with latency targets ended, `good` ones met them."""
+    """The result of a run. Times are virtual seconds. `waits` are from arrival to first token; `paces` are
+    the seconds per token after that, of each answer that ended by itself. `queries` prompt tokens were looked
+    up in the prefix caches, and `hits` of them were there. `loads` adapters were loaded to a device. `moved`
+    streams went to another replica, `changed` of them to another numerics class, and clients were informed of
+    `reported` of these. `targeted` sequences with latency targets ended, and `good` of them met their
+    targets."""
 
     scenario: Scenario
     seconds: float
@@ -79,6 +80,6 @@ class SimulationReport:
     loads: int = 0
     moved: int = 0
     changed: int = 0
-    told: int = 0
+    reported: int = 0
     targeted: int = 0
     good: int = 0

@@ -1,4 +1,4 @@
-"""Scenarios drawn by lot: every seed is another house, other traffic, other faults."""
+"""Random scenarios: every seed gives other sizes, other traffic and other faults."""
 
 import random
 from dataclasses import replace
@@ -10,8 +10,8 @@ from personae.actors.simulation.workload import SimulatedWorkload
 
 
 def draw(seed: int, requests: int = 120) -> Scenario:
-    """The scenario of a seed: small sizes, so that everything is often full. Some kinds of trouble are left
-    out of each, so that they do not always hide one another."""
+    """Draw the scenario of a seed. Sizes are small, so that everything is often full. Each scenario leaves
+    out some kinds of faults, so that they do not always hide one another."""
     dice = random.Random(seed)
     choice, maybe = dice.choice, dice.random
     page_size = choice((4, 8, 16))
@@ -69,7 +69,7 @@ def draw(seed: int, requests: int = 120) -> Scenario:
 
 
 def draw_several(seed: int, requests: int = 120) -> Scenario:
-    """The same with several engines, and faults that only those have."""
+    """Draw a scenario with several engines, and with faults that need several."""
     dice = random.Random(seed)
     return replace(
         draw(seed, requests),
@@ -80,7 +80,7 @@ def draw_several(seed: int, requests: int = 120) -> Scenario:
 
 
 def busy(seed: int, requests: int, adapters: int, rate: float, faults_every: float | None) -> Scenario:
-    """One large house that is always full: short questions, many adapters, faults."""
+    """One large engine that is always full: short prompts, many adapters, faults."""
     return Scenario(
         seed,
         SimulatedWorkload(
@@ -111,7 +111,7 @@ def busy(seed: int, requests: int, adapters: int, rate: float, faults_every: flo
 
 
 def many_engines(seed: int, requests: int, replicas: int = 32) -> Scenario:
-    """Many engines that are busy, a thousand adapters, and three faults a second."""
+    """Many busy engines, a thousand adapters, and three faults per second."""
     return Scenario(
         seed,
         SimulatedWorkload(

@@ -1,4 +1,5 @@
-"""What a simulated machine takes, what may befall it, and what must not."""
+"""The costs of a simulated machine, the faults that may happen to it, and the error for what must never
+happen."""
 
 from dataclasses import dataclass
 
@@ -12,12 +13,12 @@ class Wrong(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds. A step takes `step` + `token` for each of its tokens + `row` for each row + `adapter` for each
-    different adapter + `context` for each position that a decoding row looks back at.
+    """Times in seconds. A step takes `step`, plus `token` for each of its tokens, `row` for each row,
+    `adapter` for each different adapter, and `context` for each position that a decoding row attends to.
 
-    `runs_ahead`: the device computes by itself, as a GPU does; `host` is what the executor's thread needs for
-    a step. `start` is from the start of the engine core's process until it has loaded, `read` an adapter from
-    disk, `place` copying it to the device, `compile` a grammar.
+    `runs_ahead`: the device computes asynchronously, as a GPU does. `host` is the executor thread's own time
+    per step. `start` is the time that the engine core's process takes to load, `read` that of reading an
+    adapter from disk, `place` that of copying it to the device, `compile` that of compiling a grammar.
     """
 
     step: float = 0.004
@@ -34,32 +35,31 @@ class Costs:
 
 
 class Trouble:
-    """The faults that are planted in one epoch of the engine core; a simulation without faults has this one.
+    """The faults planted in one epoch of the engine core. This class plants none.
 
-    Each is asked at the moment when it may strike, and answers what shall happen.
+    Each method is called at the moment when its fault may strike, and returns what happens.
     """
 
     def strikes(self, where: str) -> None:
-        """At a place of the device's code: may raise, or never come back."""
+        """Called at a place in the device's code. May raise, or never return."""
 
     def slowed(self, seconds: float) -> float:
-        """How long something takes that should take so long."""
+        """Return how long something takes that should take this long."""
         return seconds
 
     def fails(self, log: SequenceLog, position: int) -> str | None:
-        """Why no token can be sampled there, None when it can."""
+        """Return why no token can be sampled there; None if one can."""
         return None
 
     def thinks(self, log: SequenceLog, position: int) -> float:
-        """For how many seconds the mask of the token at `position` is made beside the steps; 0 for one that
-        is there in time."""
+        """Return how many seconds the mask of the token at `position` takes; 0 if it is ready in time."""
         return 0.0
 
     def reads(self, digest: str) -> None:
-        """Reading an adapter: may raise AdapterError."""
+        """Called when an adapter is read. May raise AdapterError."""
 
     def compiles(self, spec: GrammarSpec) -> None:
-        """Compiling: may raise anything."""
+        """Called when a grammar is compiled. May raise anything."""
 
     def admits(self, log: SequenceLog) -> None:
-        """A sequence comes aboard: may raise."""
+        """Called when a sequence is admitted. May raise."""

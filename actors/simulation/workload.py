@@ -1,4 +1,4 @@
-"""What clients do: when they come, what they ask for, whether they stay."""
+"""What clients do: when they arrive, what they request, and whether they stay."""
 
 import random
 from collections.abc import Iterator
@@ -14,23 +14,23 @@ from personae.grammar.spec import GrammarSpec
 
 BROKEN = "broken"  # an adapter whose digest begins so cannot be read
 BAD, PANICS, SLOW = "bad", "panics", "slow"  # grammars whose source begins so
-THINKS = "thinks"  # and one whose masks often take long
+THINKS = "thinks"  # and grammars whose masks often take long
 POISON = VOCABULARY  # a prompt that begins with this token kills the engine core
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorkload:
-    """Arrivals of a day, in small.
+    """A small model of a day's traffic.
 
-    `rate` requests a second on average: Poisson, or in bursts of `burst` on average, or at the times of
-    `trace` (seconds from the start, one a request). `adapters` are chosen by Zipf's law with exponent `zipf`;
-    one in ten requests is for the base. Tenants likewise. A share `prefixed` of the prompts begins with one
-    of four prefixes of `prefix` tokens that all tenants share. Shares are probabilities for each request:
-    `schemas` is bound by one of `grammars`
-    grammars, `siblings` has two or three choices, `leaves` goes away at some time, `slow` reads slowly.
-    `broken` of the adapters cannot be read, `bad` of the grammars cannot be compiled or take long, `thinks`
-    of the others have masks that take long, `poison` of the requests kill the engine. A share `targeted` has
-    the latency targets `targets`, if there are any.
+    `rate` requests arrive per second on average: as a Poisson process, in bursts of `burst` on average, or at
+    the times of `trace` (seconds from the start, one per request). `adapters` are chosen by Zipf's law with
+    exponent `zipf`; one request in ten is for the base. Tenants are chosen likewise. A share `prefixed` of
+    the prompts begins with one of four prefixes of `prefix` tokens that all tenants share. The other shares
+    are probabilities for each request: `schemas` is bound by one of `grammars` grammars, `siblings` has two
+    or three choices, `leaves` disconnects at some time, `slow` reads slowly. `broken` of the adapters cannot
+    be read, `bad` of the grammars cannot be compiled or take long, `thinks` of the others have slow masks,
+    `poison` of the requests kill the engine. A share `targeted` has the latency targets `targets`, if there
+    are any.
     """
 
     requests: int = 1000
@@ -60,8 +60,8 @@ class SimulatedWorkload:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """One of them: at which time it comes, its sequences, after how many tokens it leaves (None: it stays;
-    0: before anything), how long it sleeps between two readings."""
+    """One request: when it arrives, its sequences, after how many tokens it disconnects (None: never; 0:
+    before anything), and how long it pauses between two reads."""
 
     at: float
     logs: tuple[SequenceLog, ...]
@@ -70,7 +70,7 @@ class SimulatedRequest:
 
 
 def requests(load: SimulatedWorkload, seed: int) -> Iterator[SimulatedRequest]:
-    """The requests of a workload, in the order of their arrival."""
+    """Yield the requests of a workload in the order of their arrival."""
     dice = random.Random(seed)
     random_, randrange = dice.random, dice.randrange
     noise = tuple(dice.choices(range(1, VOCABULARY), k=4096))

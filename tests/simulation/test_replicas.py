@@ -89,10 +89,10 @@ def test_clients_are_told_when_an_answer_goes_on_at_an_engine_that_computes_othe
     kill_at(monkeypatch, 0.2, 0.3, 0.5)
     alike = simulate(BUSY)
     assert alike.moved
-    assert (alike.changed, alike.told) == (0, 0), "a move within a class is nobody's business"
+    assert (alike.changed, alike.reported) == (0, 0), "a move within a class is nobody's business"
     each_its_own = simulate(replace(BUSY, classes=3))
     assert 0 < each_its_own.changed <= each_its_own.moved
-    assert each_its_own.told == each_its_own.changed
+    assert each_its_own.reported == each_its_own.changed
 
 
 def test_an_answer_stays_in_its_class_as_long_as_an_engine_of_it_serves(
