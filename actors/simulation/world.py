@@ -235,9 +235,7 @@ class World:
 
     async def _ask_to_scale(self, count: int, seconds: float) -> None:
         assert self._scaler is not None
-        with suppress(
-            Conflict, ActorStopped
-        ):  # draining replicas still have their places; or the run is over
+        with suppress(Conflict, ActorStopped):  # draining replicas keep their places; or the run is over
             await self._scaler.scale(count, seconds)
 
     # The engine core's process
@@ -304,7 +302,7 @@ class World:
             self._fail(error)
 
     def _incident(self, incident: Incident) -> None:
-        """Handle the death of an actor of the frontend, such as the one that runs the engine core's process."""
+        """Handle the death of an actor of the frontend, which may be the one that runs an engine core."""
         error = incident.error
         if error is None or isinstance(error, EngineCoreDied | LoadError):
             return  # `_note_end` handles why it died
