@@ -102,13 +102,7 @@ class Ingress(Actor[Message]):
             submission.reply.fail(self._shutdown_error)
             return
         if len(self._adapter_of) + len(logs) > self._max_live:
-            submission.reply.fail(
-                Overloaded(
-                    f"The server holds {len(self._adapter_of)} of at most {self._max_live} sequences; "
-                    "try again later.",
-                    retry_after=min(max(self._backlog(), 1.0), LONGEST_RETRY),
-                )
-            )
+            submission.reply.fail(overloaded(len(self._adapter_of), self._max_live, self._backlog()))
             return
         self._streamer.tell(OpenStream(logs, submission.inbox))
         self._accept(logs)
@@ -145,3 +139,16 @@ class Ingress(Actor[Message]):
                 by_adapter[self._adapter_of[id]].append(id)
         for adapter, mine in by_adapter.items():
             self._open_queue(adapter).tell(make(tuple(mine)))
+
+
+def overloaded(live: int, max_live: int, backlog_seconds: float) -> Overloaded:
+    """The refusal of a submission when `live` of `max_live` sequences are being served."""
+    return Overloaded(
+        f"The server holds {live} of at most {max_live} sequences; try again later.",
+        retry_after=retry_after(backlog_seconds),
+    )
+
+
+def retry_after(seconds: float) -> float:
+    """How long a refused client is asked to wait, if room is expected in so many seconds."""
+    return min(max(seconds, 1.0), LONGEST_RETRY)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyio import Event, current_time
 
-from personae.actors.frontend.ingress import LONGEST_RETRY
+from personae.actors.frontend.ingress import overloaded, retry_after
 from personae.actors.frontend.live_stream import QUARANTINED, LiveStream
 from personae.actors.kit.actor import Actor
 from personae.actors.messages import (
@@ -37,7 +37,7 @@ from personae.actors.replicas.suspects import Suspects
 from personae.actors.replicas.waiting import Group, WaitingGroups
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
 from personae.engine.sequence import SequenceLog
-from personae.errors import EngineLost, Overloaded, PersonaeError, Quarantined, TargetOutOfReach
+from personae.errors import EngineLost, PersonaeError, Quarantined, TargetOutOfReach
 
 log = logging.getLogger("personae.actors")
 
@@ -116,13 +116,7 @@ class Dispatcher(Actor[Message]):
             submission.reply.fail(self._shutdown_error)
             return
         if len(self._live) + len(logs) > self._max_live:
-            submission.reply.fail(
-                Overloaded(
-                    f"The server holds {len(self._live)} of at most {self._max_live} sequences; "
-                    "try again later.",
-                    retry_after=min(max(self.backlog_seconds(), 1.0), LONGEST_RETRY),
-                )
-            )
+            submission.reply.fail(overloaded(len(self._live), self._max_live, self.backlog_seconds()))
             return
         groups = _by_leader(logs)
         if (refusal := self._refuse_by_target(groups)) is not None:
@@ -151,7 +145,7 @@ class Dispatcher(Actor[Message]):
                 return TargetOutOfReach(
                     f"The first token would come after about {seconds:.2f} s, and `x-slo-ttft-ms` asks for "
                     f"{targets.first:.2f} s.",
-                    retry_after=min(max(seconds, 1.0), LONGEST_RETRY),
+                    retry_after=retry_after(seconds),
                 )
         return None
 

@@ -10,14 +10,13 @@ from anyio import CancelScope, Event
 from anyio.abc import ByteReceiveStream, ByteStream
 
 from personae.actors.enginecore.step_recorder import LastStep, StepRecorder
-from personae.actors.framing import decoder, frame
+from personae.actors.framing import HEADER, decoder, frame, frame_length
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.simulation.loop import SimulationLoop
 from personae.actors.simulation.trouble import Wrong
 from personae.actors.spec import EngineSpec
 from personae.actors.wire import Facts, Loaded, LoadFailed, Start
 
-_HEADER = 4
 LATENCY = (20e-6, 200e-6)  # seconds that data is in transit
 CRASHED = 1
 KILLED = -9
@@ -216,7 +215,7 @@ class SimulatedProcess:
 
     async def _read_start(self) -> Start:
         data = b""
-        while len(data) < _HEADER or len(data) < _HEADER + int.from_bytes(data[:_HEADER], "little"):
+        while len(data) < HEADER or len(data) < HEADER + frame_length(data, 0):
             data += await self._own_end.receive()  # the frontend sends nothing more until it gets an answer
-        start: Start = decoder(Start).decode(data[_HEADER:])
+        start: Start = decoder(Start).decode(data[HEADER:])
         return start

@@ -83,20 +83,7 @@ def busy(seed: int, requests: int, adapters: int, rate: float, faults_every: flo
     """One large engine that is always full: short prompts, many adapters, faults."""
     return Scenario(
         seed,
-        SimulatedWorkload(
-            requests=requests,
-            rate=rate,
-            burst=8.0,
-            adapters=adapters,
-            tenants=50,
-            prompt=(4, 24),
-            answer=(1, 12),
-            schemas=0.1,
-            siblings=0.02,
-            broken=0.005,
-            bad=0.02,
-            poison=0.00001,
-        ),
+        _short_prompts(requests, rate, adapters, poison=0.00001),
         Costs(step=0.004, adapter=0.00001, start=1.0, read=0.004, place=0.0004),
         faults_every=faults_every,
         pages=4096,
@@ -114,20 +101,7 @@ def many_engines(seed: int, requests: int, replicas: int = 32) -> Scenario:
     """Many busy engines, a thousand adapters, and three faults per second."""
     return Scenario(
         seed,
-        SimulatedWorkload(
-            requests=requests,
-            rate=190.0 * replicas,
-            burst=8.0,
-            adapters=1000,
-            tenants=50,
-            prompt=(4, 24),
-            answer=(1, 12),
-            schemas=0.1,
-            siblings=0.02,
-            broken=0.005,
-            bad=0.02,
-            poison=0.0001,
-        ),
+        _short_prompts(requests, 190.0 * replicas, 1000, poison=0.0001),
         Costs(step=0.04, adapter=0.00001, start=1.0, read=0.004, place=0.0004),
         faults_every=0.3,
         kinds=KINDS_OF_SEVERAL,
@@ -142,4 +116,21 @@ def many_engines(seed: int, requests: int, replicas: int = 32) -> Scenario:
         longest_wait=300.0,
         replicas=replicas,
         calm_lulls=True,
+    )
+
+
+def _short_prompts(requests: int, rate: float, adapters: int, *, poison: float) -> SimulatedWorkload:
+    return SimulatedWorkload(
+        requests=requests,
+        rate=rate,
+        burst=8.0,
+        adapters=adapters,
+        tenants=50,
+        prompt=(4, 24),
+        answer=(1, 12),
+        schemas=0.1,
+        siblings=0.02,
+        broken=0.005,
+        bad=0.02,
+        poison=poison,
     )
