@@ -1,1 +1,1 @@
-"""Regular expressions as ECMA-262 reads them: complements, intersections and look-around made plain."""
+"""Regular expressions as ECMA-262 reads them. Complements, intersections and look-around are rewritten."""

@@ -1,8 +1,8 @@
-"""A finite automaton of the texts that match an expression, look-around and complements included.
+"""Builds a finite automaton of the texts that match an expression, including look-around and complements.
 
-A state is what must be true of the rest of the text: a boolean function of statements "it begins with a
-character of this set, and goes on so" (derivatives of an alternating automaton). Where an expression looks
-behind, a state also has how far each of these has got.
+A state is what must be true of the rest of the text: a boolean function of statements "the rest begins with a
+character of this set, and continues like this" (derivatives of an alternating automaton). If an expression
+looks behind, a state also holds how far each look-behind has got.
 """
 
 from dataclasses import dataclass
@@ -24,16 +24,18 @@ from personae.grammar.regex.parse import (
 
 _MOST_STATES = 1_000
 _MOST_WORK = 300_000
-_DONE, _END = -1, 0  # of what is left: nothing more is asked; the text has to end
+_DONE, _END = -1, 0  # of what is left: nothing more is required; the text has to end
 _Flags = tuple[bool, bool, tuple[bool, ...]]
-"""Of a place: it is the start; a word's character is before it; which look-behinds end there."""
+"""At a place: whether it is the start, whether a word character is before it, and which look-behinds end
+there."""
 _State = tuple[int, tuple[int, ...], bool]
-"""What must be true of the rest; the same of each look-behind; whether a word's character was last."""
+"""What must be true of the rest, the same for each look-behind, and whether the last character was a word
+character."""
 
 
 @dataclass(frozen=True, slots=True)
 class Automaton:
-    """Deterministic and complete, with as few states as there can be; state 0 is the first."""
+    """Deterministic and complete, with the fewest possible states. State 0 is the first."""
 
     classes: tuple[Ranges, ...]
     steps: tuple[tuple[int, ...], ...]
@@ -47,9 +49,9 @@ class Automaton:
 
 @lru_cache(256)
 def automaton(matched: tuple[Node, ...], unmatched: tuple[Node, ...] = ()) -> Automaton:
-    """Of the texts in which all of `matched` are found, and none of `unmatched`.
+    """The automaton of the texts in which all of `matched` are found, and none of `unmatched`.
 
-    Raises NotRegular where that is not known to be regular, or is too large.
+    Raises NotRegular if the language is not known to be regular, or the automaton is too large.
     """
     try:
         return _Builder(matched, unmatched).build()
@@ -70,7 +72,8 @@ class _Builder:
         self._wanted = [(node, True) for node in matched] + [(node, False) for node in unmatched]
         self._classes = charset.minterms(sets)
         self._is_word = self._members(charset.WORD)
-        # What is left: a node, how often at least and at most, and what is left then. 0 is the end.
+        # What is left: a node, its least and greatest number of repetitions, and what is left after it. 0 is
+        # the end.
         self._rests: list[tuple[int, int, int | None, int]] = [(0, 0, 0, 0)]
         self._rest_numbers: dict[tuple[int, int, int | None, int], int] = {}
         self._atoms: list[tuple[list[bool], int]] = [([False] * len(self._classes), _DONE)]  # 0: it ends
@@ -145,14 +148,14 @@ class _Builder:
         return self._derived(state[0], letter, flags), tuple(behind), word
 
     def _at_end(self, function: int) -> bool:
-        """Whether it is true where the text ends: of all atoms only the first is."""
+        """Whether the function is true where the text ends: of all atoms only the first is true there."""
         while function > TRUE:
             variable, low, high = self._decisions.nodes[function]
             function = low if variable else high
         return function == TRUE
 
     def _derived(self, function: int, letter: int, flags: _Flags) -> int:
-        """What must be true of the rest behind a character."""
+        """What must be true of the rest after a character."""
         known = {FALSE: FALSE, TRUE: TRUE}
 
         def derive(one: int) -> int:
@@ -192,7 +195,7 @@ class _Builder:
         return self._decisions.variable(self._atom_numbers[key])
 
     def _closure(self, rest: int, flags: _Flags) -> int:
-        """What must be true of the text from here on, so that it is as `rest` says."""
+        """What must be true of the text from here on, so that it matches `rest`."""
         if rest == _DONE:
             return TRUE
         if rest == _END:
@@ -200,13 +203,13 @@ class _Builder:
         key = rest, flags
         if key not in self._closed:
             if rest in self._open:
-                return FALSE  # one more time around, and nothing read
+                return FALSE  # one more repetition that read nothing
             self._count()
             self._open.add(rest)
             found = self._closure_of(rest, flags)
             self._open.discard(rest)
             if self._open:
-                return found  # it may have been cut short
+                return found  # it may be incomplete
             self._closed[key] = found
         return self._closed[key]
 
@@ -257,7 +260,7 @@ class _Builder:
 
 
 def _is_anchored(node: Node) -> bool:
-    """Whether it matches nowhere but at the start."""
+    """Whether it matches only at the start."""
     match node:
         case Edge("^"):
             return True
@@ -269,7 +272,7 @@ def _is_anchored(node: Node) -> bool:
 
 
 def _merged(classes: tuple[Ranges, ...], steps: list[list[int]], accepting: list[bool]) -> Automaton:
-    """States that nothing tells apart are one; so are classes."""
+    """Merge states that cannot be distinguished, and then character classes."""
     blocks = [int(one) for one in accepting]
     count = len(set(blocks))
     while True:

@@ -1,11 +1,11 @@
-"""Sets of characters, as sorted ranges of code points. Surrogates are no characters."""
+"""Sets of characters, as sorted ranges of code points. Surrogates are not characters."""
 
 import unicodedata
 from collections.abc import Iterable
 from functools import cache
 
 Ranges = tuple[tuple[int, int], ...]
-"""Sorted, apart from one another, both ends within."""
+"""Sorted and disjoint, with both ends included."""
 
 ALL: Ranges = ((0, 0xD7FF), (0xE000, 0x10FFFF))
 NONE: Ranges = ()
@@ -17,7 +17,7 @@ SPACE: Ranges = (
     *((0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
 )
 _ESCAPED = frozenset(map(ord, r"\^$.*+?()[]{}|/"))
-_BY_NUMBER = frozenset(map(ord, "-&~"))  # which mean something in a class, and are not to be escaped outside
+_BY_NUMBER = frozenset(map(ord, "-&~"))  # these mean something in a class, and must not be escaped outside
 
 
 def union(parts: Iterable[Ranges]) -> Ranges:
@@ -59,7 +59,7 @@ def opposite(ranges: Ranges) -> Ranges:
 
 
 def minterms(sets: Iterable[Ranges]) -> list[Ranges]:
-    """The largest sets of characters that none of `sets` tells apart. Together they are all characters."""
+    """The largest sets of characters that none of `sets` divides. Together they contain all characters."""
     edges: dict[int, list[tuple[int, bool]]] = {}
     for number, ranges in enumerate(dict.fromkeys((*sets, ALL))):
         for low, high in ranges:
@@ -77,7 +77,7 @@ def minterms(sets: Iterable[Ranges]) -> list[Ranges]:
 
 
 def written(ranges: Ranges) -> str:
-    """A class or a single character, as ECMA-262, Python and Rust read it."""
+    """The ranges as a class or a single character that ECMA-262, Python and Rust read the same way."""
     if ranges == ALL:
         return r"[\s\S]"
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:

@@ -1,14 +1,15 @@
-"""Boolean functions in one form each: reduced ordered binary decision diagrams."""
+"""Boolean functions in a unique form: reduced ordered binary decision diagrams."""
 
 FALSE, TRUE = 0, 1
 
 
 class Decisions:
-    """Functions of numbered variables, as numbers: equal ones are the same number."""
+    """Functions of numbered variables, as numbers. Equal functions have the same number."""
 
     def __init__(self) -> None:
         self.nodes: list[tuple[int, int, int]] = [(-1, 0, 0), (-1, 1, 1)]
-        """Of each function its variable, what it is where that is false, and where it is true."""
+        """For each function: its variable, the function if the variable is false, and the function if it is
+        true."""
         self._numbers: dict[tuple[int, int, int], int] = {}
         self._known: dict[tuple[int, int, int], int] = {}
 

@@ -1,4 +1,4 @@
-"""An automaton as a regular expression that ECMA-262, Python and Rust read alike."""
+"""Writes an automaton as a regular expression that ECMA-262, Python and Rust read the same way."""
 
 from collections import defaultdict
 
@@ -12,10 +12,10 @@ _EMPTY = ""
 
 
 def expression(machine: Automaton) -> str:
-    """For the texts that it accepts, of which there has to be one; without anchors. Raises NotRegular where
-    it would be too long.
+    """An expression without anchors for the texts that the automaton accepts; there must be at least one.
+    Raises NotRegular if it would be too long.
 
-    By eliminating one state after the other, those first that lengthen the rest least.
+    Eliminates one state after the other, beginning with those that lengthen the rest least.
     """
     start, end = -1, -2
     edges = _edges(machine)
@@ -61,7 +61,7 @@ def expression(machine: Automaton) -> str:
 
 
 def _edges(machine: Automaton) -> dict[tuple[int, int], Ranges]:
-    """The characters that lead from one state to another, where the text can still be accepted."""
+    """The characters that lead from one state to another from which the text can still be accepted."""
     before: dict[int, set[int]] = defaultdict(set)
     for source, row in enumerate(machine.steps):
         for target in row:

@@ -1,4 +1,4 @@
-"""Regular expressions as ECMA-262 reads them, with the leniency that browsers have (annex B)."""
+"""Parses regular expressions as ECMA-262 reads them, with the leniency of browsers (annex B)."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -113,7 +113,7 @@ class _Parser:
         found = self._quantifier()
         if found is None:
             return node
-        self._take("?")  # a lazy one finds the same texts
+        self._take("?")  # a lazy quantifier finds the same texts
         least, most = found
         if most is not None and least > most:
             raise NotRegular("the numbers of a quantifier are out of order")
@@ -192,7 +192,7 @@ class _Parser:
         return Chars(self._escaped())
 
     def _escaped(self) -> Ranges:
-        """What an escape stands for, within a class or without."""
+        """The meaning of an escape, inside or outside a class."""
         sign = self._next
         self.place += 1
         if not sign:

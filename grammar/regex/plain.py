@@ -1,4 +1,5 @@
-"""Expressions without look-around, lazy quantifiers and names, that Python and Rust read as ECMA-262 does."""
+"""Rewrites expressions without look-around, lazy quantifiers and names, so that Python and Rust read them as
+ECMA-262 does."""
 
 import re
 from functools import lru_cache
@@ -9,13 +10,13 @@ from personae.grammar.regex.automaton import automaton
 from personae.grammar.regex.expression import expression
 from personae.grammar.regex.parse import Chars, Choice, Edge, Look, Node, NotRegular, Repeat, Sequence, parse
 
-# All that Rust reads otherwise, or not at all, has one of these; most patterns have none.
+# Everything that Rust reads differently, or not at all, contains one of these. Most patterns have none.
 _ODD = re.compile(r"\.|\\[sScbB]|\(\?(?!:)|[*+?}]\?|\[[^\]]*(\[|&&|--|~~)|[$^)].*\^|\$.")
 
 
 def conjuncts(pattern: str) -> tuple[str, ...]:
-    """Plain expressions all of which a text has to match in order to match `pattern`. It is left as it is if
-    its language is not known to be regular: the library says what it does not know."""
+    """Plain expressions, all of which a text must match to match `pattern`. If the language is not known to
+    be regular, the pattern is returned unchanged, and the library reports what it does not support."""
     if _ODD.search(pattern) is None:
         return (pattern,)
     try:
@@ -25,7 +26,7 @@ def conjuncts(pattern: str) -> tuple[str, ...]:
 
 
 def plain(matched: tuple[str, ...], unmatched: tuple[str, ...] = ()) -> str | None:
-    """An expression for the texts in which all of `matched` are found and none of `unmatched`; None if there
+    """An expression for the texts in which all of `matched` are found and none of `unmatched`. None if there
     are no such texts. Raises NotRegular."""
     found = automaton(tuple(map(parse, matched)), tuple(map(parse, unmatched)))
     return None if found.empty else f"^(?:{expression(found)})$"
@@ -37,7 +38,7 @@ def literal(text: str) -> str:
 
 
 def complement(pattern: str) -> str | None:
-    """An expression for the texts that `pattern` does not match; None where it is not known."""
+    """An expression for the texts that `pattern` does not match. None if it is not known."""
     try:
         return plain((), (pattern,)) or NOTHING
     except NotRegular:
@@ -54,7 +55,7 @@ def _conjuncts(pattern: str) -> tuple[str, ...]:
 
 
 def _split(node: Node) -> list[str]:
-    """What follows the start, and does not, apart from one another: each by itself is small."""
+    """What follows the start, and what must not, as separate expressions: each by itself is small."""
     if not isinstance(node, Sequence) or node.parts[:1] != (Edge("^"),):
         return _whole(node)
     looks = list(takewhile(lambda part: isinstance(part, Look) and part.ahead, node.parts[1:]))
@@ -84,7 +85,8 @@ def _machine(matched: tuple[Node, ...], unmatched: tuple[Node, ...]) -> str:
 
 
 def _is_plain(node: Node, *, first: bool, last: bool) -> bool:
-    """Whether it asks of nothing but the characters in turn, and of the start first and the end last."""
+    """Whether it tests nothing but the characters in turn, the start only at the beginning, and the end only
+    at the end."""
     match node:
         case Chars():
             return True
@@ -105,7 +107,7 @@ def _is_plain(node: Node, *, first: bool, last: bool) -> bool:
 
 
 def written(node: Node) -> str:
-    """A node that asks of nothing around it, as text."""
+    """A node that tests nothing around it, as text."""
     match node:
         case Chars(ranges):
             return charset.written(ranges) if ranges else r"[^\s\S]"

@@ -1,9 +1,9 @@
-"""oneOf whose branches overlap, with branches that keep apart from one another.
+"""Rewrites `oneOf` with overlapping branches, so that the branches exclude one another.
 
-Where no exact form is known, a branch gets what only it can have: the tag that tells it from another, or the
-lack of what the other requires. So some valid answers cannot be written any more, such as an object without
-its tag, or one that has a property of another branch with a value that the other does not take; no answer is
-invalid.
+Where no exact form is known, each branch gets a condition that only it can meet: the tag that distinguishes
+it from another branch, or the absence of what the other requires. So some valid answers can no longer be
+written, such as an object without its tag, or one that has another branch's property with a value that this
+branch does not accept. No answer is invalid.
 """
 
 import json
@@ -15,20 +15,20 @@ from personae.grammar.schema.document import Schema
 from personae.grammar.schema.walk import rebuild, subschemas, target
 
 _MOST_BRANCHES = 40
-# Where less being taken within them might mean more being taken by the whole.
+# Keywords in which a schema that accepts less may make the whole accept more.
 _OPPOSING = frozenset(
     {"not", "if", "contains", "propertyNames", "unevaluatedProperties", "unevaluatedItems", "maxContains"}
 )
 _NOTES = frozenset({"title", "description", "default", "examples", "$comment"})
 
 
-class _Together(Exception):
-    """Nothing is known that keeps two branches apart."""
+class _Inseparable(Exception):
+    """No condition is known that separates two branches."""
 
 
 def kept_apart(document: Schema) -> Schema | None:
-    """A schema that takes nothing that `document` does not, in which no oneOf is left; None if none is known,
-    or needed."""
+    """A schema without `oneOf` that accepts nothing that `document` does not accept. None if there is no
+    `oneOf`, or if no such schema is known."""
     if isinstance(document, bool):
         return None
     nodes = [one for one, _ in subschemas(document)]
@@ -37,12 +37,12 @@ def kept_apart(document: Schema) -> Schema | None:
     if any("$id" in one or "id" in one for one in nodes[1:]):
         return None  # references are relative to them
     try:
-        return _Keeper(document).whole()
-    except _Together:
+        return _Separator(document).whole()
+    except _Inseparable:
         return None
 
 
-class _Keeper:
+class _Separator:
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
         self._reader = Reader(document)
@@ -50,7 +50,7 @@ class _Keeper:
         self._definitions: dict[str, Any] = {}
 
     def whole(self) -> dict[str, Any]:
-        """The document rewritten. Raises _Together."""
+        """The document rewritten. Raises _Inseparable."""
         found: dict[str, Any] = self.rewritten(self._document)
         if self._definitions:
             found["$defs"] = found.get("$defs", {}) | self._definitions
@@ -70,9 +70,10 @@ class _Keeper:
         return rebuilt
 
     def _apart(self, schema: dict[str, Any], before: list[Any], branches: list[Any]) -> Iterator[Any]:
-        """`before` are the branches as they were: what is to be kept apart from."""
+        """The branches, each with its condition. `before` are the branches as they were written; the
+        conditions exclude these."""
         if len(before) > _MOST_BRANCHES:
-            raise _Together
+            raise _Inseparable
         around = self._reader.parts({key: value for key, value in schema.items() if key != "oneOf"})
         read = [self._reader.parts(branch) for branch in before]
         known = [None if around is None or parts is None else [*around, *parts] for parts in read]
@@ -87,7 +88,8 @@ class _Keeper:
             yield self._with(branch, condition.schema())
 
     def _with(self, branch: Any, said: dict[str, Any]) -> Any:
-        """A branch and what is said of it; what a reference leads to is a definition of its own then."""
+        """A branch with a condition added. If the branch is a reference, its target becomes a definition of
+        its own."""
         if not said:
             return branch
         if not isinstance(branch, dict):
@@ -103,7 +105,7 @@ class _Keeper:
 
 
 class _Condition:
-    """What a branch gets so that others are not matched."""
+    """What a branch must also satisfy, so that no other branch matches."""
 
     def __init__(self, reader: Reader, one: Parts) -> None:
         self._reader = reader
@@ -115,14 +117,14 @@ class _Condition:
         self._kinds = self._all = reader.kinds(one)
 
     def exclude(self, other: Parts) -> None:
-        """Say what no value has that is as `other` says. Raises _Together."""
+        """Add what no value that satisfies `other` satisfies. Raises _Inseparable."""
         shared = self._reader.kinds(self._one) & self._reader.kinds(other)
         if "object" not in shared:
-            raise _Together
+            raise _Inseparable
         if len(shared) > 1:
             if not all(map(_is_of_objects, (*self._one, *other))):
-                raise _Together
-            self._kinds -= shared - {"object"}  # both take all of these: they say nothing of them
+                raise _Inseparable
+            self._kinds -= shared - {"object"}  # both accept all of these: neither branch may have them
         theirs, needed = _listed(other), _required(other)
         if self._barred.keys() & needed:
             return
@@ -133,11 +135,11 @@ class _Condition:
         free = needed - self._required - self._added.keys()
         names = sorted(free, key=lambda name: (name in self._listed, name))
         if not names:
-            raise _Together
+            raise _Inseparable
         self._barred[names[0]] = None
 
     def _is_tag(self, name: str, theirs: dict[str, list[Any]]) -> bool:
-        """Whether the values of a property are listed for both, and none is for both."""
+        """Whether both list the values of this property, and have none in common."""
         if name not in theirs:
             return False
         here, there = (
@@ -149,7 +151,7 @@ class _Condition:
         )
 
     def schema(self) -> dict[str, Any]:
-        """What the branch gets; nothing if it needs nothing."""
+        """The condition as a schema; empty if the branch needs none."""
         said: dict[str, Any] = {}
         if self._kinds != self._all:
             numbers = {"number"} if "fraction" in self._kinds else self._kinds & {"integer"}
@@ -162,7 +164,7 @@ class _Condition:
 
 
 def _merged(branch: Any, said: dict[str, Any]) -> dict[str, Any]:
-    """Both in one where that is easy: what refers to itself may have nothing beside its reference."""
+    """Both in one schema where that is easy. A schema with a reference may have nothing else next to it."""
     if not isinstance(branch, dict) or "$ref" in branch or ("type" in said and "type" in branch):
         return {"allOf": [branch, said]}
     merged = branch | said

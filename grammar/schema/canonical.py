@@ -1,9 +1,9 @@
-"""A schema rewritten into an equal one that a grammar can enforce.
+"""Rewrites a schema into an equal one that a grammar can enforce.
 
-The set algebra (references inlined, allOf merged, schemas without a type split by type, if/then/else,
-dependent schemas and oneOf turned into disjoint alternatives, `not` complemented) is jsonschema-rs's
-canonical form. What inlining has copied in it is put under references again. It speaks a little more than
-grammars do, which `_lower` rewrites in turn, and it sorts names, which `_reorder` undoes: the order of
+The set algebra is jsonschema-rs's canonical form: references inlined, allOf merged, schemas without a type
+split by type, if/then/else, dependent schemas and oneOf turned into disjoint alternatives, `not`
+complemented. Parts that inlining has copied become references again. The canonical form uses a few keywords
+that grammars lack, which `_lower` rewrites. It also sorts names, which `_reorder` undoes: the order of
 properties is the order in which a model writes them.
 """
 
@@ -18,19 +18,19 @@ from personae.grammar.schema.patterns import any_of_length, anything_but, langua
 from personae.grammar.schema.shared import shared
 from personae.grammar.schema.walk import children, rebuild, subschemas, target
 
-# Drafts in which a reference stands for the whole schema that it is in.
+# Drafts in which a reference replaces the whole schema that it is in.
 _REF_ALONE = {jsonschema_rs.Draft4, jsonschema_rs.Draft6, jsonschema_rs.Draft7}
 
-# Schemas within one whose references are inlined. Of public schemas with more none was enforceable in the
-# end, after seconds; of those that were, the largest had 1,905.
+# The most schemas after references are inlined. No public schema with more was enforceable in the end, after
+# seconds; the largest that was had 1,905.
 _MOST_INLINED = 4096
 
 
 def canonicalise(document: Schema) -> Schema:
-    """An equal schema without the keywords that grammars cannot follow, as far as there is one.
+    """An equal schema, as far as possible without the keywords that grammars cannot follow.
 
-    What could not be rewritten is left in place, for the gate to find. Raises ValueError (jsonschema-rs's
-    errors among them) if there is no canonical form.
+    What could not be rewritten stays, and the gate finds it. Raises ValueError (jsonschema-rs's errors among
+    them) if there is no canonical form.
     """
     if isinstance(document, bool):
         return document
@@ -42,15 +42,16 @@ def canonicalise(document: Schema) -> Schema:
     draft = dialect(document)
     inlined: Schema = document
     if not keywords & {"unevaluatedProperties", "unevaluatedItems"}:  # inlined, they see their siblings
-        beside = document if draft in _REF_ALONE else _apart(document)
-        inlined = jsonschema_rs.dereference(beside, draft=draft, offline=True)
+        separated = document if draft in _REF_ALONE else _referred_alone(document)
+        inlined = jsonschema_rs.dereference(separated, draft=draft, offline=True)
     canonical = jsonschema_rs.canonicalize(inlined, draft=draft, validate_formats=True, offline=True)
     lowered = _lower(shared(canonical.to_json_schema()))
     return lowered if isinstance(lowered, bool) else _reorder(lowered, _name_order(document, {}))
 
 
 def _inlined(document: dict[str, Any]) -> int:
-    """How many schemas there are once references are inlined, but for those that lead back to themselves."""
+    """How many schemas there are once references are inlined, except for those that lead back to
+    themselves."""
     counts: dict[int, int] = {}
 
     def count(schema: Any) -> int:
@@ -68,11 +69,11 @@ def _inlined(document: dict[str, Any]) -> int:
     return count(document)
 
 
-def _apart(schema: Any) -> Any:
-    """Each reference as one branch of allOf: inlining puts its keywords over its siblings."""
+def _referred_alone(schema: Any) -> Any:
+    """Each reference becomes one branch of allOf, because inlining lets its keywords replace its siblings."""
     if not isinstance(schema, dict):
         return schema
-    apart = rebuild(schema, lambda _, child: _apart(child))
+    apart = rebuild(schema, lambda _, child: _referred_alone(child))
     if "$ref" in apart and len(apart) > 1:
         apart["allOf"] = [*apart.get("allOf", ()), {"$ref": apart.pop("$ref")}]
     return apart
@@ -94,7 +95,7 @@ def _lower(schema: Any) -> Any:
 
 
 def _lower_property_names(schema: dict[str, Any]) -> dict[str, Any]:
-    """propertyNames as listed properties and patterns, with nothing allowed besides."""
+    """propertyNames becomes listed properties and patterns; no other name is allowed."""
     names, patterns = [], []
     allowed = schema["propertyNames"]
     for one in allowed.get("anyOf", [allowed]) if isinstance(allowed, dict) else []:
@@ -116,14 +117,15 @@ def _lower_property_names(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _are_listed(schema: dict[str, Any], names: list[str]) -> bool:
-    """Whether each name has its own schema, with which canonical form has merged those of its patterns."""
+    """Whether each name has its own schema, into which the canonical form has merged those of its
+    patterns."""
     return set(names) <= set(schema.get("properties", {}))
 
 
 def _only(schema: dict[str, Any], names: list[str], by_pattern: dict[str, Any]) -> dict[str, Any]:
     listed = schema.get("properties", {})
     others = schema.get("additionalProperties", True)
-    # A name without its own schema that a pattern matches is left to the pattern.
+    # A name without a schema of its own that a pattern matches is left to the pattern.
     matched = jsonschema_rs.validator_for(
         {"anyOf": [{"pattern": pattern} for pattern in by_pattern] or [False]}
     )
@@ -139,7 +141,7 @@ def _only(schema: dict[str, Any], names: list[str], by_pattern: dict[str, Any]) 
 
 
 def _lower_string(schema: dict[str, Any]) -> dict[str, Any]:
-    """Strings barred from a list of values or from a pattern, as strings that match the complement."""
+    """Strings that exclude a list of values or a pattern become strings that match the complement."""
     conditions = [{"not": schema["not"]}] if "not" in schema else []
     conditions += schema.get("allOf", [])
     rewritten = []
@@ -156,7 +158,7 @@ def _lower_string(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lower_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """Bounds that no double holds, moved inwards to the next that one does."""
+    """Bounds that no double can represent, moved inwards to the next double."""
     moved = dict(schema)
     for keywords, towards in (
         (("maximum", "exclusiveMaximum"), -math.inf),
@@ -172,7 +174,8 @@ def _lower_bounds(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lower_property_count(schema: dict[str, Any]) -> dict[str, Any]:
-    """At least one more property, where some are listed and optional: this one, that one, or another."""
+    """One more property at least becomes alternatives if some are listed and optional: this one, that one,
+    or another."""
     required = schema.get("required", [])
     optional = [name for name in schema.get("properties", {}) if name not in required]
     if schema.get("minProperties") != len(required) + 1 or not optional or "maxProperties" in schema:

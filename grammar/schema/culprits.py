@@ -1,4 +1,4 @@
-"""Which keywords of a schema have to go so that the rest of it can be enforced: all of them at once."""
+"""Finds which keywords of a schema have to go so that the rest can be enforced, all of them at once."""
 
 from collections.abc import Callable, Iterable, Iterator
 from time import process_time
@@ -10,11 +10,11 @@ from personae.grammar.schema.gate import ASSERTIONS, Unenforced, unenforced
 from personae.grammar.schema.prepare import contradictory, refusal, without
 from personae.grammar.schema.walk import Path, children
 
-# What is nearly always enforced, and blamed only where leaving out all the rest does not help.
+# Nearly always enforced. These are blamed only if leaving out all the rest does not help.
 _HARMLESS = frozenset({"type", "properties", "$ref"})
-# What is blamed as a whole: without a part of them they would say something else.
+# Blamed as a whole, because without a part of them they would mean something else.
 _WHOLE = frozenset({"not", "oneOf", "if", "contains", "propertyNames", "dependentSchemas", "dependencies"})
-_WITH_OTHERS = frozenset({"then", "else", "minContains", "maxContains"})  # which say nothing without them
+_WITH_OTHERS = frozenset({"then", "else", "minContains", "maxContains"})  # nothing without the others
 _BACKEND = "llguidance"
 _SECONDS = 1.0  # of processor time
 _LEAST_TRIALS = 10
@@ -24,8 +24,8 @@ Culprit = tuple[str, Path]
 
 
 def culprits(document: Schema, enforced: Callable[[Schema], bool]) -> list[Culprit]:
-    """The keywords, with their paths, without which `enforced` says yes to the schema; none where they are
-    not found. As many of the others as possible are kept, those that come first before later ones."""
+    """The keywords, with their paths, without which `enforced` accepts the schema; empty if they are not
+    found. As many others as possible are kept, earlier ones rather than later ones."""
     if isinstance(document, bool):
         return []
     found = list(_candidates(document, ()))
@@ -50,7 +50,7 @@ def culprits(document: Schema, enforced: Callable[[Schema], bool]) -> list[Culpr
         begun = process_time()
         passing = passes(candidates)
         if process_time() - begun > _SECONDS / _LEAST_TRIALS:
-            return []  # there is no time for as many trials as it takes
+            return []  # there is no time for that many trials
         if passing:
             look(candidates, [])
             break
@@ -63,7 +63,7 @@ def culprits(document: Schema, enforced: Callable[[Schema], bool]) -> list[Culpr
 
 
 def _candidates(schema: dict[str, Any], path: Path) -> Iterator[Culprit]:
-    """Keywords outermost first; what is within one of `_WHOLE` is blamed with it."""
+    """Keywords, outermost first. What is within one of `_WHOLE` is blamed with it."""
     for keyword in schema:
         if keyword in ASSERTIONS - _WITH_OTHERS:
             yield keyword, (*path, keyword)
@@ -73,7 +73,7 @@ def _candidates(schema: dict[str, Any], path: Path) -> Iterator[Culprit]:
 
 
 def _unenforced_within(document: Schema, path: Path) -> list[Culprit]:
-    """What no backend enforces, wherever it stands, below a path."""
+    """Everything below a path that no backend enforces."""
     return [
         (found.keyword, found.path)
         for found in unenforced(document, _BACKEND)
@@ -84,8 +84,8 @@ def _unenforced_within(document: Schema, path: Path) -> list[Culprit]:
 def explanation(
     document: Schema, reason: Unenforced | GrammarError | None, enforced: Callable[[Schema], bool]
 ) -> GrammarError:
-    """Why a strict schema is refused: the keywords that have to go, each with its place, or bounds that
-    nothing is between; `reason` where neither is found."""
+    """Why a strict schema is refused: the keywords that have to go, each with its place, or bounds that no
+    value satisfies. `reason` if neither is found."""
     contradiction = contradictory(document)
     if contradiction is not None:
         return contradiction
@@ -94,7 +94,7 @@ def explanation(
 
 
 def refused(blamed: list[Culprit]) -> GrammarError:
-    """The refusal that names them."""
+    """The refusal that names these keywords."""
     named = [f"{keyword!r} at {pointer(path)}" for keyword, path in blamed[:_MOST_NAMED]]
     if len(blamed) > _MOST_NAMED:
         named.append(f"{len(blamed) - _MOST_NAMED} more")

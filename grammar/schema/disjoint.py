@@ -1,7 +1,7 @@
-"""oneOf whose branches exclude one another is anyOf, which every grammar knows.
+"""Rewrites a oneOf whose branches exclude one another as anyOf, which every grammar supports.
 
-What is asked of two branches is read from what they say at once: types, listed values, properties that one
-requires and the other has otherwise or not at all. Where that does not settle it, the canonical form may.
+Two branches are compared by what they say directly: types, listed values, and properties that one requires
+and the other has with other values or not at all. If that does not settle it, the canonical form may.
 """
 
 from itertools import combinations
@@ -15,7 +15,7 @@ _KINDS = frozenset({"null", "boolean", "integer", "fraction", "string", "array",
 _DEPTH = 8
 _COMPARISONS = 10_000
 
-# What a schema says at once: itself, what it refers to, and the branches of its allOf.
+# What a schema says directly: itself, what it refers to, and the branches of its allOf.
 Parts = list[dict[str, Any]]
 
 
@@ -33,14 +33,14 @@ def without_disjoint_one_of(document: Schema) -> Schema:
 
 
 class Reader:
-    """What the schemas of a document say at once, and whether two of them exclude one another."""
+    """Reads what the schemas of a document say directly, and whether two of them exclude one another."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
         self._left = _COMPARISONS
 
     def rewritten(self, schema: Any) -> Any:
-        """With anyOf for oneOf wherever the branches are seen to be disjoint."""
+        """The schema with anyOf in place of oneOf, wherever the branches are seen to be disjoint."""
         if not isinstance(schema, dict):
             return schema
         rebuilt = rebuild(schema, lambda _, child: self.rewritten(child))
@@ -62,7 +62,7 @@ class Reader:
         return all(self.exclude(one, other, 0) for one, other in combinations(known, 2))
 
     def parts(self, schema: Any) -> Parts | None:
-        """None if nothing satisfies it."""
+        """What a schema says directly, in parts. None if nothing satisfies it."""
         parts: Parts = []
         unseen = [schema]
         while unseen:
@@ -77,7 +77,7 @@ class Reader:
         return parts
 
     def exclude(self, one: Parts | None, other: Parts | None, depth: int = 0) -> bool:
-        """Whether nothing is as both say; False also where that is not seen."""
+        """Whether no value satisfies both. False also if that is not evident."""
         self._left -= 1
         if one is None or other is None:
             return True
@@ -102,7 +102,7 @@ class Reader:
         )
 
     def kinds(self, parts: Parts | None, depth: int = 0) -> frozenset[str]:
-        """The types that values by all parts may have."""
+        """The types that values may have that satisfy all parts."""
         if parts is None:
             return frozenset()
         kinds = _KINDS
@@ -117,7 +117,7 @@ class Reader:
         return kinds if values is None else kinds & {kind for kind, _ in values}
 
     def _lacks(self, one: Parts, other: Parts, depth: int) -> bool:
-        """Whether a property that an object must have by `one` cannot be as both say."""
+        """Whether an object must have a property by `one` for which no value satisfies both."""
         for name in {name for part in one for name in part.get("required", ())}:
             for part in other:
                 listed = part.get("properties", {})
@@ -141,7 +141,7 @@ def _listed(kind: Any) -> frozenset[str]:
 
 
 def listed_in(parts: Parts) -> frozenset[tuple[str, Any]] | None:
-    """The values that are listed, each with its kind; None if any may be."""
+    """The listed values, each with its kind. None if other values are allowed."""
     found: frozenset[tuple[str, Any]] | None = None
     for part in parts:
         if "const" in part or "enum" in part:
@@ -152,7 +152,7 @@ def listed_in(parts: Parts) -> frozenset[tuple[str, Any]] | None:
 
 
 def named_value(value: Any) -> tuple[str, Any]:
-    """Equal for values that JSON Schema takes for equal."""
+    """A key that is equal for values that JSON Schema considers equal."""
     match value:
         case None:
             return "null", None

@@ -1,4 +1,4 @@
-"""A caller's JSON Schema, from text to a well-formed document."""
+"""Parses and checks a caller's JSON Schema."""
 
 import re
 from collections.abc import Iterable
@@ -27,20 +27,20 @@ SAID = {
     "ebnf": "grammar, read as GBNF,",
     "lark": "grammar, read as Lark,",
 }
-"""What a kind is called where it is not by its name."""
+"""How messages call a kind whose own name does not describe it."""
 
-# The most whitespace characters between two tokens of JSON, but for a line break and an indentation behind
-# it (whitespace.py): an end to a model that would write blanks for ever.
+# The most whitespace characters between two tokens of JSON, except for a line break and the indentation after
+# it (whitespace.py). Without a limit, a model might write blanks for ever.
 MAX_WHITESPACE = 16
 
 # The longest schema of the public collections has less than half of this.
 MAX_LENGTH = 1_000_000
 
-# Of the shortest answer: one is looked for that is complete, and not further than that.
+# Of the shortest answer, in characters. The search for a complete answer goes no further.
 MAX_SHORTEST = 32_768
 TOO_COMPLEX = "grammar_too_complex"
 
-# Deeper documents are not written by people, and every walk below is recursive.
+# People do not write deeper documents, and every walk below is recursive.
 MAX_DEPTH = 64
 
 Schema = dict[str, Any] | bool
@@ -65,14 +65,14 @@ _VALIDATORS: dict[int, type[jsonschema_rs.Validator]] = {
 def parse_schema(source: str) -> Schema:
     """Decode a schema and check that it is well-formed in its dialect.
 
-    Raises GrammarError, naming the place, when the text is not JSON, not a schema, nested too deeply, or when
-    a `$ref` does not resolve within it: nothing is ever fetched.
+    Raises GrammarError, with the place, if the text is not JSON, not a schema, nested too deeply, or has a
+    `$ref` that does not resolve within it. Nothing is ever fetched.
     """
     return parse_with_validator(source)[0]
 
 
 def parse_with_validator(source: str) -> tuple[Schema, jsonschema_rs.Validator]:
-    """As `parse_schema`, and the validator of instances that the check has made."""
+    """As `parse_schema`, together with the validator of instances that the check has built."""
     if len(source) > MAX_LENGTH:
         raise GrammarError(f"The schema is longer than {MAX_LENGTH} characters.", param=SCHEMA_PARAM)
     try:
@@ -86,10 +86,10 @@ def parse_with_validator(source: str) -> tuple[Schema, jsonschema_rs.Validator]:
 
 
 def dialect(document: dict[str, Any]) -> int:
-    """The draft in which a document is written, as jsonschema-rs numbers them.
+    """The draft in which a document is written, with jsonschema-rs's number.
 
-    It is the one that `$schema` names; without it 2020-12, or draft 7 for a document with keywords that only
-    draft 7 has a meaning for. Raises GrammarError for a `$schema` that is none of them.
+    This is the one that `$schema` names. Without it, 2020-12, or draft 7 for a document with keywords that
+    have a meaning in draft 7 only. Raises GrammarError for any other `$schema`.
     """
     named = document.get("$schema")
     if named is None or "json-schema.org/schema" in str(named):
@@ -108,7 +108,7 @@ def _has_legacy_keywords(value: Any) -> bool:
 
 
 def validator(document: Schema) -> jsonschema_rs.Validator:
-    """A validator of instances, formats included. Raises GrammarError as `parse_schema` does."""
+    """A validator of instances, including formats. Raises GrammarError as `parse_schema` does."""
     draft = dialect(document) if isinstance(document, dict) else jsonschema_rs.Draft202012
     try:
         return _VALIDATORS[draft](document, offline=True, validate_formats=True)
@@ -119,8 +119,8 @@ def validator(document: Schema) -> jsonschema_rs.Validator:
 
 
 def _failure(error: jsonschema_rs.ValidationError | jsonschema_rs.ReferencingError) -> tuple[Path, str]:
-    """Where a schema breaks its dialect's, and how: where one form of several is asked for, how it fails the
-    one that it comes closest to."""
+    """Where a schema violates its dialect, and how. If one form of several is required, the error of the form
+    that comes closest."""
     if isinstance(error, jsonschema_rs.ReferencingError):
         return (), error.message.rstrip(".")
     while isinstance(kind := error.kind, jsonschema_rs.ValidationErrorKind.AnyOf):
@@ -132,7 +132,7 @@ def _failure(error: jsonschema_rs.ValidationError | jsonschema_rs.ReferencingErr
 
 
 def _reference_to_nothing(document: Schema, message: str) -> Path:
-    """Where the reference stands that a message quotes the fragment of; the whole document if nowhere."""
+    """Where the reference is whose fragment a message quotes; the whole document if it is not found."""
     named = re.search("'(.*)'", message)
     for schema, path in subschemas(document):
         if named and str(schema.get("$ref", "")).endswith(named[1]):

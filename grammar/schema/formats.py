@@ -1,4 +1,4 @@
-"""Formats as patterns, where a backend has none or one that lets invalid strings through.
+"""Writes formats as patterns, where a backend lacks the format or lets invalid strings through.
 
 The patterns may accept less than their RFC (no leap seconds, no year 0), never more.
 """
@@ -7,7 +7,7 @@ from typing import Any
 
 from personae.grammar.schema.walk import rebuild
 
-# The formats that JSON Schema defines. It says to pass over others.
+# The formats that JSON Schema defines. It says to ignore others.
 FORMATS = frozenset(
     {
         "date-time",
@@ -35,7 +35,7 @@ _DATE = f"(?:{_YEAR}-{_DAY}|{_LEAP}-02-29)"
 _CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_CLOCK})"
 
-# RFC 3986 without IP literals, user names, and schemes beyond the usual.
+# RFC 3986 without IP literals, user names, and unusual schemes.
 _CHARACTER = "(?:[A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})"
 _PATH = f"(?:{_CHARACTER}|[:/])*"
 _HOST = "[A-Za-z0-9]+(?:[.-][A-Za-z0-9]+)*(?::[0-9]{1,5})?"
@@ -45,13 +45,13 @@ _ABSOLUTE = f"(?:(?:https?|ftp|wss?):{_AUTHORITY}|(?:urn|mailto|tel|data|tag):{_
 _RELATIVE = f"(?:{_AUTHORITY}|/(?:{_CHARACTER}+(?:/{_PATH})?)?|{_CHARACTER}+(?:/{_PATH})?)?{_TAIL}"
 _REFERENCE = f"(?:{_ABSOLUTE}|{_RELATIVE})"
 
-# RFC 1123, at most 253 characters and ten labels; two hyphens in a row would be for names that IDNA encodes.
+# RFC 1123, at most 253 characters and ten labels. Two hyphens in a row would be for names that IDNA encodes.
 _WORD = "[A-Za-z0-9]"
 _LABEL = f"(?:{_WORD}{{1,61}}|{_WORD}{{1,20}}(?:-{_WORD}{{1,20}}){{1,2}})"
 _SHORT = f"{_WORD}{{1,10}}(?:-{_WORD}{{1,10}})?"
 _HOSTNAME = rf"(?:{_LABEL}(?:\.{_LABEL}){{0,3}}|{_SHORT}(?:\.{_SHORT}){{4,9}})"
 
-# RFC 5321 without quotes and addresses in numbers: 64 characters before the sign.
+# RFC 5321 without quotes and numeric addresses: 64 characters before the sign.
 _ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 _LOCAL = (
     rf"(?:{_ATOM}{{1,64}}|{_ATOM}{{1,31}}\.{_ATOM}{{1,32}}|{_ATOM}{{1,20}}(?:\.{_ATOM}{{1,20}}){{2}}"
@@ -90,7 +90,8 @@ WIDE = {
     "json-pointer": "^(/.*)?$",
     "relative-json-pointer": "^[0-9]",
 }
-"""Patterns of all that a format takes, and more: what they do not match, it does not take."""
+"""Patterns that match everything that a format accepts, and more. A string that they do not match is not of
+the format."""
 
 
 def spell_formats(schema: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The gate: closed by default. A keyword passes only where a backend is known to enforce all that it says.
+"""The gate is closed by default: a keyword passes only if a backend is known to enforce all of it.
 
-What a backend enforces was found by probing it (tests/grammar/schema/test_gate.py repeats the probes), not by
-reading what it claims.
+What a backend enforces was found by probing it, not by reading what it claims.
+tests/grammar/schema/test_gate.py repeats the probes.
 """
 
 import re
@@ -16,7 +16,7 @@ from personae.grammar.tracked.arrays import array_rules
 from personae.grammar.tracked.objects import object_rules
 from personae.grammar.tracked.support import ARRAY, OBJECT, Untracked
 
-# Every keyword of every draft that binds instances. Others are unknown to JSON Schema, and bind nothing.
+# Every keyword of every draft that binds instances. JSON Schema does not know others, and they bind nothing.
 ASSERTIONS = frozenset(
     {
         "type",
@@ -46,7 +46,7 @@ _NAMES = frozenset({"$schema", "$id", "id", "$anchor", "$defs", "definitions"})
 
 @dataclass(frozen=True, slots=True)
 class Unenforced:
-    """A keyword that would be passed over, where it stands, and its value."""
+    """A keyword that would be ignored, where it stands, and its value."""
 
     keyword: str
     path: Path
@@ -54,7 +54,8 @@ class Unenforced:
 
 
 def strip(schema: Any) -> Any:
-    """The schema without what binds nothing: annotations, unknown keywords and formats, empty conditions."""
+    """The schema without everything that binds nothing: annotations, unknown keywords and formats, empty
+    conditions."""
     if not isinstance(schema, dict):
         return schema
     return rebuild(
@@ -72,7 +73,7 @@ def _binds(keyword: str, value: Any) -> bool:
 
 
 def unenforced(schema: Schema, backend: str) -> Iterator[Unenforced]:
-    """The keywords of a schema that `backend` would pass over, outermost first."""
+    """The keywords of a schema that `backend` would ignore, outermost first."""
     enforces = _BACKENDS[backend]
     for one, path in subschemas(schema):
         for keyword, value in one.items():
@@ -93,12 +94,12 @@ _LLGUIDANCE = frozenset(
     }
     | {"maxItems", "minLength", "maxLength", "pattern"}
 )
-# Of the others it lets invalid ones through: formats.py spells them.
+# It lets invalid strings through for the other formats; formats.py writes those as patterns.
 _LLGUIDANCE_FORMATS = frozenset({"duration", "ipv4", "ipv6", "uuid", "uri"})
 
 
-# It holds four states for each optional property of an object, and stops the answer at 2,000. Masks are slow
-# long before that: 20 ms at 1,000 properties.
+# It holds four states for each optional property of an object, and stops the answer at 2,000 states. Masks
+# are slow long before: 20 ms at 1,000 properties.
 _MOST_OPTIONAL = 450
 
 # What JSON can only write as \\u and four digits, which is switched off (backends/llguidance.py).
@@ -106,7 +107,8 @@ _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 def _llguidance_enforces(keyword: str, schema: dict[str, Any], document: Schema) -> bool:
-    """It also refuses by itself what it cannot follow, as oneOf with branches that may overlap."""
+    """The library also refuses by itself what it cannot follow, such as oneOf with branches that may
+    overlap."""
     value = schema[keyword]
     if keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
         return is_exact(value)
@@ -130,7 +132,7 @@ def _types(schema: dict[str, Any]) -> list[Any]:
 
 
 def _is_tracked(kind: str, schema: dict[str, Any], document: Schema) -> bool:
-    """Whether its members can be counted, as far as it itself goes."""
+    """Whether the schema's members can be counted, judged by its own keywords."""
     keywords = OBJECT if kind == "object" else ARRAY
     alone = {keyword: value for keyword, value in schema.items() if keyword in keywords}
     if {"$ref", "anyOf", "allOf", "oneOf", "not", "enum", "const"} & schema.keys():
@@ -156,7 +158,7 @@ def is_exact(number: float) -> bool:
 
 
 def _is_writable(value: Any) -> bool:
-    """Whether all strings within can be written: the library leaves out characters that it cannot write."""
+    """Whether all strings within can be written: the library omits characters that it cannot write."""
     if isinstance(value, str):
         return _UNWRITABLE.search(value) is None
     if isinstance(value, dict):
@@ -165,20 +167,21 @@ def _is_writable(value: Any) -> bool:
 
 
 def counts_properties(schema: dict[str, Any]) -> bool:
-    """Whether llguidance itself enforces how many properties an object has."""
+    """Whether llguidance itself enforces the number of an object's properties."""
     required = set(schema.get("required", ()))
     listed = {name for name, one in schema.get("properties", {}).items() if one is not False}
     closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
     fewest = max(0, schema.get("minProperties", 0) - len(required))
     if not closed and fewest > 1:
-        return False  # a property that is not listed may be written twice, and is one property then
+        return False  # a property that is not listed may be written twice, and counts once then
     if not listed - required or ("maxProperties" not in schema and not fewest):
         return True
     return closed and fewest <= 1 and schema.get("maxProperties", len(required) + 1) == len(required) + 1
 
 
 def _xgrammar_enforces(keyword: str, schema: dict[str, Any], _: Schema) -> bool:
-    """Under lengths and patterns it allows raw control characters, in open objects listed names, escaped."""
+    """With lengths and patterns it allows raw control characters, and in open objects it allows listed names
+    with escapes."""
     value = schema[keyword]
     if keyword == "additionalProperties":
         return value is False or not schema.get("properties")

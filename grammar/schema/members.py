@@ -1,4 +1,4 @@
-"""What is said of members and of numbers, in the form in which `tracked/` has it."""
+"""Rewrites what a schema says of members and numbers into the form that `tracked/` uses."""
 
 from contextlib import suppress
 from typing import Any
@@ -13,8 +13,8 @@ _DEPTH = 8
 
 
 def separated(document: Any) -> Any:
-    """An equal schema in which `contains` has become two schemas: of the items that it counts, and of those
-    that it does not. Ambiguous ones are left as they are, for the gate to find."""
+    """An equal schema in which `contains` has become two schemas: one for the items that it counts, one for
+    those that it does not. Ambiguous ones stay as they are, and the gate finds them."""
     definitions = (
         {key: document[key] for key in ("$defs", "definitions", "$schema") if key in document}
         if isinstance(document, dict)
@@ -44,13 +44,13 @@ def _separated(schema: Any, definitions: dict[str, Any]) -> Any:
             if HITS not in rebuilt:
                 rebuilt.pop(keyword, None)
         return rebuilt
-    with suppress(Exception):  # there is no such form, whatever the library says of it
+    with suppress(Exception):  # there is no such form, whatever the library's error
         return _without_contains(rebuilt, definitions)
     return rebuilt
 
 
 def sets_as_written(schema: Any) -> Any:
-    """With uniqueItems again: where an answer is more than its JSON, nobody reads along."""
+    """The schema with uniqueItems again, because nothing reads along if an answer is more than its JSON."""
     if not isinstance(schema, dict):
         return schema
     rebuilt = rebuild(schema, lambda _, child: sets_as_written(child))
@@ -60,15 +60,16 @@ def sets_as_written(schema: Any) -> Any:
 
 
 def _is_set_of_texts(schema: dict[str, Any], definitions: dict[str, Any]) -> bool:
-    """Whether the items of an array are strings that may go on however they begin."""
+    """Whether an array's items are strings that can continue in more than one way, whatever their
+    beginning."""
     items: Any = schema.get("items")
     for _ in range(_DEPTH):
         if isinstance(items, dict) and "$ref" in items:
             items = target(definitions, items["$ref"])
     types = schema.get("type")
     is_array = types == "array" or (isinstance(types, list) and "array" in types)
-    beside = {"prefixItems", "contains", "allOf", "anyOf", "oneOf", "not", "$ref", "enum", "const"}
-    if not is_array or beside & schema.keys() or not isinstance(items, dict):
+    others = {"prefixItems", "contains", "allOf", "anyOf", "oneOf", "not", "$ref", "enum", "const"}
+    if not is_array or others & schema.keys() or not isinstance(items, dict):
         return False
     return items.get("type") == "string" and items.keys() <= {"type", "minLength"}
 
@@ -97,7 +98,7 @@ def _without_contains(schema: dict[str, Any], definitions: dict[str, Any]) -> di
 
 
 def _both(one: Any, other: Any, definitions: dict[str, Any]) -> Any:
-    """What satisfies both, without references. Raises ValueError where it has some."""
+    """A schema without references for what satisfies both. Raises ValueError if it would have references."""
     found = spell_formats(plain_patterns(strip(canonicalise({**definitions, "allOf": [one, other]}))))
     if isinstance(found, dict) and "$defs" in found:
         raise ValueError("it refers to others")

@@ -1,6 +1,6 @@
-"""Regular expressions for what JSON Schema says of strings by other means.
+"""Regular expressions for other keywords of JSON Schema about strings.
 
-They are built from literals, classes and groups alone, which ECMA-262, Python and Rust read the same way.
+They consist of literals, classes and groups alone, which ECMA-262, Python and Rust read the same way.
 """
 
 import re
@@ -42,7 +42,7 @@ def anything_but(words: Iterable[str]) -> str:
 
 
 def _differs(words: list[str]) -> str:
-    """What may follow where `words` (sorted, without repetition) are what must not."""
+    """What may follow, where none of `words` (sorted, without repetition) may follow."""
     alternatives = [] if "" in words else [""]
     firsts = []
     for first, group in groupby((word for word in words if word), key=lambda word: word[0]):
@@ -55,9 +55,9 @@ def _differs(words: list[str]) -> str:
 
 
 def language(schema: Any, *, wide: bool = False) -> str | None:
-    """One pattern for the strings that a schema takes, without look-around; None where that is not known.
+    """One pattern without look-around for the strings that a schema accepts; None if it is not known.
 
-    Of a format it has fewer strings than that takes, or more with `wide`.
+    For a format, it matches fewer strings than the format accepts, or more with `wide`.
     """
     matched, unmatched = [ANY + "*"], []
     unseen = [schema]
@@ -95,7 +95,7 @@ def language(schema: Any, *, wide: bool = False) -> str | None:
 
 
 def exclusive(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
-    """Whether no string is as all of both say; False also where that is not seen."""
+    """Whether no string satisfies all parts of both. False also if that is not evident."""
     said = [part for part in (*one, *other) if {"pattern", "format"} & part.keys()]
     patterns = [part["pattern"] for part in said if "pattern" in part]
     patterns += [WIDE[part["format"]] for part in said if part.get("format") in WIDE]
@@ -111,7 +111,7 @@ def any_of(words: Iterable[Any]) -> str:
 
 
 def plain_patterns(schema: Any) -> Any:
-    """An equal schema whose patterns the library reads as ECMA-262 does, as far as there are such."""
+    """An equal schema whose patterns the library reads as ECMA-262 does, as far as such patterns exist."""
     if not isinstance(schema, dict):
         return schema
     rebuilt = rebuild(schema, lambda _, child: plain_patterns(child))

@@ -1,7 +1,7 @@
-"""From what the caller wrote to schemas that a backend enforces, or to a refusal that says why.
+"""Turns what the caller wrote into schemas that a backend enforces, or into a refusal that gives the reason.
 
-The schema goes to a backend as it was written where the gate lets it, and in its canonical form otherwise.
-Where neither is wholly enforced a strict schema is refused; for one that is not, `weakened` gives what is
+A schema goes to a backend as it was written if the gate accepts it, and in its canonical form otherwise. If
+neither is fully enforced, a strict schema is refused. For one that is not strict, `weakened` gives what is
 left of it.
 """
 
@@ -24,14 +24,14 @@ from personae.grammar.schema.gate import ASSERTIONS, Unenforced, unenforced
 from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.schema.walk import Path, rebuild, subschemas
 
-# What the walks below raise where references lead into parts of a document that no meta-schema has checked.
+# Errors of the walks below, where references lead into parts of a document that no meta-schema has checked.
 ANALYSIS_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
-# Rewriting turns these into others: a keyword that the caller did not write came from one of them.
+# Rewriting turns these into other keywords: a keyword that the caller did not write came from one of them.
 _ORIGINS = ("not", "oneOf", "if", "dependentSchemas", "dependentRequired", "dependencies", "allOf", "$ref")
 
 
-# The drafts that brought keywords: to a document of one before they say nothing.
+# The drafts that introduced keywords. In a document of an earlier draft these keywords have no meaning.
 _SINCE = {
     jsonschema_rs.Draft6: {"const", "contains", "propertyNames"},
     jsonschema_rs.Draft7: {"if", "then", "else"},
@@ -39,7 +39,7 @@ _SINCE = {
     | {"unevaluatedProperties", "unevaluatedItems"},
     jsonschema_rs.Draft202012: {"prefixItems"},
 }
-_FAR = 2**63 - 1  # from here on the library has no integers
+_FAR = 2**63 - 1  # the library has no integers from here on
 _LEAST_AND_MOST = (
     *((least, most) for least in ("minimum", "exclusiveMinimum") for most in ("maximum", "exclusiveMaximum")),
     *((f"min{what}", f"max{what}") for what in ("Length", "Items", "Properties", "Contains")),
@@ -47,28 +47,28 @@ _LEAST_AND_MOST = (
 
 
 def without_ignored(document: Schema) -> Schema:
-    """The document without what says nothing: keywords that its draft does not have and, up to draft 7, what
-    stands beside a `$ref`."""
+    """The document without what has no meaning: keywords that its draft does not have and, up to draft 7, the
+    siblings of a `$ref`."""
     draft = jsonschema_rs.Draft202012 if isinstance(document, bool) else dialect(document)
     later = frozenset(keyword for since, brought in _SINCE.items() if since > draft for keyword in brought)
-    beside = ASSERTIONS - {"$ref"} if draft <= jsonschema_rs.Draft7 else frozenset()
-    return _without_ignored(document, later, beside, root=True) if later else document
+    siblings = ASSERTIONS - {"$ref"} if draft <= jsonschema_rs.Draft7 else frozenset()
+    return _without_ignored(document, later, siblings, root=True) if later else document
 
 
 def _without_ignored(
-    schema: Schema, later: frozenset[str], beside: frozenset[str], *, root: bool = False
+    schema: Schema, later: frozenset[str], siblings: frozenset[str], *, root: bool = False
 ) -> Schema:
     if not isinstance(schema, dict):
         return schema
     ignored = later
-    if beside and isinstance(schema.get("$ref"), str):
-        ignored = later | beside if root else later | beside | {"$id", "id"}
+    if siblings and isinstance(schema.get("$ref"), str):
+        ignored = later | siblings if root else later | siblings | {"$id", "id"}
     kept = {keyword: value for keyword, value in schema.items() if keyword not in ignored}
-    return rebuild(kept, lambda _, child: _without_ignored(child, later, beside))
+    return rebuild(kept, lambda _, child: _without_ignored(child, later, siblings))
 
 
 def check_answerable(document: Schema) -> None:
-    """Raises GrammarError if no answer satisfies the document, or none that is short enough to be found."""
+    """Raises GrammarError if no answer satisfies the document, or none short enough to be found."""
     shortest = shortest_instance(document)
     if math.isinf(shortest):
         raise GrammarError("No finite answer satisfies the schema.", param=SCHEMA_PARAM)
@@ -81,7 +81,7 @@ def check_answerable(document: Schema) -> None:
 
 
 def refusal(document: Schema, reason: Unenforced | GrammarError | None) -> GrammarError:
-    """Why `document` is refused: a keyword, at the place where the caller wrote it, or a backend's words."""
+    """Why `document` is refused: a keyword at the place where the caller wrote it, or a backend's message."""
     if not isinstance(reason, Unenforced):
         why = "" if reason is None else f" {reason.message}"
         code = None if reason is None else reason.code
@@ -107,15 +107,15 @@ def _origin(document: Schema, finding: Unenforced) -> tuple[str, Path]:
 
 
 def contradictory(document: Schema) -> GrammarError | None:
-    """The refusal of bounds that nothing is between, if there are such."""
+    """The refusal of bounds that no value satisfies, if there are such."""
     for one, path in subschemas(document):
         for least, most in _LEAST_AND_MOST:
             low, high = one.get(least, False), one.get(most, False)
             if isinstance(low, bool) or isinstance(high, bool):
-                continue  # in draft 4 what is exclusive is true or false
+                continue  # in draft 4 these are true or false
             if low > high or (low == high and (least.startswith("excl") or most.startswith("excl"))):
                 return GrammarError(
-                    f"Nothing is as {least!r} and {most!r} say at {pointer((*path, least))} and "
+                    f"No value satisfies both {least!r} at {pointer((*path, least))} and {most!r} at "
                     f"{pointer((*path, most))}: {low} and {high}.",
                     param=SCHEMA_PARAM,
                 )
@@ -136,8 +136,8 @@ def without(dropped: set[Path], schema: Schema, path: Path = ()) -> Schema:
 
 
 def readable(schema: Schema, reads: Callable[[str], bool]) -> Schema:
-    """The schema without patterns that are not read, or not one beside the other, and without bounds that are
-    too far for an integer: what a backend refuses a whole schema for."""
+    """The schema without what makes a backend refuse it as a whole: patterns that it cannot read, alone or
+    next to each other, and bounds beyond its integers."""
     if not isinstance(schema, dict):
         return schema
 
@@ -156,6 +156,6 @@ def readable(schema: Schema, reads: Callable[[str], bool]) -> Schema:
 
 
 def loose(document: object) -> Schema:
-    """What any backend can bind of a document: its type."""
+    """The part of a document that any backend can bind: its type."""
     kind = document.get("type") if isinstance(document, dict) else None
     return {"type": kind} if isinstance(kind, str | list) else True

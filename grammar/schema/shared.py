@@ -1,5 +1,5 @@
-"""Equal parts of a schema, once: what is repeated in it, or was copied by inlining its references, is put
-under references."""
+"""Shares equal parts of a schema: what is repeated in it, or was copied by inlining its references, becomes
+one definition with references."""
 
 import re
 from collections import Counter
@@ -7,17 +7,17 @@ from typing import Any
 
 from personae.grammar.schema.walk import Path, children, rebuild, subschemas
 
-_LEAST = 40  # characters that are worth a reference
+_LEAST = 40  # characters; shorter parts are not worth a reference
 _HOME = "$defs"
 _TO_A_DEFINITION = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
-# Where backends combine a schema with its siblings, which is easier without a reference.
+# Places where backends combine a schema with its siblings, which is easier without a reference.
 _TOGETHER = frozenset({"allOf", "oneOf", "not", "if", "then", "else", "propertyNames", "contains"})
 
 
 def shared(document: Any) -> Any:
-    """A schema that is equal to `document`, and in which every large part that occurs again is a definition.
+    """An equal schema in which every large part that occurs more than once is a definition.
 
-    References within it must be to the root: pointers from "#".
+    References within `document` must start at the root: pointers from "#".
     """
     if not isinstance(document, dict):
         return document
@@ -31,7 +31,7 @@ def shared(document: Any) -> Any:
 
 
 def shared_as_written(document: Any) -> Any:
-    """As `shared`; the document itself where its references may lead to parts that would have moved."""
+    """As `shared`; the document itself if its references may lead to parts that would have moved."""
     for one, path in subschemas(document):
         starts_anew = path and ("$id" in one or "id" in one)
         if starts_anew or not _TO_A_DEFINITION.fullmatch(str(one.get("$ref", "#"))):
@@ -50,7 +50,7 @@ class _Sharing:
         self._names: dict[int, str] = {}
 
     def read(self, schema: Any) -> int:
-        """Number equal schemas alike; the order of properties counts."""
+        """Give equal schemas the same number. The order of properties counts."""
         if not isinstance(schema, dict):
             return -2 if schema is True else -1
         within = [(step, self.read(one)) for step, one in children(schema)]
@@ -66,7 +66,7 @@ class _Sharing:
         return number
 
     def count(self, schema: Any) -> None:
-        """Count how often each occurs, what is within equal ones once."""
+        """Count how often each schema occurs; the inside of equal ones counts once."""
         unseen = [schema]
         while unseen:
             one = unseen.pop()

@@ -1,7 +1,7 @@
-"""How short an answer can be: a bound from below, and infinity where no answer ever ends.
+"""How short an answer can be: a lower bound, which is infinite if no answer ever ends.
 
-A grammar follows a schema such as {"type": "array", "items": {"$ref": "#"}, "minItems": 1} bracket after
-bracket for ever; it has to be refused before that.
+A grammar would follow a schema such as {"type": "array", "items": {"$ref": "#"}, "minItems": 1} bracket after
+bracket without end. So such a schema is refused first.
 """
 
 import json
@@ -18,12 +18,13 @@ _BY_TYPE = {"null": 4.0, "boolean": 4.0, "integer": 1.0, "number": 1.0}
 def shortest_instance(schema: Schema) -> float:
     """A lower bound, in characters, of the compact JSON of a schema's instances; infinite if it has none.
 
-    The least fixed point over the references within the schema; unknown keywords leave the bound lower.
+    This is the least fixed point over the references within the schema. Unknown keywords make the bound
+    lower.
     """
     targets: dict[str, Any] = {}
     seen: set[int] = set()
     unseen: list[Any] = [schema]
-    while unseen:  # a reference may lead to where no keyword leads
+    while unseen:  # a reference may lead where no keyword leads
         one = unseen.pop()
         if isinstance(one, dict) and id(one) not in seen:
             seen.add(id(one))
@@ -41,7 +42,7 @@ def shortest_instance(schema: Schema) -> float:
 
 
 def shortest_alone(schema: Any) -> float | None:
-    """As `shortest_instance`, of a part of a schema; None if that depends on a reference."""
+    """As `shortest_instance`, for a part of a schema. None if it depends on a reference."""
     try:
         return _length(schema, {})
     except KeyError:

@@ -1,7 +1,7 @@
-"""Finds keywords and formats that are probably misspelled. JSON Schema ignores names that it does not know,
-so a misspelled keyword would bind nothing. A strict schema is refused instead.
+"""Finds keywords and formats that are probably misspelled. JSON Schema ignores unknown names, so a misspelled
+keyword would bind nothing. A strict schema is refused instead.
 
-Known names of other tools are not misspellings, however close they are: they pass, with a note.
+Known names of other tools are not misspellings, however close they are. They are accepted, with a note.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,8 @@ from personae.grammar.schema.walk import Path, subschemas
 
 _MOST_NAMED = 50
 
-# Of zod, pydantic, OpenAPI, TypeBox, Ajv, editors and other generators of schemas: they bind nothing here.
+# Names of zod, pydantic, OpenAPI, TypeBox, Ajv, editors and other generators of schemas. They bind nothing
+# here.
 FOREIGN_FORMATS = frozenset(
     {"ulid", "cuid", "cuid2", "guid", "xid", "ksuid", "nanoid", "jwt", "e164", "emoji", "url", "mac"}
     | {"base64", "base64url", "cidrv4", "cidrv6", "cidr", "ip", "ipvanyaddress", "ipvanynetwork", "hex"}
@@ -40,7 +41,8 @@ FOREIGN_KEYWORDS = frozenset(
 
 
 class CloseMatch(NamedTuple):
-    """A name that binds nothing, its kind and path, and what was probably meant (None: another tool's)."""
+    """A name that binds nothing, its kind and path, and what was probably meant (None for a name of another
+    tool)."""
 
     kind: str
     name: str
@@ -57,14 +59,14 @@ def check_spelling(document: Schema, enforced: Callable[[Schema], bool] = lambda
     said = [_sentence(match) for match in close_matches[:_MOST_NAMED]]
     if len(close_matches) > _MOST_NAMED:
         said.append(f"There are {len(close_matches) - _MOST_NAMED} more.")
-    said.append(f"With strict set to false {'it is' if len(close_matches) == 1 else 'they are'} passed over.")
+    said.append(f"With strict set to false {'it is' if len(close_matches) == 1 else 'they are'} ignored.")
     if blamed := culprits(document, enforced):
         said.append(refused(blamed).message)
     raise GrammarError(" ".join(said), param=SCHEMA_PARAM)
 
 
 def foreign(document: Schema | None) -> list[str]:
-    """The pointers of foreign names that are near to one that binds: they bind nothing."""
+    """The pointers of other tools' names that are close to a binding one. They bind nothing."""
     return [pointer(match.path) for match in _close_matches(document) if match.meant is None]
 
 
@@ -79,7 +81,7 @@ def _close_matches(document: Schema | None) -> Iterator[CloseMatch]:
 
 def _sentence(match: CloseMatch) -> str:
     return (
-        f"The {match.kind} {match.name[:80]!r} at {pointer(match.path)} is not known and would bind nothing; "
+        f"The {match.kind} {match.name[:80]!r} at {pointer(match.path)} is unknown and would bind nothing; "
         f"did you mean {match.meant!r}?"
     )
 

@@ -1,4 +1,4 @@
-"""Whether a finished answer is valid: the check behind answers that a grammar could not wholly bind."""
+"""Checks whether a finished answer is valid, for answers that a grammar could not bind completely."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ MAX_VIOLATIONS = 10
 
 
 class SchemaViolation(msgspec.Struct, frozen=True):
-    """A part of an answer that is not as the schema says: its JSON pointer in the answer, and why."""
+    """A part of an answer that violates the schema: its JSON pointer in the answer, and the reason."""
 
     pointer: str
     message: str

@@ -1,4 +1,4 @@
-"""Where schemas lie within a schema."""
+"""Finds and rebuilds the schemas within a schema."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,12 +20,13 @@ ONE = frozenset(
     | {"propertyNames", "not", "if", "then", "else"}
 )
 HITS = "x-personae-hits"
-"""Of an array, made here: the items that `contains` counts. Its `items` are then those that it does not."""
+"""In an array, added here: the items that `contains` counts. The array's `items` are then those that it does
+not count."""
 ONE |= {HITS}
 SET = "x-personae-set"
-"""Of an array, made here: true where no string of it may be there twice."""
+"""In an array, added here: true if none of its strings may come twice."""
 FRACTION = "x-personae-fraction"
-"""Of a number, made here: true where it must not be whole."""
+"""In a number, added here: true if the number must not be whole."""
 MANY = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
 NAMED = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
@@ -36,7 +37,7 @@ _HOLDING = ONE | MANY | NAMED
 
 
 def children(schema: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
-    """(path from here, schema) of each schema directly within `schema`."""
+    """(path from here, schema) for each schema directly within `schema`."""
     for keyword, value in schema.items():
         if keyword not in _HOLDING:
             continue
@@ -52,7 +53,8 @@ def children(schema: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
 
 
 def rebuild(schema: dict[str, Any], change: Callable[[Path, Any], Any]) -> dict[str, Any]:
-    """A copy of `schema` with each schema directly within it replaced by `change(path from here, it)`."""
+    """A copy of `schema`, with each schema directly within it replaced by `change(path from here,
+    schema)`."""
     rebuilt: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword not in _HOLDING:
@@ -68,7 +70,7 @@ def rebuild(schema: dict[str, Any], change: Callable[[Path, Any], Any]) -> dict[
 
 
 def subschemas(schema: Any, path: Path = ()) -> Iterator[tuple[dict[str, Any], Path]]:
-    """Every schema object within a schema and itself, with its path, outermost first."""
+    """Every schema object within a schema, and the schema itself, with its path, outermost first."""
     unseen = [(schema, path)]
     while unseen:
         one, path = unseen.pop()

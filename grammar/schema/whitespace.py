@@ -1,4 +1,4 @@
-"""The blanks between two tokens of JSON: few, but enough to indent as deep as a schema goes."""
+"""The blanks between two tokens of JSON: few, but enough to indent as deep as a schema is nested."""
 
 import math
 from typing import Any
@@ -8,16 +8,16 @@ import msgspec
 from personae.grammar.schema.document import MAX_DEPTH, MAX_WHITESPACE
 from personae.grammar.schema.walk import target
 
-MAX_INDENT = 64  # spaces: of answers that may be of any depth
+MAX_INDENT = 64  # spaces, for answers of any depth
 _OF_A_LEVEL = 4
-_LARGE = 100_000  # characters of a schema that is not read for this
+_LARGE = 100_000  # characters; a longer schema is not read for this
 _ITEMS = ("items", "prefixItems", "additionalItems")
 _IN_PLACE = ("anyOf", "oneOf", "allOf")
 
 
 def whitespace_pattern(source: str) -> str:
-    """A regular expression for the blanks in JSON by a schema: up to MAX_WHITESPACE of any kind, or a line
-    break and the spaces of its deepest level, four for each, or as many tabs as levels."""
+    """A regular expression for the blanks in JSON: up to MAX_WHITESPACE of any kind, or a line break and the
+    spaces of the schema's deepest level, four for each level, or as many tabs as levels."""
     indent = MAX_INDENT if len(source) > _LARGE else indent_of(msgspec.json.decode(source))
     if indent < MAX_WHITESPACE:
         return f"[ \\n\\r\\t]{{1,{MAX_WHITESPACE}}}"
@@ -26,25 +26,26 @@ def whitespace_pattern(source: str) -> str:
 
 
 def indent_of(schema: Any) -> int:
-    """The spaces before what is innermost in an answer, at most MAX_INDENT."""
+    """The spaces before the innermost part of an answer, at most MAX_INDENT."""
     return int(min(_OF_A_LEVEL * _Levels(schema).of(schema, 0), MAX_INDENT))
 
 
 class _Levels:
-    """How deep objects and arrays are nested at most; infinite without a bound."""
+    """The depth to which objects and arrays can be nested; infinite if it is not bounded."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._known: dict[int, float] = {}
 
     def of(self, schema: Any, depth: int) -> float:
-        """Of values by `schema`, which is so deep in the document and its references."""
+        """The depth of values that satisfy `schema`, which is at this depth of the document and its
+        references."""
         if not isinstance(schema, dict):
             return 0 if schema is False else math.inf
         if depth > MAX_DEPTH:
             return math.inf
         if id(schema) not in self._known:
-            self._known[id(schema)] = math.inf  # for whatever leads back to it
+            self._known[id(schema)] = math.inf  # for everything that leads back to it
             self._known[id(schema)] = self._of(schema, depth + 1)
         return self._known[id(schema)]
 

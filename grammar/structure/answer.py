@@ -1,4 +1,5 @@
-"""The shape of a chat answer: reasoning, then text, free or bound, or calls; as a grammar and as a parser."""
+"""The shape of a chat answer: reasoning, then text (free or bound) or calls. It gives both a grammar and a
+parser."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,9 +32,9 @@ ToolUse = Literal["none", "auto", "required"]
 class AnswerShape:
     """What one answer may consist of.
 
-    `thinks` says where it begins (`reasoning` is set unless it is NO). `functions` may be called if `tools`,
-    the way to write it, is set; `use` says whether. `content` binds an answer that is no call. `limit` is of
-    the tokens of its reasoning.
+    `thinks` says where the answer begins (`reasoning` is set unless it is NO). `functions` may be called if
+    `tools`, the way to write calls, is set; `use` says whether they may or must. `content` binds an answer
+    that is not a call. `limit` is the most tokens of reasoning.
     """
 
     reasoning: ReasoningFormat | None = None
@@ -55,7 +56,7 @@ class AnswerShape:
         return msgspec.structs.replace(structure_spec(Concat((*self._thoughts(), body))), reasoning=limit)
 
     def parser(self, special: Mapping[str, int], *, shown: bool = False) -> AnswerParser:
-        """A parser for one such answer. `special` maps the names of special tokens to ids; `shown` leaves
+        """A parser for one such answer. `special` maps the names of special tokens to ids. `shown` keeps
         those in the text that have no meaning there."""
         texts = self.tools.texts if self.tools is not None else ""
         if self.reasoning is not None:
@@ -79,7 +80,7 @@ class AnswerShape:
         return ReasoningLimit(self.limit, format.open, format.close, opened, again, others, format.text)
 
     def _opening(self) -> tuple[str, ...]:
-        """What text must not begin with, since it would be reasoning."""
+        """How text must not begin, because it would be reasoning."""
         return (self.reasoning.open,) if self.reasoning and self.thinks is Thinks.MAYBE else ()
 
     def _thoughts(self) -> tuple[Element, ...]:

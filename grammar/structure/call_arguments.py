@@ -1,4 +1,4 @@
-"""Reads the arguments of a call, in whatever way they are written, and passes them on as a JSON object."""
+"""Reads the arguments of a call in any format, and passes them on as a JSON object."""
 
 import json
 import re
@@ -20,7 +20,7 @@ Emit = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ArgumentTexts:
-    """`put` writes marks into a format's texts, `strip` takes them out of a model's, `emit` takes JSON."""
+    """`put` writes marks into a format's texts, `strip` removes them from a model's, `emit` receives JSON."""
 
     put: Callable[[str], str]
     strip: Callable[[str], str]
@@ -28,7 +28,7 @@ class ArgumentTexts:
 
 
 def read_json(reader: Reader, emit: Emit) -> Steps[bool]:
-    """A JSON object, array or string, as it comes; False if it does not end."""
+    """A JSON object, array or string, as it arrives. False if it does not end."""
     scanner = _Scanner()
     while not scanner.ended and (yield from reader.more()):
         reader.scan(scanner.scan, emit)
@@ -38,7 +38,7 @@ def read_json(reader: Reader, emit: Emit) -> Steps[bool]:
 def read_keyed(
     reader: Reader, style: KeyedArguments, function: Function | None, end: str, texts: ArgumentTexts
 ) -> Steps[bool]:
-    """Arguments one by one, and `end` after them; False if that is not what stands there."""
+    """Arguments one by one, and `end` after them. False if something else is there."""
     put, emit = texts.put, texts.emit
     before, after_key = put(style.before_key).lstrip(" "), put(style.after_key)
     end = put(end).lstrip(" ")
@@ -94,7 +94,8 @@ def _string(reader: Reader, end: str, texts: ArgumentTexts) -> Steps[bool]:
 
 
 class _Scanner:
-    """Finds the end of a JSON object, array or string that comes in pieces; a special token breaks it off."""
+    """Finds the end of a JSON object, array or string that arrives in pieces. A special token breaks it
+    off."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -104,7 +105,7 @@ class _Scanner:
         self._escaped = False
 
     def scan(self, text: str, at: int) -> int:
-        """Look at `text` from `at`; where the value ends in it, or its length."""
+        """Scan `text` from `at`. Returns where the value ends, or the text's length."""
         while at < len(text):
             if self._escaped:
                 self._escaped = False

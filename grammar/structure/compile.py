@@ -1,6 +1,5 @@
-"""Compiles a structure: every schema in it goes through the same gate as one that binds a whole answer, and
-every regular expression and grammar is first compiled alone, so that an error is that of its field.
-"""
+"""Compiles a structure. Every schema in it goes through the same gate as one that binds a whole answer. Every
+regular expression and grammar is first compiled alone, so that an error names its field."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -46,9 +45,9 @@ Rewritings = Callable[[Schema], Iterator[Schema]]
 def structure_analysis(
     spec: GrammarSpec, backend: GrammarBackend, table: TokenTable, rewritings: Rewritings
 ) -> PendingAnalysis:
-    """What a spec of kind "structure" comes to, for llguidance. `rewritings` gives schemas equal to one.
+    """Analyse a spec of kind "structure" for llguidance. `rewritings` gives schemas equal to one.
 
-    Raises GrammarError, with the element's own `param`, when a strict schema cannot be enforced.
+    Raises GrammarError, with the element's own `param`, if a strict schema cannot be enforced.
     """
 
     whole = decode_structure(spec.source)
@@ -106,7 +105,7 @@ def _written(element: Bound) -> str:
 
 
 def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings, *, sets: bool) -> Json:
-    """The element with the schema that is enforced; with `sets` somebody reads along."""
+    """The element with the schema that is enforced. `sets`: a matcher reads along for sets of strings."""
     document = without_ignored(parse_schema(json.dumps(element.schema)))
     check_answerable(document)
 
@@ -141,8 +140,8 @@ def enforced(
     rewritings: Rewritings,
     reasons: list[Unenforced | GrammarError] | None = None,
 ) -> Iterator[Schema]:
-    """Those of a schema's rewritings of which llguidance enforces everything; why the others are not goes to
-    `reasons`."""
+    """Those of a schema's rewritings that llguidance enforces completely. Adds to `reasons` why the others
+    are not enforced."""
     for schema in rewritings(document):
         missing: Unenforced | GrammarError | None = next(unenforced(schema, _BACKEND), None)
         if missing is None:
@@ -158,5 +157,5 @@ def enforced(
 
 
 def _spec(schema: Schema, *, strict: bool) -> GrammarSpec:
-    """Whatever its order is to be: what cannot be in any order stands in the schema's."""
+    """The spec of a schema in its own order; what cannot be written in any order keeps the schema's order."""
     return GrammarSpec("json_schema", json.dumps(schema), strict)

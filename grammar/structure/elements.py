@@ -1,9 +1,9 @@
-"""What an answer may be made of; the `source` of a GrammarSpec of kind "structure".
+"""The parts of an answer; together they are the `source` of a GrammarSpec of kind "structure".
 
-An element says which texts are allowed, not how they are tokenized, with one exception: where the name of a
-special token of the tokenizer stands in an `Exactly`, a `Verbatim` or an `Until`, it is that token. Elsewhere
-special tokens are never allowed. So the same structure serves a model whose tags are tokens of their own
-and one that spells them out.
+An element says which texts are allowed, not how they are tokenized, with one exception. If the name of a
+special token of the tokenizer appears in an `Exactly`, a `Verbatim` or an `Until`, it is that token.
+Elsewhere special tokens are never allowed. So the same structure serves a model whose tags are tokens and one
+that spells them out.
 """
 
 from collections.abc import Callable
@@ -19,22 +19,22 @@ class _Part(msgspec.Struct, frozen=True, tag=str.lower, tag_field="is"):
 
 
 class Exactly(_Part, frozen=True):
-    """This text. A space in it stands for up to two blanks (spaces, tabs, line breaks) or none, a `#` for a
-    number of up to four digits."""
+    """This text. A space in it stands for up to two blanks (spaces, tabs, line breaks) or none; a `#` stands
+    for a number of up to four digits."""
 
     text: str
 
 
 class Verbatim(_Part, frozen=True):
-    """This text, blank for blank."""
+    """This text, with exactly these blanks."""
 
     text: str
 
 
 class FreeText(_Part, frozen=True):
-    """Any text, empty too, that contains none of `without` and begins with none of `openings`.
+    """Any text, also the empty one, that contains none of `without` and begins with none of `openings`.
 
-    Blanks in front do not make another beginning.
+    Blanks at its beginning do not hide an opening.
     """
 
     without: tuple[str, ...] = ()
@@ -42,9 +42,9 @@ class FreeText(_Part, frozen=True):
 
 
 class Until(_Part, frozen=True):
-    """Any text up to the first `end`, and that. `without` and `openings` are as those of `FreeText`.
+    """Any text up to and including the first `end`. `without` and `openings` are as in `FreeText`.
 
-    A special token's name can be all of `end`, or its last part.
+    The name of a special token can be all of `end`, or its last part.
     """
 
     end: str
@@ -53,7 +53,7 @@ class Until(_Part, frozen=True):
 
 
 class Regex(_Part, frozen=True):
-    """Text that all of a regular expression matches; none of it contains one of `without`."""
+    """Text that a regular expression matches as a whole, and that contains none of `without`."""
 
     pattern: str
     param: str
@@ -61,15 +61,15 @@ class Regex(_Part, frozen=True):
 
 
 class Lark(_Part, frozen=True):
-    """Text of a grammar in llguidance's dialect of Lark. Errors name `param` as their field."""
+    """Text of a grammar in llguidance's dialect of Lark. Errors name `param` as the field."""
 
     source: str
     param: str
 
 
 class Json(_Part, frozen=True, omit_defaults=True):
-    """JSON that satisfies `schema`; `strict`, `compact` and `any_order` as in a GrammarSpec. Errors name
-    `param` as their field."""
+    """JSON that satisfies `schema`. `strict`, `compact` and `any_order` are as in a GrammarSpec. Errors name
+    `param` as the field."""
 
     schema: Any
     strict: bool
@@ -91,7 +91,7 @@ class OneOf(_Part, frozen=True):
 
 
 class Repeat(_Part, frozen=True):
-    """The part, `least` times or more, at most `most` times unless that is None."""
+    """The part, at least `least` times, and at most `most` times unless that is None."""
 
     part: "Element"
     least: int = 0
@@ -107,7 +107,7 @@ def structure_spec(element: Element) -> GrammarSpec:
 
 
 def compacted(spec: GrammarSpec) -> GrammarSpec:
-    """The spec whose JSON has no blanks between its tokens; what is written out in a grammar or a regular
+    """The spec with no blanks between the tokens of its JSON. What is written out in a grammar or a regular
     expression stays as it is."""
     if spec.kind != "structure":
         return msgspec.structs.replace(spec, compact=spec.kind in ("json_schema", "json_object"))
@@ -115,7 +115,7 @@ def compacted(spec: GrammarSpec) -> GrammarSpec:
 
 
 def in_any_order(spec: GrammarSpec) -> GrammarSpec:
-    """The spec whose properties stand in any order, in all of its JSON."""
+    """The spec with properties in any order, in all of its JSON."""
     if spec.kind != "structure":
         return msgspec.structs.replace(spec, any_order=spec.kind == "json_schema")
     return _with_json(spec, lambda part: msgspec.structs.replace(part, any_order=True))
@@ -128,7 +128,8 @@ def _with_json(spec: GrammarSpec, change: Callable[[Json], Json]) -> GrammarSpec
     return msgspec.structs.replace(spec, source=structure_spec(element).source)
 
 
-# Made here: msgspec reads a type when it is first decoded, and two threads that do so at once can crash.
+# Built at import: msgspec reads a type when it is first decoded, and two threads that do so at once can
+# crash.
 _ELEMENTS: msgspec.json.Decoder[Element] = msgspec.json.Decoder(Element)
 
 
@@ -138,7 +139,7 @@ def decode_structure(source: str) -> Element:
 
 
 def replace_bound(element: Element, change: Callable[[Json | Regex | Lark], Element]) -> Element:
-    """The element with everything in it replaced that the caller wrote: schemas, patterns, grammars."""
+    """The element with everything replaced that the caller wrote: schemas, patterns, grammars."""
     match element:
         case Json() | Regex() | Lark():
             return change(element)

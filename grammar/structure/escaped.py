@@ -1,7 +1,7 @@
-"""A Lark grammar whose texts stand in a JSON string: the same texts, escaped as JSON wants them.
+"""Rewrites a Lark grammar for texts inside a JSON string: the same texts, escaped as JSON requires.
 
-Strings are escaped as they are. Regular expressions lose the texts that would have to be: quotes, backslashes
-and control characters. So all that the result writes is, once it is read as JSON, text of the grammar.
+Strings are escaped. Regular expressions lose the texts that would have to be escaped: quotes, backslashes and
+control characters. So everything that the result writes is, read as JSON, text of the grammar.
 """
 
 import json
@@ -22,7 +22,7 @@ _NAME = "PLAIN_TEXT_"
 
 
 def escaped_lark(source: str, param: str) -> str:
-    """The escaped grammar. Raises GrammarError, with `param`, for what cannot be escaped piece by piece."""
+    """The escaped grammar. Raises GrammarError, with `param`, if a part cannot be escaped by itself."""
     terminals: list[str] = []
     written = []
     for found in _TOKEN.finditer(source):

@@ -1,10 +1,10 @@
-"""From a structure to a grammar in llguidance's dialect of Lark.
+"""Writes a structure as a grammar in llguidance's dialect of Lark.
 
 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 
-Its lexer is greedy: of the texts that the grammar allows at a place it takes the longest, then asks what may
-follow. So a fixed text with its blanks is one lexeme and never two, text up to an end is a lexeme with that
-suffix, and text without some string is a regular expression that cannot contain it.
+Its lexer is greedy: of the texts that the grammar allows at a place it takes the longest, and only then asks
+what may follow. So a fixed text with its blanks is always one lexeme. Text up to an end is a lexeme with that
+suffix. Text without some string is a regular expression that cannot contain it.
 """
 
 import re
@@ -35,8 +35,8 @@ Bind = Callable[[Bound], str]
 
 
 def lark(element: Element, special: Mapping[str, int], bind: Bind) -> str:
-    """The grammar's text. `special` maps the names of special tokens to ids; `bind` writes what stands on the
-    right of the rule for an element that the caller wrote: a schema, a regular expression, a grammar."""
+    """The grammar's text. `special` maps the names of special tokens to ids. `bind` writes the right side of
+    the rule for an element that the caller wrote: a schema, a regular expression, a grammar."""
     writer = _Writer(special, bind)
     start = writer.expression(element)
     return "\n".join([f"start: {start}", *writer.rules]) + "\n"
@@ -72,7 +72,7 @@ class _Writer:
                 return f"({self.expression(part)}){{{least},{'' if most is None else most}}}"
 
     def _shared(self, element: Element, body: Callable[[], str], least: int = 300) -> str:
-        """A rule for an element, the same one wherever it occurs; its body alone if that is short."""
+        """A rule for an element, shared by all its occurrences; the body alone if it is short."""
         key = msgspec.json.encode(element)
         if len(key) < least:
             return body()
@@ -81,7 +81,7 @@ class _Writer:
         return self._rules_of[key]
 
     def _fixed(self, text: str, pattern: Callable[[str], str]) -> list[str]:
-        """Lexemes and tokens, in turn."""
+        """Lexemes and tokens, one after the other."""
         pieces = []
         at = 0
         for found in self._names.finditer(text):
@@ -135,11 +135,11 @@ def _lexeme(pattern: str) -> str:
 
 
 def _spaced(text: str) -> str:
-    """As `_escaped`, with spaces standing for blanks that may be there or not, `#` for a number."""
+    """As `_escaped`; a space stands for blanks that may be there or not, `#` for a number."""
     blanks = f"{_BLANKS}{{0,2}}".join(_escaped(piece) for piece in text.split(" "))
     return blanks.replace(_escaped("#"), "[0-9]{1,4}")
 
 
 def _escaped(text: str) -> str:
-    """A regular expression for `text`, to stand between slashes."""
+    """A regular expression for `text`, for use between slashes."""
     return re.escape(text).replace("/", r"\/").replace("\n", "n")

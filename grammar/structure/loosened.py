@@ -1,4 +1,4 @@
-"""A spec bound to hardly more than the types of its schemas, where more of them cannot be had."""
+"""Loosens a spec to little more than the types of its schemas, for when nothing stricter works."""
 
 import json
 
@@ -18,7 +18,7 @@ from personae.grammar.structure.elements import (
 
 
 def loosened(spec: GrammarSpec) -> GrammarSpec | None:
-    """The spec with loose schemas for those that are not strict; None if it has none."""
+    """The spec with loose schemas in place of those that are not strict. None if it has none."""
     if spec.kind == "json_schema" and not spec.strict:
         return msgspec.structs.replace(spec, source=json.dumps(loose(msgspec.json.decode(spec.source))))
     if spec.kind != "structure":

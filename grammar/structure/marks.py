@@ -1,6 +1,7 @@
-"""Special tokens in text: each is one character that text decoded from UTF-8 never has, a lone surrogate.
+"""Marks special tokens in text: each becomes a lone surrogate, a character that text decoded from UTF-8 never
+has.
 
-So a parser of text tells a tag that the model wrote as a token from the same letters in a string, and needs
+So a parser can distinguish a tag that the model wrote as a token from the same letters in a string. It needs
 no second code path for models whose tags are ordinary text.
 """
 
@@ -21,7 +22,7 @@ class Marks:
         self._hidden = dict.fromkeys(self._shown)
 
     def of(self, token: int) -> str | None:
-        """The mark that stands for a token; None for a token without one."""
+        """The mark that stands for a token. None if the token has none."""
         return self._of_token.get(token)
 
     def put(self, text: str) -> str:
@@ -31,5 +32,5 @@ class Marks:
         return text
 
     def restore(self, text: str, *, shown: bool) -> str:
-        """`text` without marks: their names in their places if `shown`, else nothing."""
+        """`text` without marks: with their names in their places if `shown`, else without them."""
         return text.translate(self._shown if shown else self._hidden)

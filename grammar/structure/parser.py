@@ -1,8 +1,8 @@
-"""Reads an answer as it comes: what of it is reasoning, what is text for the reader, what are tool calls.
+"""Reads an answer as it arrives, and separates reasoning, text for the reader, and tool calls.
 
-`AnswerParser` is total: no text makes it fail, and what is no well-formed call is text. It is incremental:
-the pieces that it returns add up to the same, whatever the pieces that it is given. It is linear: it looks at
-each character a bounded number of times.
+`AnswerParser` is total: no text makes it fail, and anything that is not a well-formed call is text. It is
+incremental: the pieces that it returns add up to the same result, however the input is divided. It is linear:
+it looks at each character a bounded number of times.
 
 It is written as a generator that runs until it needs more text, so that it reads like a parser of a whole
 text.
@@ -25,8 +25,8 @@ _NAME = re.compile(NAME)
 
 @dataclass(slots=True)
 class CallPiece:
-    """What a tool call gained: its name, once, when it begins, with the number that the model gave it, if its
-    format has one; then JSON text of its arguments."""
+    """What a tool call gained. When it begins, its name, and the number that the model gave it if its format
+    has one; then JSON text of its arguments."""
 
     index: int
     name: str | None
@@ -44,17 +44,17 @@ class TextPiece:
 
 @dataclass(slots=True)
 class ParsedPieces:
-    """What an answer gained, in the order of its coming. Pieces add up."""
+    """What an answer gained, in order. Pieces can be added."""
 
     pieces: list[TextPiece | CallPiece] = field(default_factory=list)
 
     def say(self, text: str, *, reasoning: bool = False) -> None:
-        """It gained text."""
+        """The answer gained text."""
         if text:
             self.pieces.append(TextPiece(text, reasoning))
 
     def extend(self, index: int, arguments: str) -> None:
-        """A call gained some of its arguments."""
+        """A call gained a part of its arguments."""
         last = self.pieces[-1] if self.pieces else None
         if isinstance(last, CallPiece) and last.index == index:
             last.arguments += arguments
@@ -63,11 +63,11 @@ class ParsedPieces:
 
 
 class AnswerParser(Reader):
-    """`push` the text of one answer, with `marks` for special tokens, and `finish` at its end.
+    """Pass the text of one answer to `push`, with `marks` for special tokens, and call `finish` at its end.
 
-    Reasoning comes first, as `thinks` says; `thinking` tells whether it has begun and not ended. Tool calls
-    are looked for in the text after it: anywhere, or only at its beginning. `tools` None: there are none.
-    `functions` are those that may be called, by name.
+    Reasoning comes first, as `thinks` says. `thinking` says whether it has begun and not ended. Tool calls
+    are looked for in the text after it: anywhere, or only at its beginning. If `tools` is None, there are
+    none. `functions` are the functions that may be called, by name.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class AnswerParser(Reader):
         self._shown = shown
         self._functions = functions or {}
         self._content = Trimmed()
-        self._called = False  # and nothing but blanks since
+        self._called = False  # and nothing but blanks since then
         self._reasoning = Trimmed(leading=True)
         self._openers = self._texts_that_open(reasoning, tools)
         self._steps = self._answer(reasoning, thinks, tools, anywhere)
@@ -103,7 +103,7 @@ class AnswerParser(Reader):
         return self._run()
 
     def finish(self) -> ParsedPieces:
-        """The answer ends here: what was held back."""
+        """End the answer. Returns what was held back."""
         self._ended = True
         return self._run()
 
@@ -127,7 +127,7 @@ class AnswerParser(Reader):
         self._said.say(self.marks.restore(self._content.rest(), shown=self._shown))
 
     def _thoughts(self, reasoning: ReasoningFormat, opened: bool) -> Steps[None]:
-        """Reasoning, and what a format has of text for the reader before the answer itself."""
+        """Reasoning, and text for the reader that a format puts before the answer itself."""
         put = self.marks.put
         open, close, joint, aside = map(
             put, (reasoning.open, reasoning.close, reasoning.joint, reasoning.aside)
@@ -150,7 +150,7 @@ class AnswerParser(Reader):
             yield from self.opens(" " + joint)
 
     def _rest(self, reasoning: ReasoningFormat | None) -> Steps[None]:
-        """Text to the end of the answer, or what has come of it."""
+        """The remaining text, up to the end of the answer or as far as it has arrived."""
         text = "" if reasoning is None else reasoning.text
         if text and not (yield from self.opens(" " + self.marks.put(text))):
             yield from self._drop_begun()
@@ -158,7 +158,7 @@ class AnswerParser(Reader):
             self._write_all()
 
     def _texts_that_open(self, reasoning: ReasoningFormat | None, tools: ToolFormat | None) -> list[str]:
-        """What messages of a model that writes several may begin with."""
+        """How messages may begin, if the model writes several."""
         if reasoning is None or not reasoning.text:
             return []
         texts = [reasoning.text, reasoning.open, reasoning.aside, reasoning.joint]
@@ -166,7 +166,7 @@ class AnswerParser(Reader):
         return [self.marks.put(text) for text in texts if text]
 
     def _drop_begun(self) -> Steps[None]:
-        """Pass over a text that opens a message, if the answer ends in the middle of it."""
+        """Skip a text that opens a message, if the answer ends in the middle of it."""
         most = max(map(len, self._openers))
         while not self._ended and len(self._text) - self._at < most:
             if not self._is_begun():
@@ -182,7 +182,7 @@ class AnswerParser(Reader):
     def _finds(
         self, tools: ToolFormat, reasoning: ReasoningFormat | None, anywhere: bool
     ) -> Steps[ToolFormat | None]:
-        """Text up to a trigger, and that; then the way in which calls are written, None at the end."""
+        """Text up to and including a trigger; then the way in which calls are written, or None at the end."""
         if anywhere:
             return tools if (yield from self.until(self.marks.put(tools.trigger), self._write)) else None
         for way in tools.ways:
@@ -192,7 +192,7 @@ class AnswerParser(Reader):
         return None
 
     def _calls(self, tools: ToolFormat) -> Steps[None]:
-        """Calls, after their trigger. What is none is text, unless the answer ends within it."""
+        """Calls, after their trigger. What is not a call is text, unless the answer ends within it."""
         put = self.marks.put
         trigger = put(tools.trigger)
         head = put(tools.open + tools.before_name).removeprefix(trigger)

@@ -1,7 +1,7 @@
-"""Text that comes in pieces, read as if it were all there.
+"""Reads text that arrives in pieces as if it were complete.
 
-A reader's steps are generators that yield where they need more text than there is. What they pass is kept
-until it is known to be what it seemed, and can be read again.
+A reader's steps are generators that yield when they need more text. What they pass is kept until its meaning
+is certain, and can be read again.
 """
 
 from collections.abc import Callable, Generator
@@ -14,17 +14,17 @@ Steps = Generator[None, None, T]
 
 
 class Reader:
-    """`_text` from `_at` on has come and is not read; `_ended`: none will come."""
+    """`_text` from `_at` on has arrived and is not read. `_ended`: no more will arrive."""
 
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
         self._ended = False
-        self._raw: list[str] = []  # what was passed, for the case that it has to be read again
+        self._raw: list[str] = []  # what was passed, in case it has to be read again
         self.number = ""  # the last number that was passed
 
     def more(self) -> Steps[bool]:
-        """Wait for a character; False when none will come."""
+        """Wait for a character. False if none will arrive."""
         while self._at == len(self._text):
             if self._ended:
                 return False
@@ -32,11 +32,11 @@ class Reader:
         return True
 
     def peek(self) -> Steps[str]:
-        """The next character, not passed; "" at the end."""
+        """The next character, without passing it; "" at the end."""
         return self._text[self._at] if (yield from self.more()) else ""
 
     def until(self, tag: str, emit: Callable[[str], None]) -> Steps[bool]:
-        """Emit text up to `tag` and pass that; False when the answer ends before."""
+        """Emit text up to `tag`, and pass the tag. False if the answer ends before it."""
         while (yield from self.more()):
             found = self._text.find(tag, self._at)
             if found >= 0:
@@ -51,14 +51,14 @@ class Reader:
         return False
 
     def scan(self, end_of: Callable[[str, int], int], emit: Callable[[str], None]) -> None:
-        """Emit what has come, up to where `end_of` the text from a place on says."""
+        """Emit what has arrived, up to the place that `end_of` returns for the text from a place on."""
         end = end_of(self._text, self._at)
         if end > self._at:
             emit(self._text[self._at : end])
         self._at = end
 
     def opens(self, tag: str) -> Steps[bool]:
-        """Pass `tag`; nothing if it is not there."""
+        """Pass `tag` if it is there; otherwise nothing."""
         self._raw = []
         if (yield from self.take(tag)):
             return True
@@ -66,8 +66,8 @@ class Reader:
         return False
 
     def either(self, first: str, second: str) -> Steps[str | None]:
-        """Pass blanks and one of two texts; None if neither is there. An empty one is there if the other is
-        not."""
+        """Pass blanks and one of two texts. None if neither is there. An empty text counts as there if the
+        other is not."""
         same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
         shared = "".join(char for char, _ in same)
         if (yield from self.take(" " + shared)) and (yield from self.more()):
@@ -79,8 +79,8 @@ class Reader:
         return None
 
     def take(self, fixed: str) -> Steps[bool]:
-        """Pass a fixed text, whose spaces are any blanks or none, whose `#` is a number; False where it
-        differs."""
+        """Pass a fixed text, in which a space stands for any blanks or none, and `#` for a number. False if
+        the text differs."""
         for char in fixed:
             if char == " ":
                 while (yield from self.more()) and self._text[self._at] in BLANKS:
@@ -96,7 +96,7 @@ class Reader:
         return True
 
     def characters(self, accepts: Callable[[str], object], most: int = 1024) -> Steps[str]:
-        """Pass the characters that `accepts` does, and give them."""
+        """Pass and return the characters that `accepts` accepts."""
         found: list[str] = []
         while len(found) < most and (yield from self.more()) and accepts(self._text[self._at]):
             found.append(self._text[self._at])
@@ -108,14 +108,14 @@ class Reader:
         self._at += 1
 
     def unread(self) -> None:
-        """Go back to where what was passed began."""
+        """Go back to the beginning of what was passed."""
         self._text = "".join(self._raw) + self._text[self._at :]
         self._at = 0
         self._raw = []
 
 
 def _begun(tag: str, text: str, start: int) -> int:
-    """How many characters at the end of `text` may be the beginning of `tag`."""
+    """The number of characters at the end of `text` that may be the beginning of `tag`."""
     longest = min(len(tag) - 1, len(text) - start)
     return next((count for count in range(longest, 0, -1) if text.endswith(tag[:count])), 0)
 
@@ -123,7 +123,7 @@ def _begun(tag: str, text: str, start: int) -> int:
 class Trimmed:
     """Passes text on, but holds back blanks at its end until something follows them.
 
-    `leading`: blanks at its beginning are dropped.
+    `leading`: drop blanks at its beginning.
     """
 
     def __init__(self, *, leading: bool = False) -> None:
@@ -145,7 +145,7 @@ class Trimmed:
         return ready
 
     def rest(self) -> str:
-        """What is held back, now passed on."""
+        """Pass on what is held back."""
         held = "".join(self._held)
         self._held = []
         return held

@@ -1,11 +1,11 @@
-"""Where JSON stands in a structure, for whoever reads along to see which items of sets there are."""
+"""Finds where JSON is in a structure, so that a matcher can read along and see the items of sets."""
 
 from personae.grammar.structure.elements import Concat, Element, Exactly, Json, OneOf, Repeat, Until, Verbatim
 from personae.grammar.tracked.sets import Places, Thought
 
 
 def places(element: Element) -> Places | None:
-    """None unless the answer is JSON, behind nothing but reasoning."""
+    """None unless the answer is JSON, after nothing but reasoning."""
     parts = element.parts if isinstance(element, Concat) else (element,)
     thought = _thought(parts[0]) if parts else None
     rest = parts if thought is None else parts[1:]
@@ -26,7 +26,7 @@ def _thought(part: Element) -> Thought | None:
 
 
 def _read(element: Element, before: str, found: list[tuple[str, object]]) -> str | None:
-    """The text that is behind the element, as far as it is known; None if there may be any."""
+    """The text before the end of the element, as far as it is known. None if it may be any text."""
     match element:
         case Exactly(text=text) | Verbatim(text=text):
             return before + text

@@ -1,4 +1,4 @@
-"""Grammars that callers write: llama.cpp's GBNF, or Lark as llguidance reads it."""
+"""Reads grammars that callers write: llama.cpp's GBNF, or Lark in llguidance's dialect."""
 
 import re
 
@@ -12,20 +12,20 @@ _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 def is_gbnf(source: str) -> bool:
-    """Whether it is GBNF: its rules are written with `::=`, those of Lark with a colon."""
+    """Whether the grammar is GBNF: GBNF writes rules with `::=`, Lark with a colon."""
     return _GBNF.search(source) is not None
 
 
 def grammar_spec(source: str) -> GrammarSpec:
-    """What binds a whole answer to a grammar."""
+    """The spec that binds a whole answer to a grammar."""
     return GrammarSpec("ebnf" if is_gbnf(source) else "lark", source)
 
 
 def grammar_element(source: str, param: str) -> Element:
-    """The grammar as a part of an answer. Raises GrammarError, with `param`, when it cannot be read."""
+    """The grammar as a part of an answer. Raises GrammarError, with `param`, if it cannot be read."""
     if not is_gbnf(source):
         return Lark(source, param)
     try:
         return Lark(gbnf_to_lark(source), param)
-    except Exception as error:  # the library's reader raises whatever it stumbles over
+    except Exception as error:  # the library's reader may raise anything
         raise GrammarError(f"`{param}`: the grammar cannot be read: {error}", param=param) from error

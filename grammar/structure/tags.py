@@ -1,8 +1,8 @@
-"""Structural tags: texts with bound parts, in the JSON form that xgrammar and vLLM have given them.
+"""Reads structural tags: texts with bound parts, in the JSON form of xgrammar and vLLM.
 
 https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html
 
-Its older form, with `structures` and `triggers`, is the same as one `triggered_tags`.
+The older form, with `structures` and `triggers`, is the same as one `triggered_tags`.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ from personae.grammar.structure.elements import (
 from personae.grammar.structure.syntax import grammar_element
 
 _MOST = 128
-_OF_AN_ELEMENT = 32  # characters of a structure, beside what it binds
+_OF_AN_ELEMENT = 32  # characters of a structure, without what it binds
 
 
 class _Format(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
@@ -45,7 +45,7 @@ class JsonSchemaTag(_Format, tag="json_schema"):
 
 
 class AnyText(_Format, tag="any_text"):
-    """Text up to what follows, with none of `excludes` in it."""
+    """Text up to what follows, without any of `excludes`."""
 
     excludes: list[str] = []
 
@@ -93,7 +93,7 @@ class Star(_Format, tag="star"):
 
 
 class Repeated(_Format, tag="repeat"):
-    """`min` to `max` times; `max` -1 is no bound."""
+    """`min` to `max` times. A `max` of -1 means no limit."""
 
     min: int
     max: int
@@ -169,9 +169,10 @@ class OlderTag(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def structural_tag(value: dict[str, Any] | str, param: str) -> Element:
-    """The element for a structural tag, as an object or as JSON text.
+    """The element for a structural tag, given as an object or as JSON text.
 
-    Raises GrammarError or UnsupportedParameter, with `param`, when it is malformed or holds what is unknown.
+    Raises GrammarError or UnsupportedParameter, with `param`, if the tag is malformed or contains something
+    unknown.
     """
     try:
         document = msgspec.json.decode(value) if isinstance(value, str) else value
@@ -189,15 +190,15 @@ def structural_tag(value: dict[str, Any] | str, param: str) -> Element:
 
 class _Writer:
     """Writes elements. `then` is the text that follows a format: None if the answer ends there, "" if it is
-    not known, and then text that nothing bounds is refused."""
+    not known. In that case unbounded text is refused."""
 
     def __init__(self, param: str) -> None:
         self._param = param
         self._left = MAX_LENGTH
 
     def element(self, format: Format, then: str | None) -> Element:
-        """The format, and `then`. Raises GrammarError; also when what is written, some of it once for each of
-        its ends or beginnings, gets too long."""
+        """The format, then `then`. Raises GrammarError, also if the result gets too long because parts of it
+        are repeated for each of its ends or beginnings."""
         self._left -= _OF_AN_ELEMENT + _length(format)
         if self._left < 0:
             message = f"`{self._param}`: the tags nest in so many ways that their grammar gets too long."

@@ -1,1 +1,1 @@
-"""Objects and arrays whose members are counted or told apart: rules with a parameter of 64 bits."""
+"""Objects and arrays whose members are counted or distinguished: rules with a parameter of 64 bits."""

@@ -1,4 +1,5 @@
-"""An array as rules: which values of a set there were is a bit each; what `contains` counts is counted."""
+"""Writes an array as rules. One bit records each value of a set that is already there; a counter counts what
+`contains` counts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from personae.grammar.schema.walk import HITS, target
 from personae.grammar.tracked.objects import Rule
 from personae.grammar.tracked.support import ARRAY, BITS, Untracked, said
 
-_MOST_STATES = 400  # of hits and items, where both have a most
+_MOST_STATES = 400  # of matches and items, if both have a maximum
 _DEPTH = 8
 
 
@@ -33,7 +34,7 @@ def array_rules(document: Schema, schema: dict[str, Any], rule: Rule, name: str)
 def _plain_rules(
     schema: dict[str, Any], rule: Rule, name: str, least: int, most: int | None
 ) -> Iterator[str]:
-    """Items that are not counted by what they are: the first ones in turn, then any number."""
+    """Items that are not counted by content: the first ones in turn, then any number of others."""
     first = schema.get("prefixItems", [])
     if isinstance(schema.get("items"), list):
         raise Untracked("items are listed as in older drafts")
@@ -92,7 +93,8 @@ def _set_rules(
 def _containing_rules(
     schema: dict[str, Any], rule: Rule, name: str, least: int, most: int | None
 ) -> Iterator[str]:
-    """A rule for each number of hits and of items that makes a difference: what follows so many."""
+    """A rule for each combination of matches and items that makes a difference; it says what can still
+    follow."""
     if "prefixItems" in schema:
         raise Untracked("the first items are others")
     wanted, allowed = max(0, schema.get("minContains", 1)), schema.get("maxContains")
@@ -136,7 +138,8 @@ def _containing_rules(
 
 
 def _in_turn(hit: str, other: str | None, wanted: int, allowed: int | None) -> str:
-    """Items among which so many count: repetitions, which the library follows however long they get."""
+    """Items of which some number must match, written as repetitions, which the library follows at any
+    length."""
     before = "" if other is None else f'({other} ws "," ws)* '
     after = "" if other is None else f' (ws "," ws {other})*'
     more = f'(ws "," ws {before}{hit})'
@@ -145,7 +148,7 @@ def _in_turn(hit: str, other: str | None, wanted: int, allowed: int | None) -> s
 
 
 def listed_values(document: Schema, schema: Any, depth: int = _DEPTH) -> list[Any] | None:
-    """The values of a schema, each once, where they are listed; None where they are not, or too many."""
+    """The distinct values of a schema that lists them. None if it does not, or lists too many."""
     found = _candidates(document, schema, depth)
     if found is None:
         return None

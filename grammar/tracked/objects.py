@@ -1,8 +1,8 @@
-"""An object as rules: which of its listed properties are there is a bit each.
+"""Writes an object as rules, with one bit for each listed property that is already there.
 
-Where the order is the schema's, a property may be written while those behind it are not there, and those
-before it that are required are. Where it is any, each may be that is not there. No way leads to an object
-that cannot be ended: what is required, and as many properties as there have to be, must still fit.
+In the schema's order, a property may be written if no later one is there, and all required earlier ones are.
+In any order, each property may be written that is not there yet. No path leads to an object that cannot be
+ended: what is required, and as many properties as there must be, still fit.
 """
 
 import json
@@ -17,14 +17,15 @@ from personae.grammar.schema.patterns import anything_but
 from personae.grammar.tracked.support import BITS, OBJECT, Untracked, said
 
 Rule = Callable[[Any], str]
-"""The name of the rule for a schema."""
+"""Gives the name of the rule for a schema."""
 
 _BLANK_NAME = {"type": "string"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """What an object may have: `listed` by name in order, and `others` (schema of the name, of the value)."""
+    """What an object may have: `listed` by name in order, and `others` (schema of the name, schema of the
+    value)."""
 
     listed: dict[str, Any]
     required: frozenset[str]
@@ -97,10 +98,11 @@ def _members(schema: dict[str, Any]) -> _Members:
 
 
 class _Shape:
-    """What both orders have in common: one bit for each listed property, then those of others.
+    """What both orders have in common: one bit for each listed property, then bits for other properties.
 
-    Others that are counted against `maxProperties` have as many bits as there may be of them. What is not
-    listed may be written twice, and is one property then: so it counts once towards `minProperties`.
+    Other properties that count towards `maxProperties` have as many bits as there may be of them. An unlisted
+    property may be written twice and is then a single property, so all of them count once towards
+    `minProperties`.
     """
 
     def __init__(self, members: _Members) -> None:
@@ -133,7 +135,7 @@ class _Shape:
         return _all(conditions + [self._kept(*pair) for pair in self.members.dependent])
 
     def bit(self, place: int) -> int:
-        """That of a listed property."""
+        """The bit of a listed property."""
         return place
 
     def _wanted(self, name: str) -> bool:
@@ -144,7 +146,7 @@ class _Shape:
         return f"or(bit_clear({self.bit(self.places[one])}), {there})" if one in self.places else "true"
 
     def others(self) -> Iterator[tuple[str, str]]:
-        """What one that is not listed does to the bits, and where it may be."""
+        """How an unlisted property changes the bits, and where it may be."""
         first, conditions = len(self.names), self._other()
         if self.most is None:
             yield f"set_bit({first})", _all(conditions)
@@ -163,7 +165,7 @@ class _Shape:
 
 
 class _AnyOrder(_Shape):
-    """The bits of required properties come first, so that the others can be counted."""
+    """The bits of required properties come first, so that the other properties can be counted."""
 
     def __init__(self, members: _Members) -> None:
         super().__init__(members)
@@ -190,7 +192,7 @@ class _AnyOrder(_Shape):
 
 
 class _InOrder(_Shape):
-    """A property may be written while none behind it is there."""
+    """A property may be written while no later one is there."""
 
     def listed(self, place: int) -> str:
         name, count = self.names[place], len(self.names)
@@ -211,7 +213,7 @@ class _InOrder(_Shape):
         return _all(conditions)
 
     def _before(self, place: int) -> list[str]:
-        """What is required before; those before that were there when it was written."""
+        """The required earlier properties, which must be there when this one is written."""
         before = [index for index in range(place) if self._wanted(self.names[index])]
         return [f"bit_set({before[-1]})"] if before else []
 

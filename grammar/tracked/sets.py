@@ -1,8 +1,8 @@
-"""Sets of strings: an item that is there already does not end where it is equal.
+"""Sets of strings: an item cannot end where it would equal an item that is already there.
 
-The strings of such a set may be any text, so one that may not end can go on, and no answer is led to where
-nothing may follow. A matcher reads along what is written, and leaves the tokens out that would end an item as
-one that there was.
+The strings of such a set may be any text. So a string that must not end here can continue, and no answer
+reaches a point where nothing may follow. A matcher reads what is written, and excludes the tokens that would
+end an item as a repetition.
 """
 
 import json
@@ -20,7 +20,7 @@ from personae.grammar.schema.walk import SET, target
 from personae.grammar.vocabulary import Vocabulary
 
 SETS_COMMENT = "// x-personae-sets "
-"""What the first line of a grammar begins with that has `Places` in it."""
+"""How the first line of a grammar begins that contains `Places`."""
 _Nodes = tuple[dict[str, Any], ...]
 _SIGNS = re.compile(rb'["{}\[\]:,]')
 _OPENING = re.compile(rb"[{\[]")
@@ -29,7 +29,7 @@ _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 
 
 class _OpenValue(NamedTuple):
-    """An object or array that has begun; `nodes` are the schemas that it may be by."""
+    """An object or array that has begun. `nodes` are the schemas that may apply to it."""
 
     above: "_OpenValue | None"
     is_object: bool
@@ -39,7 +39,7 @@ class _OpenValue(NamedTuple):
 
 
 class _State(NamedTuple):
-    """How far an answer is: `start` is where the string begins that is being written, or -1."""
+    """How far an answer has got. `start` is where the string begins that is being written, or -1."""
 
     frame: _OpenValue | None
     start: int
@@ -49,21 +49,21 @@ class _State(NamedTuple):
 
 
 class Thought(msgspec.Struct, frozen=True):
-    """What an answer may begin with: reasoning up to `close`, which `open` opens unless that is empty."""
+    """How an answer may begin: reasoning up to `close`. `open` opens it, unless it is empty."""
 
     open: str
     close: str
 
 
 class Places(msgspec.Struct, frozen=True):
-    """Where JSON stands in an answer: behind which texts, by which schemas."""
+    """Where JSON is in an answer: after which texts, and by which schemas."""
 
     schemas: tuple[tuple[str, dict[str, Any]], ...]
     thought: Thought | None = None
 
 
 class Reader:
-    """Where the sets of schemas are. Thread-safe."""
+    """Finds the schemas of sets. Thread-safe."""
 
     def __init__(self, places: Places) -> None:
         self._children: dict[tuple[tuple[int, ...], str | None], _Nodes] = {}
@@ -75,7 +75,7 @@ class Reader:
         self._thought = places.thought
 
     def root(self, text: bytes) -> _Nodes:
-        """What JSON may be by that begins behind `text`."""
+        """The schemas that may apply to JSON that begins after `text`."""
         if self._thought is not None:
             opened = text.lstrip().startswith(self._thought.open.strip().encode())
             _, close, behind = text.partition(self._thought.close.encode())
@@ -85,7 +85,7 @@ class Reader:
         return tuple(one for pattern, nodes in self._roots if pattern.search(text) for one in nodes)
 
     def _parts(self, nodes: Sequence[Any], document: dict[str, Any]) -> _Nodes:
-        """The schemas, and those that they refer to or are made of."""
+        """The schemas, and those that they refer to or consist of."""
         found: dict[int, dict[str, Any]] = {}
         unseen = list(nodes)
         while unseen:
@@ -100,7 +100,7 @@ class Reader:
         return tuple(found.values())
 
     def children(self, nodes: _Nodes, key: str | None) -> _Nodes:
-        """What the value of a property may be by, or an item where `key` is None."""
+        """The schemas that may apply to the value of a property, or to an item if `key` is None."""
         place = tuple(map(id, nodes)), key
         if place not in self._children:
             if len(self._children) > 4096:
@@ -124,18 +124,18 @@ def _within(node: dict[str, Any], key: str | None) -> list[Any]:
 
 
 def _blanks(text: str) -> str:
-    """A pattern of a text of a structure, in which a blank stands for any, or none."""
+    """A pattern for a text of a structure. A blank in it stands for any blanks, or none."""
     if not text.strip():
         return r"\A"
     return r"\s*".join(map(re.escape, text.split())).replace(r"\#", r"\d*")
 
 
 class _Violation(Exception):
-    """An item that there is already."""
+    """An item repeats an earlier one."""
 
 
 def _step(reader: Reader, state: _State, text: bytes, begun: bytearray) -> _State:
-    """The state after `text`, of which `begun` was before. Raises _Violation."""
+    """The state after `text`, which continues `begun`. Raises _Violation."""
     frame, start, is_key, escaped, length = state
     place, size = 0, len(text)
     while place < size:
@@ -195,7 +195,7 @@ def _opened(reader: Reader, frame: _OpenValue | None, nodes: _Nodes, *, is_objec
 
 
 class Endings:
-    """Which tokens of a vocabulary end strings. Thread-safe."""
+    """Knows which tokens of a vocabulary end strings. Thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         names = {token: name.encode() for name, token in vocabulary.special.items()}
@@ -213,7 +213,7 @@ class Endings:
         )
 
     def _bits(self, kept: list[bool], words: int) -> "np.ndarray[Any, np.dtype[np.uint32]]":
-        """All tokens but those that are not kept."""
+        """A mask of all tokens except those that are not kept."""
         bits = np.full(words, 0xFFFFFFFF, np.uint32)
         for token in self._ids[~np.array(kept, bool)] if kept else ():
             bits[token // 32] &= ~np.uint32(1 << int(token) % 32)
@@ -226,7 +226,7 @@ class Endings:
 
 
 class SetsCompiled:
-    """A compiled grammar in whose answers sets have no item twice; `inner` does not know of that."""
+    """A compiled grammar for answers whose sets have no item twice. `inner` knows nothing of sets."""
 
     def __init__(self, inner: CompiledGrammar, places: Places, endings: Endings) -> None:
         self._inner = inner
@@ -254,7 +254,7 @@ class SetsMatcher:
         self._text = bytearray()
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
-        """Write the tokens allowed next, without those that end an item that there is already."""
+        """Write the tokens allowed next, without those that end an item as a repetition."""
         self._inner.fill(bitmask, row)
         if self._inner.terminated:
             return
@@ -304,7 +304,7 @@ class SetsMatcher:
             self._states.append(state)
 
     def feed(self, tokens: Sequence[int]) -> int:
-        """Accept tokens until one is not allowed; how many were."""
+        """Accept tokens until one is not allowed. Returns how many were accepted."""
         after = self._after(tokens)
         taken = self._inner.feed(tokens[: len(after)])
         self._write(tokens[:taken], after[:taken])
@@ -319,14 +319,14 @@ class SetsMatcher:
         return self._inner.snapshot()
 
     def restore(self, snapshot: int) -> None:
-        """Take back what was accepted since."""
+        """Undo what was accepted since."""
         self._inner.restore(snapshot)
         if not self._inner.failed:
             del self._states[snapshot + 1 :]
             del self._text[self._states[-1].length :]
 
     def forced(self) -> bytes:
-        """The text that alone may follow, where no item is being written."""
+        """The only text that may follow, if no item is being written."""
         frame = self._states[-1].frame
         return b"" if frame is not None and frame.seen is not None else self._inner.forced()
 

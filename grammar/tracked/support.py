@@ -1,7 +1,7 @@
-"""Which schemas need members to be tracked, and can have it.
+"""Decides which schemas need their members tracked, and which of them can have it.
 
-The grammar library writes the properties of an object in the order of its schema and counts nothing but
-items. What needs more is written by `writer.py` as rules that carry 64 bits: which members there were, and
+The grammar library writes the properties of an object in the schema's order, and counts nothing but items.
+For anything beyond that, `writer.py` writes rules that carry 64 bits: which members are already there, and
 how many.
 """
 
@@ -54,7 +54,7 @@ def said(schema: dict[str, Any]) -> frozenset[str]:
 
 
 def reachable(document: Schema) -> dict[int, dict[str, Any]]:
-    """Every schema by its identity, those that only a reference leads to among them."""
+    """Every schema by its identity, including those that only a reference leads to."""
     found: dict[int, dict[str, Any]] = {}
     unseen: list[Any] = [document]
     while unseen:
@@ -66,13 +66,13 @@ def reachable(document: Schema) -> dict[int, dict[str, Any]]:
 
 
 def within(document: Schema, node: dict[str, Any]) -> list[Any]:
-    """The schemas that one has, or refers to."""
+    """The schemas that a schema contains or refers to."""
     found = [child for step, child in children(node) if step[0] not in ("$defs", "definitions")]
     return found + ([target(document, node["$ref"])] if "$ref" in node else [])
 
 
 def leading_to(document: Schema, goals: set[int]) -> set[int]:
-    """The schemas from which one of `goals` can be reached, these included."""
+    """The schemas from which one of `goals` can be reached, including the goals."""
     nodes = reachable(document)
     before: dict[int, list[int]] = {}
     for node in nodes.values():

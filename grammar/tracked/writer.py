@@ -1,8 +1,8 @@
-"""A schema some of whose members are tracked, as a Lark grammar for llguidance.
+"""Writes a schema with tracked members as a Lark grammar for llguidance.
 
-From the top down to the objects and arrays that are tracked each schema is a rule; what has none within it is
-left to the library as it stands. What cannot be written so is refused where something is counted in it, and
-left in the schema's order where only the order was asked for.
+From the top down to the tracked objects and arrays, each schema is a rule. A schema with none of these inside
+is left to the library unchanged. What cannot be written this way is refused if the schema counts something in
+it, and keeps the schema's order if only the order was requested.
 """
 
 import json
@@ -36,8 +36,8 @@ _OBJECT_ONLY = frozenset(
 
 
 def tracked_rules(document: Schema, leaf: Leaf, blanks: str | None, *, any_order: bool) -> str | None:
-    """The grammar, whose first rule is `start`; None where the library needs no help. `blanks` is a regular
-    expression of those between two tokens. Raises Untracked."""
+    """The grammar, whose first rule is `start`. None if the library needs no help. `blanks` is a regular
+    expression for the blanks between two tokens. Raises Untracked."""
     if isinstance(document, bool):
         return None
     writer = _Writer(document, leaf, any_order=any_order)
@@ -49,7 +49,7 @@ def tracked_rules(document: Schema, leaf: Leaf, blanks: str | None, *, any_order
 
 
 def is_counted(schema: dict[str, Any]) -> bool:
-    """Whether a schema says what the library does not enforce of members."""
+    """Whether a schema restricts members in a way that the library does not enforce."""
     found = COUNTED & schema.keys()
     if not found:
         return False
@@ -72,7 +72,7 @@ class _Writer:
         self._soft = leading_to(document, counted | ordered) if ordered else self._hard
         self._names: dict[int | str, str] = {}
         self._unwritten: list[tuple[str, Any]] = []
-        self._kept: list[Any] = []  # schemas made here: their identities are not used again
+        self._kept: list[Any] = []  # schemas made here, kept so that their identities are not reused
 
     @property
     def needed(self) -> bool:
@@ -89,7 +89,7 @@ class _Writer:
         return self._names[key]
 
     def written(self) -> Iterator[str]:
-        """The rules of all that `rule` was asked for, and of what they need."""
+        """The rules that `rule` was asked for, and those that they need."""
         while self._unwritten:
             name, schema = self._unwritten.pop()
             if id(schema) not in self._soft:
@@ -121,7 +121,7 @@ class _Writer:
             raise Untracked("it stands where members are not tracked")
 
     def _of_type(self, kind: str, schema: dict[str, Any]) -> dict[str, Any]:
-        """What a schema of several types says of one of them."""
+        """The part of a schema of several types that is about one of them."""
         others = {"object": _ARRAY_ONLY, "array": _OBJECT_ONLY}.get(kind, _ARRAY_ONLY | _OBJECT_ONLY)
         one = {keyword: value for keyword, value in schema.items() if keyword not in others | AROUND}
         if kind in ("object", "array"):
@@ -133,7 +133,7 @@ class _Writer:
         return one
 
     def _alone(self, schema: Any) -> Any:
-        """A schema with the definitions that it refers to."""
+        """A schema together with the definitions that it refers to."""
         definitions: dict[str, Any] = {}
         names: dict[str, str] = {}
 
@@ -163,7 +163,7 @@ def _fraction(schema: dict[str, Any]) -> str:
 
 
 def _has_order(schema: dict[str, Any]) -> bool:
-    """Whether the properties of its objects may stand in several orders."""
+    """Whether the properties of the schema's objects may come in several orders."""
     kind = schema.get("type")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         return False

@@ -146,7 +146,7 @@ def test_schemas_that_have_to_be_rewritten_bind_all_the_same(compiler, schema):
         ),
         (
             {"type": "integer", "minimum": 3, "maximum": 2},
-            "'minimum' and 'maximum' say at #/minimum and #/maximum",
+            "both 'minimum' at #/minimum and 'maximum' at #/maximum",
         ),
     ],
 )

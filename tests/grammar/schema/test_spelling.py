@@ -29,7 +29,7 @@ def test_a_misspelling_is_refused_with_its_place_and_what_was_meant(
 ) -> None:
     with pytest.raises(GrammarError, match="did you mean") as refused:
         check_spelling(parse_schema(json.dumps(schema)))
-    assert f" at {place} is not known" in refused.value.message
+    assert f" at {place} is unknown" in refused.value.message
     assert f"did you mean {meant!r}?" in refused.value.message
 
 
@@ -67,4 +67,4 @@ def test_all_misspellings_are_named_at_once() -> None:
     with pytest.raises(GrammarError) as refused:
         check_spelling({"maxlength": 3, "items": {"requried": ["a"], "format": "URI"}})
     for place in ("#/maxlength", "#/items/requried", "#/items/format"):
-        assert f" at {place} is not known" in refused.value.message
+        assert f" at {place} is unknown" in refused.value.message
