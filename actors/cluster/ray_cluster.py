@@ -38,7 +38,7 @@ from personae.actors.cluster.ray_messages import (
 )
 from personae.actors.cluster.remote_process import Begin
 from personae.actors.framing import frame
-from personae.actors.kit.actor import alone
+from personae.actors.kit.actor import unwrap
 from personae.errors import EngineCoreDied, LoadError
 
 COMMAND = (sys.executable, "-m", "personae.actors.cluster.ray_driver")
@@ -219,4 +219,4 @@ async def open_ray(
                 await cluster.end()
             tasks.cancel_scope.cancel()
     except ExceptionGroup as group:
-        raise alone(group) from None
+        raise unwrap(group) from None
