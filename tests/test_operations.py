@@ -23,7 +23,7 @@ MADE = re.compile(r"_(bucket|sum|count)$")
 @pytest.fixture(scope="module")
 def scraped() -> dict[str, list[Any]]:
     """Samples by name, after one request of each route that generates."""
-    with running(ServeOptions(NAMED, device="cpu")) as server:
+    with running(ServeOptions(NAMED, device="cpu", tenant_metrics=1)) as server:
         model = httpx.get(f"{server.url}/v1/models", timeout=PATIENCE).json()["data"][0]["id"]
         for path, body in (
             ("completions", {"prompt": "Once"}),
@@ -40,6 +40,8 @@ def scraped() -> dict[str, list[Any]]:
         text = scrape()
     samples: dict[str, list[Any]] = {}
     for family in text_string_to_metric_families(text):
+        if not family.samples:  # nothing has been counted yet
+            samples[f"{family.name}_total" if family.type == "counter" else family.name] = []
         for sample in family.samples:
             if not sample.name.endswith("_created"):
                 samples.setdefault(sample.name, []).append(sample)

@@ -41,7 +41,11 @@ def running(options: ServeOptions) -> Iterator[Running]:
         with data_dir(None) as data, closing(BatchManager(data)) as batches, ExitStack() as uploads:
             async with open_engine(options, adapter_store=data.adapters) as opened:
                 found["client"] = opened.client
-                settings = ApiSettings(defaults=opened.defaults, max_adapters=opened.max_adapters)
+                settings = ApiSettings(
+                    defaults=opened.defaults,
+                    max_adapters=opened.max_adapters,
+                    tenant_metrics=options.tenant_metrics,
+                )
                 tenants = TenantStore(data)
                 registry = uploads.enter_context(registry_of(opened, data))
                 app = create_app(
