@@ -21,7 +21,7 @@ def test_a_cache_of_fp8_is_refused_without_a_gpu_that_can_convert_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_copy_of_the_embedding_beside_an_adapter_is_known_in_any_dtype(dtype: str, tmp_path: Path) -> None:
+def test_a_copy_of_the_embedding_in_an_adapter_is_recognized_in_any_dtype(dtype: str, tmp_path: Path) -> None:
     base = model_folder("llama")
     make_adapter_folder(tmp_path / "words", base, rank=2, targets=("q_proj", "embed_tokens"))
     names = load_file(tmp_path / "words" / "adapter_model.safetensors").keys()
@@ -44,7 +44,7 @@ def test_two_adapters_may_not_share_a_name(tmp_path: Path) -> None:
         assemble(EngineOptions(base, (tmp_path / "a", tmp_path / "b"), device="cpu"))
 
 
-def test_an_adapter_in_place_of_the_folder_that_it_lies_in_is_told_so(tmp_path: Path) -> None:
+def test_an_adapter_given_as_a_folder_of_adapters_is_refused_with_a_hint(tmp_path: Path) -> None:
     base = model_folder("qwen3")
     make_adapter_folder(tmp_path / "poet", base, rank=2)
     with pytest.raises(
@@ -90,7 +90,7 @@ def test_the_bases_card_says_how_its_weights_are_kept(tmp_path: Path) -> None:
         ({"device": "cuda"}, "No CUDA device"),
     ],
 )
-def test_sizes_and_places_that_cannot_be_are_refused(changes, match, monkeypatch) -> None:
+def test_impossible_sizes_and_paths_are_refused(changes, match, monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(LoadError, match=match):
         assemble(EngineOptions(model_folder("qwen3"), **{"device": "cpu", **changes}))
@@ -105,7 +105,7 @@ def test_a_container_with_little_memory_has_a_smaller_cache_and_refuses_a_larger
         assemble(replace(options, kv_memory=2**20, adapter_memory=2**20))
 
 
-def test_more_than_is_free_now_is_told(monkeypatch, caplog) -> None:
+def test_asking_for_more_memory_than_is_free_logs_a_warning(monkeypatch, caplog) -> None:
     monkeypatch.setattr("personae.actors.sizing.free_memory", lambda: 5)
     assemble(EngineOptions(model_folder("qwen3"), device="cpu"))
     assert not caplog.messages, "nobody asked for a size"
@@ -113,7 +113,7 @@ def test_more_than_is_free_now_is_told(monkeypatch, caplog) -> None:
     assert caplog.messages == ["--kv-memory and --adapter-memory ask for 16MiB; 5 bytes are free now"]
 
 
-def test_a_context_is_cut_to_what_the_memory_holds_when_nobody_asked_for_one() -> None:
+def test_a_context_is_limited_to_what_the_memory_holds_if_none_is_configured() -> None:
     assembly = assemble(EngineOptions(model_folder("qwen3"), device="cpu", dtype="float32", kv_memory=2**20))
     layout = assembly.engine_spec.layout
     assert layout.max_model_len == layout.num_pages * PAGE_SIZE < 1024

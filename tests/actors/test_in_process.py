@@ -111,7 +111,7 @@ async def test_many_streams_of_many_adapters_bring_what_each_brings_alone(assemb
         assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
 
 
-async def test_how_large_the_cache_is_is_known_before_anybody_asks(assembly) -> None:
+async def test_the_size_of_the_cache_is_known_before_the_first_request(assembly) -> None:
     async with open_in_process(assembly.engine_spec) as client:
         await soon(lambda: client.stats().pages_total > 0, "it is known")
         stats = client.stats()
@@ -131,7 +131,7 @@ async def test_leaving_a_stream_frees_its_slots_and_pages(assembly) -> None:
         assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
 
 
-async def test_a_client_that_goes_away_while_it_waits_to_be_admitted_leaves_nothing(assembly) -> None:
+async def test_a_client_that_disconnects_while_it_waits_for_admission_leaves_nothing(assembly) -> None:
     engine_spec = assembly.engine_spec
     async with open_in_process(engine_spec) as client:
         with anyio.CancelScope() as gone:
@@ -143,7 +143,7 @@ async def test_a_client_that_goes_away_while_it_waits_to_be_admitted_leaves_noth
         assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
 
 
-async def test_a_stopped_sequence_brings_nothing_more_and_its_siblings_go_on(assembly) -> None:
+async def test_a_stopped_sequence_delivers_nothing_more_and_its_siblings_continue(assembly) -> None:
     engine_spec = assembly.engine_spec
     async with open_in_process(engine_spec) as client:
         logs = [log(engine_spec, f"{i}", None, max_tokens=30) for i in range(3)]
@@ -166,7 +166,7 @@ async def test_a_full_server_refuses_and_accepts_again_when_there_is_room(assemb
         assert (await play(client, [log(engine_spec, "later", None)]))["later"].finish == "length"
 
 
-async def test_answers_bound_to_a_schema_validate_beside_free_ones(assembly) -> None:
+async def test_answers_bound_to_a_schema_validate_in_a_batch_with_free_ones(assembly) -> None:
     engine_spec = assembly.engine_spec
     spec = GrammarSpec("json_schema", json.dumps(SCHEMA))
     async with open_in_process(engine_spec) as client:
@@ -180,7 +180,7 @@ async def test_answers_bound_to_a_schema_validate_beside_free_ones(assembly) -> 
             assert tokens[f"free-{i}"] == free_alone[f"free-{i}"]
 
 
-async def test_a_malformed_grammar_is_raised_at_its_sender_and_the_next_one_works(assembly) -> None:
+async def test_a_malformed_grammar_fails_its_own_request_and_the_next_one_works(assembly) -> None:
     engine_spec = assembly.engine_spec
     async with open_in_process(engine_spec) as client:
         bad = changed(log(engine_spec, "bad", None), grammar=GrammarSpec("json_schema", '{"type": "thing"}'))
@@ -205,7 +205,7 @@ class CrashingEngine(StepEngine):
         return super().forward(packed, overlap)
 
 
-async def test_streams_go_on_token_for_token_when_the_executor_crashes(assembly) -> None:
+async def test_streams_continue_token_for_token_when_the_executor_crashes(assembly) -> None:
     engine_spec = assembly.engine_spec
     crashes = [5]  # one: who is aboard in a second one is ended
     incidents: list[Incident] = []
@@ -237,7 +237,7 @@ async def test_streams_go_on_token_for_token_when_the_executor_crashes(assembly)
         assert again == echo
 
 
-async def test_streams_go_on_between_the_pieces_of_a_cold_adapter(
+async def test_streams_continue_between_the_pieces_of_a_cold_adapter(
     assembly: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []
@@ -257,7 +257,7 @@ def taken(engine_spec: EngineSpec, digest: str) -> Adapter:
     return engine_spec.library.take(digest, engine_spec.library.read(digest))
 
 
-async def test_streams_go_on_while_a_thread_reads_a_cold_adapter_into_its_place(
+async def test_streams_continue_while_a_thread_reads_a_cold_adapter_into_its_pages(
     assembly: Assembly, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine_spec = assembly.engine_spec
@@ -293,7 +293,7 @@ async def test_streams_go_on_while_a_thread_reads_a_cold_adapter_into_its_place(
         assert answers == expected
 
 
-async def test_who_tells_the_streamer_things_is_stopped_before_it(assembly, monkeypatch) -> None:
+async def test_actors_that_send_to_the_streamer_stop_before_it(assembly, monkeypatch) -> None:
     order: list[str] = []
     for actor in (Ingress, SchedulerActor, Streamer):
 

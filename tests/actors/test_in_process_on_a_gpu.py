@@ -62,7 +62,7 @@ async def answers(assembly: Assembly, client: EngineClient) -> dict[str, tuple[i
 
 
 @pytest.mark.parametrize("granule", [None, 1 << 14], ids=["fixed shares", "shared memory"])
-async def test_answers_are_those_of_a_cpu(granule: int | None, tmp_path: Path) -> None:
+async def test_answers_equal_those_of_a_cpu(granule: int | None, tmp_path: Path) -> None:
     base = model_folder("qwen3", num_hidden_layers=2)
     for seed, name in enumerate(NAMES):
         make_adapter_folder(tmp_path / name, base, rank=8, seed=seed)

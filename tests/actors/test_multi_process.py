@@ -78,7 +78,7 @@ async def faulty(
         yield engine_processes
 
 
-async def test_streams_go_on_token_for_token_when_back_is_killed(options) -> None:
+async def test_streams_continue_token_for_token_when_the_engine_core_is_killed(options) -> None:
     async with open_multi_process(options, max_restarts=20) as engine_processes:
         logs = mixed(engine_processes)
         calm = await play_all(engine_processes.client, logs)
@@ -110,7 +110,7 @@ async def test_streams_go_on_token_for_token_when_back_is_killed(options) -> Non
         assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
 
 
-async def test_an_exception_in_the_executor_and_its_last_words_are_reported_and_the_streams_go_on(
+async def test_an_exception_in_the_executor_is_reported_with_its_output_and_the_streams_continue(
     options, tmp_path, caplog: pytest.LogCaptureFixture
 ) -> None:
     incidents: list[Incident] = []
@@ -135,7 +135,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.parametrize("how", ["stopped", "stuck"])
-async def test_a_back_that_hangs_is_replaced_and_the_streams_go_on(options, tmp_path, clock, how) -> None:
+async def test_an_engine_core_that_hangs_is_replaced_and_the_streams_continue(
+    options, tmp_path, clock, how
+) -> None:
     fault = "hang@9" if how == "stuck" else "none"
     disturbed: dict[str, Played] = {}
     async with faulty(options, fault, tmp_path, hang_seconds=PATIENCE, max_restarts=20) as engine_processes:
@@ -158,7 +160,9 @@ async def test_a_back_that_hangs_is_replaced_and_the_streams_go_on(options, tmp_
         assert same(disturbed, await play_all(engine_processes.client, logs))
 
 
-async def test_a_request_that_kills_back_is_found_and_ended_and_the_others_go_on(options, tmp_path) -> None:
+async def test_a_request_that_kills_the_engine_core_is_found_and_ended_and_the_others_continue(
+    options, tmp_path
+) -> None:
     async with faulty(options, f"poison:{VOCAB - 1}", tmp_path) as engine_processes:
         logs = [[log for log in logs if VOCAB - 1 not in log.tokens] for logs in mixed(engine_processes)]
         poison = replace(logs[1][0], id="poison", tokens=(5, VOCAB - 1), prompt_length=2)
@@ -176,7 +180,9 @@ async def test_a_request_that_kills_back_is_found_and_ended_and_the_others_go_on
         assert engine_processes.client.stats().restarts == 2
 
 
-async def test_a_back_that_cannot_be_kept_ends_streams_with_a_503_and_is_not_ready(options, tmp_path) -> None:
+async def test_an_engine_core_that_is_given_up_ends_streams_with_a_503_and_is_not_ready(
+    options, tmp_path
+) -> None:
     async with faulty(options, f"poison:{VOCAB - 1}", tmp_path, max_restarts=1) as engine_processes:
         poison = replace(mixed(engine_processes)[1][0], tokens=(5, VOCAB - 1), prompt_length=2)
         with pytest.raises(Overloaded) as refused:
@@ -189,7 +195,7 @@ async def test_a_back_that_cannot_be_kept_ends_streams_with_a_503_and_is_not_rea
             await play(engine_processes.client, [poison], defaultdict(Played))
 
 
-async def test_what_back_cannot_load_is_raised_as_its_own_error_and_no_process_stays(
+async def test_a_load_error_of_the_engine_core_is_raised_as_itself_and_no_process_stays(
     options, tmp_path
 ) -> None:
     with pytest.raises(ModelLoadError, match="no such weights"):
@@ -208,7 +214,7 @@ async def test_what_back_cannot_load_is_raised_as_its_own_error_and_no_process_s
         ),
     ],
 )
-async def test_a_back_that_ends_while_it_loads_is_one_sentence_and_not_started_again(
+async def test_an_engine_core_that_ends_while_it_loads_is_reported_in_one_sentence_and_not_restarted(
     options, tmp_path, fault: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     incidents: list[Incident] = []
@@ -222,7 +228,7 @@ async def test_a_back_that_ends_while_it_loads_is_one_sentence_and_not_started_a
         assert caplog.messages == []
 
 
-async def test_loading_is_told_and_the_line_has_no_name(options) -> None:
+async def test_loading_progress_is_reported_and_the_socket_has_no_name(options) -> None:
     progress: list[tuple[int, int]] = []
     async with open_multi_process(
         options, lambda done, total: progress.append((done, total))
@@ -234,7 +240,7 @@ async def test_loading_is_told_and_the_line_has_no_name(options) -> None:
     assert backs() == []
 
 
-async def test_back_s_collector_passes_over_what_was_loaded(options, caplog) -> None:
+async def test_the_engine_core_excludes_loaded_objects_from_garbage_collection(options, caplog) -> None:
     tells = (
         "import gc; freeze = gc.freeze; "
         "gc.freeze = lambda: (freeze(), print('spared', gc.get_freeze_count(), flush=True)); "

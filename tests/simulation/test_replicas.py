@@ -31,14 +31,14 @@ CALM = Scenario(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_nothing_happens_that_must_not_whatever_is_drawn(seed: int) -> None:
+def test_invariants_hold_in_random_scenarios(seed: int) -> None:
     report = simulate(draw_several(seed, requests=50))
     assert sum(report.outcomes.values()) >= report.requests == 50
     assert report.lulls
 
 
 @pytest.mark.parametrize("placement", PLACEMENT_NAMES)
-def test_a_run_without_faults_serves_everybody_whatever_the_policy(placement) -> None:
+def test_a_run_without_faults_serves_every_request_with_any_policy(placement) -> None:
     report = simulate(replace(CALM, placement=placement))
     assert report.outcomes.keys() <= {"stop", "length"}
     assert (report.restarts, report.moved, report.faults) == (0, 0, {})
@@ -47,7 +47,7 @@ def test_a_run_without_faults_serves_everybody_whatever_the_policy(placement) ->
 @pytest.mark.parametrize(
     "kind", ["crash", "kill", "hang", "stop", "silent", "drag", "full", "load", "partition", "scale"]
 )
-def test_every_kind_of_fault_strikes_and_nobody_is_lost(kind: str) -> None:
+def test_every_kind_of_fault_strikes_and_no_request_is_lost(kind: str) -> None:
     load = replace(CALM.workload, requests=250, rate=20.0)
     report = simulate(replace(CALM, seed=3, workload=load, faults_every=2.0, kinds=(kind,)))
     assert report.faults[kind]
@@ -74,7 +74,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, *times: float) -> None:
 BUSY = replace(CALM, workload=replace(CALM.workload, requests=100, rate=100.0, answer=(20, 60)), lull=100)
 
 
-def test_nobody_waits_until_an_engine_that_died_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_stream_waits_until_a_dead_engine_has_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kill_at(monkeypatch, 0.2, 0.5)
     report = simulate(replace(BUSY, costs=Costs(start=30.0)))
     assert report.restarts == 2
@@ -83,7 +83,7 @@ def test_nobody_waits_until_an_engine_that_died_has_loaded(monkeypatch: pytest.M
     assert max(report.paces) < 1.0
 
 
-def test_clients_are_told_when_an_answer_goes_on_at_an_engine_that_computes_otherwise(
+def test_clients_learn_when_an_answer_moves_to_another_numerics_class(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kill_at(monkeypatch, 0.2, 0.3, 0.5)
@@ -95,7 +95,7 @@ def test_clients_are_told_when_an_answer_goes_on_at_an_engine_that_computes_othe
     assert each_its_own.reported == each_its_own.changed
 
 
-def test_an_answer_stays_in_its_class_as_long_as_an_engine_of_it_serves(
+def test_an_answer_stays_in_its_numerics_class_while_an_engine_of_that_class_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kill_at(monkeypatch, 0.3, 0.4, 0.5)
@@ -105,7 +105,7 @@ def test_an_answer_stays_in_its_class_as_long_as_an_engine_of_it_serves(
 
 
 @pytest.mark.parametrize("faults", [None, 2.0])
-def test_the_dispatcher_knows_which_prefixes_engines_have_if_they_tell(faults: float | None) -> None:
+def test_the_dispatcher_knows_the_prefixes_of_engines_that_report_them(faults: float | None) -> None:
     load = replace(CALM.workload, requests=300, rate=100.0, prefixed=0.8, tenants=2)
     kinds = ("kill", "crash", "scale", "silent")
     report = simulate(
@@ -116,7 +116,7 @@ def test_the_dispatcher_knows_which_prefixes_engines_have_if_they_tell(faults: f
     assert report.hits
 
 
-def test_whoever_kills_engines_is_ended_and_nobody_else() -> None:
+def test_only_requests_that_kill_engines_are_ended() -> None:
     load = replace(CALM.workload, requests=150, poison=0.03, siblings=0.0)
     report = simulate(replace(CALM, seed=5, workload=load))
     assert report.outcomes.keys() == {"stop", "length", "quarantined"}
@@ -124,7 +124,7 @@ def test_whoever_kills_engines_is_ended_and_nobody_else() -> None:
     assert report.restarts <= 2 * report.outcomes["quarantined"]
 
 
-def test_engines_that_cannot_be_kept_end_every_request() -> None:
+def test_engines_that_are_given_up_end_every_request() -> None:
     load = replace(CALM.workload, requests=80, poison=0.2)
     report = simulate(replace(CALM, workload=load, max_restarts=1))
     assert report.outcomes["engine lost"]
@@ -172,7 +172,7 @@ def test_an_engine_that_is_removed_ends_its_answers_first(monkeypatch: pytest.Mo
     assert (report.moved, report.restarts) == (0, 0)
 
 
-def test_answers_that_do_not_end_in_time_go_on_at_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_do_not_end_in_time_continue_at_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = scale_at(monkeypatch, (0.3, 2, 0.05), (0.6, 1, 0.0))
     report = simulate(BUSY)
     assert list(statuses(seen[-1]).values()) == ["ready"]
@@ -182,7 +182,7 @@ def test_answers_that_do_not_end_in_time_go_on_at_another_engine(monkeypatch: py
     assert max(report.paces) < 1.0
 
 
-def test_an_engine_that_is_added_takes_its_part_and_has_a_number_of_its_own(
+def test_an_added_engine_takes_its_share_and_has_a_number_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     busy = replace(BUSY.workload, requests=600, rate=400.0)

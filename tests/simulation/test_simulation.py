@@ -37,25 +37,25 @@ CALM = Scenario(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nothing_happens_that_must_not_whatever_is_drawn(seed: int) -> None:
+def test_invariants_hold_in_random_scenarios(seed: int) -> None:
     report = simulate(draw(seed, requests=50))
     assert sum(report.outcomes.values()) >= report.requests == 50
     assert report.lulls
 
 
-def test_a_back_that_hangs_while_it_starts_is_noticed() -> None:
+def test_an_engine_core_that_hangs_while_it_starts_is_noticed() -> None:
     report = simulate(draw(8, requests=120))  # stopped again and again, by times before it serves
     assert report.faults["stop"] > 0
 
 
-def test_a_run_without_faults_serves_everybody() -> None:
+def test_a_run_without_faults_serves_every_request() -> None:
     report = simulate(CALM)
     assert report.outcomes.keys() <= {"stop", "length"}
     assert (report.restarts, report.faults) == (0, {})
 
 
 @pytest.mark.parametrize("kind", ["crash", "kill", "hang", "stop", "stall", "slow", "lost", "full", "load"])
-def test_every_kind_of_fault_strikes_and_nobody_is_lost(kind: str) -> None:
+def test_every_kind_of_fault_strikes_and_no_request_is_lost(kind: str) -> None:
     load = replace(CALM.workload, requests=150, rate=20.0)
     report = simulate(replace(CALM, seed=3, workload=load, faults_every=2.0, kinds=(kind,)))
     assert report.faults[kind]
@@ -73,7 +73,7 @@ THINKING = replace(
 
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("faults", [None, 3.0])
-def test_answers_whose_masks_take_long_sit_steps_out_and_nobody_waits_for_them(
+def test_answers_with_slow_masks_sit_steps_out_and_delay_no_others(
     monkeypatch: pytest.MonkeyPatch, ahead: bool, faults: float | None
 ) -> None:
     sat_out, sits_out = [0], SimulatedDevice._sits_out
@@ -93,7 +93,7 @@ def test_answers_whose_masks_take_long_sit_steps_out_and_nobody_waits_for_them(
 
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("faults", [None, 3.0])
-def test_answers_with_drafts_are_what_they_would_have_been_whatever_dies(
+def test_drafts_change_no_answer_whatever_dies(
     monkeypatch: pytest.MonkeyPatch, ahead: bool, faults: float | None
 ) -> None:
     """The witness compares every token with the log's own."""
@@ -121,7 +121,7 @@ def test_others_do_not_wait_for_the_masks_of_some() -> None:
     assert median(slow.waits) < 1.5 * median(free.waits)
 
 
-def test_a_mask_that_has_come_and_of_which_nobody_is_told_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ready_mask_that_is_not_reported_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "resume", lambda scheduler, id: None)
     with pytest.raises(InvariantViolated, match="never ended"):
         simulate(replace(THINKING, longest_wait=30.0))
@@ -136,7 +136,7 @@ LENDING = replace(
 )
 
 
-def test_memory_goes_to_adapters_and_comes_back_to_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_lent_to_adapters_and_returns_to_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     lent, repaid = [0], [0]
     lending, repay = SimulatedAdapterMemory.lending, SimulatedAdapterMemory.repay
 
@@ -175,7 +175,7 @@ def test_a_row_that_fails_ends_its_own_request_only() -> None:
     assert report.restarts == 0
 
 
-def test_whoever_kills_the_engine_is_ended_and_nobody_else() -> None:
+def test_only_requests_that_kill_the_engine_are_ended() -> None:
     load = replace(CALM.workload, requests=150, poison=0.03, siblings=0.0)
     report = simulate(replace(CALM, seed=5, workload=load))
     assert report.outcomes.keys() == {"stop", "length", "quarantined"}
@@ -184,7 +184,7 @@ def test_whoever_kills_the_engine_is_ended_and_nobody_else() -> None:
     assert report.restarts <= 2 * report.outcomes["quarantined"]
 
 
-def test_an_engine_that_cannot_be_kept_ends_every_request() -> None:
+def test_an_engine_that_is_given_up_ends_every_request() -> None:
     load = replace(CALM.workload, requests=80, poison=0.2)
     report = simulate(replace(CALM, workload=load, max_restarts=1))
     assert report.outcomes["engine lost"]
@@ -314,7 +314,7 @@ def test_a_planted_bug_is_caught(
         simulate(scenario)
 
 
-def test_steps_that_were_made_while_the_front_was_held_up_are_more_than_a_mailbox_holds() -> None:
+def test_a_blocked_frontend_reads_more_steps_at_once_than_a_mailbox_holds() -> None:
     load = replace(CALM.workload, requests=60, rate=20.0, answer=(200, 400))
     costs = Costs(step=0.002)
     report = simulate(

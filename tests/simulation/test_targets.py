@@ -52,7 +52,7 @@ def test_more_targets_are_met_when_those_with_the_least_time_left_go_first(
     assert with_lead.good > 1.5 * without.good
 
 
-def test_whoever_wants_to_be_refused_early_is_and_whoever_stays_is_mostly_in_time() -> None:
+def test_requests_that_ask_for_early_refusal_get_it_and_the_others_are_mostly_in_time() -> None:
     refusing = replace(BUSY.workload, rate=600.0, targets=LatencyTargets(first=0.4, refuse=True))
     report = simulate(replace(BUSY, workload=refusing))
     staying = simulate(replace(BUSY, workload=replace(BUSY.workload, rate=600.0)))
@@ -62,7 +62,7 @@ def test_whoever_wants_to_be_refused_early_is_and_whoever_stays_is_mostly_in_tim
     assert "refused" not in staying.outcomes
 
 
-def test_nobody_is_refused_where_there_is_little_to_do() -> None:
+def test_no_request_is_refused_under_light_load() -> None:
     calm = replace(BUSY.workload, rate=5.0, targets=LatencyTargets(first=0.4, token=0.1, refuse=True))
     report = simulate(replace(BUSY, workload=calm))
     assert report.good == report.targeted > 100

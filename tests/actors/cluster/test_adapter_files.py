@@ -54,7 +54,7 @@ async def brought(source: AdapterFiles, cache: Path, bound: int = 2**20) -> Asyn
         line.close()
 
 
-async def test_an_adapter_comes_whole_and_without_anything_else(anyio_backend, tmp_path) -> None:
+async def test_exactly_the_files_of_an_adapter_are_downloaded(anyio_backend, tmp_path) -> None:
     weights = bytes(range(256)) * 4000
     write(tmp_path / "store" / DIGESTS[1], weights)
     async with brought(AdapterFiles({}, tmp_path / "store"), tmp_path / "cache") as cache:
@@ -66,7 +66,9 @@ async def test_an_adapter_comes_whole_and_without_anything_else(anyio_backend, t
 
 
 @pytest.mark.parametrize("key", ["../store", "", "x" * 64, DIGESTS[1] + "/..", "files-x"])
-async def test_what_is_no_digest_is_neither_asked_for_nor_answered(anyio_backend, tmp_path, key: str) -> None:
+async def test_a_name_that_is_not_a_digest_is_neither_requested_nor_answered(
+    anyio_backend, tmp_path, key: str
+) -> None:
     write(tmp_path / "store" / "x" / "y")
     source = AdapterFiles({}, tmp_path / "store")
     async with brought(source, tmp_path / "cache") as cache:
@@ -75,7 +77,7 @@ async def test_what_is_no_digest_is_neither_asked_for_nor_answered(anyio_backend
     assert source._folder(key) is None
 
 
-async def test_an_adapter_that_the_frontend_does_not_have_is_refused_and_the_next_one_comes(
+async def test_an_adapter_that_the_frontend_does_not_have_is_refused_and_the_next_one_is_sent(
     anyio_backend, tmp_path
 ) -> None:
     write(tmp_path / "store" / DIGESTS[2])
@@ -86,7 +88,9 @@ async def test_an_adapter_that_the_frontend_does_not_have_is_refused_and_the_nex
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [DIGESTS[2]]
 
 
-async def test_those_used_longest_ago_leave_when_the_disk_s_share_is_full(anyio_backend, tmp_path) -> None:
+async def test_the_least_recently_used_adapters_are_removed_when_the_cache_is_full(
+    anyio_backend, tmp_path
+) -> None:
     for digest in DIGESTS:
         write(tmp_path / "store" / digest, bytes(1000))
     (tmp_path / "store" / DIGESTS[8] / "adapter_model.safetensors").write_bytes(bytes(5000))
@@ -103,7 +107,7 @@ async def test_those_used_longest_ago_leave_when_the_disk_s_share_is_full(anyio_
         await in_thread(partial(cache.fetch, DIGESTS[4]))
 
 
-async def test_those_that_are_there_from_the_start_do_not_leave_while_an_engine_has_them(
+async def test_adapters_known_at_the_start_are_not_removed_while_an_engine_has_them(
     anyio_backend, tmp_path
 ) -> None:
     for digest in DIGESTS[:3]:
@@ -124,7 +128,7 @@ async def test_those_that_are_there_from_the_start_do_not_leave_while_an_engine_
         assert not (tmp_path / "cache" / DIGESTS[0]).exists()
 
 
-async def test_files_that_are_damaged_on_their_way_are_not_kept(anyio_backend, tmp_path) -> None:
+async def test_files_that_are_damaged_in_transit_are_not_kept(anyio_backend, tmp_path) -> None:
     ours, theirs = socket.socketpair()
     cache = AdapterCache(Contact(cache=str(tmp_path / "cache")), Line(theirs))
     for message in (FileBegins("adapter_config.json", 2), Piece(b"{}"), FileEnds("0" * 64), AllSent()):
@@ -134,7 +138,7 @@ async def test_files_that_are_damaged_on_their_way_are_not_kept(anyio_backend, t
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-async def test_a_frontend_that_goes_while_it_sends_ends_the_engine_not_the_request(
+async def test_a_frontend_that_disappears_while_it_sends_ends_the_engine_not_the_request(
     anyio_backend, tmp_path
 ) -> None:
     ours, theirs = socket.socketpair()
@@ -147,7 +151,7 @@ async def test_a_frontend_that_goes_while_it_sends_ends_the_engine_not_the_reque
 
 
 @pytest.mark.parametrize("name", ["../../evil", "adapter_model.bin"])
-async def test_a_file_that_nobody_asked_for_is_not_written(anyio_backend, tmp_path, name: str) -> None:
+async def test_a_file_that_was_not_requested_is_not_written(anyio_backend, tmp_path, name: str) -> None:
     ours, theirs = socket.socketpair()
     cache = AdapterCache(Contact(cache=str(tmp_path / "cache")), Line(theirs))
     ours.sendall(frame(FileBegins(name, 2)) + frame(Piece(b"{}")))
@@ -156,9 +160,7 @@ async def test_a_file_that_nobody_asked_for_is_not_written(anyio_backend, tmp_pa
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-async def test_files_that_are_not_those_of_their_digest_are_refused_and_removed(
-    anyio_backend, tmp_path
-) -> None:
+async def test_files_that_do_not_match_their_digest_are_refused_and_removed(anyio_backend, tmp_path) -> None:
     base = model_folder("qwen3")
     make_adapter_folder(tmp_path / "one", base, **ZOO[next(iter(ZOO))])
     shapes = assemble(EngineOptions(base, device="cpu", kv_memory=2**20)).engine_spec.library._shapes  # type: ignore[attr-defined]

@@ -77,7 +77,7 @@ async def node_on_loopback(
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["loopback", "tls"])
-async def test_streams_survive_an_engine_that_calls_from_elsewhere_and_uploads_reach_it(
+async def test_streams_survive_the_death_of_a_remote_engine_and_uploads_reach_it(
     tmp_path, monkeypatch: pytest.MonkeyPatch, encrypted: bool
 ) -> None:
     if encrypted:  # here and in the engine: its certificate says so
@@ -137,7 +137,7 @@ async def test_streams_survive_an_engine_that_calls_from_elsewhere_and_uploads_r
     await soon(lambda: len(node.ended) == len(node.pids), "engines end with their frontend")
 
 
-async def test_an_engine_that_ends_before_it_calls_is_told_with_its_last_words(tmp_path) -> None:
+async def test_an_engine_that_ends_before_it_connects_is_reported_with_its_output(tmp_path) -> None:
     command = ("/bin/sh", "-c", "echo no such library; exit 3")
     async with node_on_loopback(tmp_path, command) as (node, listener):
         launch = RemoteLaunch(listener, node.place, AdapterFiles({}, None), node.terms)
@@ -148,7 +148,7 @@ async def test_an_engine_that_ends_before_it_calls_is_told_with_its_last_words(t
             await launch()
 
 
-async def test_a_process_whose_node_is_gone_counts_as_killed_and_its_step_is_not_known(tmp_path) -> None:
+async def test_a_process_whose_node_is_gone_counts_as_killed_and_its_step_is_unknown(tmp_path) -> None:
     async with node_on_loopback(tmp_path) as (_, listener), listener.expect() as expected:
         call = Dial(Contact(listener.host, listener.port))
         line = await to_thread.run_sync(dial, call, expected.ticket)

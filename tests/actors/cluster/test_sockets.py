@@ -96,13 +96,13 @@ async def test_a_ticket_that_nobody_shows_ends_the_wait_with_a_timeout(anyio_bac
             await expected.stream()
 
 
-async def test_a_peer_that_speaks_another_language_is_hung_up_on_without_an_answer(anyio_backend) -> None:
+async def test_a_peer_with_another_protocol_is_disconnected_without_an_answer(anyio_backend) -> None:
     async with open_listener("127.0.0.1") as listener:
         for words in (b"GET / HTTP/1.1\r\n\r\n", bytes(200), GREETING[:-1] + b"2" + bytes(TICKET_BYTES)):
             assert await raw(listener, words) == b""
 
 
-async def test_peers_that_say_nothing_are_hung_up_on_in_time_and_keep_no_engine_out(anyio_backend) -> None:
+async def test_silent_peers_are_disconnected_in_time_and_keep_no_engine_out(anyio_backend) -> None:
     async with open_listener("127.0.0.1", hello_seconds=PATIENCE) as listener:
         silent = [
             socket.create_connection((listener.host, listener.port)) for _ in range(MAX_UNIDENTIFIED + 8)
@@ -118,7 +118,7 @@ async def test_peers_that_say_nothing_are_hung_up_on_in_time_and_keep_no_engine_
         assert await raw(listener, GREETING + b"half a ticket") == b"", "its time was over"
 
 
-async def test_a_port_that_is_taken_and_an_address_that_is_not_ours_are_refused(anyio_backend) -> None:
+async def test_a_taken_port_and_an_address_of_another_machine_are_refused(anyio_backend) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(LoadError, match=rf"127.0.0.1:{port}, can't be opened: .*in use"):
@@ -136,7 +136,7 @@ def beyond_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"personae.actors.cluster.{module}.is_loopback", lambda host: False)
 
 
-async def test_beyond_loopback_both_sides_prove_who_they_are(anyio_backend, beyond_loopback: None) -> None:
+async def test_beyond_loopback_both_sides_prove_their_identity(anyio_backend, beyond_loopback: None) -> None:
     engine, stranger = new_identity(ENGINE), new_identity(ENGINE)
     async with open_listener("127.0.0.1") as listener, listener.expect() as expected:
         listener.admit(engine.certificate)
@@ -152,7 +152,7 @@ async def test_beyond_loopback_both_sides_prove_who_they_are(anyio_backend, beyo
         await stream.aclose()
 
 
-async def test_a_session_goes_on_as_a_stream_with_large_messages_in_both_directions(
+async def test_a_session_continues_as_a_stream_with_large_messages_in_both_directions(
     anyio_backend, beyond_loopback: None
 ) -> None:
     engine = new_identity(ENGINE)
@@ -197,7 +197,9 @@ def _tls_without_certificate(listener: Listener, ticket: bytes) -> None:
             raise ssl.SSLError("hung up")
 
 
-async def test_a_frame_that_is_cut_ends_the_line_and_one_that_is_too_long_is_not_read(anyio_backend) -> None:
+async def test_an_incomplete_frame_ends_the_stream_and_one_that_is_too_long_is_not_read(
+    anyio_backend,
+) -> None:
     async with open_listener("127.0.0.1") as listener:
         for data in (frame(Describe())[:-1], b"\xff\xff\xff\xff", frame(Describe())[:4] + b"\xc1" * 40):
             async with listener.expect() as expected:
@@ -221,7 +223,7 @@ async def test_a_frame_that_is_cut_ends_the_line_and_one_that_is_too_long_is_not
             await stream.aclose()
 
 
-async def test_who_is_cancelled_while_it_waits_for_a_frame_loses_nothing(anyio_backend) -> None:
+async def test_cancelling_a_read_of_a_frame_loses_nothing(anyio_backend) -> None:
     async with open_listener("127.0.0.1") as listener, listener.expect() as expected:
         line, stream = await both(listener, expected, call(listener))
         reader: FrameReader[Describe] = FrameReader(stream, Describe, 2**20)

@@ -32,7 +32,7 @@ async def two_placed_and_one_without_room(b: Bench) -> list[str]:
     return digests
 
 
-async def test_who_finds_no_room_tries_again_when_there_is_some() -> None:
+async def test_an_adapter_that_finds_no_room_tries_again_when_there_is_some() -> None:
     async with bench() as b:
         one, two = DIGESTS[:2]
         await b.tell(Pin(one, LIFE), Pin(two, LIFE))
@@ -42,9 +42,7 @@ async def test_who_finds_no_room_tries_again_when_there_is_some() -> None:
         assert b.queue_of(two).take() == [Pinned(two, LIFE)]
 
 
-async def test_for_who_finds_no_room_half_of_those_that_nobody_uses_may_leave_the_longest_idle_first() -> (
-    None
-):
+async def test_half_of_the_idle_adapters_may_be_evicted_for_one_without_room_the_longest_idle_first() -> None:
     async with bench() as b:
         *four, five = DIGESTS[:5]
         await b.tell(
@@ -64,7 +62,7 @@ async def test_for_who_finds_no_room_half_of_those_that_nobody_uses_may_leave_th
             ] * bool(left)
 
 
-async def test_memory_that_sequences_want_is_let_go_by_the_idle_or_else_by_who_is_idle_next() -> None:
+async def test_idle_adapters_release_memory_for_sequences_or_else_the_next_one_that_becomes_idle() -> None:
     async with bench() as b:
         one, two = DIGESTS[:2]
         await b.tell(Pin(one, LIFE), Pin(two, LIFE), AdapterLoaded(one, True), AdapterLoaded(two, True))
@@ -79,7 +77,7 @@ async def test_memory_that_sequences_want_is_let_go_by_the_idle_or_else_by_who_i
             assert b.executor.take() == released
 
 
-async def test_room_that_is_made_while_the_pool_is_asked_is_not_overlooked() -> None:
+async def test_room_that_is_made_while_the_pool_tries_is_not_missed() -> None:
     async with bench() as b:
         one, two = DIGESTS[:2]
         await b.tell(Pin(one, LIFE), AdapterLoaded(one, True), Pin(two, LIFE))
@@ -87,7 +85,7 @@ async def test_room_that_is_made_while_the_pool_is_asked_is_not_overlooked() -> 
         assert await b.tell(AdapterLoaded(two, False)) == [two]
 
 
-async def test_one_adapter_after_the_other_must_yield_to_those_that_wait_and_none_when_nobody_does() -> None:
+async def test_adapters_must_release_one_after_the_other_while_others_wait_and_not_otherwise() -> None:
     async with bench() as b:
         one, two, three = await two_placed_and_one_without_room(b)
         await anyio.sleep(0.4)
@@ -103,7 +101,7 @@ async def test_one_adapter_after_the_other_must_yield_to_those_that_wait_and_non
         assert b.queue_of(three).take() == [Pinned(three, LIFE)]
 
 
-async def test_who_was_told_to_yield_and_does_not_in_time_must_do_so_now() -> None:
+async def test_an_adapter_that_does_not_release_in_time_must_do_so_now() -> None:
     async with bench() as b:
         one, two, three = await two_placed_and_one_without_room(b)
         await anyio.sleep(2.2)
@@ -119,7 +117,7 @@ async def test_who_was_told_to_yield_and_does_not_in_time_must_do_so_now() -> No
         assert b.queue_of(three).take() == [ReleaseRequest(three, LIFE)], "it begins anew"
 
 
-async def test_who_was_told_to_yield_lets_go_at_once_though_others_were_idle_before() -> None:
+async def test_an_adapter_that_was_asked_to_release_goes_before_adapters_that_were_idle_longer() -> None:
     async with bench() as b:
         one, two, three = DIGESTS[:3]
         await b.tell(*(Pin(digest, LIFE) for digest in (one, two, three)))
@@ -142,7 +140,7 @@ class Filed(StubTarget):
         return AdapterSource((), stored=True)
 
 
-async def test_who_found_no_room_tries_alone_when_many_have_gone_past_it() -> None:
+async def test_an_adapter_without_room_tries_alone_after_many_have_overtaken_it() -> None:
     async with bench(Filed()) as b:
         first, *others = DIGESTS
         await b.tell(Pin(first, LIFE), AdapterLoaded(first, False))
@@ -200,7 +198,7 @@ async def until(envelopes: MessageQueue, seconds: float) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("library", [StubTarget, Filed])
-async def test_nobody_waits_for_ever_however_large_it_is_and_however_many_small_ones_come(
+async def test_no_adapter_waits_for_ever_however_large_it_is_and_however_many_small_ones_come(
     seed: int, library: type[StubTarget]
 ) -> None:
     rng = random.Random(seed)

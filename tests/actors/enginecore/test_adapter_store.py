@@ -22,7 +22,7 @@ async def test_a_pin_is_answered_when_the_adapter_is_placed_and_at_once_if_it_is
         assert b.queue_of(one).take() == [Pinned(one, LIFE)]
 
 
-async def test_who_comes_back_to_an_adapter_is_answered_at_once_and_the_executor_is_not_asked() -> None:
+async def test_a_second_pin_of_a_held_adapter_is_answered_at_once_without_the_executor() -> None:
     async with bench() as b:
         one = DIGESTS[0]
         await b.tell(Pin(one, LIFE), AdapterLoaded(one, True))
@@ -38,13 +38,13 @@ async def test_who_comes_back_to_an_adapter_is_answered_at_once_and_the_executor
         assert b.executor.take() == []
 
 
-async def test_what_was_meant_for_another_life_is_ignored() -> None:
+async def test_messages_for_another_epoch_are_ignored() -> None:
     async with bench() as b:
         assert await b.tell(Pin(DIGESTS[0], LIFE - 1), Unpin(DIGESTS[0], LIFE + 1)) == []
         assert not b.executor
 
 
-async def test_a_few_are_offered_at_a_time_and_the_next_when_one_is_settled() -> None:
+async def test_a_few_adapters_are_offered_at_a_time_and_the_next_when_one_is_done() -> None:
     async with bench() as b:
         assert await b.tell(*(Pin(digest, LIFE) for digest in DIGESTS)) == DIGESTS[:4]
         assert await b.tell(AdapterLoaded(DIGESTS[1], True)) == [DIGESTS[4]]
@@ -52,7 +52,7 @@ async def test_a_few_are_offered_at_a_time_and_the_next_when_one_is_settled() ->
         assert b.queue_of(DIGESTS[0]).take() == [Pinned(DIGESTS[0], LIFE, "too large")]
 
 
-async def test_what_is_held_and_how_long_it_took_is_told_when_it_has_changed() -> None:
+async def test_statistics_are_sent_when_they_have_changed() -> None:
     target = StubTarget()
     async with bench(target) as b:
         one, two = DIGESTS[:2]
@@ -107,7 +107,7 @@ async def test_an_adapter_that_is_read_from_disk_counts_as_such() -> None:
         assert b.streamer.take()[-1].loads == {"disk": 1}
 
 
-async def test_all_that_are_read_from_their_files_into_their_place_are_offered_though_none_is_settled() -> (
+async def test_adapters_that_are_read_straight_into_the_pool_are_offered_without_waiting_for_each_other() -> (
     None
 ):
     async with bench(Disk(frozenset(DIGESTS))) as b:
@@ -116,9 +116,7 @@ async def test_all_that_are_read_from_their_files_into_their_place_are_offered_t
         assert sorted(await b.offered(len(DIGESTS))) == sorted(DIGESTS)
 
 
-async def test_those_that_take_memory_until_they_are_placed_are_few_at_a_time_whoever_is_between_them() -> (
-    None
-):
+async def test_few_adapters_at_a_time_use_host_memory_until_they_are_loaded() -> None:
     disk = Disk(frozenset(DIGESTS[::4]))
     async with bench(disk) as b:
         for digest in DIGESTS:
@@ -132,7 +130,7 @@ async def test_those_that_take_memory_until_they_are_placed_are_few_at_a_time_wh
         assert 0 < disk.most <= 4
 
 
-async def test_one_whose_file_was_damaged_is_read_again_once_and_nobody_is_told() -> None:
+async def test_an_adapter_whose_file_was_damaged_is_read_again_once_without_an_error() -> None:
     async with bench(Disk(frozenset(DIGESTS))) as b:
         b.store.tell(Pin(DIGESTS[0], LIFE))
         assert await b.offered(1) == [DIGESTS[0]]

@@ -75,7 +75,7 @@ async def compiling(grammars: Grammars, **options: float) -> AsyncIterator[tuple
 
 
 @pytest.mark.parametrize("outcome", [RuntimeError("a bug of theirs"), Panic("index out of bounds")])
-async def test_a_library_that_stumbles_fails_the_request_and_the_compiler_lives(outcome) -> None:
+async def test_a_library_that_fails_ends_its_request_and_the_compiler_continues(outcome) -> None:
     grammars = Grammars(outcome)
     async with compiling(grammars) as (compiler, scheduler):
         compiler.tell(Compile(SPEC))
@@ -88,7 +88,7 @@ async def test_a_library_that_stumbles_fails_the_request_and_the_compiler_lives(
         assert scheduler[1].grammar is not None
 
 
-async def test_only_so_many_compile_at_once() -> None:
+async def test_the_number_of_concurrent_compiles_is_limited() -> None:
     grammars = Grammars()
     async with compiling(grammars) as (compiler, scheduler):
         for number in range(3 * AT_ONCE):
@@ -99,7 +99,7 @@ async def test_only_so_many_compile_at_once() -> None:
     assert grammars.most == AT_ONCE
 
 
-async def test_a_compile_that_takes_too_long_is_a_typed_error_and_what_it_brings_is_kept(
+async def test_a_compile_that_takes_too_long_is_a_typed_error_and_its_result_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     up = anyio.Event()
@@ -156,7 +156,7 @@ async def test_a_grammar_asked_for_and_withdrawn_again_and_again_is_compiled_onc
     assert [message.ids for message in refused] == [("last",)]
 
 
-async def test_a_tenants_compiles_wait_for_its_own_alone_and_a_full_sandbox_is_no_fault_of_the_grammar() -> (
+async def test_a_tenants_compiles_wait_only_for_its_own_and_a_full_sandbox_is_not_blamed_on_the_grammar() -> (
     None
 ):
     grammars = Grammars()

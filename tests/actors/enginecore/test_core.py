@@ -33,7 +33,7 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a stopped child with its parent")
 @pytest.mark.parametrize("state", ["running", "stopped"])
-def test_back_does_not_outlive_a_front_that_is_killed(state: str) -> None:
+def test_the_engine_core_ends_when_the_frontend_is_killed(state: str) -> None:
     with Program("-c", FRONT, str(model_folder("qwen3"))) as frontend:
         assert frontend.line() == "ready\n"
         core = child(frontend.process.pid)
@@ -43,7 +43,7 @@ def test_back_does_not_outlive_a_front_that_is_killed(state: str) -> None:
     eventually(lambda: not alive(core), "the engine core ends, too")
 
 
-def test_signals_for_front_are_not_taken_by_back() -> None:
+def test_the_engine_core_ignores_signals_for_the_frontend() -> None:
     ours, theirs = socket.socketpair()
     line = str(theirs.fileno())
     with ours, Program("-m", "personae.actors.enginecore.core", line, pass_fds=(theirs.fileno(),)) as core:

@@ -76,7 +76,7 @@ async def learnt(h: Fixture, seconds: float) -> StepPlan:
     return h.plans[10]
 
 
-async def test_who_comes_while_a_step_runs_is_in_the_next() -> None:
+async def test_a_sequence_that_arrives_during_a_step_is_in_the_next() -> None:
     async with fixture(late=True) as h:
         running = await learnt(h, 0.1)
         assert len(h.plans) == running.step + 1, "nothing is planned yet"
@@ -88,7 +88,7 @@ async def test_who_comes_while_a_step_runs_is_in_the_next() -> None:
         assert [admission.log.id for admission in h.plans[-1].admissions] == ["second"]
 
 
-async def test_a_step_that_ends_sooner_than_expected_is_followed_at_once() -> None:
+async def test_after_a_step_that_ends_early_the_next_is_planned_at_once() -> None:
     async with fixture(late=True) as h:
         running = await learnt(h, 0.1)
         await anyio.sleep(0.02)
@@ -109,7 +109,7 @@ async def test_short_steps_and_devices_that_run_ahead_are_planned_for_at_once(
             await h.end(h.plans[step], seconds)
 
 
-async def test_a_clock_of_whole_milliseconds_forgets_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_clock_of_whole_milliseconds_misses_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "current_time", lambda: math.floor(anyio.current_time() * 1000) / 1000)
     async with fixture(late=True) as h:
         await learnt(h, 0.0203)

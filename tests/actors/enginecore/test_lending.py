@@ -78,7 +78,7 @@ async def play(client: EngineClient, logs: Sequence[SequenceLog]) -> dict[str, P
     return dict(played)
 
 
-async def test_adapters_beyond_their_own_memory_stay_and_leave_when_sequences_need_it(
+async def test_adapters_use_lent_memory_until_sequences_need_it(
     small: Assembly,
 ) -> None:
     engine_spec = small.engine_spec
@@ -103,7 +103,7 @@ async def test_adapters_beyond_their_own_memory_stay_and_leave_when_sequences_ne
         assert {id: one.tokens for id, one in again.items()} == {id: one.tokens for id, one in first.items()}
 
 
-async def test_memory_that_sequences_want_comes_back_and_no_answer_changes(
+async def test_lent_memory_returns_to_sequences_and_no_answer_changes(
     tmp_path_factory: pytest.TempPathFactory, small: Assembly
 ) -> None:
     tight = assembled(tmp_path_factory.mktemp("tight"), 90).engine_spec
@@ -136,7 +136,7 @@ async def test_memory_that_sequences_want_comes_back_and_no_answer_changes(
         }
 
 
-async def test_streams_go_on_while_memory_is_handed_to_and_fro(
+async def test_streams_continue_while_memory_is_lent_and_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []

@@ -12,7 +12,7 @@ from personae.actors.messages import ReleaseRequest, Unpin, Withdraw
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
 
-async def test_what_runs_again_after_a_restart_leaves_room_for_others_in_the_window() -> None:
+async def test_sequences_that_run_again_after_a_restart_leave_room_in_the_window() -> None:
     fixture = FrontendFixture(0, window=2)
     for number in range(2):
         fixture.submit(f"{number}", None)
@@ -42,7 +42,7 @@ async def test_a_tenant_that_floods_leaves_the_window_of_another_alone() -> None
     assert set(fixture.core.running) == {"flood-0", "flood-1", "one"}
 
 
-async def test_what_a_tenant_lets_wait_leaves_its_window_alone_and_has_a_smaller_one() -> None:
+async def test_background_sequences_have_a_smaller_window_of_their_own() -> None:
     fixture = FrontendFixture(0, window=16)
     for number in range(9):
         fixture.submit(f"batch-{number}", None, background=True)
@@ -55,7 +55,7 @@ async def test_what_a_tenant_lets_wait_leaves_its_window_alone_and_has_a_smaller
     fixture.assert_empty()
 
 
-async def test_a_queue_that_is_told_to_yield_finishes_what_runs_and_lets_go_of_its_adapter_between() -> None:
+async def test_a_queue_that_is_asked_to_release_finishes_what_runs_and_then_unpins_its_adapter() -> None:
     fixture = FrontendFixture(0)
     for number in range(3):
         fixture.submit(f"{number}", "poet")
@@ -77,7 +77,7 @@ async def test_a_queue_that_is_told_to_yield_finishes_what_runs_and_lets_go_of_i
     assert fixture.heard("2") == (list(range(3, 9)), ["length"])
 
 
-async def test_a_queue_that_must_yield_now_lets_go_of_long_answers_which_go_on_where_they_were() -> None:
+async def test_a_queue_that_must_release_now_preempts_long_answers_which_continue_later() -> None:
     fixture = FrontendFixture(0)
     for number in range(3):
         fixture.submit(f"{number}", "poet")
@@ -99,7 +99,7 @@ async def test_a_queue_that_must_yield_now_lets_go_of_long_answers_which_go_on_w
         assert fixture.heard(f"{number}") == (list(range(3, 9)), ["length"])
 
 
-async def test_what_is_withdrawn_while_it_is_taken_back_ends() -> None:
+async def test_a_sequence_that_is_withdrawn_while_it_is_preempted_ends() -> None:
     fixture = FrontendFixture(0)
     fixture.submit("0", "poet")
     while await fixture.deliver():
@@ -110,7 +110,7 @@ async def test_what_is_withdrawn_while_it_is_taken_back_ends() -> None:
     fixture.assert_empty()
 
 
-async def test_a_lane_hands_out_by_priority_and_forgets_who_has_gone() -> None:
+async def test_a_lane_returns_sequences_by_priority_and_forgets_those_that_left() -> None:
     lane = Lane()
     for i, priority in enumerate([0, 2, -1, 0]):
         lane.add(make_log(f"{i}", [1], priority=priority))

@@ -36,7 +36,7 @@ def quarantined(inbox: Inbox) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(150))
-async def test_every_request_ends_once_and_whole_however_often_back_dies(seed: int) -> None:
+async def test_every_request_ends_once_and_complete_however_often_the_engine_core_dies(seed: int) -> None:
     fixture = FrontendFixture(seed)
     rng = fixture.rng
     withdrawn: set[str] = set()
@@ -103,7 +103,7 @@ class Placing(RecordingRef):
                 self.frontend.streamer.tell(StepDone(deltas, SchedulerStats()))
 
 
-async def test_the_queues_of_adapters_that_nobody_asks_for_any_more_do_not_stay() -> None:
+async def test_queues_of_adapters_that_are_not_requested_any_more_are_removed() -> None:
     top, core = Supervisor("top", max_restarts=0), Placing()
     core.frontend = frontend = Frontend(top, ready=lambda: True, max_live=10, window=4)
     frontend.connect(core, core)
@@ -124,7 +124,7 @@ async def test_the_queues_of_adapters_that_nobody_asks_for_any_more_do_not_stay(
 
 
 @pytest.mark.parametrize(("seconds", "delivered"), [(0.0, 1.0), (37.5, 37.5), (1e9, LONGEST_RETRY)])
-async def test_who_is_refused_is_told_how_long_the_queue_is(seconds: float, delivered: float) -> None:
+async def test_a_refusal_says_how_long_the_queue_is(seconds: float, delivered: float) -> None:
     ingress = Ingress(RecordingRef(), lambda adapter: RecordingRef(), 1, lambda: seconds)
     logs = tuple(SequenceLog(id, (7,), 1, SamplingParams(max_tokens=1, seed=0)) for id in "ab")
     answer = Answer()

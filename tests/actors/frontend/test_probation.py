@@ -42,7 +42,7 @@ class Case:
 
 
 @pytest.mark.parametrize("poison", "abcdef")
-def test_the_guilty_one_is_found_among_many_in_its_second_death_and_it_alone(poison) -> None:
+def test_only_the_guilty_sequence_is_found_among_many_and_at_its_second_crash(poison) -> None:
     case = Case("abcdef", poison)
     case.run()
     assert case.quarantined == [poison]
@@ -50,14 +50,14 @@ def test_the_guilty_one_is_found_among_many_in_its_second_death_and_it_alone(poi
     assert sorted(case.on_device) == sorted(set("abcdef") - {poison})
 
 
-def test_several_guilty_ones_are_found_one_after_the_other() -> None:
+def test_several_guilty_sequences_are_found_one_after_the_other() -> None:
     case = Case("abcdefgh", "cfg")
     case.run()
     assert sorted(case.quarantined) == ["c", "f", "g"]
     assert sorted(case.on_device) == list("abdeh")
 
 
-def test_one_that_only_waits_is_never_suspect_however_often_back_dies() -> None:
+def test_a_waiting_sequence_is_never_suspect_however_often_the_engine_core_dies() -> None:
     records = {id: CrashRecord() for id in "ab"}
     probation = Probation()
     for _ in range(9):
@@ -66,7 +66,7 @@ def test_one_that_only_waits_is_never_suspect_however_often_back_dies() -> None:
         records["a"].brought = CLEARED
 
 
-def test_nobody_else_goes_back_while_suspects_are_tried() -> None:
+def test_no_other_sequence_is_resubmitted_while_suspects_are_tried() -> None:
     records = {id: CrashRecord() for id in "abc"}
     probation = Probation()
     assert probation.judge(records, "ab") == []
@@ -83,7 +83,7 @@ def test_nobody_else_goes_back_while_suspects_are_tried() -> None:
     assert probation.over
 
 
-def test_one_on_trial_that_was_not_on_the_device_yet_is_not_guilty() -> None:
+def test_a_sequence_on_trial_that_was_not_on_the_device_yet_is_not_guilty() -> None:
     records = {"a": CrashRecord()}
     probation = Probation()
     probation.judge(records, "a")
@@ -92,7 +92,7 @@ def test_one_on_trial_that_was_not_on_the_device_yet_is_not_guilty() -> None:
     assert probation.next(records) == ["a"]
 
 
-def test_a_death_from_outside_makes_nobody_suspect_and_two_in_a_row_do() -> None:
+def test_one_death_from_outside_makes_no_suspects_and_two_in_a_row_do() -> None:
     records = {id: CrashRecord() for id in "ab"}
     probation = Probation()
     probation.judge(records, "a", outside=True)
@@ -102,7 +102,7 @@ def test_a_death_from_outside_makes_nobody_suspect_and_two_in_a_row_do() -> None
     assert not probation.over
 
 
-def test_who_brings_tokens_between_deaths_begins_anew() -> None:
+def test_tokens_between_deaths_clear_a_sequence() -> None:
     records = {"a": CrashRecord()}
     probation = Probation()
     for _ in range(10):
@@ -112,13 +112,13 @@ def test_who_brings_tokens_between_deaths_begins_anew() -> None:
         records["a"].brought = CLEARED
 
 
-def test_what_is_killed_from_outside_again_and_again_is_given_up_at_last() -> None:
+def test_a_sequence_that_is_killed_from_outside_again_and_again_ends_at_last() -> None:
     case = Case("a", "a", outside=True)
     case.run()
     assert (case.quarantined, case.deaths) == (["a"], 4)
 
 
-def test_one_that_kills_at_its_tenth_token_is_found_too() -> None:
+def test_a_sequence_that_crashes_the_engine_at_its_tenth_token_is_found_too() -> None:
     # A replayed log goes on where it died, so it dies at its first token after that.
     records = {id: CrashRecord() for id in "ab"}
     probation = Probation()
@@ -132,7 +132,7 @@ def test_one_that_kills_at_its_tenth_token_is_found_too() -> None:
     assert probation.over
 
 
-def test_a_back_that_dies_while_it_starts_does_not_make_its_predecessors_death_forgotten() -> None:
+def test_a_death_during_a_start_does_not_hide_the_death_before_it() -> None:
     delivered: deque[Message] = deque()
     frontend = SimpleNamespace(streamer=SimpleNamespace(tell=delivered.append))
     Frontend.note_engine_death(frontend, LastStep(7, 1, 1, ("a", "b")), outside=False)

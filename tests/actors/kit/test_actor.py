@@ -30,7 +30,7 @@ async def test_an_actor_answers_an_ask() -> None:
         assert await greeter.ask(lambda reply: Greet("world", reply)) == "hello world"
 
 
-async def test_messages_are_handled_in_the_order_they_were_told() -> None:
+async def test_messages_are_handled_in_the_order_they_were_sent() -> None:
     seen: list[object] = []
     async with Supervisor("top") as top:
         doer = top.spawn("doer", Doer)
@@ -56,7 +56,7 @@ async def test_one_message_is_handled_at_a_time() -> None:
     assert seen == ["in", "out", "in", "out"]
 
 
-async def test_messages_told_before_the_start_wait_for_it() -> None:
+async def test_messages_sent_before_the_start_wait_for_it() -> None:
     seen: list[object] = []
     top = Supervisor("top")
     doer = top.spawn("doer", Doer)
@@ -149,7 +149,7 @@ async def test_an_ask_past_its_deadline_fails_and_the_actor_is_not_disturbed() -
         assert finished == [before]
 
 
-async def test_an_ask_whose_deadline_has_passed_already_tells_the_actor_nothing() -> None:
+async def test_an_ask_whose_deadline_has_passed_sends_the_actor_nothing() -> None:
     seen: list[object] = []
     async with Supervisor("top") as top:
         doer = top.spawn("doer", Doer)
@@ -200,7 +200,7 @@ async def test_only_the_first_answer_counts() -> None:
         assert await top.spawn("doer", Doer).ask(twice) == 1
 
 
-async def test_an_answer_may_be_an_error_and_the_actor_lives_on() -> None:
+async def test_an_answer_may_be_an_error_and_the_actor_continues() -> None:
     async with Supervisor("top") as top:
         doer = top.spawn("doer", Doer)
         before = await doer.ask(whoami)
@@ -251,7 +251,7 @@ async def test_the_mailbox_is_kept_over_a_restart_and_the_fatal_message_is_not_r
         assert await doer.ask(whoami) is second
 
 
-async def test_an_ask_that_waits_in_the_mailbox_is_answered_by_the_next_life() -> None:
+async def test_an_ask_that_waits_in_the_mailbox_is_answered_after_the_restart() -> None:
     async with Supervisor("top", report=lambda incident: None) as top:
         doer = top.spawn("doer", Doer)
         first = await doer.ask(whoami)
@@ -301,7 +301,7 @@ async def test_drained_asks_fail_when_the_actor_crashes() -> None:
     assert len(failed) == 2
 
 
-async def test_a_task_beside_receive_runs_while_messages_are_handled() -> None:
+async def test_a_background_task_runs_while_messages_are_handled() -> None:
     ticks: list[float] = []
 
     async def tick() -> None:
@@ -320,7 +320,7 @@ async def test_a_task_beside_receive_runs_while_messages_are_handled() -> None:
     assert len(ticks) == after
 
 
-async def test_a_task_beside_receive_that_raises_crashes_the_actor() -> None:
+async def test_a_background_task_that_raises_crashes_the_actor() -> None:
     async def fail() -> None:
         await anyio.sleep(1)
         raise Boom

@@ -25,7 +25,7 @@ async def test_a_removed_child_is_gone_and_not_restarted() -> None:
         top.spawn("b", Doer)
 
 
-async def test_a_dismissed_child_finishes_its_message_and_nobody_waits() -> None:
+async def test_a_dismissed_child_finishes_its_message_and_the_caller_does_not_wait() -> None:
     diary: list[str] = []
     top = Supervisor("top", report=quiet)
     refs = family(top, diary)

@@ -38,7 +38,7 @@ async def test_an_idle_actor_has_an_empty_reading() -> None:
         assert [(g.state, g.depth, g.oldest) for g in read(top)] == [("idle", 0, 0.0)]
 
 
-async def test_a_walk_finds_every_actor_of_the_tree() -> None:
+async def test_every_actor_of_the_tree_has_a_reading() -> None:
     top = Supervisor("top")
     top.spawn("a", Doer)
     below = top.supervisor("below")

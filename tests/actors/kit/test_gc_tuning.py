@@ -23,7 +23,7 @@ print(new() is None, len(old))
 """
 
 
-def test_what_is_here_is_spared_garbage_goes_before_and_later_cycles_are_found() -> None:
+def test_loaded_objects_are_excluded_after_garbage_is_collected_and_later_cycles_are_found() -> None:
     command = [sys.executable, "-c", SCRIPT]
     delivered = subprocess.run(
         command, env={"PYTHONPATH": str(PACKAGES)}, capture_output=True, check=True, timeout=PATIENCE

@@ -323,7 +323,7 @@ async def test_while_a_tree_goes_down_those_already_stopped_refuse_messages() ->
     assert len(refused) == 1
 
 
-async def test_a_report_hook_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_report_hook_that_raises_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
     def hook(incident: Incident) -> None:
         raise KeyError("hook")
 

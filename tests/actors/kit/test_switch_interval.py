@@ -5,7 +5,7 @@ import sys
 from personae.actors.kit.switch_interval import TURN_SECONDS, shorten_switch_interval
 
 
-def test_turns_are_short_from_then_on() -> None:
+def test_the_switch_interval_is_short() -> None:
     before = sys.getswitchinterval()
     try:
         shorten_switch_interval()

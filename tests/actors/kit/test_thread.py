@@ -242,7 +242,7 @@ async def test_a_stop_lets_the_message_in_hand_finish_and_leaves_the_others() ->
     assert [i.what for i in incidents] == ["dropped 1 messages"]
 
 
-async def test_a_thread_that_does_not_stop_in_time_is_reported_and_can_no_longer_speak() -> None:
+async def test_a_thread_that_does_not_stop_in_time_is_reported_and_can_no_longer_post() -> None:
     gate, busy, ended = threading.Event(), threading.Event(), threading.Event()
     incidents: list[Incident] = []
     said: list[str] = []
@@ -296,7 +296,7 @@ async def test_a_post_that_finds_a_full_mailbox_crashes_the_poster() -> None:
     assert isinstance(incidents[0].error, Overloaded)
 
 
-async def test_a_post_to_a_stopped_actor_is_reported_and_harms_nobody() -> None:
+async def test_a_post_to_a_stopped_actor_is_reported_and_does_no_harm() -> None:
     incidents: list[Incident] = []
     async with Supervisor("top", report=incidents.append) as top:
         gone = top.spawn("gone", Doer)

@@ -64,7 +64,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-async def test_streams_go_on_at_another_replica_token_for_token_when_one_dies_or_is_silent(
+async def test_streams_continue_at_another_replica_token_for_token_when_one_dies_or_is_silent(
     options, processes: list[int], how: signal.Signals
 ) -> None:
     async with open_replicas(
@@ -106,7 +106,7 @@ async def test_streams_go_on_at_another_replica_token_for_token_when_one_dies_or
         assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
 
 
-async def test_every_replica_has_its_own_figures_and_their_sum_is_the_engine_s(options) -> None:
+async def test_every_replica_has_its_own_figures_and_the_engine_shows_their_sum(options) -> None:
     async with open_replicas(options, 2) as engines:
         await play_all(engines.client, mixed(engines))
         stats = engines.client.stats()
@@ -151,7 +151,7 @@ async def test_engines_come_and_go_while_streams_run_and_every_token_is_the_same
             await scaler.scale(3)
 
 
-async def test_engines_say_what_is_in_their_prefix_caches_where_that_is_wanted(options) -> None:
+async def test_engines_report_what_is_in_their_prefix_caches_if_the_option_is_set(options) -> None:
     heard: dict[int, ExactPrefixes] = defaultdict(ExactPrefixes)
     told = replace(options, record_kv_events=True)
     async with open_replicas(
@@ -169,7 +169,7 @@ async def test_engines_say_what_is_in_their_prefix_caches_where_that_is_wanted(o
             assert max(prefixes.match(names) for prefixes in heard.values()) == 64
 
 
-async def test_what_the_first_engine_refuses_ends_the_start(options, tmp_path) -> None:
+async def test_options_that_the_first_engine_refuses_end_the_start(options, tmp_path) -> None:
     with pytest.raises(ModelLoadError):
         async with open_replicas(EngineOptions(tmp_path, device="cpu"), 2):
             raise AssertionError("not reached")
@@ -191,7 +191,7 @@ async def test_cores_are_shared_evenly_and_more_engines_than_gpus_are_refused(
         shares(on_gpu, 3)
 
 
-async def test_an_adapter_that_comes_later_serves_at_every_engine_by_its_digest(options, tmp_path) -> None:
+async def test_an_adapter_that_is_added_later_serves_at_every_engine_by_its_digest(options, tmp_path) -> None:
     cards = assemble(options).engine_spec.models
     (name, card) = next((name, card) for name, card in cards.items() if card.adapter is not None)
     store = tmp_path / "store"

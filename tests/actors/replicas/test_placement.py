@@ -73,7 +73,7 @@ def choose(policy: Placement, group: Group, replicas: list[Replica], demand: int
     return policy.choose(PlacementRequest(group, demand or group.work), replicas)
 
 
-async def test_what_was_promised_counts_until_it_is_computed() -> None:
+async def test_promised_work_counts_until_it_is_computed() -> None:
     one = replica(0)
     placed = send(group("a"), one)[0]
     assert one.work == 150
@@ -84,7 +84,7 @@ async def test_what_was_promised_counts_until_it_is_computed() -> None:
 
 
 @pytest.mark.parametrize("policy", [LeastLoaded(), EstimatedSeconds(), LongestPrefix()])
-async def test_a_request_goes_where_less_was_promised(policy: Placement) -> None:
+async def test_a_request_goes_to_the_replica_with_less_promised_work(policy: Placement) -> None:
     replicas = [replica(0), replica(1)]
     for number in range(9):
         chosen = choose(policy, group(f"{number}", prompt=10 + number), replicas)
@@ -94,7 +94,7 @@ async def test_a_request_goes_where_less_was_promised(policy: Placement) -> None
     assert abs(len(replicas[0].live) - len(replicas[1].live)) == 1
 
 
-async def test_the_same_beginning_goes_to_the_same_replica_unless_that_has_too_much() -> None:
+async def test_the_same_prefix_goes_to_the_same_replica_unless_that_is_overloaded() -> None:
     replicas = [replica(0), replica(1), replica(2)]
     for policy in (EstimatedSeconds(), LongestPrefix()):
         (before,) = send(group("before", prompt=10 * BLOCK), replicas[2])
@@ -158,7 +158,7 @@ async def test_a_replica_that_is_clearly_slower_gets_less_and_one_that_differs_b
     assert slow.token_seconds > 1.5 * usual.token_seconds
 
 
-async def test_prefixes_of_another_tenant_or_adapter_are_not_taken_for_one_s_own() -> None:
+async def test_prefixes_of_another_tenant_or_adapter_do_not_match() -> None:
     index = PrefixIndex(most=8)
     mine = group("a", prompt=4 * BLOCK, salt=b"ann")
     index.note(mine.blocks)
@@ -170,7 +170,7 @@ async def test_prefixes_of_another_tenant_or_adapter_are_not_taken_for_one_s_own
     assert index.match(mine.blocks) == 0, "the oldest are forgotten"
 
 
-async def test_the_least_served_key_goes_next_and_those_without_room_are_passed_over() -> None:
+async def test_the_least_served_key_goes_next_and_keys_without_room_are_skipped() -> None:
     policy = VirtualTokenCounters()
     waiting = WaitingGroups(policy)
     for number in range(3):
@@ -197,7 +197,7 @@ async def test_the_least_served_key_goes_next_and_those_without_room_are_passed_
     assert waiting.keys == 2
 
 
-async def test_of_those_with_targets_the_one_with_the_least_time_left_goes_first() -> None:
+async def test_among_requests_with_targets_the_one_with_the_least_time_left_goes_first() -> None:
     waiting = WaitingGroups(VirtualTokenCounters())
     for id, due in (("calm", math.inf), ("late", 5.0), ("soon", 2.0), ("missed", 0.5)):
         each = group(id, tenant=id)
@@ -210,7 +210,7 @@ async def test_of_those_with_targets_the_one_with_the_least_time_left_goes_first
     assert taken == ["soon", "late", "calm", "missed"], "whoever cannot be in time waits as all others do"
 
 
-async def test_a_target_brings_nobody_further_forward_than_fairness_allows() -> None:
+async def test_a_target_moves_no_request_further_forward_than_fairness_allows() -> None:
     policy = VirtualTokenCounters()
     waiting = WaitingGroups(policy)
     for number in range(40):
@@ -240,7 +240,7 @@ async def test_targets_that_are_withdrawn_leave_nothing_behind() -> None:
     assert not waiting.prompts
 
 
-async def test_a_session_stays_where_it_was_unless_that_has_too_much() -> None:
+async def test_a_session_stays_at_its_replica_unless_that_is_overloaded() -> None:
     policy = EstimatedSeconds()
     replicas = [replica(0), replica(1), replica(2)]
     request = group("a", prompt=50)
@@ -251,7 +251,7 @@ async def test_a_session_stays_where_it_was_unless_that_has_too_much() -> None:
     assert policy.choose(PlacementRequest(request, 100, session=2), replicas) is not replicas[2]
 
 
-async def test_a_session_s_name_is_its_tenant_s() -> None:
+async def test_a_session_name_belongs_to_its_tenant() -> None:
     sessions = Sessions(most=2)
     sessions.note(group("a", tenant="ann", session="s").logs[0], 1)
     assert sessions.get(group("b", tenant="ann", session="s").logs[0]) == 1

@@ -22,7 +22,7 @@ def ids(found: list[LiveStream]) -> str:
     return "".join(stream.log.id for stream in found)
 
 
-async def test_the_harmless_and_those_that_waited_go_on_at_once_and_the_others_are_tried() -> None:
+async def test_cleared_and_waiting_sequences_continue_at_once_and_the_others_are_tried() -> None:
     suspects, house = Suspects(), streams("abcd")
     house["a"].record.brought = CLEARED
     house["b"].record.brought = CLEARED - 1
@@ -34,7 +34,7 @@ async def test_the_harmless_and_those_that_waited_go_on_at_once_and_the_others_a
     assert suspects.next() is house["c"]
 
 
-async def test_the_one_on_trial_when_its_engine_dies_is_guilty_and_nobody_else() -> None:
+async def test_only_the_sequence_on_trial_is_guilty_when_its_engine_dies() -> None:
     suspects, house = Suspects(), streams("abc")
     suspects.judge(house.values(), "abc", outside=False)
     assert suspects.next() is house["a"]
@@ -48,7 +48,7 @@ async def test_the_one_on_trial_when_its_engine_dies_is_guilty_and_nobody_else()
     assert suspects.next() is house["c"], "still to be tried"
 
 
-async def test_a_kill_from_outside_makes_nobody_suspect_two_in_a_row_do_and_the_third_ends() -> None:
+async def test_one_death_from_outside_makes_no_suspects_two_do_and_a_third_ends_the_one_on_trial() -> None:
     suspects, house = Suspects(), streams("ab")
     assert ids(suspects.judge(house.values(), "ab", outside=True)[0]) == "ab"
     house["b"].record.brought = CLEARED
@@ -58,7 +58,7 @@ async def test_a_kill_from_outside_makes_nobody_suspect_two_in_a_row_do_and_the_
     assert ids(suspects.judge([house["a"]], "a", outside=True)[1]) == "a"
 
 
-async def test_one_that_kills_after_many_tokens_is_suspect_at_the_second_engine_that_it_kills() -> None:
+async def test_a_sequence_that_crashes_engines_after_many_tokens_is_suspect_at_the_second_crash() -> None:
     suspects, house = Suspects(), streams("ab")
     for stream in house.values():
         stream.record.brought = 10
@@ -72,7 +72,7 @@ async def test_one_that_kills_after_many_tokens_is_suspect_at_the_second_engine_
     assert suspects.over
 
 
-async def test_one_on_trial_that_was_not_on_the_device_yet_is_tried_again() -> None:
+async def test_a_sequence_on_trial_that_was_not_on_the_device_yet_is_tried_again() -> None:
     suspects, house = Suspects(), streams("a")
     suspects.judge(house.values(), "a", outside=False)
     assert suspects.next() is house["a"]
@@ -80,7 +80,7 @@ async def test_one_on_trial_that_was_not_on_the_device_yet_is_tried_again() -> N
     assert suspects.next() is house["a"]
 
 
-async def test_a_suspect_that_nobody_wants_any_more_is_not_tried() -> None:
+async def test_a_suspect_that_is_withdrawn_is_not_tried() -> None:
     suspects, house = Suspects(), streams("ab")
     suspects.judge(house.values(), "ab", outside=False)
     assert suspects.drop("a")
