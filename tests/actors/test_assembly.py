@@ -1,4 +1,4 @@
-"""What stops a start-up, and the sizes that are chosen."""
+"""What stops a start, and which sizes are chosen."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -108,7 +108,7 @@ def test_a_container_with_little_memory_has_a_smaller_cache_and_refuses_a_larger
 def test_asking_for_more_memory_than_is_free_logs_a_warning(monkeypatch, caplog) -> None:
     monkeypatch.setattr("personae.actors.sizing.free_memory", lambda: 5)
     assemble(EngineOptions(model_folder("qwen3"), device="cpu"))
-    assert not caplog.messages, "nobody asked for a size"
+    assert not caplog.messages, "no size was configured"
     assemble(EngineOptions(model_folder("qwen3"), device="cpu", kv_memory=2**24))
     assert caplog.messages == ["--kv-memory and --adapter-memory ask for 16MiB; 5 bytes are free now"]
 

@@ -1,4 +1,4 @@
-"""The whole company on one stage, with a tiny model: real threads, real tensors, the wall clock."""
+"""The whole engine in one process, with a tiny model: real threads, real tensors, the wall clock."""
 
 import json
 import random
@@ -83,7 +83,7 @@ async def play(client: EngineClient, logs: Sequence[SequenceLog]) -> dict[str, P
 
 
 async def everything(client: EngineClient, logs: Sequence[SequenceLog]) -> dict[str, list[int]]:
-    """Each log in a stream of its own, all at the same time."""
+    """Run each log in a stream of its own, all at the same time."""
     tokens: dict[str, list[int]] = {}
 
     async def one(log: SequenceLog) -> None:
@@ -194,7 +194,7 @@ async def test_a_malformed_grammar_fails_its_own_request_and_the_next_one_works(
 
 
 class CrashingEngine(StepEngine):
-    """Raises at the given steps of its life, once a life."""
+    """Raises at the given steps, once per epoch."""
 
     crash_at: int
 
@@ -207,7 +207,7 @@ class CrashingEngine(StepEngine):
 
 async def test_streams_continue_token_for_token_when_the_executor_crashes(assembly) -> None:
     engine_spec = assembly.engine_spec
-    crashes = [5]  # one: who is aboard in a second one is ended
+    crashes = [5]  # only one: a sequence that runs in a second crash is ended
     incidents: list[Incident] = []
 
     def build() -> StepEngine:

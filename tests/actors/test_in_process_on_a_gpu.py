@@ -1,5 +1,5 @@
-"""The whole company on a GPU made of paper: the executor's own thread, adapters read on others, more of them
-than fit."""
+"""The whole engine on a simulated GPU: the executor's own thread, adapters read on other threads, and more
+adapters than fit."""
 
 import os
 from collections import defaultdict
@@ -19,7 +19,7 @@ pytestmark = [
         reason="needs Triton's compiler, and no GPU",
     ),
 ]
-from paper_gpu import PaperGpu  # noqa: E402  # below the mark, which says what they need
+from paper_gpu import PaperGpu  # noqa: E402  # below the mark that says what they need
 from tiny_adapters import make_adapter_folder  # noqa: E402
 from tiny_models import model_folder  # noqa: E402
 
@@ -41,7 +41,7 @@ def assembled(base: Path, root: Path, device: str) -> Assembly:
 
 
 async def answers(assembly: Assembly, client: EngineClient) -> dict[str, tuple[int, ...]]:
-    """Everybody at once."""
+    """Run all requests at the same time."""
     models = assembly.engine_spec.models
     found: dict[str, list[int]] = defaultdict(list)
 
@@ -81,7 +81,7 @@ async def test_answers_equal_those_of_a_cpu(granule: int | None, tmp_path: Path)
             if granule is None:
                 assert client.stats().adapters.evictions > 0, "all of them fit"
             else:
-                assert client.stats().pages_lent > 0, "nobody borrowed"
+                assert client.stats().pages_lent > 0, "no memory was lent"
                 assert client.stats().adapters.evictions == 0
         assert gpu.machine.launches["expand_kernel"]
     assert found == wanted

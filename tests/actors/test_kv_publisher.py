@@ -48,7 +48,7 @@ def test_a_subscriber_reads_the_topic_a_number_and_the_batch_and_asks_for_what_i
         socket = subscriber(zmq.SUB, address(publisher, "_publish"))
         socket.setsockopt_string(zmq.SUBSCRIBE, "kv@")
         missed = 0
-        while not socket.poll(50):  # a subscription takes a moment, and what comes before is not heard
+        while not socket.poll(50):  # a subscription takes a moment, and messages before that are lost
             publisher.publish(0, (AllBlocksCleared(),))
             missed += 1
         while socket.poll(200):

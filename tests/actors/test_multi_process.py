@@ -1,5 +1,5 @@
-"""the frontend and the engine core as two processes, with a tiny model: whatever becomes of the engine core,
-the streams go on."""
+"""The frontend and the engine core as two processes, with a tiny model: streams continue whatever happens to
+the engine core."""
 
 import os
 import random
@@ -52,15 +52,15 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
     )
 
 
-def backs() -> list[int]:
-    """Process ids of this process's children that are Backs."""
+def engine_cores() -> list[int]:
+    """The process ids of this process's children that are engine cores."""
     command = ["pgrep", "-P", str(os.getpid()), "-f", r"personae\.actors\.enginecore\.core|faulty_core\.py"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     return [int(line) for line in found.stdout.split()]
 
 
 def names_of_sockets(pid: int) -> list[str]:
-    """The paths of a process's Unix sockets; those without a name have none."""
+    """The paths of a process's Unix sockets. Unnamed sockets have none."""
     targets = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
     inodes = {target[8:-1] for target in targets if target.startswith("socket:[")}
     assert inodes
@@ -91,8 +91,8 @@ async def test_streams_continue_token_for_token_when_the_engine_core_is_killed(o
             while kills < 3:
                 await anyio.sleep(rng.uniform(0.02, 0.3))
                 stats = engine_processes.client.stats()
-                if stats.ready and stats.restarts == kills:  # the last one has been noticed
-                    [pid] = backs()
+                if stats.ready and stats.restarts == kills:  # the last death was noticed
+                    [pid] = engine_cores()
                     os.kill(pid, signal.SIGKILL)
                     kills += 1
 
@@ -143,7 +143,7 @@ async def test_an_engine_core_that_hangs_is_replaced_and_the_streams_continue(
     async with faulty(options, fault, tmp_path, hang_seconds=PATIENCE, max_restarts=20) as engine_processes:
         logs = mixed(engine_processes)
         if how == "stopped":
-            for pid in backs():
+            for pid in engine_cores():
                 os.kill(pid, signal.SIGSTOP)
 
         async def play_disturbed() -> None:
@@ -155,7 +155,7 @@ async def test_an_engine_core_that_hangs_is_replaced_and_the_streams_continue(
                 if how == "stuck":
                     await soon((tmp_path / "done").exists, "it is stuck")
                 while engine_processes.client.stats().restarts == 0:
-                    clock.ahead += 2 * PATIENCE  # again if what it had said before was read only now
+                    clock.ahead += 2 * PATIENCE  # again if an earlier message was read only now
                     await anyio.sleep(0.1)
         assert same(disturbed, await play_all(engine_processes.client, logs))
 
@@ -201,11 +201,11 @@ async def test_a_load_error_of_the_engine_core_is_raised_as_itself_and_no_proces
     with pytest.raises(ModelLoadError, match="no such weights"):
         async with faulty(options, "load", tmp_path):
             raise AssertionError("not reached")
-    assert backs() == []
+    assert engine_cores() == []
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "expected"),
     [
         ("killed", r"The engine was killed while it loaded the model: probably out of memory, [\d.]+ GiB .*"),
         (
@@ -215,15 +215,15 @@ async def test_a_load_error_of_the_engine_core_is_raised_as_itself_and_no_proces
     ],
 )
 async def test_an_engine_core_that_ends_while_it_loads_is_reported_in_one_sentence_and_not_restarted(
-    options, tmp_path, fault: str, said: str, caplog: pytest.LogCaptureFixture
+    options, tmp_path, fault: str, expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     incidents: list[Incident] = []
     with pytest.raises(EngineLost) as lost:
         async with faulty(options, fault, tmp_path, incidents):
             raise AssertionError("not reached")
-    assert re.fullmatch(said, lost.value.message), lost.value.message
+    assert re.fullmatch(expected, lost.value.message), lost.value.message
     assert [incident for incident in incidents if incident.error is not None] == []
-    assert backs() == []
+    assert engine_cores() == []
     if fault == "killed":
         assert caplog.messages == []
 
@@ -235,9 +235,9 @@ async def test_loading_progress_is_reported_and_the_socket_has_no_name(options) 
     ) as engine_processes:
         assert progress[-1][0] == progress[-1][1] > 0
         assert set(engine_processes.client.models("default")) >= set(NAMES[:-1])
-        (core,) = backs()
+        (core,) = engine_cores()
         assert names_of_sockets(core) == names_of_sockets(os.getpid()) == []
-    assert backs() == []
+    assert engine_cores() == []
 
 
 async def test_the_engine_core_excludes_loaded_objects_from_garbage_collection(options, caplog) -> None:

@@ -1,4 +1,4 @@
-"""One tenant floods four engines: another waits for its first tokens about as long as with one engine."""
+"""One tenant floods four engines. Another waits for its first tokens about as long as with one engine."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from personae.engine.params import SamplingParams
 from personae.engine.sequence import Delta, SequenceLog
 
 QUIET = 16  # requests of the other tenant, eight a second
-SEEDS = range(1, 9)  # one flood has too few of its requests for a p99
+SEEDS = range(1, 9)  # a single flood has too few of its requests for a p99
 SIZES = {"slots": 16, "batch": 64, "pages": 512, "max_live": 10_000, "lull": 100_000, "every": 64}
 
 
@@ -37,7 +37,8 @@ def request(number: int, tenant: str, at: float, adapters: int, prompt: int) -> 
 
 
 def traffic(engines: int, adapters: int) -> list[SimulatedRequest]:
-    """Far more of the flood than the engines can do; of the other tenant eight requests a second."""
+    """The flood sends far more than the engines can compute; the other tenant sends eight requests a
+    second."""
     flood = [request(number, "flood", 0.0, adapters, 40) for number in range(150 * engines)]
     quiet = [request(number, "quiet", 0.5 + number / 8, 1, 20) for number in range(QUIET)]
     return sorted([*flood, *quiet], key=lambda each: each.at)
@@ -51,7 +52,8 @@ def first_tokens(
     *,
     one_dies: bool = False,
 ) -> dict[str, list[float]]:
-    """Seconds to the first token, by tenant. `one_dies`: an engine is killed while both have requests."""
+    """Seconds to the first token, by tenant. `one_dies`: an engine is killed while both tenants have
+    requests."""
     waits: dict[str, list[float]] = defaultdict(list)
     seen = Witness.delta
 

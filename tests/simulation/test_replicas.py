@@ -1,4 +1,5 @@
-"""Several engines under a virtual clock: whatever is drawn, every request ends once, with its own tokens."""
+"""Several engines under a virtual clock: in every random scenario each request ends once, with its own
+tokens."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -53,12 +54,12 @@ def test_every_kind_of_fault_strikes_and_no_request_is_lost(kind: str) -> None:
     assert report.faults[kind]
     assert report.outcomes.keys() <= {"stop", "length", "unlucky"}
     assert report.outcomes.get("unlucky", 0) <= 3
-    if kind != "scale":  # with so little to do engines are idle when they drain
+    if kind != "scale":  # under this light load engines are idle when they drain
         assert bool(report.moved) == (kind != "drag")
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, *times: float) -> None:
-    """Kill the engines, one after the other, so many seconds after all serve."""
+    """Kill the engines, one after the other, so many seconds after all of them serve."""
 
     async def run(self: Faults) -> None:
         start = anyio.current_time()
@@ -89,7 +90,7 @@ def test_clients_learn_when_an_answer_moves_to_another_numerics_class(
     kill_at(monkeypatch, 0.2, 0.3, 0.5)
     alike = simulate(BUSY)
     assert alike.moved
-    assert (alike.changed, alike.reported) == (0, 0), "a move within a class is nobody's business"
+    assert (alike.changed, alike.reported) == (0, 0), "moves within a class are not reported"
     each_its_own = simulate(replace(BUSY, classes=3))
     assert 0 < each_its_own.changed <= each_its_own.moved
     assert each_its_own.reported == each_its_own.changed
@@ -141,8 +142,8 @@ def test_one_engine_that_is_given_up_leaves_the_others_serving() -> None:
 
 
 def scale_at(monkeypatch: pytest.MonkeyPatch, *changes: tuple[float, int, float]) -> list[list[ReplicaInfo]]:
-    """Have so many engines, so many seconds after all serve, with so many seconds to drain. The engines of
-    that moment, and those of a minute later, are added to what is returned."""
+    """Scale to `count` engines, so many seconds after all of them serve, with so many seconds to drain. The
+    returned list gets the engines at that moment and a minute later."""
     seen: list[list[ReplicaInfo]] = []
 
     async def run(self: Faults) -> None:
@@ -234,7 +235,7 @@ def test_an_engine_that_is_removed_as_soon_as_it_is_added_leaves_no_process(
     async def run(self: Faults) -> None:
         scaler = self._scale.__self__._scaler  # type: ignore[attr-defined]  # the world's method
         for count in (6, 3, 6, 3):
-            with suppress(Conflict):  # places of those that drain are not free yet
+            with suppress(Conflict):  # draining replicas keep their places
                 await scaler.scale(count, 0.0)
 
     monkeypatch.setattr(Faults, "run", run)
@@ -330,6 +331,6 @@ def test_a_planted_bug_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    kill_at(monkeypatch, 0.3, 0.4, 0.5)  # whichever has streams then
+    kill_at(monkeypatch, 0.3, 0.4, 0.5)  # whichever engine has streams then
     with pytest.raises(InvariantViolated, match=found):
         simulate(replace(BUSY, longest_wait=30.0))

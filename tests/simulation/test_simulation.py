@@ -1,5 +1,5 @@
-"""The whole company under a virtual clock: whatever is drawn, nothing happens that must not; and what must
-not happen is noticed when it is planted."""
+"""The whole server under a virtual clock: invariants hold in random scenarios, and planted violations are
+noticed."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def test_invariants_hold_in_random_scenarios(seed: int) -> None:
 
 
 def test_an_engine_core_that_hangs_while_it_starts_is_noticed() -> None:
-    report = simulate(draw(8, requests=120))  # stopped again and again, by times before it serves
+    report = simulate(draw(8, requests=120))  # stopped again and again, sometimes before it serves
     assert report.faults["stop"] > 0
 
 
@@ -159,8 +159,8 @@ def test_memory_is_lent_to_adapters_and_returns_to_sequences(monkeypatch: pytest
 
 @pytest.mark.parametrize("runs_ahead", [True, False])
 def test_a_device_that_runs_ahead_never_waits_for_the_host(runs_ahead: bool) -> None:
-    """Its steps follow each other at once, although the host takes as long to prepare each; one that blocks
-    takes both."""
+    """Its steps follow each other at once, although the host takes as long to prepare each. A device that
+    blocks takes both times."""
     costs = Costs(step=0.004, host=0.003, runs_ahead=runs_ahead)
     load = SimulatedWorkload(
         requests=16, rate=1000.0, adapters=0, prompt=(4, 8), answer=(50, 60), leaves=0.0, speculates=False
@@ -180,7 +180,7 @@ def test_only_requests_that_kill_the_engine_are_ended() -> None:
     report = simulate(replace(CALM, seed=5, workload=load))
     assert report.outcomes.keys() == {"stop", "length", "quarantined"}
     assert report.outcomes["quarantined"] >= 2
-    # Aboard in two deaths each; several may be aboard in the first.
+    # Each ran in two crashes; several may have run in the first one.
     assert report.restarts <= 2 * report.outcomes["quarantined"]
 
 
@@ -258,7 +258,7 @@ def lost_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shared_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "root_key", lambda salt, adapter: root_key(b"everybody's", None))
+    monkeypatch.setattr(live, "root_key", lambda salt, adapter: root_key(b"shared", None))
 
 
 def unfair(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Answers of chat shape: what walks over their grammars write, and what parsers make of it."""
+"""Answers of chat shape: what walks over their grammars write, and what parsers read from it."""
 
 import json
 import random
@@ -61,7 +61,7 @@ def matcher_of(shape: AnswerShape, vocabulary: Vocabulary) -> Matcher:
 
 
 def encode(text: str, vocabulary: Vocabulary) -> list[int]:
-    """One token per byte, but for the names of special tokens."""
+    """Encode a text with one token per byte, except for the names of special tokens."""
     ids: list[int] = []
     while text:
         name = next((name for name in vocabulary.special if text.startswith(name)), None)
@@ -75,7 +75,7 @@ def encode(text: str, vocabulary: Vocabulary) -> list[int]:
 
 
 def allows(shape: AnswerShape, text: str, vocabulary: Vocabulary) -> bool:
-    """Whether the grammar of `shape` allows `text` as a whole answer."""
+    """Whether the grammar of `shape` allows `text` as a complete answer."""
     matcher = matcher_of(shape, vocabulary)
     for token in [*encode(text, vocabulary), STOP]:
         allowed = token in allowed_tokens(matcher, vocabulary)
@@ -88,7 +88,8 @@ def allows(shape: AnswerShape, text: str, vocabulary: Vocabulary) -> bool:
 def random_answer(shape: AnswerShape, vocabulary: Vocabulary, seed: int, budget: int = 30) -> list[int]:
     """The tokens of an answer by a model that chooses at random among those that the grammar allows.
 
-    It knows the tags of its format, and writes them out of place too. After `budget` tokens it tends to end.
+    It knows the tags of its format, and also writes them where they do not belong. After `budget` tokens it
+    tends to end.
     """
     rng = random.Random(seed)
     matcher = matcher_of(shape, vocabulary)
@@ -124,7 +125,7 @@ def random_answer(shape: AnswerShape, vocabulary: Vocabulary, seed: int, budget:
 
 @dataclass
 class Parsed:
-    """All that a parser said of an answer."""
+    """Everything that a parser returned for an answer."""
 
     content: str = ""
     reasoning: str = ""
@@ -144,12 +145,12 @@ class Parsed:
 
     @property
     def arguments(self) -> list[tuple[str, Any]]:
-        """The calls, their arguments decoded."""
+        """The calls with their arguments decoded."""
         return [(name, json.loads(arguments)) for name, arguments in self.calls]
 
 
 def marked(ids: Iterable[int], vocabulary: Vocabulary, parser: AnswerParser) -> str:
-    """The text that a parser is given for tokens: marks for those that it knows of."""
+    """The text that a parser gets for tokens: special tokens that it knows become marks."""
     text = ""
     run = b""
     for token in ids:
@@ -165,14 +166,14 @@ def marked(ids: Iterable[int], vocabulary: Vocabulary, parser: AnswerParser) -> 
 def parse(
     shape: AnswerShape, text: str, special: Mapping[str, int] | None = None, cuts: Sequence[int] = ()
 ) -> Parsed:
-    """What the parser of `shape` makes of a text, given in pieces cut at these places."""
+    """Return what the parser of `shape` reads from a text, given in pieces cut at these places."""
     parser = shape.parser(special or {})
     text = parser.marks.put(text)
     return parse_marked(parser, text, cuts)
 
 
 def parse_marked(parser: AnswerParser, text: str, cuts: Sequence[int] = ()) -> Parsed:
-    """As `parse`, of text with marks in it."""
+    """Like `parse`, for a text with marks in it."""
     parsed = Parsed()
     places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     for start, end in pairwise(places):
@@ -183,7 +184,7 @@ def parse_marked(parser: AnswerParser, text: str, cuts: Sequence[int] = ()) -> P
 
 
 def written(shape: AnswerShape, parsed: Parsed, parser: AnswerParser) -> str:
-    """An answer of which a parser says this, marks for special tokens."""
+    """Return an answer that a parser would read like this, with marks for special tokens."""
     put = parser.marks.put
     text = ""
     format = shape.reasoning

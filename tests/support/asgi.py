@@ -1,4 +1,4 @@
-"""Speaking to an ASGI app without a server: whole exchanges, and ones in which the client misbehaves."""
+"""Calls ASGI apps without a server: complete exchanges, and exchanges in which the client misbehaves."""
 
 import json
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ from starlette.types import ASGIApp, Message
 
 
 def client(app: ASGIApp) -> httpx.AsyncClient:
-    """An HTTP client that calls `app`; answers come whole."""
+    """An HTTP client that calls `app`. Answers arrive complete."""
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 
 class Visit:
-    """One request whose client decides when its body comes, when it reads, and when it leaves."""
+    """One request whose client decides when it sends its body, when it reads, and when it disconnects."""
 
     def __init__(self, path: str, body: Any = None, *, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class Visit:
         self._to_server.send_nowait({"type": "http.disconnect"})
 
     async def run(self, app: ASGIApp) -> "Visit":
-        """Let the app serve this request."""
+        """Have the app serve this request."""
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -69,12 +69,12 @@ class Visit:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error that the answer is."""
+        """The error object of the answer."""
         detail: dict[str, Any] = json.loads(b"".join(self.chunks))["error"]
         return detail
 
     def events(self) -> list[Any]:
-        """The events of the stream so far; "[DONE]" as that."""
+        """The events of the stream so far, with "[DONE]" as is."""
         lines = b"".join(self.chunks).decode().split("\n\n")
         data = [line.partition("data: ")[2] for line in lines if line]
         return [line if line == "[DONE]" else json.loads(line) for line in data]

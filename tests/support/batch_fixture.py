@@ -1,4 +1,4 @@
-"""An app that runs batches, over a data directory that outlives it."""
+"""An app that runs batches, over a data directory that survives it."""
 
 import json
 from collections.abc import AsyncIterator, Iterable
@@ -29,7 +29,7 @@ def request(id: str, text: str = "hi", model: str = "base", **fields: Any) -> di
 
 
 def jsonl(lines: Iterable[Any]) -> bytes:
-    """As a file. A line that is bytes stands as it is."""
+    """Write lines as a file. A line of bytes is written as it is."""
     return b"".join(
         (line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines
     )
@@ -37,7 +37,7 @@ def jsonl(lines: Iterable[Any]) -> bytes:
 
 @dataclass
 class BatchFixture:
-    """A server that runs, and a client of it."""
+    """A running server, and a client of it."""
 
     app: Starlette
     client: httpx.AsyncClient
@@ -45,7 +45,7 @@ class BatchFixture:
     data: DataDir
 
     async def upload(self, lines: Iterable[Any], **fields: str) -> str:
-        """The id of a new file."""
+        """Upload a file and return its id."""
         response = await self.client.post(
             "/v1/files", data={"purpose": "batch", **fields}, files={"file": ("in.jsonl", jsonl(lines))}
         )
@@ -53,7 +53,7 @@ class BatchFixture:
         return str(response.json()["id"])
 
     async def start(self, lines: Iterable[Any], **fields: Any) -> str:
-        """The id of a new batch."""
+        """Start a batch and return its id."""
         file = await self.upload(lines)
         body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h", **fields}
         response = await self.client.post("/v1/batches", json=body)
@@ -68,7 +68,7 @@ class BatchFixture:
         return answer
 
     async def until(self, id: str, *statuses: str) -> dict[str, Any]:
-        """The batch once it is in one of these."""
+        """Return the batch once it is in one of these states."""
         for _ in range(20_000):
             if (batch := await self.get(id))["status"] in statuses:
                 return batch
@@ -76,7 +76,7 @@ class BatchFixture:
         raise AssertionError(f"still {batch}")
 
     async def lines(self, file: str | None) -> list[dict[str, Any]]:
-        """What a file has."""
+        """The lines of a file."""
         if file is None:
             return []
         response = await self.client.get(f"/v1/files/{file}/content")
@@ -93,7 +93,7 @@ async def open_batches(
     keys: bool = False,
     at: float = 0.0,
 ) -> AsyncIterator[BatchFixture]:
-    """Serve while the block runs. The wall clock is the loop's, `at` seconds after START."""
+    """Serve while the block runs. The wall clock follows the loop's clock, `at` seconds after START."""
     data = DataDir(path)
     tenants = TenantStore(data) if keys else None
     batches = BatchManager(data, tenants, lambda: START + at + anyio.current_time())

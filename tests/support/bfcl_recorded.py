@@ -2,9 +2,10 @@
 
     python tests/support/bfcl_recorded.py BFCL_EVAL_FOLDER [DATA]
 
-writes bfcl_verdicts.json beside this file, for our sample. The folder is where `pip install --no-deps
---target FOLDER bfcl-eval` has put the package: with its dependencies, among them an old NumPy, it cannot live
-beside ours. DATA is another folder of entries: then nothing is written, only compared.
+This writes bfcl_verdicts.json in this folder, for our sample. The argument is the folder where `pip install
+--no-deps --target FOLDER bfcl-eval` put the package: with its dependencies, among them an old NumPy, it
+cannot be installed in our environment. DATA is another folder of entries: then nothing is written, only
+compared.
 """
 
 import copy
@@ -24,7 +25,8 @@ Calls = list[dict[str, Any]]
 
 
 def recorded(folder: Path) -> Iterator[tuple[str, dict[str, Any], Any, Calls]]:
-    """Category, entry, answers, and calls as {name: arguments}: right ones, and others gone wrong."""
+    """Yield category, entry, answers, and calls as {name: arguments}: right ones, and others with
+    mistakes."""
     for category in CATEGORIES:
         answers = {e["id"]: e["ground_truth"] for e in read_entries(folder / "possible_answer", category)}
         for entry in read_entries(folder, category):
@@ -59,7 +61,7 @@ def right_call(category: str, entry: dict[str, Any], answer: dict[str, Any], rng
 
 
 def plain(value: Any) -> Any:
-    """An accepted value with the choices inside of it made."""
+    """Make the choices inside an accepted value."""
     if isinstance(value, dict):
         wanted = {key: [v for v in choices if v != ""] for key, choices in value.items() if choices}
         return {key: plain(choices[0]) for key, choices in wanted.items() if choices}
@@ -67,7 +69,7 @@ def plain(value: Any) -> Any:
 
 
 def literal(value: Any, schema: dict[str, Any], engine_spec: bool) -> str:
-    """A value as Java or JavaScript writes it."""
+    """A value in the syntax of Java or JavaScript."""
     kind = schema["type"]
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -87,7 +89,7 @@ def literal(value: Any, schema: dict[str, Any], engine_spec: bool) -> str:
 
 
 def spoil(calls: Calls, rng: random.Random) -> None:
-    """Change something; it may stay right."""
+    """Change something. The result may still be right."""
     if not calls:
         return
     call = rng.choice(calls)
@@ -112,7 +114,7 @@ def spoil(calls: Calls, rng: random.Random) -> None:
 
 
 def other(value: Any, rng: random.Random) -> Any:
-    """A value like it, of another type, or the same in other words."""
+    """Return a similar value, of another type or in other words."""
     changes: list[Callable[[], Any]] = [
         lambda: str(value),
         lambda: [value],
@@ -138,7 +140,7 @@ def other(value: Any, rng: random.Random) -> Any:
 
 
 def ours(category: str, entry: dict[str, Any], gold: Any, calls: Calls) -> bool:
-    """Our verdict, through the tool calls of an answer."""
+    """Our verdict, given the tool calls of an answer."""
     said = [
         {"function": {"name": name, "arguments": json.dumps(given)}}
         for call in calls
@@ -150,7 +152,7 @@ def ours(category: str, entry: dict[str, Any], gold: Any, calls: Calls) -> bool:
 def theirs(folder: Path) -> Callable[[str, dict[str, Any], Any, Calls], bool | None]:
     """The package's verdicts; None where it crashes."""
     sys.path.insert(0, str(folder))
-    # Its table of models imports every vendor's client; all that is asked of it is this one flag.
+    # Its table of models imports every vendor's client; only this one flag is needed.
     table = types.ModuleType("bfcl_eval.constants.model_config")
     flag = types.SimpleNamespace(underscore_to_dot=True)
     table.MODEL_CONFIG_MAPPING = {"ours": flag}  # type: ignore[attr-defined]  # a module made here
@@ -168,7 +170,7 @@ def theirs(folder: Path) -> Callable[[str, dict[str, Any], Any, Calls], bool | N
             if "java" in category
             else Language.PYTHON
         )
-        calls = json.loads(json.dumps(calls))  # as it gets them: lists, no tuples
+        calls = json.loads(json.dumps(calls))  # as the package expects them: lists, not tuples
         try:
             found = ast_checker(entry["function"], calls, gold, language, category, "ours")
         except Exception:

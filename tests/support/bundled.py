@@ -1,4 +1,4 @@
-"""The bundled model as a fixture, with two grammars that force much of what they allow."""
+"""The bundled model as a fixture, with two grammars that force much of their text."""
 
 import json
 from functools import cache

@@ -1,4 +1,4 @@
-"""Small real tokenizers, trained on the spot, and the vocabularies that grammars see of them."""
+"""Small real tokenizers, trained on the fly, and the vocabularies that grammars see of them."""
 
 import json
 from functools import cache

@@ -1,4 +1,4 @@
-"""A plain adapter for tests to spoil, and what they expect then."""
+"""A plain adapter that tests corrupt, and the errors that they expect."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Submissions of every kind to an engine whose engine core may die, and what they brought."""
+"""Submissions of every kind to an engine whose engine core may die, and their results."""
 
 import json
 import random
@@ -28,7 +28,7 @@ SCHEMA = {
 
 
 def mixed(engine_processes: MultiProcessEngine) -> list[list[SequenceLog]]:
-    """Submissions: greedy, seeded, bound, with logprobs, of every adapter, alone and as siblings."""
+    """Submissions: greedy, seeded, bound, with logprobs, of every adapter, single and with siblings."""
     models = engine_processes.client.models("default")
     cards = [next(iter(models.values())) if name is None else models[name] for name in NAMES]
     made = []
@@ -74,8 +74,8 @@ async def play_all(client: EngineClient, submissions: Sequence[Sequence[Sequence
 
 
 def same(a: dict[str, Played], b: dict[str, Played]) -> bool:
-    """Tokens, ends and ranks are equal, logprobs equal up to rounding: a prompt computed again has other
-    chunks."""
+    """Whether tokens, ends and ranks are equal, and logprobs equal up to rounding: a prompt that is computed
+    again has other chunks."""
     for id in a.keys() | b.keys():
         x, y = a[id], b[id]
         assert (x.tokens, x.finish) == (y.tokens, y.finish), id
@@ -85,8 +85,8 @@ def same(a: dict[str, Played], b: dict[str, Played]) -> bool:
 
 
 class Clock:
-    """The frontend's, by which the engine core hangs: it can be put forward, and is looked at often. So
-    the engine core may be given longer than any machine is busy."""
+    """The frontend's clock for engine cores that hang. Tests can advance it, and it is read often. So the
+    engine core may have more time than any busy machine needs."""
 
     def __init__(self) -> None:
         self.ahead = 0.0

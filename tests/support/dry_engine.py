@@ -1,9 +1,9 @@
-"""An engine as `actors/assembly.py` builds it for `cuda`, on a GPU made of paper, driven as the executor
-drives it.
+"""An engine as `actors/assembly.py` builds it for `cuda`, on a simulated GPU, driven as the executor drives
+it.
 
-engine = DryEngine(gpu, folder, adapters=root)
-engine.play([engine.log("a", [5, 6, 7], "poet")])     # {"a": Played}
-engine.waits["forward"]                               # what made the host wait, by what it was doing
+    engine = DryEngine(gpu, folder, adapters=root)
+    engine.play([engine.log("a", [5, 6, 7], "poet")])     # {"a": Played}
+    engine.waits["forward"]                               # what made the host wait, by what it was doing
 
 Step N + 1 is launched before the tokens of step N are read.
 """
@@ -27,7 +27,7 @@ from personae.lora.source import AdapterSource
 
 
 class DryEngine:
-    """`options` go to EngineOptions."""
+    """`options` are passed to EngineOptions."""
 
     def __init__(self, gpu: PaperGpu, folder: Path, adapters: Path | None = None, **options: Any) -> None:
         self.gpu = gpu
@@ -46,19 +46,19 @@ class DryEngine:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """What waits within the block waits for this."""
+        """Count waits within the block as waits of this activity."""
         with self.gpu.waiting() as found:
             yield
         self.waits.setdefault(what, []).extend(found)
 
     def adapter(self, name: str) -> Adapter:
-        """As the library has it."""
+        """An adapter as the library has it."""
         digest = self.cards[name].adapter
         assert digest is not None
         return self.assembly.engine_spec.library.take(digest, AdapterSource(()))
 
     def place(self, *names: str) -> None:
-        """Have adapters copied to the device; the host does not wait until they are there."""
+        """Have adapters copied to the device, without waiting for the copies."""
         for name in names:
             with self.doing("place"):
                 assert self.engine.worker.place(self.adapter(name))
@@ -69,7 +69,7 @@ class DryEngine:
         return self.engine.worker.adapters.residents
 
     def play(self, logs: Iterable[SequenceLog]) -> dict[str, Played]:
-        """Run the logs to their end, all offered at once."""
+        """Run the logs to their end. All are offered at once."""
         played: dict[str, Played] = {}
         for log in logs:
             played[log.id] = Played()
@@ -104,7 +104,7 @@ class DryEngine:
         return played
 
     def log(self, id: str, tokens: Sequence[int], adapter: str | None = None, **changes: Any) -> SequenceLog:
-        """As `Troupe.log`."""
+        """See `log_of`."""
         if adapter is None:
             return log_of(id, tokens, **changes)
         return log_of(id, tokens, self.cards[adapter].adapter, self.adapter(adapter).invocation, **changes)

@@ -1,9 +1,9 @@
 """The engine without actors: a scheduler and a step engine in one synchronous loop, over tiny models.
 
-`Troupe(folder, adapters=..., ...)` loads; `play(logs)` runs token logs to their end and returns what each
-brought. Up to `lookahead` plans are in flight, and a step is read beside the next, if there is one, as the
-actors do it. With `capture` decode steps run as graphs. With a `policy` rows have drafts. Of several `ranks`
-each has the whole model.
+`EngineHarness(folder, adapters=..., ...)` loads. `play(logs)` runs token logs to their end and returns what
+each produced. Up to `lookahead` plans are in flight, and a step is read while the next one runs, if there is
+one, as the actors do it. With `capture` decode steps run as graphs. With a `policy` rows have drafts. With
+several `ranks` each has the whole model.
 """
 
 import time
@@ -48,7 +48,7 @@ from personae.lora.source import AdapterSource
 
 @dataclass
 class Played:
-    """What one sequence brought. `delivered`: how many tokens it had after each step that brought some."""
+    """What one sequence produced. `delivered`: how many tokens it had after each step that produced some."""
 
     tokens: list[int] = field(default_factory=list)
     delivered: list[int] = field(default_factory=list)
@@ -68,9 +68,10 @@ def log_of(
     invocation: Sequence[int] = (),
     **changes: Any,
 ) -> SequenceLog:
-    """A log with greedy sampling of 16 tokens unless `changes` say otherwise.
+    """A log with greedy sampling of 16 tokens, unless `changes` say otherwise.
 
-    Of an adapter that needs an invocation it is the base's if the tokens have none, as at the door.
+    If the adapter needs an invocation and the tokens do not contain it, the log is for the base, as in the
+    API.
     """
     fields = {"grammar", "after", "tenant", "salt", "eos"}
     rest = {name: changes.pop(name) for name in fields & changes.keys()}
@@ -129,7 +130,7 @@ class EngineHarness:
         self.grammars: dict[GrammarSpec, AnyGrammar] = {}
         self.lookahead = lookahead
         self.steps = 0
-        self.resumed = 0  # rows that sat steps out
+        self.resumed = 0  # rows that sat out steps
 
     def _rank(
         self,
@@ -151,7 +152,7 @@ class EngineHarness:
         kv = KVCache(model.config.kv_specs, layout, dtype, model.device, spare=capture is not None)
         kv.data.fill_(torch.nan)
         graphs = None if capture is None else DecodeGraphs(model, kv, pool, layout, capture)
-        here = self.adapters  # not this harness, which its engine would keep alive
+        here = self.adapters  # not `self`, which its engine would keep alive
 
         def read(digest: str, source: AdapterSource) -> Adapter:
             return next(adapter for adapter in here.values() if adapter.digest == digest)
@@ -159,13 +160,13 @@ class EngineHarness:
         return Runner(model, kv, layout, pool, read, graphs)
 
     def place(self, name: str, adapter: Adapter) -> None:
-        """Have an adapter on the device under a name."""
+        """Load an adapter to the device under a name."""
         assert all(rank.place(adapter) for rank in self.ranks)
         self.adapters[name] = adapter
         self.digests[name] = adapter.digest
 
     def play(self, logs: Iterable[SequenceLog]) -> dict[str, Played]:
-        """Run the logs to their end, all offered at once."""
+        """Run the logs to their end. All are offered at once."""
         played: dict[str, Played] = {}
         for log in logs:
             played[log.id] = Played()
@@ -220,7 +221,7 @@ class EngineHarness:
             one.embedding = one.embedding or delta.embedding
 
     def log(self, id: str, tokens: Sequence[int], adapter: str | None = None, **changes: Any) -> SequenceLog:
-        """A log with greedy sampling of 16 tokens unless `changes` say otherwise."""
+        """A log with greedy sampling of 16 tokens, unless `changes` say otherwise."""
         if adapter is None:
             return log_of(id, tokens, **changes)
         invocation = self.adapters[adapter].invocation

@@ -1,8 +1,8 @@
 """The examples on the documentation's pages: found, run, and separated from their output.
 
-A `python` block is executed, and brings what it prints; a `sh` block that begins with curl or personae bench
-brings JSON. What follows right after in a `text` or `json` block is what it should bring. Blocks of other
-languages and other commands are prose. The blocks of a page share their names.
+A `python` block is executed; its output is what it prints. The output of a `sh` block that begins with curl
+or personae bench is JSON. A `text` or `json` block right after it is the expected output. Blocks of other
+languages and other commands are not run. The blocks of a page share their names.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _WIDTH = 130
 
 
 class Example(NamedTuple):
-    """`shown` is what it should bring, if the page says so; `place` is where that stands."""
+    """`shown` is its expected output, if the page has one; `place` is where that output is."""
 
     page: str
     line: int
@@ -50,7 +50,7 @@ class Example(NamedTuple):
 
 
 def examples(page: str) -> Iterator[Example]:
-    """Those of a page, in order."""
+    """The examples of a page, in order."""
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = list(_BLOCK.finditer(text))
     for block, after in zip(blocks, [*blocks[1:], None], strict=True):
@@ -70,7 +70,7 @@ def examples(page: str) -> Iterator[Example]:
 
 
 def run(example: Example, url: str, names: dict[str, Any]) -> str:
-    """What it brings. `names` are what a page's earlier blocks have defined."""
+    """Run an example and return its output. `names` are what a page's earlier blocks have defined."""
     source = example.source.replace(ADDRESS, url)
     if example.language == "python":
         printed = io.StringIO()
@@ -78,7 +78,7 @@ def run(example: Example, url: str, names: dict[str, Any]) -> str:
             exec(compile(source, f"{example.page}:{example.line}", "exec"), names)
         return printed.getvalue()
     assert shutil.which("curl"), "the examples use curl"
-    search = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where `personae` is
+    search = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the folder of `personae`
     done = subprocess.run(
         ["bash", "-c", source],
         capture_output=True,
@@ -91,19 +91,19 @@ def run(example: Example, url: str, names: dict[str, Any]) -> str:
 
 
 def same(example: Example, brought: str) -> bool:
-    """Whether that is what the page shows; ids and times aside."""
+    """Whether an output is the one on the page, except for ids and times."""
     if example.shown is None or example.language == "python":
         return example.shown in (None, brought)
     return bool(_steady(json.loads(brought)) == _steady(json.loads(example.shown)))
 
 
 def written(example: Example, brought: str) -> str:
-    """What an example brought as a page shows it."""
+    """An example's output as a page shows it."""
     return brought if example.language == "python" else _folded(json.loads(brought)) + "\n"
 
 
 def _steady(value: Any) -> Any:
-    """The JSON without what differs from one answer to the next."""
+    """The JSON without the parts that differ between answers."""
     if isinstance(value, dict):
         return {name: _steady(entry) for name, entry in value.items() if name not in _VARY}
     return [_steady(entry) for entry in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""An engine without a model: it answers by script, byte by byte, and remembers what was done to it."""
+"""An engine without a model: it answers by script, byte by byte, and records its calls."""
 
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,7 +27,7 @@ CHATML = (
 
 
 def byte_tokenizer(chat_template: str | None = CHATML, special: Sequence[str] = ()) -> Tokenizer:
-    """One token per byte, and three special tokens, then those in `special`."""
+    """One token per byte, three special tokens, then those in `special`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({char: id for id, char in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -43,14 +43,14 @@ def byte_tokenizer(chat_template: str | None = CHATML, special: Sequence[str] = 
 
 
 def logprobs_of(token: int, top: int) -> TokenLogprobs:
-    """Made up, but the same each time: the likelier, the lower the id's last digit."""
+    """Made-up log-probabilities, always the same: the lower the id's last digit, the likelier the token."""
     logprob = -0.1 - token % 10
     others = [((token + step) % 256, logprob - step) for step in range(1, top)]
     return TokenLogprobs(token, logprob, 1, tuple([(token, logprob), *others][:top]))
 
 
 def vector_of(log: SequenceLog) -> bytes:
-    """Made up, but the same each time, and another for another prompt or adapter."""
+    """A made-up vector, always the same for one prompt and adapter."""
     start = sum(log.tokens[: log.prompt_length]) + (log.adapter is not None)
     return np.sin(np.arange(start, start + 8, dtype=np.float32)).tobytes()
 
@@ -60,7 +60,7 @@ class FakeEngine:
     """Implements EngineClient. `answer` is every request's answer, or a function of its log.
 
     After `hold_after` tokens of a sequence nothing more happens; after `fail_after` it fails. `refuse` is
-    raised on entering a stream, `refuse_late` from its iteration. `burst` tokens come in one delta.
+    raised on entering a stream, `refuse_late` from its iteration. One delta has `burst` tokens.
     """
 
     answer: str | Callable[[SequenceLog], str] = "Hello, world!"
@@ -88,16 +88,17 @@ class FakeEngine:
         }
 
     def salt(self, tenant: str) -> bytes:
-        """Of one tenant only."""
+        """The tenant's salt."""
         return tenant.encode()
 
     def stats(self) -> EngineStats:
-        """What the test planted."""
+        """The figures that the test set."""
         return self.figures
 
     @asynccontextmanager
     async def stream(self, logs: Sequence[SequenceLog]) -> AsyncIterator["FakeStream"]:
-        """Runs in the caller's task: nothing happens between two deltas unless someone waits for the next."""
+        """Run in the caller's task: nothing happens between two deltas unless the caller waits for the
+        next."""
         await anyio.lowlevel.checkpoint()
         if self.refuse is not None:
             raise self.refuse
@@ -122,7 +123,7 @@ class FakeStream:
         self.states = {log.id: _ScriptedRequest(engine, log) for log in logs}
 
     def stop(self, id: str) -> None:
-        """End one now."""
+        """End one sequence now."""
         self._engine.stopped.append(id)
         self._end(id)
 
@@ -151,7 +152,7 @@ class FakeStream:
 
 
 class _ScriptedRequest:
-    """One sequence: what it will say and how far it is."""
+    """One sequence: its answer, and how far it is."""
 
     def __init__(self, engine: FakeEngine, log: SequenceLog) -> None:
         self._engine = engine

@@ -1,12 +1,12 @@
-"""An executor without a model: a small real program that obeys plans exactly as engine/plan.py says.
+"""An executor without a model: a small real program that carries out plans exactly as engine/plan.py defines.
 
 A page is `page_size` cells. The "KV" of a position is a number made from its token and from *all* cells
-before it, read through the slot's page table; a sampled token is made from the cells up to its position,
-the seed and the position. So a wrong page, a stale write, a wrong copy or a missing token anywhere changes
-tokens, as it would with attention. The cells also depend on tenant salt and adapter: KV that leaks between
+before it, read through the slot's page table. A sampled token is made from the cells up to its position, the
+seed and the position. So a wrong page, a stale write, a wrong copy or a missing token anywhere changes
+tokens, as it would with attention. The cells also depend on tenant salt and adapter, so KV that leaks between
 them changes tokens, too.
 
-`solo` computes what a sequence must bring, without pages, slots or batches.
+`solo` computes a sequence's tokens without pages, slots or batches.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ def make_log(
     weight: float = 1.0,
     **params: object,
 ) -> SequenceLog:
-    """A log; the tenant's name is its salt."""
+    """Make a log. The tenant's name is its salt."""
     prompt = tuple(prompt)
     return SequenceLog(
         id,
@@ -77,7 +77,7 @@ def _logprob(token: int, cells: list[int]) -> TokenLogprobs:
 
 @dataclass
 class Brought:
-    """What a sequence has brought: the deltas put together."""
+    """What a sequence has produced: its deltas combined."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Brought:
 
 
 def solo(log: SequenceLog, max_model_len: int) -> Brought:
-    """The sequence alone, from its log alone."""
+    """The sequence's tokens, computed from its log alone."""
     brought = Brought()
     tokens, cells, params = list(log.tokens), list[int](), log.params
     while brought.finish is None:
@@ -137,17 +137,17 @@ class _Slot:
     pages: list[int] = field(default_factory=list)
     sampled: dict[int, int] = field(default_factory=dict)
     computed: int = 0
-    parked: int | None = None  # the position of the token that could not be chosen yet
+    parked: int | None = None  # the position whose token could not be chosen yet
 
 
 class FakeExecutor:
-    """`submit` queues plans, `execute` runs the oldest: how many may queue is the caller's lookahead.
+    """`submit` queues plans, `execute` runs the oldest: the caller's lookahead decides how many are queued.
 
-    `defers(log, position)` says how often a row that samples the token at `position` sits out first; the ids
-    of those that may be resumed are in `deferred`.
-    `fails(log, position)` gives the reason why sampling after `position` fails, None when it does not.
-    Raises AssertionError when a plan breaks the contract: a slot used while taken or empty, a page beyond the
-    table, an unknown token, a cell never written, a write into a page that another slot can read.
+    `defers(log, position)` says how often a row that samples the token at `position` sits out first.
+    `deferred` has the ids of rows that may be resumed. `fails(log, position)` returns why sampling after
+    `position` fails; None if it does not. Raises AssertionError when a plan breaks the contract: a slot used
+    while taken or empty, a page beyond the table, an unknown token, a cell never written, a write into a page
+    that another slot can read.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class FakeExecutor:
 
     @property
     def taken(self) -> list[int]:
-        """Slots that hold a sequence."""
+        """The slots that hold a sequence."""
         return list(self._slots)
 
     def submit(self, plan: StepPlan) -> None:
@@ -185,7 +185,7 @@ class FakeExecutor:
         self._submitted += 1
 
     def lend(self, pages: tuple[int, ...]) -> None:
-        """After the plans so far adapters have the memory of these pages: what is there is lost."""
+        """Lend the memory of these pages to adapters, after the plans so far: their content is lost."""
         self._loans.append((self._submitted, pages))
 
     def execute(self) -> StepResult:
@@ -237,7 +237,7 @@ class FakeExecutor:
             end = row.start + row.count
             slot.computed = end
             if row.samples and end in slot.sampled:
-                pass  # it is known, and told
+                pass  # it is known, and reported
             elif row.samples and self._sits_out(slot, end):
                 deferred.add(index)
             elif row.samples:
@@ -256,13 +256,14 @@ class FakeExecutor:
         return msgspec.structs.replace(result, tokens=tuple(tokens), deferred=frozenset(deferred))
 
     def _choose(self, slot: _Slot, end: int, cells: list[int]) -> tuple[int, ...]:
-        """The token at `end`, and those that follow it by themselves."""
+        """The token at `end`, and the forced tokens after it."""
         slot.sampled[end] = _sample(slot.log, cells)
         forced = slot.log.params.jump_forward and slot.log.params.logprobs is None
         return self._forced(slot, end, cells) if forced else (slot.sampled[end],)
 
     def _resolved(self, slot: _Slot, row: Row) -> Row:
-        """A row of a sequence that speculates begins where that is, with as many drafts as its seed says."""
+        """Resolve a row of a sequence that speculates: it begins where the sequence is, with as many drafts
+        as its seed says."""
         if not (self._speculates and slot.log.params.speculate) or slot.computed < len(slot.log.tokens):
             return msgspec.structs.replace(row, drafts=0)
         start = slot.computed
@@ -280,7 +281,8 @@ class FakeExecutor:
         tokens: list[tuple[int, ...]],
         logprobs: tuple[TokenLogprobs, ...],
     ) -> tuple[int, tuple[TokenLogprobs, ...]]:
-        """Guesses, of which one in three is wrong, and leaves its cell behind; how many are right."""
+        """Verify drafts, of which one in three is wrong and leaves its cell behind. Returns how many are
+        right."""
         log, right = slot.log, 0
         for place in range(drafts):
             position = slot.computed
@@ -303,7 +305,7 @@ class FakeExecutor:
     def _sits_out(self, slot: _Slot, end: int) -> bool:
         id = slot.log.id
         if slot.parked is not None and end > slot.parked:
-            return True  # planned before it was known
+            return True  # planned before it sat out
         assert slot.parked in (None, end), f"{id} goes on at {end} and sits out at {slot.parked}"
         times = self._sat_out.get((id, end), 0)
         if times < self._defers(slot.log, end):
@@ -315,7 +317,7 @@ class FakeExecutor:
         return False
 
     def _forced(self, slot: _Slot, position: int, cells: list[int]) -> tuple[int, ...]:
-        """The token at `position`, and those that follow it by themselves: every second one does."""
+        """The token at `position`, and the forced tokens after it: every second one is forced."""
         log, brought, cells = slot.log, [slot.sampled[position]], cells.copy()
         ends = {*log.eos, *log.params.stop_token_ids}
         limit = log.prompt_length + log.budget(self.layout.max_model_len)
@@ -334,7 +336,7 @@ class FakeExecutor:
     def _token(self, slot: _Slot, position: int) -> int:
         if position < len(slot.log.tokens):
             return slot.log.tokens[position]
-        # After a failure nothing was sampled, yet rows planned ahead still come; their results are discarded.
+        # After a failure nothing was sampled. Rows planned before it still come; their results are dropped.
         waits = slot.parked is not None and position >= slot.parked
         unknown = waits or self._fails(slot.log, position)
         return slot.sampled.get(position, 0) if unknown else slot.sampled[position]
@@ -364,7 +366,7 @@ class FakeExecutor:
 
 
 class Bench:
-    """Scheduler and fake executor in one loop, `depth` plans in flight; puts the deltas together by id."""
+    """Scheduler and fake executor in one loop, with `depth` plans in flight. Combines the deltas by id."""
 
     def __init__(self, scheduler: Scheduler, executor: FakeExecutor, depth: int = 2) -> None:
         self.scheduler = scheduler
@@ -399,7 +401,7 @@ class Bench:
         return deltas
 
     def step(self) -> bool:
-        """Fill the executor, then take one result. False when there is nothing to do."""
+        """Fill the executor, then take one result. Returns False when there is nothing to do."""
         while len(self.executor) < self.depth and self.plan() is not None:
             pass
         if not len(self.executor):
@@ -408,7 +410,7 @@ class Bench:
         return True
 
     def resume(self, most: int = 1000) -> bool:
-        """Up to so many of those that sat out may go on. False if there are none."""
+        """Resume up to so many of the rows that sat out. Returns False if there are none."""
         ids = self.executor.deferred[:most]
         del self.executor.deferred[:most]
         for id in ids:
@@ -416,7 +418,7 @@ class Bench:
         return bool(ids)
 
     def run(self, limit: int = 10_000) -> dict[str, Brought]:
-        """To the end of all sequences."""
+        """Run all sequences to their end."""
         for _ in range(limit):
             if not self.step():
                 break
@@ -441,6 +443,6 @@ def bench(
     depth: int = 2,
     fails: Callable[[SequenceLog, int], str | None] = lambda log, position: None,
 ) -> Bench:
-    """A bench where who comes first is served first."""
+    """A bench that serves in order of arrival."""
     layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens)
     return Bench(Scheduler(layout, FirstComeFirstServed()), FakeExecutor(layout, fails), depth)

@@ -1,4 +1,4 @@
-"""A server on this machine that speaks the part of the Hub's HTTP API that downloads need.
+"""A server on this machine that implements the part of the Hub's HTTP API that downloads need.
 
 with FakeHub() as hub:
     hub.add("org/model", {"config.json": b"{}"}, commit="1" * 40)
@@ -19,7 +19,8 @@ FIRST, SECOND = "1" * 40, "2" * 40
 
 @dataclass
 class Repo:
-    """`commits` has the files of each, `revisions` names for them. A `locked` one answers 401 or 403."""
+    """`commits` has the files of each commit, `revisions` the names of commits. A `locked` repository answers
+    401 or 403."""
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     revisions: dict[str, str] = field(default_factory=dict)
@@ -27,7 +28,7 @@ class Repo:
 
 
 class FakeHub:
-    """`asked` has every request; `cuts` says after how many bytes the next answers for a path break off."""
+    """`asked` has every request. `cuts` says after how many bytes the next answers for a path break off."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
@@ -44,14 +45,14 @@ class FakeHub:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def add(self, name: str, files: dict[str, bytes], commit: str = FIRST, revision: str = "main") -> Repo:
-        """A commit of a repository, which is made if it is new."""
+        """Add a commit to a repository, which is created if it is new."""
         repo = self.repos.setdefault(name, Repo())
         repo.commits[commit] = files
         repo.revisions[revision] = commit
         return repo
 
     def paths(self, *methods: str) -> list[str]:
-        """The file names that were asked for in such requests."""
+        """The file names in such requests."""
         return [
             path.rpartition("/")[2]
             for method, path, _ in self.asked
@@ -79,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is written."""
+        """Write no log."""
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -89,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = self.path.partition("?")[0]
-        if path == "/api/agent-harnesses":  # the library asks for its user agent, once a day
+        if path == "/api/agent-harnesses":  # the library requests this once a day, for its user agent
             return self._json({})
         self.hub.asked.append((self.command, path, self.headers.get("Range")))
         info = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/(.+))?", path)

@@ -1,7 +1,7 @@
-"""The engine core's process with a fault planted in it: `python faulty_core.py FAULT FOLDER FD`.
+"""The engine core's process with a planted fault: `python faulty_core.py FAULT FOLDER FD`.
 
-FAULT is `crash@N`, `hang@N` (the Nth step of the process, and once only: a file in FOLDER remembers) or
-`poison:TOKEN` (whenever a sequence that has this token in its prompt is admitted), `load` (it cannot),
+FAULT is `crash@N` or `hang@N` (at the Nth step of the process, and only once: a file in FOLDER remembers it),
+`poison:TOKEN` (whenever a sequence with this token in its prompt is admitted), `load` (it cannot load),
 `killed` or `broken` (while it loads).
 """
 

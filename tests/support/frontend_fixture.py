@@ -1,7 +1,7 @@
-"""The frontend with a make-believe the engine core, in every order in which messages may arrive.
+"""The frontend with a simulated engine core, for every order in which messages may arrive.
 
-Each actor has a queue of its own, and a seeded die says whose next message is delivered. Between one sender
-and one receiver the order is kept, as by mailboxes; nothing else is.
+Each actor has a queue of its own, and a seeded random choice decides whose next message is delivered. Only
+messages between the same sender and receiver keep their order, as in mailboxes.
 """
 
 import random
@@ -35,7 +35,7 @@ ADAPTERS = [None, "poet", "clerk"]
 
 
 class Answer:
-    """The asker of a submission."""
+    """The caller of a submission."""
 
     error: Exception | None = None
 
@@ -48,7 +48,8 @@ class Answer:
 
 @dataclass
 class FakeCore:
-    """Emits a sequence's own length as its next token; refuses to run one whose adapter is not pinned."""
+    """Emits a sequence's own length as its next token. Refuses to run a sequence whose adapter is not
+    pinned."""
 
     ingress: MessageQueue
     streamer: MessageQueue
@@ -105,7 +106,7 @@ class FakeCore:
 
 
 class FrontendFixture:
-    """The frontend's actors, each with its letters."""
+    """The frontend's actors, each with its queue of messages."""
 
     def __init__(self, seed: int, window: int = 2) -> None:
         self.rng = random.Random(seed)
@@ -130,7 +131,7 @@ class FrontendFixture:
         return self.envelopes[adapter]
 
     def retire(self, adapter: str | None) -> None:
-        """Nothing that was meant for a queue may depend on its being the same one."""
+        """Replace a queue: no message to a queue may depend on its being the same one."""
         assert not self.envelopes[adapter]
         del self.actors[adapter]
 
@@ -143,7 +144,7 @@ class FrontendFixture:
         self.envelopes["ingress"].tell(Submission((log,), self.inbox_of[id], Answer()))
 
     async def deliver(self) -> bool:
-        """One message, of a receiver chosen by the die; False if there is none."""
+        """Deliver one message to a randomly chosen receiver. Returns False if there is none."""
         waiting = [name for name, envelopes in self.envelopes.items() if envelopes]
         if self.core.envelopes:
             waiting.append(self.core)
@@ -159,7 +160,7 @@ class FrontendFixture:
         return True
 
     async def settle(self) -> None:
-        """Everything that was begun comes to its end."""
+        """Run until everything that was begun has ended."""
         while True:
             while await self.deliver():
                 pass

@@ -1,9 +1,9 @@
-"""A disk that is full: a tmpfs of a namespace of its own, which needs no root; and SQLite that says so.
+"""A full disk: a tmpfs in a namespace of its own, which needs no root; and SQLite with the same errors.
 
     unshare -Urm python full_disk.py FOLDER
 
-mounts a small disk at FOLDER, uses an app on it, fills it to its last byte with other people's data, and
-prints what each request and command came to then, as JSON.
+This mounts a small disk at FOLDER, uses an app on it, fills it to its last byte with other data, and prints
+the result of each request and command as JSON.
 """
 
 import errno
@@ -22,7 +22,7 @@ UNSHARE = ("unshare", "-Urm")
 
 
 def can_mount(folder: Path) -> bool:
-    """Whether this machine lets us have a disk of our own."""
+    """Whether this machine allows us to mount a disk."""
     if shutil.which("unshare") is None:
         return False
     mount = f"mount -t tmpfs -o size={SIZE} tmpfs {folder}"
@@ -30,12 +30,12 @@ def can_mount(folder: Path) -> bool:
 
 
 class FullConnection(sqlite3.Connection):
-    """Takes no write as long as the database's folder has a reserve."""
+    """Refuses writes while the database's folder has a reserve."""
 
     always = False
 
     def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
-        """Run it, unless it writes."""
+        """Execute it, unless it writes."""
         if sql.split()[0] in ("insert", "update", "delete"):
             reserve = Path(self.path()) / "reserve"
             if self.always or (reserve.exists() and reserve.stat().st_size):
@@ -44,19 +44,19 @@ class FullConnection(sqlite3.Connection):
                 raise error
         return super().execute(sql, *values)
 
-    def executemany(self, sql: str, rows: Any) -> sqlite3.Cursor:  # type: ignore[override]  # ours are lists
-        """Run it for each."""
+    def executemany(self, sql: str, rows: Any) -> sqlite3.Cursor:  # type: ignore[override]  # our parameters are lists
+        """Execute it for each."""
         for row in rows:
             cursor = self.execute(sql, row)
         return cursor
 
     def path(self) -> str:
-        """The folder that the database is in."""
+        """The folder of the database."""
         return os.path.dirname(super().execute("pragma database_list").fetchone()["file"])
 
 
 def fill(folder: Path) -> None:
-    """Take all that is free, to the last byte."""
+    """Fill the disk to the last byte."""
     with (folder / "ballast").open("ab", buffering=0) as file:
         for size in (2**20, 4096, 1):
             try:
@@ -68,7 +68,7 @@ def fill(folder: Path) -> None:
 
 
 def command(line: str) -> tuple[int, str]:
-    """Exit code and words of a `personae` command."""
+    """Run a `personae` command. Returns its exit code and output."""
     code = "from personae.api.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code, *line.split()], capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr

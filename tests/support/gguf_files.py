@@ -1,7 +1,7 @@
 """Small GGUF files, written by the package `gguf` from the folders of `tiny_models`.
 
-Names come from the package's own table, so that ours is tested against it. What a converter does to tensors
-is done here: q and k permuted, Gemma's norms one larger.
+Names come from the package's own table, so that ours is tested against it. This does to tensors what a
+converter does: it permutes q and k, and adds one to Gemma's norms.
 """
 
 import json
@@ -20,12 +20,12 @@ from tokenizers import Tokenizer
 Array = np.ndarray[Any, np.dtype[Any]]
 PERMUTED = ("llama", "granite", "smollm3")
 ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "mistral": "llama"}
-# Where a K-quant's float16 scales are in its block.
+# The positions of a K-quant's float16 scales in its block.
 SCALES = {Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,)}
 
 
 def blocks(weight: Array, type: Type, seed: int = 0) -> Array:
-    """The weight in a type; K-quants, which the package cannot make, are random and of its size."""
+    """The weight in this type. K-quants, which the package cannot make, are random, of the right size."""
     if type not in SCALES:
         return gguf.quants.quantize(weight, type)
     elements, size = gguf.GGML_QUANT_SIZES[type]
@@ -50,11 +50,11 @@ def write_gguf(
     split: int = 0,
     tensors: Callable[[dict[str, Array]], dict[str, Array]] | None = None,
 ) -> Path:
-    """Writes a folder's model as GGUF, its matrices in `type`, or as `types` says by their names.
+    """Write a folder's model as GGUF, with its matrices in `type`, or as `types` says by their names.
 
-    `truth`: where the same model is written as a folder again, with the weights that the file means. `change`
-    adds metadata, `tensors` changes float32 tensors by GGUF's names. `split`: tensors of a part. Returns the
-    path of the first file.
+    `truth`: the folder for the same model with the weights that the file means. `change` adds metadata,
+    `tensors` changes float32 tensors by GGUF's names. `split`: tensors per part. Returns the path of the
+    first file.
     """
     config = json.loads((folder / "config.json").read_text())
     kind = ARCHITECTURES.get(config["model_type"], config["model_type"])
@@ -99,7 +99,7 @@ def write_gguf(
 
 
 def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    """The fields of config.json under GGUF's names, as the converter has them."""
+    """The fields of config.json under GGUF's names, as the converter writes them."""
     heads = config["num_attention_heads"]
     head = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_block_count(config["num_hidden_layers"])
@@ -132,7 +132,7 @@ def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def write_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
-    """The folder's byte-level tokenizer, which cuts as GPT-2's does."""
+    """The folder's byte-level tokenizer, which splits as GPT-2's does."""
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     writer.add_tokenizer_model("gpt2")

@@ -8,16 +8,16 @@ from personae.grammar.backend import Matcher
 from personae.grammar.bitmask import words_of
 from personae.grammar.vocabulary import Vocabulary
 
-# Besides brackets: what an email address, a URI and the pattern b$ wait for.
+# Besides brackets: what an email address, a URI and the pattern b$ need to end.
 CLOSERS = (b"}", b"]", b"@", b":", b"b")
 
 
 class Unfinished(AssertionError):
-    """The walk found no end; there may be one all the same."""
+    """The walk found no end; one may exist."""
 
 
 def allowed_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
-    """The ids that the matcher's mask allows, ids past the vocabulary included if their bits are set."""
+    """The ids that the matcher's mask allows, including ids past the vocabulary if their bits are set."""
     bitmask = np.full((1, words_of(vocabulary.size)), -1, np.int32)
     matcher.fill(bitmask, 0)
     bits = np.unpackbits(bitmask.view(np.uint8), bitorder="little")
@@ -25,9 +25,9 @@ def allowed_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
 
 
 def walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, budget: int = 60) -> bytes:
-    """Choose at random until the grammar ends; past `budget` tokens prefer what ends it soonest.
+    """Choose at random until the grammar ends. After `budget` tokens prefer the tokens that end it soonest.
 
-    Asserts that no state is a dead end and that every token allowed is accepted.
+    Asserts that no state is a dead end and that every allowed token is accepted.
     """
     text = b""
     for step in range(10 * budget + 500):
@@ -61,5 +61,5 @@ def spell(text: bytes, vocabulary: Vocabulary) -> list[int]:
 
 
 def accepts(matcher: Matcher, vocabulary: Vocabulary, text: bytes) -> bool:
-    """Whether `text`, written byte by byte, is a whole answer."""
+    """Whether `text`, written byte by byte, is a complete answer."""
     return all(matcher.accept(token) for token in [*spell(text, vocabulary), vocabulary.stop_ids[0]])

@@ -1,4 +1,5 @@
-"""Hugging Face transformers as the truth: its model of a folder, in float32, with the plainest attention."""
+"""Hugging Face transformers as the reference: its model of a folder, in float32, with the plainest
+attention."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from personae.engine.quantization.int4 import Int4Weight
 
 
 def hf_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The folder's model; every tensor of the file must have found its place there too."""
+    """The folder's model. Every tensor of the file must have been used."""
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation="eager", output_loading_info=True
     )
@@ -22,10 +23,10 @@ def hf_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 @torch.no_grad()
 def quantized(model: Any, quantization: str) -> Any:
-    """The model with its linear modules' weights rounded, an adapter's not.
+    """The model with the weights of its linear modules rounded, but not those of adapters.
 
-    To int8, and always the output matrix: to 255 steps a row. To int4: as the quantizer does it; that it
-    does so well, and that what it keeps is what it says, is tested apart.
+    To int8, and always for the output matrix: to 255 steps per row. To int4: by the quantizer itself, whose
+    quality is tested separately.
     """
     for name, parameter in model.named_parameters():
         if ".experts." in name:  # [experts, outputs, inputs]
@@ -55,7 +56,7 @@ def hf_logits(model: Any, tokens: Sequence[int]) -> Tensor:
 
 
 def hf_greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
-    """The greedy continuation, EOS ignored."""
+    """The greedy continuation; EOS is ignored."""
     ids = torch.tensor([list(prompt)])
     out = model.generate(
         ids,
@@ -70,5 +71,5 @@ def hf_greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
 
 
 def relative_error(found: Tensor, truth: Tensor) -> float:
-    """The largest difference, in units of the largest true value."""
+    """The largest difference, relative to the largest true value."""
     return float((found - truth).abs().max() / truth.abs().max())

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: JSON values and JSON Schemas (2020-12) that are small enough to collide."""
+"""Hypothesis strategies for JSON values and JSON Schemas (2020-12) that are small enough to collide."""
 
 from typing import Any
 
@@ -64,5 +64,5 @@ INNER = st.recursive(st.one_of(st.booleans(), _keywords(st.booleans())), _keywor
 
 @st.composite
 def schemas(draw: st.DrawFn) -> dict[str, Any]:
-    """A schema whose references, if it has any, lead to its one definition."""
+    """A schema whose references, if any, point to its one definition."""
     return {**draw(_keywords(INNER)), "$defs": {"other": draw(_keywords(st.booleans(), references=False))}}

@@ -12,7 +12,7 @@ from personae.actors.kit.mailbox import Ref, Reply
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.kit.thread import ThreadActor
 
-Deed = Callable[[Any], object]  # told the actor; may return something to await
+Deed = Callable[[Any], object]  # called with the actor; may return something to await
 
 
 class Boom(Exception):
@@ -20,7 +20,8 @@ class Boom(Exception):
 
 
 class Doer(Actor[Deed]):
-    """Does its messages. `name` and `diary`, if given, note each start and stop as `+name` and `-name`."""
+    """Executes its messages. `name` and `diary`, if given, note each start and stop as `+name` and
+    `-name`."""
 
     def __init__(self, name: str = "", diary: list[str] | None = None) -> None:
         self.name = name
@@ -39,7 +40,7 @@ class Doer(Actor[Deed]):
 
 
 class Unwell(Doer):
-    """Cannot start at those of its tries, counted from 1 over its restarts, that are in `ill`."""
+    """Fails to start at those of its tries, counted from 1 over its restarts, that are in `ill`."""
 
     def __init__(
         self, tries: list[int], ill: Container[int], name: str = "", diary: list[str] | None = None
@@ -56,7 +57,7 @@ class Unwell(Doer):
 
 
 class ThreadDoer(ThreadActor[Deed]):
-    """The same on a thread."""
+    """The same with a thread of its own."""
 
     def __init__(self, diary: list[str] | None = None) -> None:
         self.diary = diary if diary is not None else []
@@ -72,22 +73,22 @@ class ThreadDoer(ThreadActor[Deed]):
 
 
 def crash(actor: object) -> None:
-    """A deed."""
+    """An action that crashes the actor."""
     raise Boom
 
 
 def hang(actor: object) -> Awaitable[None]:
-    """A deed that only cancellation ends."""
+    """An action that only cancellation ends."""
     return anyio.sleep_forever()
 
 
 def whoami(reply: Reply[object]) -> Deed:
-    """An ask for the actor itself, to tell one life from the next."""
+    """An `ask` for the actor itself, to distinguish epochs."""
     return lambda actor: reply.tell(actor)
 
 
 def note(diary: list[object], entry: object) -> Deed:
-    """A deed that is noted."""
+    """An action that is noted."""
     return lambda actor: diary.append(entry)
 
 
@@ -96,5 +97,5 @@ def quiet(incident: Incident) -> None:
 
 
 def family(top: Supervisor, diary: list[str], names: str = "abc") -> list[Ref[Deed]]:
-    """Doers of one supervisor, which share a diary."""
+    """The doers of one supervisor, which share a diary."""
     return [top.spawn(name, lambda name=name: Doer(name, diary)) for name in names]

@@ -1,4 +1,4 @@
-"""Copies that arrive as late as they may: when something waits for them, and no sooner."""
+"""Copies that arrive as late as possible: only when something waits for them."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 class LateCopies:
-    """`lora.copies.Copies` on the CPU. `log` has what was asked for; `arrived` how many of the copies are
-    there."""
+    """`lora.copies.Copies` on the CPU. `log` has the requested copies; `arrived` counts those that have
+    arrived."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -42,7 +42,7 @@ class LateCopies:
         return nullcontext()
 
     def arrive(self, count: int) -> None:
-        """Let the first so many arrive."""
+        """Let the first so many copies arrive."""
         while self.arrived < count:
             self._copies[self.arrived]()
             self.arrived += 1
@@ -53,7 +53,7 @@ class LateCopies:
 
 
 class LateEvent:
-    """A place behind so many copies."""
+    """An event after so many copies."""
 
     def __init__(self, copies: LateCopies, count: int) -> None:
         self._copies = copies

@@ -15,7 +15,8 @@ KEY = "sk-of-the-tests"
 
 @contextmanager
 def proxying(binaries: Path, address: str, folder: Path) -> Iterator[tuple[str, str]]:
-    """Its address with `/v1` and its key, while the block runs. `binaries` is where `litellm` is."""
+    """Run the proxy while the block runs. Yields its address with `/v1`, and its key. `binaries` is the
+    folder of `litellm`."""
     (folder / "proxy.yaml").write_text(
         "model_list:\n"
         "  - model_name: base\n"
@@ -56,7 +57,7 @@ def alive(url: str) -> bool:
 
 
 def free_port() -> int:
-    """A free port. The proxy takes a number only, not a socket or a 0."""
+    """A free port. The proxy takes only a number, not a socket or 0."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]

@@ -21,8 +21,8 @@ def serving(
     stop: bool = False,
     **kwargs: Any,
 ) -> Iterator[str]:
-    """Serve `app` while the block runs, within `around` on the server's loop; gives its URL. With `stop` the
-    server is stopped as by SIGTERM in the end, else without a drain."""
+    """Serve `app` while the block runs, within `around` on the server's loop. Yields its URL. With `stop` the
+    server is stopped as by SIGTERM at the end, else without a drain."""
     listening = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []
     listener = bind("127.0.0.1", 0)

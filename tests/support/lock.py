@@ -2,8 +2,9 @@
 
     python tests/support/lock.py        # needs `uv` on the PATH, and the network
 
-It is for `pip install --require-hashes --no-deps -r requirements.lock`. torch is not in it: each of its
-builds (CPU, CUDA, ROCm) has hashes of its own under the same version, and brings what it needs of CUDA.
+It is for `pip install --require-hashes --no-deps -r requirements.lock`. It does not contain torch: each of
+torch's builds (CPU, CUDA, ROCm) has its own hashes under the same version, and installs its own parts of
+CUDA.
 """
 
 import re
@@ -25,20 +26,20 @@ HEADER = """\
 
 
 def pinned() -> dict[str, str]:
-    """Versions by name, as constraints.txt has them."""
+    """Versions by name, from constraints.txt."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
     return {canonicalize_name(name): version for name, version in pairs}
 
 
 def direct() -> list[Requirement]:
-    """What pyproject.toml asks for at run time."""
+    """The requirements of pyproject.toml at run time."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return [Requirement(text) for text in project["dependencies"]]
 
 
 def closure() -> set[str]:
-    """The names of all that is needed at run time."""
+    """The names of all packages that are needed at run time."""
     todo = [(each.name, frozenset(each.extras)) for each in direct()]
     seen: set[tuple[str, frozenset[str]]] = set()
     while todo:
@@ -55,8 +56,8 @@ def closure() -> set[str]:
 
 
 def needed() -> dict[str, str]:
-    """All that is needed at run time, as lines of requirements by name: pinned, with the marker that
-    pyproject.toml gives. Raises KeyError for one that is not pinned."""
+    """Everything that is needed at run time, as requirement lines by name: pinned, with the marker from
+    pyproject.toml. Raises KeyError for a package that is not pinned."""
     versions = pinned()
     markers = {canonicalize_name(each.name): each.marker for each in direct()}
     names = sorted(closure() - BY_BUILD)
@@ -65,7 +66,7 @@ def needed() -> dict[str, str]:
 
 
 def locked() -> dict[str, tuple[str, list[str]]]:
-    """What requirements.lock has: a line of requirements and its hashes, by name."""
+    """The content of requirements.lock: a requirement line and its hashes, by name."""
     found = {}
     for entry in re.split(r"\n(?=[a-z])", LOCK.read_text(encoding="utf-8").partition("\n\n")[2]):
         line, *hashes = (part.strip() for part in entry.replace("\\", " ").split("--hash=sha256:"))
@@ -74,7 +75,7 @@ def locked() -> dict[str, tuple[str, list[str]]]:
 
 
 def main() -> None:
-    """Ask the index for the hashes of every file of each release, and write them down."""
+    """Get the hashes of every file of each release from the index, and write them."""
     command = [
         *("uv", "pip", "compile", "-", "--no-deps", "--generate-hashes", "--universal"),
         *("--no-header", "--no-annotate", "--quiet", "--python-version", "3.11"),

@@ -15,7 +15,7 @@ _BEGIN, _END = "<!-- begin: made by `make docs` -->", "<!-- end -->"
 
 
 def tables() -> str:
-    """All options, a table for each group."""
+    """All options, with one table per group."""
     grouped = {each.name for group in GROUPS for each in options_of(group)}
     rest = [each for each in options_of(ServeOptions) if each.name not in grouped]
     parts = [_table("Argument", rest)]
@@ -24,7 +24,7 @@ def tables() -> str:
 
 
 def written() -> str:
-    """The tables as the page has them."""
+    """The tables as the page has them now."""
     return _between(PAGE.read_text(encoding="utf-8"))[1]
 
 

@@ -1,4 +1,4 @@
-"""Drives a decoder over a paged cache whose pages lie anywhere and hold NaN until they are written."""
+"""Drives a decoder over a paged cache. Pages are in random order and hold NaN until they are written."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from personae.kernels.attention import AttentionBatch
 
 
 class PagedSequences:
-    """Sequences by name; each keeps its tokens and its pages, handed out in random order.
+    """Sequences by name. Each keeps its tokens and its pages, which are assigned in random order.
 
     `step` appends tokens to several sequences in one packed forward pass and returns the logits of each one's
     last token.
@@ -40,7 +40,7 @@ class PagedSequences:
         self._free = random.Random(seed).sample(range(num_pages), num_pages)
 
     def step(self, chunks: dict[str, Sequence[int]], lora: LoraContext | None = None) -> dict[str, Tensor]:
-        """Runs one forward pass; returns the last token's logits, float32 [vocab], by name."""
+        """Run one forward pass. Returns the last token's logits by name, float32 [vocab]."""
         hidden, batch = self.forward(chunks, lora)
         logits = self.decoder.logits(hidden[batch.query_start[1:].long() - 1])
         return dict(zip(chunks, logits, strict=True))
@@ -51,7 +51,7 @@ class PagedSequences:
         lora: LoraContext | None = None,
         overlap: Callable[[], None] | None = None,
     ) -> tuple[Tensor, AttentionBatch]:
-        """Runs one forward pass; returns the hidden rows of all packed tokens, and the batch."""
+        """Run one forward pass. Returns the hidden rows of all packed tokens, and the batch."""
         starts = {name: self.lengths.get(name, 0) for name in chunks}
         for name, chunk in chunks.items():
             self.lengths[name] = starts[name] + len(chunk)
@@ -69,7 +69,7 @@ class PagedSequences:
         return self.decoder.forward(tokens, positions, self.kv, batch, lora, overlap), batch
 
     def greedy(self, name: str, prompt: Sequence[int], count: int) -> list[int]:
-        """Appends a prompt and continues it greedily, token by token."""
+        """Append a prompt and continue it greedily, token by token."""
         answer, chunk = [], list(prompt)
         for _ in range(count):
             chunk = [int(self.step({name: chunk})[name].argmax())]
@@ -79,7 +79,7 @@ class PagedSequences:
 
 @contextmanager
 def layer_by_layer(decoder: Decoder) -> Iterator[None]:
-    """Within the block the decoder runs its layers in turn, even if a backend has taken them over."""
+    """Within the block the decoder runs its layers in order, even if a backend has replaced them."""
     fused, decoder._fused = decoder._fused, None
     try:
         yield
@@ -90,7 +90,8 @@ def layer_by_layer(decoder: Decoder) -> Iterator[None]:
 def attention_batch(
     rows: Sequence[tuple[int, int, Sequence[int]]], page_size: int, device: torch.device
 ) -> AttentionBatch:
-    """The batch of rows (start, count, page ids): count positions of each are computed, from start on."""
+    """The batch of rows (start, count, page ids): of each row, `count` positions from `start` are
+    computed."""
     counts = [count for _, count, _ in rows]
     lengths = [start + count for start, count, _ in rows]
     width = max(len(pages) for _, _, pages in rows)

@@ -1,7 +1,7 @@
-"""Waiting for what other threads and processes do, by the wall clock and with an end.
+"""Waits for other threads and processes, by the wall clock and with a limit.
 
-`PATIENCE` is long enough for a busy machine that is many times slower than this one: whoever has to wait for
-all of it has found a fault.
+`PATIENCE` is long enough for a busy machine that is many times slower than this one. A test that waits this
+long has found a fault.
 """
 
 import time
@@ -13,7 +13,7 @@ PATIENCE = 120.0  # seconds
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait until it holds, in a test that has a thread to itself."""
+    """Wait until it holds, in a test that has a thread of its own."""
     until = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < until, f"not within {PATIENCE:g} s: {what}"
@@ -21,8 +21,8 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 
 
 async def soon(condition: Callable[[], bool], what: str) -> None:
-    """The same in a test of which the loop has to run meanwhile. Also under a virtual clock, which stands
-    still meanwhile if nobody else has a timer."""
+    """The same in a test whose loop has to run meanwhile. It also works under a virtual clock, which stands
+    still meanwhile if nothing else has a timer."""
     until = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < until, f"not within {PATIENCE:g} s: {what}"

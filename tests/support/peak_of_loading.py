@@ -1,6 +1,6 @@
-"""Loads a model's folder, quantized if asked, and prints the most memory that this took, in bytes.
+"""Loads a model's folder, quantized if asked, and prints the peak memory use in bytes.
 
-In a process of its own, where no earlier test has left memory behind that would count.
+It runs in a process of its own, so that memory of earlier tests does not count.
 """
 
 import re
@@ -16,7 +16,7 @@ from personae.engine.quantization import QUANTIZATIONS
 def anonymous_memory() -> int:
     """Bytes of this process that no file backs."""
     status = Path("/proc/self/status").read_text()
-    return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]  # the kernel has it
+    return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]  # the kernel always reports it
 
 
 def main(folder: str, quantize: str) -> None:

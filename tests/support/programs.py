@@ -1,4 +1,4 @@
-"""Programs in processes of their own, which end with their block at the latest."""
+"""Programs in processes of their own, which end at the latest with their block."""
 
 import os
 import subprocess
@@ -20,10 +20,10 @@ def child(parent: int) -> int:
 
 
 class Program:
-    """Python with these arguments; one thread for each operator of torch. Another `python` than ours has only
-    its own packages.
+    """Runs Python with these arguments, with one thread for torch's operators. With another `python` than
+    ours it has only its own packages.
 
-    What it writes to stderr goes to a file: an unread pipe fills up and blocks its writer.
+    Its stderr goes to a file: an unread pipe fills up and blocks its writer.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class Program:
         self._errors.close()
 
     def line(self) -> str:
-        """The next line of its output; nothing if it ends instead, as it is made to when it says nothing."""
+        """The next line of its output; empty if it ends instead. It is ended if it prints nothing for too
+        long."""
         assert self.process.stdout is not None
         killer = threading.Timer(PATIENCE, self.process.kill)
         killer.start()
@@ -66,12 +67,12 @@ class Program:
 
     @property
     def errors(self) -> str:
-        """What it wrote to stderr, once it has ended."""
+        """Its stderr, once it has ended."""
         self._errors.seek(0)
         return self._errors.read()
 
     def end(self, code: int) -> str:
-        """Wait for its end, with this exit code; the rest of its output."""
+        """Wait for its end with this exit code. Returns the rest of its output."""
         output, _ = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == code, self.errors
         return output

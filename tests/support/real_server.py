@@ -24,7 +24,7 @@ from personae.api.tenants.usage import UsageLedger
 
 @dataclass
 class Running:
-    """A served engine: where it is reached, and the client that its API holds."""
+    """A served engine: its URL, and the client that its API holds."""
 
     url: str
     client: EngineClient

@@ -1,5 +1,5 @@
-"""A `Capture` for machines without a GPU: it records a pass operator by operator, and repeats the operators
-on the very tensors that they had, as a CUDA graph does, without running the Python that called them.
+"""A `Capture` for machines without a GPU. It records a pass operator by operator, and repeats the operators
+on the same tensors, as a CUDA graph does, without running the Python code that called them.
 
 Inside a capture it refuses what a CUDA graph cannot hold: reading a value from the device, sizes that depend
 on data, tensors made from Python values. Before each repetition it poisons all memory that the pass
@@ -26,13 +26,13 @@ OPERATORS = [name for name in reference.OPERATORS if name != "choose"]  # that i
 
 
 def storage(tensor: Tensor) -> int:
-    """Where a tensor's memory begins, whatever part of it the tensor is."""
+    """The address where a tensor's memory begins, whatever part of it the tensor is."""
     return tensor.untyped_storage().data_ptr()
 
 
 @dataclass
 class Call:
-    """An operator with the arguments and results that it had."""
+    """A call of an operator, with its arguments and results."""
 
     name: str
     run: Callable[..., Any]
@@ -50,7 +50,7 @@ class Call:
 
 
 def tensors(values: Any) -> list[Tensor]:
-    """All tensors in arguments or results, those of work lists and batches included."""
+    """All tensors in arguments or results, including those of work lists and batches."""
     found = []
     for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor):
@@ -66,7 +66,7 @@ class Recording(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self.within = False  # of an operator of ours: on a GPU its kernels read the device, not the host
+        self.within = False  # one of our operators: on a GPU its kernels read the device, not the host
         self.made: dict[int, Tensor] = {}  # by storage, what the pass allocated
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -83,7 +83,7 @@ class Recording(TorchDispatchMode):
         self.made |= {storage(t): t for t in call.results if storage(t) not in given}
 
     def inputs(self) -> list[tuple[str, list[tuple[int, tuple[int, ...], tuple[int, ...]]]]]:
-        """What each operator was given that was there before: addresses, shapes and strides."""
+        """For each operator, its inputs that existed before: addresses, shapes and strides."""
         return [
             (
                 call.name,
@@ -97,7 +97,7 @@ class Recording(TorchDispatchMode):
         ]
 
     def outside(self) -> set[int]:
-        """The storages that were there before, of all that was given to any operator."""
+        """The storages that existed before, of all inputs of any operator."""
         given = {storage(t) for call in self.calls for t in tensors((call.args, call.kwargs)) if t.numel()}
         return given - self.made.keys()
 
@@ -110,7 +110,7 @@ class Recording(TorchDispatchMode):
 
 
 class Unplanned(AttentionBackend):
-    """Attention by a function that plans nothing."""
+    """An attention operator without a plan."""
 
     def __init__(self, run: Callable[..., Tensor]) -> None:
         self._run = run
@@ -120,7 +120,7 @@ class Unplanned(AttentionBackend):
 
 
 class RecordedGraphs:
-    """The capture; `recordings` has one for each time that it was called, `replays` counts repetitions."""
+    """The capture. `recordings` has one recording per capture, `replays` counts repetitions."""
 
     def __init__(self) -> None:
         self.recordings: list[Recording] = []
@@ -143,7 +143,7 @@ class RecordedGraphs:
         return replay, result
 
     def operators(self, _backend: str) -> dict[str, Implementation]:
-        """What stands in for `registry.operators`: the references, each one thing to the recorder."""
+        """Replaces `registry.operators`: the references, each recorded as one call."""
         found = {name: self._whole(getattr(reference, name)) for name in OPERATORS}
         found["paged_attention"] = Unplanned(found["paged_attention"])
         return {name: Implementation(run) for name, run in found.items()}

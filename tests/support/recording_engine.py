@@ -1,4 +1,4 @@
-"""A step engine that notes its steps, and the pieces of other work between them."""
+"""A step engine that notes its steps, and the pieces of memory work between them."""
 
 import math
 from collections.abc import Generator
@@ -18,8 +18,8 @@ from personae.engine.worker.runner import Runner
 
 
 class RecordingEngine(StepEngine):
-    """A piece takes longer than it may beside a step, as on a large model, and until the loop has planned
-    what there is to plan."""
+    """Each piece of memory work takes longer than allowed between two steps, as on a large model, and lasts
+    until the loop has planned everything that it can."""
 
     notes: list[str]
     executor: Executor
@@ -54,7 +54,7 @@ class RecordingRunner(Runner):
 
 
 class KnownExecutor(Executor):
-    """Is known to its engine."""
+    """An executor that its engine knows."""
 
     def started(self) -> None:
         super().started()
@@ -63,7 +63,7 @@ class KnownExecutor(Executor):
 
 
 def noting(engine_spec: EngineSpec, notes: list[str], monkeypatch: pytest.MonkeyPatch) -> EngineSpec:
-    """The same script, whose engine notes; to be played on the loop of who asks."""
+    """The same spec with an engine that notes its steps. Use it on the caller's loop."""
     monkeypatch.setattr("personae.actors.enginecore.core.Executor", KnownExecutor)
     loop = anyio.lowlevel.current_token()
 

@@ -1,4 +1,4 @@
-"""What the tests of `POST /v1/responses` ask, and how."""
+"""The requests of the tests of `POST /v1/responses`."""
 
 import json
 from typing import Any

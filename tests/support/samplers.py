@@ -1,4 +1,4 @@
-"""Rows for a sampler: what they ask for and what it chooses."""
+"""Rows for a sampler: their parameters and the tokens that it chooses."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +40,7 @@ def token(logits: Sequence[float], position: int = 1, **params: Any) -> int | No
 
 
 def chosen(logits: Sequence[float], positions: int = 150, **params: Any) -> set[int | None]:
-    """Every token that comes up over many positions."""
+    """All tokens that are chosen over many positions."""
     sampler = Sampler(1, len(logits), "cpu")
     sampler.admit(0, sequence(**params))
     row = torch.tensor([list(logits)])

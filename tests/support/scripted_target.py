@@ -1,4 +1,4 @@
-"""A target that answers by script, and a small suite to put to it."""
+"""A target that answers by script, and a small suite for it."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, ClassVar
@@ -63,7 +63,7 @@ class SumSettings(SuiteSettings, frozen=True):
 
 
 class Sums(Suite):
-    """Adds numbers; adapters only play even ones, and 13 is skipped."""
+    """Adds numbers. Adapters run only even cases, and 13 is skipped."""
 
     settings: ClassVar = SumSettings
     about: ClassVar = "sums"

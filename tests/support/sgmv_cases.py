@@ -1,4 +1,4 @@
-"""Cases for SGMV: adapters on poisoned arenas, popularity, and the truth as one product per row."""
+"""Cases for SGMV: adapters in poisoned pools, popularity, and the reference as one product per row."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Module:
 
 
 def make_module(ranks: list[int], inputs: int, outputs: int, dtype: torch.dtype, seed: int) -> Module:
-    """Adapters on shuffled pages of an arena whose every other row is poison."""
+    """Adapters on shuffled pages of a pool whose other rows are all poison."""
     random = torch.Generator().manual_seed(seed)
     counts = [-(-rank // RANK_PAGE) for rank in ranks]
     num_pages = sum(counts) + 3
@@ -56,7 +56,7 @@ def make_module(ranks: list[int], inputs: int, outputs: int, dtype: torch.dtype,
 
 
 def make_work(adapters: list[int | None], copies: int) -> tuple[WorkList, list[int | None]]:
-    """Each listed entry becomes a run of `copies` rows; neighbours of one adapter are one segment."""
+    """Each listed entry becomes a run of `copies` rows. Adjacent runs of one adapter form one segment."""
     per_row = [adapter for adapter in adapters for _ in range(copies)]
     segments: list[list[int]] = []
     for row, adapter in enumerate(per_row):

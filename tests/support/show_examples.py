@@ -1,11 +1,11 @@
-"""Runs the examples of the documentation and writes into the pages what they bring.
+"""Runs the examples of the documentation and writes their output into the pages.
 
     python tests/support/show_examples.py [PAGE …]
     python tests/support/show_examples.py --check --dtype float32 [PAGE …]
 
-Outputs that differ only in ids and times stay as they are. With --check nothing is written, and what differs
-is printed. An example whose answer is another one in float32 has a close choice in it: take another example,
-since other processors round otherwise.
+Outputs that differ only in ids and times are kept. With --check nothing is written, and differences are
+printed. If an example's answer differs in float32, it depends on a close choice: replace the example, since
+other processors round differently.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from personae.api.options import ServeOptions  # noqa: E402  # after the path
 
 
 def brought(page: str, url: str) -> list[tuple[Example, str]]:
-    """All examples of a page with what they bring."""
+    """All examples of a page with their output."""
     names: dict[str, Any] = {"__name__": "__main__"}
     return [(example, run(example, url, names)) for example in examples(page)]
 
 
 def show(page: str, url: str, *, check: bool) -> int:
-    """Write, or print with `check`, what has changed. How many outputs have."""
+    """Write what has changed, or print it with `check`. Returns how many outputs have changed."""
     path = ROOT / page
     text = path.read_text(encoding="utf-8")
     changed = [(example, output) for example, output in brought(page, url) if not same(example, output)]
@@ -44,7 +44,7 @@ def show(page: str, url: str, *, check: bool) -> int:
 
 
 def main() -> None:
-    """The command. Exit code 1 with --check if something differs."""
+    """Run the command. The exit code is 1 with --check if something differs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""A second sampler, as slow and plain as the definitions: one row at a time, Python and NumPy, float64."""
+"""A second sampler, as slow and plain as the definitions: one row at a time, in Python and NumPy, float64."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def uniform(seed: int, position: int) -> float:
 def changed_logits(
     logits: NDArray[np.float32], log: SequenceLog, allowed: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float32]:
-    """After penalties, bias, mask and min_tokens; float32, as the model's."""
+    """The logits after penalties, bias, mask and min_tokens; float32, as the model's."""
     params = log.params
     x = logits.astype(np.float32).copy()
     emitted = list(log.tokens[log.prompt_length :])
@@ -47,7 +47,7 @@ def changed_logits(
 
 
 def kept(x: NDArray[np.float32], params: SamplingParams, top_p: float) -> NDArray[np.float64]:
-    """Probabilities after temperature and filters (a slightly different top_p may be tried)."""
+    """The probabilities after temperature and filters, with a slightly different top_p if given."""
     weights = np.exp((x.astype(np.float64) - float(x.max())) / params.temperature).astype(np.float32)
     ordered = sorted((float(w) for w in weights), reverse=True)
     count = params.top_k if 0 < params.top_k < len(x) else len(x)
@@ -65,7 +65,7 @@ def kept(x: NDArray[np.float32], params: SamplingParams, top_p: float) -> NDArra
 
 
 def may_choose(x: NDArray[np.float32], params: SamplingParams, position: int) -> set[int]:
-    """The tokens that a right sampler may choose: one, or both sides of an edge that rounding may cross."""
+    """The tokens that a correct sampler may choose: one, or both sides of an edge that rounding may cross."""
     if params.temperature < 1e-5 or params.top_k == 1:
         return {int(np.argmax(x))}
     u = uniform(params.seed, position)
@@ -80,7 +80,7 @@ def may_choose(x: NDArray[np.float32], params: SamplingParams, position: int) ->
 
 
 def bitmask(allowed: Sequence[NDArray[np.bool_] | None], vocab: int) -> NDArray[np.int32]:
-    """Packed as grammar backends pack it; None = everything, -1 in every word."""
+    """A mask packed as grammar backends pack it. None: all tokens, -1 in every word."""
     words = np.full((len(allowed), (vocab + 31) // 32), -1, np.int32)
     for row, bits in enumerate(allowed):
         if bits is not None:

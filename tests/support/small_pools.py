@@ -1,4 +1,4 @@
-"""Pools of small adapters, and what they must hold."""
+"""Pools of small adapters, and what they must contain."""
 
 from collections.abc import Mapping
 
@@ -26,8 +26,8 @@ def adapter_of(
     scaling: float = 0.5,
     dtype: torch.dtype = torch.float32,
 ) -> Adapter:
-    """Random tensors; a rank is the same in both layers or given for each, 0 for a layer without the
-    module."""
+    """An adapter with random tensors. A rank is the same in both layers or given for each; 0 means a layer
+    without the module."""
     random = torch.Generator().manual_seed(seed)
     pairs = {}
     for module, given in ranks.items():
@@ -59,7 +59,8 @@ def make_pool(
 
 
 def assert_holds(pool: LoraPool, adapter: Adapter) -> None:
-    """The arenas, through the tables, hold the adapter's tensors with the scaling folded into B."""
+    """Assert that the pools contain the adapter's tensors, through the tables, with the scaling folded into
+    B."""
     slot = pool.slot(adapter.digest)
     assert slot is not None
     for group, modules in (("qkv", "q k v"), ("o", "o"), ("gate_up", "gate up"), ("down", "down")):
@@ -80,7 +81,8 @@ def assert_holds(pool: LoraPool, adapter: Adapter) -> None:
 
 
 class Granules:
-    """`kernels.memory.Memory` of granules on the CPU, so many of them free. What is not backed is NaN."""
+    """`kernels.memory.Memory` with granules on the CPU, so many of them free. Memory without a granule is
+    NaN."""
 
     lends = True
 

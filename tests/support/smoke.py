@@ -1,8 +1,8 @@
-"""Starts the installed Personae with the interpreter that runs this, asks one question and stops it.
+"""Starts the installed Personae with this interpreter, sends one request and stops it.
 
     python tests/support/smoke.py
 
-It needs nothing but Personae and what that needs.
+It needs only Personae and its dependencies.
 """
 
 import json
@@ -20,7 +20,7 @@ QUESTION = {
 
 
 def main() -> None:
-    """Raises SystemExit where anything goes wrong."""
+    """Raises SystemExit if anything fails."""
     command = [sys.executable, "-m", "personae", "serve", "demo", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -1,4 +1,4 @@
-"""The store of adapters with a make-believe executor, and queues that only note."""
+"""The adapter store with a simulated executor, and queues that only record."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +19,7 @@ from personae.lora.shapes import LoraShapes
 from personae.lora.sites import sites
 from personae.lora.source import AdapterSource
 
-LIFE = 3
+EPOCH = 3
 
 
 def adapter(seed: int) -> Adapter:
@@ -32,7 +32,7 @@ DIGESTS = [each.digest for each in ADAPTERS]
 
 
 def load(number: int) -> LoadAdapter:
-    """The executor's messages about this adapter."""
+    """The message that asks the executor to load this adapter."""
     return LoadAdapter(DIGESTS[number], AdapterSource(()))
 
 
@@ -46,7 +46,7 @@ class StubTarget(AdapterLibrary):
 
 
 class Bench:
-    """A store, and what it said to the others."""
+    """A store, and the messages that it sent."""
 
     def __init__(self, store: Ref[Message]) -> None:
         self.store = store
@@ -58,7 +58,8 @@ class Bench:
         return self.queues.setdefault(digest, MessageQueue())
 
     async def offered(self, count: int) -> list[str]:
-        """The digests of so many that the executor is asked to place, which threads have read."""
+        """Wait for this many loads that the executor is asked for after threads have read them. Returns the
+        digests."""
         await soon(
             lambda: sum(isinstance(each, LoadAdapter) for each in self.executor) >= count,
             f"{count} have been read",
@@ -67,7 +68,7 @@ class Bench:
         return [each.adapter for each in self.executor.take() if isinstance(each, LoadAdapter)]
 
     async def tell(self, *messages: Message) -> list[str]:
-        """Say it; the digests that the executor is then asked to place."""
+        """Send messages. Returns the digests that the executor is then asked to load."""
         for message in messages:
             self.store.tell(message)
         await settled()
@@ -75,7 +76,7 @@ class Bench:
 
 
 async def settled() -> None:
-    """Let the others run until they wait, with no time passing."""
+    """Let the other tasks run until they wait, without time passing."""
     for _ in range(30):
         await anyio.lowlevel.checkpoint()
 
@@ -87,7 +88,7 @@ async def bench(library: AdapterLibrary | None = None) -> AsyncIterator[Bench]:
     store: Ref[Message] = root.spawn(
         "store",
         lambda: AdapterStore(
-            library or StubTarget(), LIFE, made[0].executor, made[0].queue_of, made[0].streamer
+            library or StubTarget(), EPOCH, made[0].executor, made[0].queue_of, made[0].streamer
         ),
         capacity=100,
     )

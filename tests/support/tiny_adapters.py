@@ -1,8 +1,9 @@
-"""PEFT adapter folders made by PEFT itself, on tiny random Hugging Face models. B is not zero, so they show.
+"""PEFT adapter folders made by PEFT itself, on tiny random Hugging Face models. B is not zero, so the
+adapters have an effect.
 
-base = tiny_config()                              # or a model's folder, or any Hugging Face config
-make_adapter_folder(tmp_path / "poet", base, rank=16, targets=("q_proj", "down_proj"), seed=3)
-read_adapter(tmp_path / "poet", lora_shapes(base))
+    base = tiny_config()                              # or a model's folder, or any Hugging Face config
+    make_adapter_folder(tmp_path / "poet", base, rank=16, targets=("q_proj", "down_proj"), seed=3)
+    read_adapter(tmp_path / "poet", lora_shapes(base))
 """
 
 import json
@@ -76,16 +77,16 @@ def make_adapter(
     dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> PeftModel:
-    """A PEFT model with a random adapter, ready to run. `alpha` is 2 * rank unless given.
+    """A PEFT model with a random adapter, ready to run. `alpha` is 2 * rank by default.
 
-    A row of A has about unit length and B's entries have a deviation of `scale` / sqrt(rank), so that the
-    update is about alpha / rank * `scale` of its input whatever the rank. `options` go to LoraConfig. The
-    random state of the caller is left as it was.
+    A row of A has about unit length, and B's entries have a deviation of `scale` / sqrt(rank), so that the
+    update is about alpha / rank * `scale` of its input at any rank. `options` are passed to LoraConfig. The
+    caller's random state is not changed.
     """
     with warnings.catch_warnings(), torch.random.fork_rng():
         # transformers warns of its own deprecated properties when PEFT walks over them.
         warnings.simplefilter("ignore")
-        torch.manual_seed(0)  # a base that is given as a config has the same weights for every adapter
+        torch.manual_seed(0)  # a base given as a config has the same weights for every adapter
         if isinstance(base, Path):
             model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
         else:
@@ -120,7 +121,7 @@ def set_config(folder: Path, **fields: Any) -> None:
 
 
 def make_adapter_folder(path: Path, base: Base, **options: Any) -> Path:
-    """Save `make_adapter(base, **options)` at `path` as PEFT does; the path."""
+    """Save `make_adapter(base, **options)` at `path` as PEFT does. Returns the path."""
     model = make_adapter(base, **options)
     with warnings.catch_warnings():
         # PEFT warns when it cannot ask the hub about a base that has no name.
@@ -129,7 +130,7 @@ def make_adapter_folder(path: Path, base: Base, **options: Any) -> Path:
     return path
 
 
-# Eight that differ in all that may differ: `make_adapter_folder(path, base, **ZOO[name])`.
+# Eight adapters that differ in everything that may differ: `make_adapter_folder(path, base, **ZOO[name])`.
 ZOO: dict[str, dict[str, Any]] = {
     "rank-1": {"rank": 1, "seed": 1},
     "rank-8-attention": {"rank": 8, "targets": ("q_proj", "k_proj", "v_proj", "o_proj"), "seed": 2},

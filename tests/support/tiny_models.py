@@ -1,8 +1,8 @@
-"""Tiny model folders with random weights, laid out as Hugging Face does; made without transformers.
+"""Tiny model folders with random weights, laid out as Hugging Face does, without transformers.
 
 `make_model_folder(path, "qwen3", tie_word_embeddings=True)` writes config.json, model.safetensors,
 generation_config.json, and a byte-level tokenizer of 512 tokens with a ChatML template.
-`model_folder("qwen3")` does it once per session and returns the path. Same arguments, same bytes.
+`model_folder("qwen3")` does it once per session and returns the path. The same arguments give the same bytes.
 """
 
 import atexit
@@ -146,7 +146,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 2,
     },
 }
-# What the tokenizer learns its merges from.
+# The text from which the tokenizer learns its merges.
 CORPUS = """The quick brown fox jumps over the lazy dog. Pack my box with five dozen liquor jugs.
 A request is its token log; everything else is cache. Who goes next? The one that was served least.
 {"name": "Ada", "age": 36, "tags": ["math", "engines"], "active": true, "note": null, "score": 0.25}
@@ -158,10 +158,10 @@ Grüße aus Köln, naïve café, señor; 你好，世界。 Привет, мир
 def make_model_folder(
     path: Path, family: str = "llama", *, seed: int = 0, shards: int = 1, **overrides: Any
 ) -> Path:
-    """Writes a model folder of the family; `overrides` go into config.json. Returns the path.
+    """Write a model folder of the family. `overrides` are fields of config.json. Returns the path.
 
-    `torch_dtype` is the dtype the weights are stored in. Every weight is random, norms and biases included,
-    and of a size that keeps activations near 1, so that logits are far apart.
+    `torch_dtype` is the dtype of the stored weights. Every weight is random, norms and biases included, and
+    of a size that keeps activations near 1, so that logits are far apart.
     """
     path.mkdir(parents=True, exist_ok=True)
     config = {**COMMON, **FAMILIES[family], **overrides}
@@ -175,7 +175,7 @@ def make_model_folder(
 
 
 def model_folder(family: str = "llama", *, seed: int = 0, shards: int = 1, **overrides: Any) -> Path:
-    """As `make_model_folder`, made once per session for the same arguments; do not write into it."""
+    """Like `make_model_folder`, but made once per session for the same arguments. Do not write into it."""
     return _cached(family, seed, shards, json.dumps(overrides, sort_keys=True))
 
 
@@ -243,7 +243,7 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
 
 
 def expert_shapes(config: dict[str, Any], layer: int) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The modules of a layer's mixture of experts; none where it is dense."""
+    """The modules of a layer's mixture of experts; none for a dense layer."""
     hidden, kind = config["hidden_size"], config["model_type"]
     count = config.get("num_local_experts") or config.get("num_experts")
     dense = layer in config.get("mlp_only_layers", []) or (layer + 1) % config.get("decoder_sparse_step", 1)
@@ -279,7 +279,7 @@ def random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]
 
 
 def write_weights(path: Path, weights: dict[str, torch.Tensor], shards: int = 1) -> None:
-    """Writes one safetensors file, or several with an index."""
+    """Write one safetensors file, or several with an index."""
     if shards == 1:
         save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
         return
@@ -294,7 +294,7 @@ def write_weights(path: Path, weights: dict[str, torch.Tensor], shards: int = 1)
 
 
 def write_tokenizer(path: Path) -> None:
-    """Writes tokenizer.json (byte-level BPE: any text can be encoded) and tokenizer_config.json."""
+    """Write tokenizer.json (byte-level BPE, which can encode any text) and tokenizer_config.json."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -321,5 +321,5 @@ def write_tokenizer(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes indented JSON."""
+    """Write indented JSON."""
     path.write_text(json.dumps(value, indent=2), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Small real tokenizers, trained on the spot: byte-level BPE, and SentencePiece-style with byte fallback."""
+"""Small real tokenizers, trained on the fly: byte-level BPE, and SentencePiece-style with byte fallback."""
 
 import functools
 from pathlib import Path
@@ -33,7 +33,7 @@ def _byte_level() -> str:
 
 @functools.cache
 def _byte_fallback(strip: bool) -> str:
-    """As Llama 2's (strip) or Gemma's: "▁" for spaces, bytes for characters outside of the vocabulary."""
+    """Like Llama 2's (strip) or Gemma's: "▁" for spaces, bytes for characters outside of the vocabulary."""
     pieces = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     pieces.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.BpeTrainer(vocab_size=150, special_tokens=["<unk>"], show_progress=False)
@@ -77,7 +77,7 @@ KINDS = {
 
 
 def make(kind: str) -> tokenizers.Tokenizer:
-    """A fresh tokenizer; training happens once a kind."""
+    """A new tokenizer. Each kind is trained only once."""
     return tokenizers.Tokenizer.from_str(KINDS[kind]())
 
 

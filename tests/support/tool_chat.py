@@ -1,4 +1,4 @@
-"""A chat template with tools and reasoning as Qwen3 writes them, tools to offer, and calls to answer with."""
+"""A chat template with tools and reasoning in Qwen3's format, tools for requests, and calls for answers."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ TEMPLATE = """{%- if tools %}<|im_start|>system
 
 
 def tool(name: str, strict: bool | None = None, **properties: Any) -> dict[str, Any]:
-    """A tool as requests offer it; all its parameters are required."""
+    """A tool as requests list it. All its parameters are required."""
     function: dict[str, Any] = {
         "name": name,
         "description": f"Calls {name}.",
@@ -52,8 +52,8 @@ def call(name: str, /, **arguments: Any) -> str:
 
 
 def write_tags(folder: Path) -> None:
-    """Make the tags special tokens of a model folder. They take the places of its last tokens, for which the
-    model has logits."""
+    """Make the tags special tokens of a model folder. They replace its last tokens, for which the model has
+    logits."""
     document = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = document["model"]["vocab"]
     last = sorted(vocabulary, key=vocabulary.get)[-len(TAGS) :]

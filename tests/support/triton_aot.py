@@ -1,7 +1,8 @@
-"""Compiles ahead of time, for GPUs that are not here, the very kernels that a host function would launch.
+"""Compiles the kernels that a host function would launch, ahead of time, for GPUs that this machine does not
+have.
 
-`launches` runs the host function on meta tensors with the launches intercepted, so shapes may be as large as
-in life. `compiled` turns a launch into machine code and reads it.
+`launches` runs the host function on meta tensors and intercepts the launches, so shapes may be as large as in
+production. `compiled` turns a launch into machine code and reads it.
 """
 
 import re
@@ -41,13 +42,13 @@ class Launch:
 
     @classmethod
     def of(cls, kernel: JITFunction, args: Sequence[Any], kwargs: dict[str, Any]) -> "Launch":
-        """From what a kernel is called with."""
+        """Make a launch from the arguments of a kernel call."""
         names = ("num_warps", "num_stages", "launch_pdl")
         options = {name: kwargs.pop(name) for name in names if name in kwargs}
         return cls(kernel, dict(kernel.signature.bind(*args, **kwargs).arguments), options)
 
     def specialized(self) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], Any]]:
-        """What a kernel is compiled for: types, constants and alignments of the arguments."""
+        """What the kernel is compiled for: types, constants and alignments of the arguments."""
         signature, constants, attributes = {}, {}, {}
         for index, parameter in enumerate(self.kernel.params):
             value = self.arguments[parameter.name]
@@ -68,13 +69,13 @@ class Launch:
         return signature, constants, attributes
 
     def key(self, capability: int) -> str:
-        """The same for launches of the same machine code."""
+        """A key that is equal for launches of the same machine code."""
         return repr((self.kernel.__name__, *self.specialized(), sorted(self.options.items()), capability))
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the compiler made of a kernel. instructions: how often each SASS opcode, without suffixes."""
+    """What the compiler produced for a kernel. `instructions` counts each SASS opcode, without suffixes."""
 
     name: str
     registers: int
@@ -92,7 +93,7 @@ class Machine:
 
 @contextmanager
 def launches() -> Iterator[list[Launch]]:
-    """Within the block, what would be launched is listed instead."""
+    """Within the block, launches are listed instead of executed."""
     found: list[Launch] = []
 
     def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
@@ -106,7 +107,8 @@ def launches() -> Iterator[list[Launch]]:
 
 
 def compile_launch(launch: Launch, capability: int) -> tuple[Any, list[str]]:
-    """Triton's binary, as the just-in-time compiler would make it, and its arguments' names in order."""
+    """Return Triton's binary, as the just-in-time compiler would make it, and its arguments' names in
+    order."""
     signature, constants, attributes = launch.specialized()
     source = ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
@@ -114,7 +116,7 @@ def compile_launch(launch: Launch, capability: int) -> tuple[Any, list[str]]:
 
 
 def compiled(launch: Launch, capability: int, folder: Path) -> Machine:
-    """The launch's kernel as the just-in-time compiler would make it for a GPU of this capability."""
+    """Compile the launch's kernel as the just-in-time compiler would for a GPU of this capability."""
     binary, _ = compile_launch(launch, capability)
     assert binary.metadata.shared <= MOST_SHARED[capability], launch.kernel.__name__
     path = folder / "kernel.cubin"

@@ -1,4 +1,4 @@
-"""Uploads of adapters for a tiny base, intact and corrupted, and an app to send them to."""
+"""Uploads of adapters for a tiny base, intact and corrupted, and an app that receives them."""
 
 import json
 import struct
@@ -31,7 +31,7 @@ BOUNDS = AdapterBounds(SHAPES, max_rank=16, max_value=65504.0)
 
 
 def tensors(rank: int = 2, seed: int = 0) -> dict[str, torch.Tensor]:
-    """A whole adapter's tensors, as PEFT names them."""
+    """All tensors of an adapter, as PEFT names them."""
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for layer in range(SHAPES.layers):
@@ -48,12 +48,12 @@ def config(rank: int = 2, **changes: Any) -> bytes:
 
 
 def whole(seed: int = 0, rank: int = 2) -> dict[str, bytes]:
-    """The two files of an adapter that is all right."""
+    """The two files of an intact adapter."""
     return {CONFIG: config(rank), TENSORS: save(tensors(rank, seed))}
 
 
 def raw_safetensors(header: object, data: bytes, length: int | None = None) -> bytes:
-    """A safetensors file that says what it likes."""
+    """A safetensors file with any header."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
@@ -69,7 +69,7 @@ class UploadFixture:
     engine: Any
 
     def key(self, tenant: str, role: Role = "tenant", **limits: int) -> str:
-        """A key of a tenant, which is made if it is new."""
+        """A key of a tenant, which is created if it is new."""
         if tenant not in [known.name for known in self.tenants.list_tenants()]:
             self.tenants.create_tenant(tenant, TenantLimits(**limits))
         return self.tenants.create_key(tenant, role)
@@ -81,7 +81,7 @@ class UploadFixture:
         )
 
     def leftovers(self) -> list[str]:
-        """What lies in the data directory's adapters and is named by no row."""
+        """Files in the data directory's adapters that no database row names."""
         self.registry._staging.settle()
         known = {row["digest"] for row in self.data.rows("select digest from adapters")}
         staged = [path.name for path in (self.data.adapters / STAGING).iterdir()]
@@ -95,7 +95,7 @@ def open_fixture(
     bounds: AdapterBounds = BOUNDS,
     settings: ApiSettings | None = None,
 ) -> Iterator[UploadFixture]:
-    """An app on a data directory; FakeEngine unless another is given."""
+    """An app on a data directory, with FakeEngine unless another engine is given."""
     engine = engine or FakeEngine()
     models = engine.models("default")
     with closing(DataDir(path)) as data:

@@ -1,4 +1,4 @@
-"""Async tests whose time is virtual: when every task waits, the clock jumps to the next timer.
+"""Async tests with virtual time: when every task waits, the clock jumps to the next timer.
 
     from virtual_clock import virtual_clock
 
@@ -10,11 +10,11 @@
         assert anyio.current_time() - started >= 3600
 
 Each test runs twice: on asyncio (the loop below) and on trio (`trio.testing.MockClock` with autojump).
-`real_clock` runs tests on asyncio, uvloop and trio by the wall clock: for tests in which a foreign thread
-works while the loop is idle, which a jumping clock would take for nothing to do. For a program rather than a
-test function, as in property tests: `run_virtual(main, backend)`.
+`real_clock` runs tests on asyncio, uvloop and trio by the wall clock. Use it for tests in which another
+thread works while the loop is idle: a jumping clock would see nothing to do. For a program rather than a test
+function, as in property tests: `run_virtual(main, backend)`.
 
-A deadlock (every task waits, no timer is set) is an error on asyncio instead of a hanging test.
+A deadlock (every task waits, no timer is set) is an error on asyncio instead of a test that hangs.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ from patience import PATIENCE
 T = TypeVar("T")
 
 
-class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]  # which class it is depends on the platform
-    """Never waits for a timeout: takes what is ready, else moves the clock to where the timeout would end."""
+class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]  # the class depends on the platform
+    """Never waits for a timeout: returns what is ready, else moves the clock to the end of the timeout."""
 
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             ready: list[tuple[selectors.SelectorKey, int]] = super().select(PATIENCE)
-            if not ready:  # no thread either has woken it
+            if not ready:  # no thread has woken it either
                 raise RuntimeError("deadlock: every task waits and no timer is set")
             return ready
         ready = super().select(0)

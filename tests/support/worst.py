@@ -1,4 +1,4 @@
-"""Models that prefer what is worst for an answer that has to end."""
+"""Models that prefer the worst tokens for an answer that must end."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ WORST: dict[str, Prefer] = {name: taste for name, taste in TASTES.items() if nam
 
 
 def text_vocabulary(special: Sequence[str] = ()) -> Vocabulary:
-    """A token for each byte, a stop token (256), special tokens, and longer ones that models have."""
+    """A token for each byte, a stop token (256), special tokens, and longer tokens as models have them."""
     longer = [
         b"".join((a, b)) for a in (b'"', b"{", b"[", b"}", b",") for b in (b'"', b"{", b"[", b"]", b"}")
     ]
@@ -32,10 +32,10 @@ def text_vocabulary(special: Sequence[str] = ()) -> Vocabulary:
 
 
 def answer(matcher: Matcher, vocabulary: Vocabulary, prefer: Prefer, budget: int, seed: int) -> list[int]:
-    """What a model writes that takes the worst token, and stops as late as it can; ties are random.
+    """What a model writes that takes the worst token and stops as late as it can. Ties are broken at random.
 
-    Asserts that some token is allowed at every step, and that every token allowed, unless the matcher objects
-    to it, is accepted.
+    Asserts that some token is allowed at every step, and that every allowed token is accepted unless the
+    matcher vetoes it.
     """
     rng = random.Random(seed)
     tokens: list[int] = []
@@ -58,7 +58,7 @@ def answer(matcher: Matcher, vocabulary: Vocabulary, prefer: Prefer, budget: int
 
 
 def veto(matcher: Matcher, token: int) -> Words | None:
-    """What a matcher says to a token that its mask allows."""
+    """The matcher's veto of a token that its mask allows, if any."""
     verifications = isinstance(matcher, BudgetMatcher | LimitedMatcher) and matcher.verifies
     return matcher.veto(token) if verifications else None
 
@@ -70,6 +70,6 @@ def possible_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
 
 
 def text_of(tokens: Sequence[int], vocabulary: Vocabulary) -> bytes:
-    """The tokens' text; special tokens by their names."""
+    """The tokens' text, with special tokens by their names."""
     names = {token: name.encode() for name, token in vocabulary.special.items()}
     return b"".join(names.get(token, vocabulary.tokens[token]) for token in tokens)

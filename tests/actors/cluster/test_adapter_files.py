@@ -1,4 +1,4 @@
-"""Adapters go from the frontend to an engine's own disk, by the digest of what they are."""
+"""Engines download adapters from the frontend to their own disk, by the digest of the content."""
 
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -44,8 +44,8 @@ async def in_thread(do: Callable[[], Any]) -> Any:
 
 
 @asynccontextmanager
-async def brought(source: AdapterFiles, cache: Path, bound: int = 2**20) -> AsyncIterator[AdapterCache]:
-    """An engine's cache that asks this source."""
+async def cache_of(source: AdapterFiles, cache: Path, bound: int = 2**20) -> AsyncIterator[AdapterCache]:
+    """An engine's cache that downloads from this source."""
     ours, theirs = socket.socketpair()
     line = Line(theirs)
     async with anyio.create_task_group() as tasks:
@@ -57,7 +57,7 @@ async def brought(source: AdapterFiles, cache: Path, bound: int = 2**20) -> Asyn
 async def test_exactly_the_files_of_an_adapter_are_downloaded(anyio_backend, tmp_path) -> None:
     weights = bytes(range(256)) * 4000
     write(tmp_path / "store" / DIGESTS[1], weights)
-    async with brought(AdapterFiles({}, tmp_path / "store"), tmp_path / "cache") as cache:
+    async with cache_of(AdapterFiles({}, tmp_path / "store"), tmp_path / "cache") as cache:
         await in_thread(partial(cache.fetch, DIGESTS[1]))
         await in_thread(partial(cache.fetch, DIGESTS[1]))
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [DIGESTS[1]]
@@ -71,7 +71,7 @@ async def test_a_name_that_is_not_a_digest_is_neither_requested_nor_answered(
 ) -> None:
     write(tmp_path / "store" / "x" / "y")
     source = AdapterFiles({}, tmp_path / "store")
-    async with brought(source, tmp_path / "cache") as cache:
+    async with cache_of(source, tmp_path / "cache") as cache:
         with pytest.raises(AdapterError, match="is not a digest"):
             await in_thread(partial(cache.fetch, key))
     assert source._folder(key) is None
@@ -81,7 +81,7 @@ async def test_an_adapter_that_the_frontend_does_not_have_is_refused_and_the_nex
     anyio_backend, tmp_path
 ) -> None:
     write(tmp_path / "store" / DIGESTS[2])
-    async with brought(AdapterFiles({}, tmp_path / "store"), tmp_path / "cache") as cache:
+    async with cache_of(AdapterFiles({}, tmp_path / "store"), tmp_path / "cache") as cache:
         with pytest.raises(AdapterError, match="the frontend does not have it"):
             await in_thread(partial(cache.fetch, DIGESTS[1]))
         await in_thread(partial(cache.fetch, DIGESTS[2]))
@@ -94,10 +94,10 @@ async def test_the_least_recently_used_adapters_are_removed_when_the_cache_is_fu
     for digest in DIGESTS:
         write(tmp_path / "store" / digest, bytes(1000))
     (tmp_path / "store" / DIGESTS[8] / "adapter_model.safetensors").write_bytes(bytes(5000))
-    async with brought(AdapterFiles({}, tmp_path / "store"), tmp_path / "cache", 3500) as cache:
+    async with cache_of(AdapterFiles({}, tmp_path / "store"), tmp_path / "cache", 3500) as cache:
         for digest in DIGESTS[:3]:
             await in_thread(partial(cache.fetch, digest))
-            await anyio.sleep(0.02)  # folders' times have steps
+            await anyio.sleep(0.02)  # the times of folders are coarse
         cache.used(DIGESTS[0])
         await in_thread(partial(cache.fetch, DIGESTS[3]))
         kept = {path.name for path in (tmp_path / "cache").iterdir()}
@@ -115,7 +115,7 @@ async def test_adapters_known_at_the_start_are_not_removed_while_an_engine_has_t
     named = {"first": write(tmp_path / "named" / "first", b"1" * 1000)}
     source = AdapterFiles(named, tmp_path / "store")
     options = EngineOptions(tmp_path / "model", (tmp_path / "named",), tmp_path / "store")
-    async with brought(source, tmp_path / "cache", 2500) as cache:
+    async with cache_of(source, tmp_path / "cache", 2500) as cache:
         provided = await in_thread(partial(cache.provide, options))
         ((name, folder),) = provided.named_adapters
         assert name == "first"
@@ -166,7 +166,7 @@ async def test_files_that_do_not_match_their_digest_are_refused_and_removed(anyi
     shapes = assemble(EngineOptions(base, device="cpu", kv_memory=2**20)).engine_spec.library._shapes  # type: ignore[attr-defined]
     (tmp_path / "store").mkdir()
     (tmp_path / "one").rename(tmp_path / "store" / DIGESTS[1])
-    async with brought(AdapterFiles({}, tmp_path / "store"), tmp_path / "cache") as cache:
+    async with cache_of(AdapterFiles({}, tmp_path / "store"), tmp_path / "cache") as cache:
         library = AdapterLibrary(shapes, {}, tmp_path / "cache", 2**30, fetcher=cache)
         with pytest.raises(AdapterError, match="are not those of its digest"):
             await in_thread(partial(library.read, DIGESTS[1]))

@@ -1,4 +1,4 @@
-"""A small Ray cluster on this machine starts an engine, and refuses what does not fit."""
+"""A small Ray cluster on this machine starts an engine. A node refuses an engine that does not match it."""
 
 import os
 import signal
@@ -81,13 +81,13 @@ async def test_ray_starts_an_engine_that_survives_its_death_and_a_node_refuses_w
         ray.admit = listener.admit
         assert [node.alive for node in await ray.look()] == [True]
         begin = await ray.place(0)
-        for name, value, said in (
+        for name, value, reason in (
             ("_model", str(tmp_path / "no"), "there is no model at"),
             ("_weights", "0" * 64, "is not the frontend's"),
         ):
             with monkeypatch.context() as wrong:
                 wrong.setattr(ray, name, value)
-                with pytest.raises(LoadError, match=rf"Node .*\(.*\): .*{said}"):
+                with pytest.raises(LoadError, match=rf"Node .*\(.*\): .*{reason}"):
                     await begin(terms)
         async with launch_replicas(
             RaySource(ray, listener, source, terms, 1),

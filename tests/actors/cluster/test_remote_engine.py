@@ -1,4 +1,4 @@
-"""Engines that call from elsewhere: what is true of processes of our own is true of them."""
+"""Engines on other machines behave like processes of this one."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Node:
-    """A machine that starts engines: a thread for each, as an agent has it."""
+    """A machine that starts engines, each in a thread, as an agent does."""
 
     def __init__(self, listener: Listener, tmp_path: Path, command: tuple[str, ...] = COMMAND) -> None:
         self.identity = new_identity(ENGINE)
@@ -80,7 +80,7 @@ async def node_on_loopback(
 async def test_streams_survive_the_death_of_a_remote_engine_and_uploads_reach_it(
     tmp_path, monkeypatch: pytest.MonkeyPatch, encrypted: bool
 ) -> None:
-    if encrypted:  # here and in the engine: its certificate says so
+    if encrypted:  # in this process and in the engine: the certificate's name
         for module in ("listener", "dial"):
             monkeypatch.setattr(f"personae.actors.cluster.{module}.is_loopback", lambda host: False)
     base = model_folder("qwen3")
@@ -172,5 +172,5 @@ async def test_a_node_that_does_not_answer_is_not_waited_for(
         assert await process.last_step() is None
         process.kill()
         assert await process.wait() == -signal.SIGKILL
-        assert await to_thread.run_sync(line.recv, 100), "it was asked"
+        assert await to_thread.run_sync(line.recv, 100), "it was requested"
         line.close()

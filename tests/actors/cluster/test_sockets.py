@@ -1,5 +1,4 @@
-"""The sockets between a frontend and engines on other machines: tickets, TLS, and peers that are none of
-ours."""
+"""The sockets between a frontend and engines on other machines: tickets, TLS, and unknown peers."""
 
 import socket
 import ssl
@@ -38,7 +37,7 @@ async def in_thread(do: Callable[[], Any]) -> Any:
 
 
 async def raw(listener: Listener, data: bytes, count: int = 1) -> bytes:
-    """What is answered to a peer that says this."""
+    """What a peer that sends `data` receives."""
 
     def talk() -> bytes:
         with socket.create_connection((listener.host, listener.port), PATIENCE) as connection:
@@ -60,8 +59,8 @@ async def both(listener: Listener, expected: Any, dialled: Dial) -> tuple[Line, 
 async def test_a_ticket_opens_one_connection_once(anyio_backend) -> None:
     async with open_listener("127.0.0.1") as listener, listener.expect() as expected:
         line, stream = await both(listener, expected, call(listener))
-        line.sendall(b"first words")
-        assert await stream.receive() == b"first words"
+        line.sendall(b"first data")
+        assert await stream.receive() == b"first data"
         with pytest.raises(LoadError, match="does not know the ticket"):
             await in_thread(partial(dial, call(listener), expected.ticket))
         line.close()
@@ -75,7 +74,7 @@ async def test_a_wrong_ticket_is_refused_and_the_right_one_still_holds(anyio_bac
         open_listener("127.0.0.1") as other,
         listener.expect() as right,
         listener.expect(0.0) as expired,
-        other.expect() as elsewhere,
+        other.expect() as foreign,
     ):
         async with listener.expect() as withdrawn:
             pass
@@ -83,7 +82,7 @@ async def test_a_wrong_ticket_is_refused_and_the_right_one_still_holds(anyio_bac
             "unknown": bytes(TICKET_BYTES),
             "expired": expired.ticket,
             "withdrawn": withdrawn.ticket,
-            "of another listener": elsewhere.ticket,
+            "of another listener": foreign.ticket,
         }
         assert await raw(listener, GREETING + tickets[wrong]) == UNKNOWN
         assert await raw(listener, GREETING + right.ticket) == WELCOME
@@ -98,8 +97,8 @@ async def test_a_ticket_that_nobody_shows_ends_the_wait_with_a_timeout(anyio_bac
 
 async def test_a_peer_with_another_protocol_is_disconnected_without_an_answer(anyio_backend) -> None:
     async with open_listener("127.0.0.1") as listener:
-        for words in (b"GET / HTTP/1.1\r\n\r\n", bytes(200), GREETING[:-1] + b"2" + bytes(TICKET_BYTES)):
-            assert await raw(listener, words) == b""
+        for data in (b"GET / HTTP/1.1\r\n\r\n", bytes(200), GREETING[:-1] + b"2" + bytes(TICKET_BYTES)):
+            assert await raw(listener, data) == b""
 
 
 async def test_silent_peers_are_disconnected_in_time_and_keep_no_engine_out(anyio_backend) -> None:
@@ -131,7 +130,7 @@ async def test_a_taken_port_and_an_address_of_another_machine_are_refused(anyio_
 
 @pytest.fixture
 def beyond_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loopback, taken for an address that other machines reach."""
+    """Treats loopback as an address that other machines reach."""
     for module in ("listener", "dial"):
         monkeypatch.setattr(f"personae.actors.cluster.{module}.is_loopback", lambda host: False)
 

@@ -1,11 +1,12 @@
-"""Adapters without room in the pool: which are evicted, which must yield, and that none waits for ever."""
+"""Adapters without room in the pool: which are evicted, which must release their memory, and that none waits
+for ever."""
 
 import random
 
 import anyio
 import pytest
 from recorders import MessageQueue
-from store_bench import DIGESTS, LIFE, Bench, StubTarget, bench, load, settled
+from store_bench import DIGESTS, EPOCH, Bench, StubTarget, bench, load, settled
 from virtual_clock import virtual_clock
 
 from personae.actors.messages import (
@@ -25,7 +26,7 @@ pytestmark = virtual_clock
 
 async def two_placed_and_one_without_room(b: Bench) -> list[str]:
     digests = one, two, three = DIGESTS[:3]
-    await b.tell(*(Pin(digest, LIFE) for digest in digests))
+    await b.tell(*(Pin(digest, EPOCH) for digest in digests))
     await b.tell(AdapterLoaded(one, True), AdapterLoaded(two, True), AdapterLoaded(three, False))
     for digest in (one, two):
         b.queue_of(digest).clear()
@@ -35,25 +36,25 @@ async def two_placed_and_one_without_room(b: Bench) -> list[str]:
 async def test_an_adapter_that_finds_no_room_tries_again_when_there_is_some() -> None:
     async with bench() as b:
         one, two = DIGESTS[:2]
-        await b.tell(Pin(one, LIFE), Pin(two, LIFE))
+        await b.tell(Pin(one, EPOCH), Pin(two, EPOCH))
         assert await b.tell(AdapterLoaded(one, True), AdapterLoaded(two, False)) == []
-        assert await b.tell(Unpin(one, LIFE)) == [two]
+        assert await b.tell(Unpin(one, EPOCH)) == [two]
         await b.tell(AdapterLoaded(two, True))
-        assert b.queue_of(two).take() == [Pinned(two, LIFE)]
+        assert b.queue_of(two).take() == [Pinned(two, EPOCH)]
 
 
 async def test_half_of_the_idle_adapters_may_be_evicted_for_one_without_room_the_longest_idle_first() -> None:
     async with bench() as b:
         *four, five = DIGESTS[:5]
         await b.tell(
-            *(Pin(digest, LIFE) for digest in four), *(AdapterLoaded(digest, True) for digest in four)
+            *(Pin(digest, EPOCH) for digest in four), *(AdapterLoaded(digest, True) for digest in four)
         )
-        await b.tell(*(Unpin(digest, LIFE) for digest in reversed(four)))
-        assert await b.tell(Pin(five, LIFE)) == [five]
+        await b.tell(*(Unpin(digest, EPOCH) for digest in reversed(four)))
+        assert await b.tell(Pin(five, EPOCH)) == [five]
         b.store.tell(AdapterLoaded(five, False))
         await settled()
         assert b.executor.take() == [Release((four[3], four[2])), load(4)]
-        assert await b.tell(Pin(four[3], LIFE), Pin(four[0], LIFE)) == [four[3]], "it may have left by now"
+        assert await b.tell(Pin(four[3], EPOCH), Pin(four[0], EPOCH)) == [four[3]], "it may have left by now"
         for left in ((four[1],), ()):
             b.store.tell(AdapterLoaded(five, False))
             await settled()
@@ -65,12 +66,12 @@ async def test_half_of_the_idle_adapters_may_be_evicted_for_one_without_room_the
 async def test_idle_adapters_release_memory_for_sequences_or_else_the_next_one_that_becomes_idle() -> None:
     async with bench() as b:
         one, two = DIGESTS[:2]
-        await b.tell(Pin(one, LIFE), Pin(two, LIFE), AdapterLoaded(one, True), AdapterLoaded(two, True))
+        await b.tell(Pin(one, EPOCH), Pin(two, EPOCH), AdapterLoaded(one, True), AdapterLoaded(two, True))
         for delivered, released in (
-            (Unpin(one, LIFE), []),
+            (Unpin(one, EPOCH), []),
             (MemoryWanted(), [Release((one,))]),
             (MemoryWanted(), []),
-            (Unpin(two, LIFE), [Release((two,))]),
+            (Unpin(two, EPOCH), [Release((two,))]),
         ):
             b.store.tell(delivered)
             await settled()
@@ -80,8 +81,8 @@ async def test_idle_adapters_release_memory_for_sequences_or_else_the_next_one_t
 async def test_room_that_is_made_while_the_pool_tries_is_not_missed() -> None:
     async with bench() as b:
         one, two = DIGESTS[:2]
-        await b.tell(Pin(one, LIFE), AdapterLoaded(one, True), Pin(two, LIFE))
-        b.store.tell(Unpin(one, LIFE))  # the pool said no before it heard of this
+        await b.tell(Pin(one, EPOCH), AdapterLoaded(one, True), Pin(two, EPOCH))
+        b.store.tell(Unpin(one, EPOCH))  # the pool refused before this message
         assert await b.tell(AdapterLoaded(two, False)) == [two]
 
 
@@ -91,50 +92,50 @@ async def test_adapters_must_release_one_after_the_other_while_others_wait_and_n
         await anyio.sleep(0.4)
         assert not b.queue_of(one)
         await anyio.sleep(0.2)
-        assert b.queue_of(one).take() == [ReleaseRequest(one, LIFE)]
+        assert b.queue_of(one).take() == [ReleaseRequest(one, EPOCH)]
         await anyio.sleep(0.5)
-        assert (b.queue_of(one).take(), b.queue_of(two).take()) == ([], [ReleaseRequest(two, LIFE)])
-        assert await b.tell(Unpin(one, LIFE)) == [three]
+        assert (b.queue_of(one).take(), b.queue_of(two).take()) == ([], [ReleaseRequest(two, EPOCH)])
+        assert await b.tell(Unpin(one, EPOCH)) == [three]
         await b.tell(AdapterLoaded(three, True))
         await anyio.sleep(10)
         assert not b.queue_of(two)
-        assert b.queue_of(three).take() == [Pinned(three, LIFE)]
+        assert b.queue_of(three).take() == [Pinned(three, EPOCH)]
 
 
 async def test_an_adapter_that_does_not_release_in_time_must_do_so_now() -> None:
     async with bench() as b:
         one, two, three = await two_placed_and_one_without_room(b)
         await anyio.sleep(2.2)
-        assert b.queue_of(one).take() == [ReleaseRequest(one, LIFE)], "told once"
+        assert b.queue_of(one).take() == [ReleaseRequest(one, EPOCH)], "asked once"
         await anyio.sleep(0.5)
-        assert b.queue_of(one).take() == [ReleaseRequest(one, LIFE, now=True)]
+        assert b.queue_of(one).take() == [ReleaseRequest(one, EPOCH, now=True)]
         await anyio.sleep(0.5)
-        assert b.queue_of(two).take() == [ReleaseRequest(two, LIFE), ReleaseRequest(two, LIFE, now=True)]
-        assert await b.tell(Unpin(one, LIFE)) == [three]
-        await b.tell(AdapterLoaded(three, True), Pin(one, LIFE), AdapterLoaded(one, False))
+        assert b.queue_of(two).take() == [ReleaseRequest(two, EPOCH), ReleaseRequest(two, EPOCH, now=True)]
+        assert await b.tell(Unpin(one, EPOCH)) == [three]
+        await b.tell(AdapterLoaded(three, True), Pin(one, EPOCH), AdapterLoaded(one, False))
         b.queue_of(three).clear()
         await anyio.sleep(0.6)
-        assert b.queue_of(three).take() == [ReleaseRequest(three, LIFE)], "it begins anew"
+        assert b.queue_of(three).take() == [ReleaseRequest(three, EPOCH)], "it begins anew"
 
 
 async def test_an_adapter_that_was_asked_to_release_goes_before_adapters_that_were_idle_longer() -> None:
     async with bench() as b:
         one, two, three = DIGESTS[:3]
-        await b.tell(*(Pin(digest, LIFE) for digest in (one, two, three)))
+        await b.tell(*(Pin(digest, EPOCH) for digest in (one, two, three)))
         await b.tell(AdapterLoaded(one, True), AdapterLoaded(two, True), AdapterLoaded(three, False))
         await anyio.sleep(0.6)
-        assert b.queue_of(one).take() == [Pinned(one, LIFE), ReleaseRequest(one, LIFE)]
-        b.store.tell(Unpin(two, LIFE))
+        assert b.queue_of(one).take() == [Pinned(one, EPOCH), ReleaseRequest(one, EPOCH)]
+        b.store.tell(Unpin(two, EPOCH))
         await settled()
         assert b.executor.take() == [Release((two,)), load(2)]
-        b.store.tell(Unpin(one, LIFE))  # three is being tried, so it has not been refused now
+        b.store.tell(Unpin(one, EPOCH))  # `three` is being tried, so it is not refused now
         await settled()
         assert b.executor.take() == [Release((one,))]
-        assert await b.tell(Pin(one, LIFE)) == [one], "it is behind three"
+        assert await b.tell(Pin(one, EPOCH)) == [one], "it is behind three"
 
 
 class Filed(StubTarget):
-    """All are found at once, in files of the pool's own form."""
+    """Adapters that are all found at once, in files of the pool's format."""
 
     def find(self, digest: str) -> AdapterSource:
         return AdapterSource((), stored=True)
@@ -143,21 +144,21 @@ class Filed(StubTarget):
 async def test_an_adapter_without_room_tries_alone_after_many_have_overtaken_it() -> None:
     async with bench(Filed()) as b:
         first, *others = DIGESTS
-        await b.tell(Pin(first, LIFE), AdapterLoaded(first, False))
+        await b.tell(Pin(first, EPOCH), AdapterLoaded(first, False))
         past = 0
         for digest in others * 10:
-            if await b.tell(Pin(digest, LIFE)) == []:
+            if await b.tell(Pin(digest, EPOCH)) == []:
                 break
             past += 1
             await b.tell(AdapterLoaded(digest, True))
-            assert await b.tell(Unpin(digest, LIFE)) == [first], "there is new room"
+            assert await b.tell(Unpin(digest, EPOCH)) == [first], "there is new room"
             await b.tell(AdapterLoaded(first, False))
         assert past == 16
         assert await b.tell(AdapterLoaded(first, True)) == [digest]
 
 
 class Pool:
-    """Has room for seven; tries what it is asked to place once in a step. `sizes` by digest."""
+    """Has room for seven. Tries pending loads once per step. `sizes` by digest."""
 
     def __init__(self, b: Bench, sizes: dict[str, int]) -> None:
         self._bench = b
@@ -178,19 +179,20 @@ class Pool:
 
 
 async def ask_for_ever(b: Bench, digest: str, seconds: random.Random, waits: list[float]) -> None:
-    """A queue whose requests take up to a second, and which yields when it is told to; notes its waits."""
+    """A queue whose requests take up to a second, and which releases its adapter when asked. Notes how long
+    it waits."""
     envelopes = b.queue_of(digest)
     while True:
         begun = anyio.current_time()
-        b.store.tell(Pin(digest, LIFE))
+        b.store.tell(Pin(digest, EPOCH))
         await until(envelopes, 1000.0)
         waits.append(anyio.current_time() - begun)
         await until(envelopes, seconds.random())
-        b.store.tell(Unpin(digest, LIFE))
+        b.store.tell(Unpin(digest, EPOCH))
 
 
 async def until(envelopes: MessageQueue, seconds: float) -> None:
-    """Something has come, or so long."""
+    """Wait for a message, at most so many seconds."""
     ended = anyio.current_time() + seconds
     while anyio.current_time() < ended and not envelopes.take():  # noqa: ASYNC110  as its reader does
         await anyio.sleep(0.1)

@@ -1,8 +1,8 @@
-"""What the store of adapters answers and offers; test_adapter_room.py has those that find no room."""
+"""What the adapter store answers and offers. test_adapter_room.py covers adapters that find no room."""
 
 import anyio
 import pytest
-from store_bench import DIGESTS, LIFE, StubTarget, bench, settled
+from store_bench import DIGESTS, EPOCH, StubTarget, bench, settled
 from virtual_clock import virtual_clock
 
 from personae.actors.messages import AdapterLoaded, AdapterStats, Pin, Pinned, Unpin
@@ -14,49 +14,49 @@ pytestmark = virtual_clock
 async def test_a_pin_is_answered_when_the_adapter_is_placed_and_at_once_if_it_is() -> None:
     async with bench() as b:
         one = DIGESTS[0]
-        assert await b.tell(Pin(one, LIFE), Pin(one, LIFE)) == [one]
+        assert await b.tell(Pin(one, EPOCH), Pin(one, EPOCH)) == [one]
         assert not b.queue_of(one)
         await b.tell(AdapterLoaded(one, True))
-        assert b.queue_of(one).take() == [Pinned(one, LIFE)]
-        assert await b.tell(Pin(one, LIFE)) == []
-        assert b.queue_of(one).take() == [Pinned(one, LIFE)]
+        assert b.queue_of(one).take() == [Pinned(one, EPOCH)]
+        assert await b.tell(Pin(one, EPOCH)) == []
+        assert b.queue_of(one).take() == [Pinned(one, EPOCH)]
 
 
 async def test_a_second_pin_of_a_held_adapter_is_answered_at_once_without_the_executor() -> None:
     async with bench() as b:
         one = DIGESTS[0]
-        await b.tell(Pin(one, LIFE), AdapterLoaded(one, True))
+        await b.tell(Pin(one, EPOCH), AdapterLoaded(one, True))
         b.queue_of(one).clear()
-        b.store.tell(Unpin(one, LIFE))
+        b.store.tell(Unpin(one, EPOCH))
         await settled()
         assert b.executor.take() == []
-        b.store.tell(Pin(one, LIFE))
+        b.store.tell(Pin(one, EPOCH))
         await settled()
         assert b.executor.take() == []
-        assert b.queue_of(one).take() == [Pinned(one, LIFE)]
+        assert b.queue_of(one).take() == [Pinned(one, EPOCH)]
         await anyio.sleep(5)
         assert b.executor.take() == []
 
 
 async def test_messages_for_another_epoch_are_ignored() -> None:
     async with bench() as b:
-        assert await b.tell(Pin(DIGESTS[0], LIFE - 1), Unpin(DIGESTS[0], LIFE + 1)) == []
+        assert await b.tell(Pin(DIGESTS[0], EPOCH - 1), Unpin(DIGESTS[0], EPOCH + 1)) == []
         assert not b.executor
 
 
 async def test_a_few_adapters_are_offered_at_a_time_and_the_next_when_one_is_done() -> None:
     async with bench() as b:
-        assert await b.tell(*(Pin(digest, LIFE) for digest in DIGESTS)) == DIGESTS[:4]
+        assert await b.tell(*(Pin(digest, EPOCH) for digest in DIGESTS)) == DIGESTS[:4]
         assert await b.tell(AdapterLoaded(DIGESTS[1], True)) == [DIGESTS[4]]
         assert await b.tell(AdapterLoaded(DIGESTS[0], False, "too large")) == [DIGESTS[5]]
-        assert b.queue_of(DIGESTS[0]).take() == [Pinned(DIGESTS[0], LIFE, "too large")]
+        assert b.queue_of(DIGESTS[0]).take() == [Pinned(DIGESTS[0], EPOCH, "too large")]
 
 
 async def test_statistics_are_sent_when_they_have_changed() -> None:
     target = StubTarget()
     async with bench(target) as b:
         one, two = DIGESTS[:2]
-        await b.tell(Pin(one, LIFE))
+        await b.tell(Pin(one, EPOCH))
         await anyio.sleep(2)
         await b.tell(AdapterLoaded(one, True, None, 1, 1, 0))
         host, host_bytes = target.kept
@@ -67,20 +67,20 @@ async def test_statistics_are_sent_when_they_have_changed() -> None:
             loads={"host": 1},
             load_seconds={"host": pytest.approx(2)},
         )
-        await b.tell(Unpin(one, LIFE), Pin(one, LIFE), AdapterLoaded(one, True, None, 1, 1, 0))
+        await b.tell(Unpin(one, EPOCH), Pin(one, EPOCH), AdapterLoaded(one, True, None, 1, 1, 0))
         assert b.streamer.take()[-1].loads == {"host": 1, "device": 1}
-        await b.tell(Unpin(one, LIFE), Pin(two, LIFE))
+        await b.tell(Unpin(one, EPOCH), Pin(two, EPOCH))
         assert b.streamer.take()[-1].line == 1
-        await b.tell(AdapterLoaded(two, True, None, 1, 2, 1), Unpin(two, LIFE))
+        await b.tell(AdapterLoaded(two, True, None, 1, 2, 1), Unpin(two, EPOCH))
         last = b.streamer.take()[-1]
         assert (last.loads, last.evictions, last.line) == ({"host": 2, "device": 1}, 1, 0)
-        await b.tell(Pin(DIGESTS[2], LIFE - 1))
+        await b.tell(Pin(DIGESTS[2], EPOCH - 1))
         assert b.streamer.take() == [], "nothing has changed"
 
 
 class Disk(StubTarget):
-    """Nothing is on the host; `stored` are found in files of the pool's own form. Counts what is read and in
-    memory: `most` at a time."""
+    """Nothing is on the host. The adapters in `stored` have files of the pool's format. Counts reads, and
+    reads that use memory at the same time (`most`)."""
 
     def __init__(self, stored: frozenset[str] = frozenset()) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Disk(StubTarget):
 
 async def test_an_adapter_that_is_read_from_disk_counts_as_such() -> None:
     async with bench(Disk()) as b:
-        b.store.tell(Pin(DIGESTS[0], LIFE))
+        b.store.tell(Pin(DIGESTS[0], EPOCH))
         assert await b.offered(1) == [DIGESTS[0]]
         await b.tell(AdapterLoaded(DIGESTS[0], True, None, 1, 1, 0))
         assert b.streamer.take()[-1].loads == {"disk": 1}
@@ -112,7 +112,7 @@ async def test_adapters_that_are_read_straight_into_the_pool_are_offered_without
 ):
     async with bench(Disk(frozenset(DIGESTS))) as b:
         for digest in DIGESTS:
-            b.store.tell(Pin(digest, LIFE))
+            b.store.tell(Pin(digest, EPOCH))
         assert sorted(await b.offered(len(DIGESTS))) == sorted(DIGESTS)
 
 
@@ -120,7 +120,7 @@ async def test_few_adapters_at_a_time_use_host_memory_until_they_are_loaded() ->
     disk = Disk(frozenset(DIGESTS[::4]))
     async with bench(disk) as b:
         for digest in DIGESTS:
-            b.store.tell(Pin(digest, LIFE))
+            b.store.tell(Pin(digest, EPOCH))
         left, offered = set(DIGESTS), list[str]()
         while left:
             offered = offered or await b.offered(1)
@@ -132,14 +132,14 @@ async def test_few_adapters_at_a_time_use_host_memory_until_they_are_loaded() ->
 
 async def test_an_adapter_whose_file_was_damaged_is_read_again_once_without_an_error() -> None:
     async with bench(Disk(frozenset(DIGESTS))) as b:
-        b.store.tell(Pin(DIGESTS[0], LIFE))
+        b.store.tell(Pin(DIGESTS[0], EPOCH))
         assert await b.offered(1) == [DIGESTS[0]]
         b.store.tell(AdapterLoaded(DIGESTS[0], False, "the file has changed"))
         assert await b.offered(1) == [DIGESTS[0]]
         assert b.queue_of(DIGESTS[0]).take() == []
         await b.tell(AdapterLoaded(DIGESTS[0], False, "the file has changed"))
-        assert b.queue_of(DIGESTS[0]).take() == [Pinned(DIGESTS[0], LIFE, "the file has changed")]
-        b.store.tell(Pin(DIGESTS[0], LIFE))
+        assert b.queue_of(DIGESTS[0]).take() == [Pinned(DIGESTS[0], EPOCH, "the file has changed")]
+        b.store.tell(Pin(DIGESTS[0], EPOCH))
         assert await b.offered(1) == [DIGESTS[0]], "it has its two tries anew"
         b.store.tell(AdapterLoaded(DIGESTS[0], False, "the file has changed"))
         assert await b.offered(1) == [DIGESTS[0]]

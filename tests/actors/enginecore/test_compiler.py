@@ -1,4 +1,4 @@
-"""Compiles that go wrong, and compiles whose requests have left."""
+"""Compiles that fail, and compiles whose requests were withdrawn."""
 
 import threading
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ SPEC = GrammarSpec("regex", "a+")
 
 
 class Panic(BaseException):
-    """As Rust libraries raise it."""
+    """An exception like those that Rust libraries raise."""
 
 
 class Grammars:
@@ -59,7 +59,7 @@ class Grammars:
 
 
 class Arrivals(RecordingRef):
-    """Waits until so many messages have come."""
+    """A ref that can wait for a number of messages."""
 
     async def wait_for(self, count: int) -> None:
         await soon(lambda: len(self) >= count, f"{count} messages have come")
@@ -164,7 +164,7 @@ async def test_a_tenants_compiles_wait_only_for_its_own_and_a_full_sandbox_is_no
         for number in range(2 * AT_ONCE):
             compiler.tell(Compile(GrammarSpec("regex", f"a{{{number}}}"), "greedy"))
         compiler.tell(Compile(SPEC, "modest"))
-        await soon(lambda: grammars.going > AT_ONCE, "the modest one compiles beside them")
+        await soon(lambda: grammars.going > AT_ONCE, "another tenant's grammar compiles at the same time")
         grammars.go_on.set()
         await scheduler.wait_for(2 * AT_ONCE + 1)
         assert grammars.most == AT_ONCE + 1
@@ -175,7 +175,7 @@ async def test_a_tenants_compiles_wait_only_for_its_own_and_a_full_sandbox_is_no
 
 
 async def test_a_grammar_that_another_tenant_has_had_compiled_is_compiled_again() -> None:
-    """Or the time that an answer takes would tell what somebody else has sent."""
+    """Otherwise the time of an answer would reveal what another tenant has sent."""
     layout = MemoryLayout(num_pages=8, page_size=16, max_seqs=2, max_model_len=64, max_batch_tokens=16)
     compiler, executor, streamer, ingress = RecordingRef(), RecordingRef(), Arrivals(), RecordingRef()
     top = Supervisor("top", max_restarts=0)

@@ -1,4 +1,4 @@
-"""The engine core's process and what ends it."""
+"""The engine core's process, and what ends it."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ def test_the_engine_core_ignores_signals_for_the_frontend() -> None:
         )
         core.process.terminate()
         ours.close()
-        core.end(0)  # by the end of the line, which is a good end, and not by the signal
+        core.end(0)  # because the connection closed, which is a good end, and not by the signal
 
 
 def ignores(status: str, *signals: int) -> bool:

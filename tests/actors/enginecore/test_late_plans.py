@@ -1,4 +1,5 @@
-"""The next step is planned when the one that runs is about to end, and whoever came by then is in it."""
+"""The next step is planned when the running one is about to end, and includes sequences that arrived by
+then."""
 
 import math
 from collections.abc import AsyncIterator
@@ -38,7 +39,7 @@ class Fixture(NamedTuple):
         await settled()
 
     async def end(self, plan: StepPlan, seconds: float) -> None:
-        """The step has ended, and took so long."""
+        """End the step, which took this long."""
         result = StepResult(plan.step, tuple((5,) for _ in plan.rows))
         self.scheduler.tell(StepFinished(result, seconds, 0.0, StepTimings()))
         await settled()
@@ -68,7 +69,7 @@ async def fixture(*, late: bool) -> AsyncIterator[Fixture]:
 
 
 async def learnt(h: Fixture, seconds: float) -> StepPlan:
-    """Steps have taken so long; the one that has just begun."""
+    """Let some steps take this long. Returns the one that has just begun."""
     await h.submit("first")
     for step in range(10):
         await anyio.sleep(seconds)
@@ -94,7 +95,7 @@ async def test_after_a_step_that_ends_early_the_next_is_planned_at_once() -> Non
         await anyio.sleep(0.02)
         await h.end(running, 0.02)
         assert len(h.plans) == running.step + 2
-        await anyio.sleep(0.07)  # when the other would have been about to end
+        await anyio.sleep(0.07)  # when the other step would have been about to end
         assert len(h.plans) == running.step + 2, "the new one runs, and is expected to take longer"
 
 

@@ -1,4 +1,4 @@
-"""Adapters grow into memory that the KV cache does not need, and leave it when sequences want it."""
+"""Adapters use memory that the KV cache does not need, and return it when sequences need it."""
 
 import random
 from collections import defaultdict
@@ -34,7 +34,7 @@ LENGTH = 256  # tokens: 16 pages of the KV cache
 
 
 def assembled(root: Path, kv_pages: int) -> Assembly:
-    """An engine of so many KV pages, with memory for one of its four adapters."""
+    """An engine with this many KV pages, and with memory for one of its four adapters."""
     base = model_folder("qwen3")
     for seed, name in enumerate(NAMES):
         make_adapter_folder(root / name, base, rank=16, seed=seed)
@@ -87,7 +87,7 @@ async def test_adapters_use_lent_memory_until_sequences_need_it(
         for name in NAMES:
             first |= await play(client, [log(engine_spec, name, name)])
         stats = client.stats()
-        assert stats.adapters.device == len(NAMES), "nobody had to leave"
+        assert stats.adapters.device == len(NAMES), "no adapter was evicted"
         assert 0 < stats.pages_lent <= engine_spec.layout.lendable
         assert stats.adapters.evictions == 0
 
@@ -95,7 +95,7 @@ async def test_adapters_use_lent_memory_until_sequences_need_it(
         load = [log(engine_spec, f"base {number}", None, LENGTH - 10, ignore_eos=True) for number in range(8)]
         assert len(load) * LENGTH // PAGE_SIZE < free, "the test's own sums"
         await play(client, load)
-        assert client.stats().pages_lent == stats.pages_lent, "there was room beside them"
+        assert client.stats().pages_lent == stats.pages_lent, "there was room in addition"
 
         again = {}
         for name in NAMES:
@@ -107,7 +107,7 @@ async def test_lent_memory_returns_to_sequences_and_no_answer_changes(
     tmp_path_factory: pytest.TempPathFactory, small: Assembly
 ) -> None:
     tight = assembled(tmp_path_factory.mktemp("tight"), 90).engine_spec
-    # Long answers, so that all run at once however the threads are scheduled.
+    # Long answers, so that all run at the same time with any thread scheduling.
     logs = [
         log(tight, f"base {number}", None, 100, max_tokens=LENGTH - 110, ignore_eos=True)
         for number in range(8)
@@ -120,7 +120,7 @@ async def test_lent_memory_returns_to_sequences_and_no_answer_changes(
             await play(client, [log(tight, name, name)])
         lent = client.stats().pages_lent
         assert lent > 0
-        together = await play(client, logs)  # they would take 120 pages of 90
+        together = await play(client, logs)  # they would need 120 pages of 90
 
         def came_back() -> bool:
             stats = client.stats()
@@ -129,7 +129,7 @@ async def test_lent_memory_returns_to_sequences_and_no_answer_changes(
             )
 
         with anyio.fail_after(PATIENCE):
-            while not came_back():  # what came back last is told with a later step, and by two actors
+            while not came_back():  # the last pages are reported with a later step, and by two actors
                 await play(client, [log(tight, "later", None)])
         assert {id: one.tokens for id, one in together.items()} == {
             id: one.tokens for id, one in roomy.items()

@@ -1,4 +1,4 @@
-"""An adapter's queue: what it lets through at a time, and how it lets go of its adapter."""
+"""An adapter's queue: how much it offers at a time, and how it releases its adapter."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Front, whatever the order in which messages arrive: every request ends once."""
+"""The frontend, for any order in which messages arrive: every request ends once."""
 
 import anyio
 import pytest
@@ -88,7 +88,7 @@ async def test_a_request_whose_adapter_finds_no_place_ends_once_around_a_restart
 
 
 class Placing(RecordingRef):
-    """The engine core in which every adapter has its place and every sequence ends at once."""
+    """An engine core in which every adapter is loaded and every sequence ends at once."""
 
     def __init__(self) -> None:
         self.frontend: Frontend
@@ -112,7 +112,7 @@ async def test_queues_of_adapters_that_are_not_requested_any_more_are_removed() 
         for number in [*range(3 * IDLE_QUEUES), 0, 0, 3 * IDLE_QUEUES - 1]:
             log = SequenceLog("one", (7,), 1, SamplingParams(max_tokens=1, seed=0), adapter=f"{number}")
             inbox = Inbox()
-            await frontend.ingress.ask(lambda reply: Submission((log,), inbox, reply))  # noqa: B023  asked at once
+            await frontend.ingress.ask(lambda reply: Submission((log,), inbox, reply))  # noqa: B023  called at once
             with anyio.fail_after(PATIENCE):
                 assert (await inbox.get())[0].finish == "length"
         await anyio.wait_all_tasks_blocked()

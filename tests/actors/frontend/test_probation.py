@@ -1,4 +1,4 @@
-"""Who goes back after the engine core has died."""
+"""Which sequences are resubmitted after the engine core has died."""
 
 from collections import deque
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from personae.actors.messages import EngineDied, Message
 
 
 class Case:
-    """A few sequences; those in `poison` kill every life that they are given to."""
+    """A few sequences. Those in `poison` crash every epoch that they run in."""
 
     def __init__(self, ids: str, poison: str, outside: bool = False) -> None:
         self.records = {id: CrashRecord() for id in ids}
@@ -24,7 +24,7 @@ class Case:
         self.deaths = 0
 
     def run(self) -> None:
-        """Until no life ends any more."""
+        """Run until no epoch crashes any more."""
         while self.deaths < 50:
             if set(self.poison) & set(self.on_device):
                 self.deaths += 1
@@ -119,7 +119,7 @@ def test_a_sequence_that_is_killed_from_outside_again_and_again_ends_at_last() -
 
 
 def test_a_sequence_that_crashes_the_engine_at_its_tenth_token_is_found_too() -> None:
-    # A replayed log goes on where it died, so it dies at its first token after that.
+    # A replayed log continues where it was, so it crashes the engine at its next token.
     records = {id: CrashRecord() for id in "ab"}
     probation = Probation()
     records["a"].brought = records["b"].brought = 9

@@ -70,7 +70,7 @@ async def test_a_tell_to_a_full_mailbox_raises_overloaded() -> None:
     async with Supervisor("top") as top:
         doer = top.spawn("doer", Doer, capacity=2, stop_timeout=1)
         doer.tell(hang)
-        await anyio.sleep(1)  # in hand: it no longer counts
+        await anyio.sleep(1)  # in hand: it does not count any more
         doer.tell(crash)
         doer.tell(crash)
         with pytest.raises(Overloaded, match="top/doer"):
@@ -343,7 +343,7 @@ async def test_a_busy_actor_lets_others_run() -> None:
             actor.ref.tell(again)
 
         greedy.tell(again)
-        for _ in range(100):  # would never get a turn
+        for _ in range(100):  # would never run
             await anyio.lowlevel.checkpoint()
 
 

@@ -1,4 +1,4 @@
-"""Children that come while a tree runs, and children that leave it."""
+"""Children that are added while a tree runs, and children that are removed."""
 
 import anyio
 import pytest

@@ -1,4 +1,4 @@
-"""What a process has loaded is not looked at by its collector again; what comes later is."""
+"""The garbage collector skips what a process has loaded; it finds later garbage."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""How an actor ends: stopped, crashed, cut off; and what becomes of those who wait for it."""
+"""How an actor ends (stopped, crashed or cancelled), and what happens to calls that wait for it."""
 
 import gc
 import weakref

@@ -8,8 +8,8 @@ from personae.actors.kit.supervisor import Strategy, Supervisor
 NAMES = "abcd"
 
 
-def reborn(strategy: Strategy, dead: int) -> range:
-    """Which children live a new life after one died: the strategies in one line each."""
+def restarted(strategy: Strategy, dead: int) -> range:
+    """Which children are restarted after one died: the strategies in one line each."""
     return {
         "one_for_one": range(dead, dead + 1),
         "rest_for_one": range(dead, len(NAMES)),
@@ -40,7 +40,7 @@ def test_any_sequence_of_deaths_leaves_the_epochs_that_the_strategy_says(
     run_virtual(main, backend)
     epochs = [1] * len(NAMES)
     for dead in deaths:
-        for child in reborn(strategy, dead):
+        for child in restarted(strategy, dead):
             epochs[child] += 1
     assert [diary.count(f"+{name}") for name in NAMES] == epochs
     assert [diary.count(f"-{name}") for name in NAMES] == epochs

@@ -1,4 +1,4 @@
-"""A thread that wants the interpreter does not wait for Python's own 5 ms."""
+"""A thread that wants the interpreter does not wait for Python's default of 5 ms."""
 
 import sys
 

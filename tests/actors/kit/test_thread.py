@@ -38,7 +38,7 @@ def kit_threads() -> list[threading.Thread]:
 
 
 def hold(gate: threading.Event) -> Deed:
-    """A deed that keeps the thread busy until the test opens the gate."""
+    """An action that keeps the thread busy until the test opens the gate."""
     return lambda actor: gate.wait(PATIENCE)
 
 
@@ -245,7 +245,7 @@ async def test_a_stop_lets_the_message_in_hand_finish_and_leaves_the_others() ->
 async def test_a_thread_that_does_not_stop_in_time_is_reported_and_can_no_longer_post() -> None:
     gate, busy, ended = threading.Event(), threading.Event(), threading.Event()
     incidents: list[Incident] = []
-    said: list[str] = []
+    posted: list[str] = []
     refused: list[BaseException] = []
 
     def stuck(inbox: Ref[Deed]) -> Deed:
@@ -253,7 +253,7 @@ async def test_a_thread_that_does_not_stop_in_time_is_reported_and_can_no_longer
             busy.set()
             gate.wait(PATIENCE)
             try:
-                actor.post(inbox, lambda actor: said.append("from the grave"))
+                actor.post(inbox, lambda actor: posted.append("too late"))
             except ActorStopped as error:
                 refused.append(error)
             ended.set()
@@ -274,7 +274,7 @@ async def test_a_thread_that_does_not_stop_in_time_is_reported_and_can_no_longer
         "left its thread behind: it does not stop",
     ]
     assert len(refused) == 1
-    assert said == []
+    assert posted == []
     await soon(lambda: not kit_threads(), "the thread ends")
 
 

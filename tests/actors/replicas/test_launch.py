@@ -1,4 +1,4 @@
-"""Several engines in processes of their own, with a tiny model: streams go on at another when one dies."""
+"""Several engines in processes of their own, with a tiny model: streams continue at another when one dies."""
 
 import os
 import random
@@ -51,7 +51,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The process ids of all engine cores that are started, in order."""
+    """The process ids of all engine cores that were started, in order."""
     started: list[int] = []
     load = EngineProcess._load
 
@@ -85,9 +85,9 @@ async def test_streams_continue_at_another_replica_token_for_token_when_one_dies
             for started in (3, 4):
                 await anyio.sleep(rng.uniform(0.02, 0.2))
                 os.kill(processes[-1], how)
-                while len(processes) < started:  # noqa: ASYNC110  nobody tells
+                while len(processes) < started:  # noqa: ASYNC110  there is no event for it
                     await anyio.sleep(0.1)
-                while not all(stats.ready for stats in client.stats().replicas.values()):  # noqa: ASYNC110  nobody tells
+                while not all(stats.ready for stats in client.stats().replicas.values()):  # noqa: ASYNC110  there is no event for it
                     await anyio.sleep(0.01)
             tasks.cancel_scope.cancel()
 
@@ -131,7 +131,7 @@ async def test_engines_come_and_go_while_streams_run_and_every_token_is_the_same
                 for count in (2, 1):
                     counted = client.stats().counters.steps
                     await scaler.scale(count, drain_seconds=0.0)
-                    while [info.status for info in scaler.list()] != ["ready"] * count:  # noqa: ASYNC110  nobody tells
+                    while [info.status for info in scaler.list()] != ["ready"] * count:  # noqa: ASYNC110  there is no event for it
                         await anyio.sleep(0.01)
                     assert client.stats().counters.steps >= counted, "what an engine counted stays"
                     await anyio.sleep(0.1)
@@ -153,9 +153,9 @@ async def test_engines_come_and_go_while_streams_run_and_every_token_is_the_same
 
 async def test_engines_report_what_is_in_their_prefix_caches_if_the_option_is_set(options) -> None:
     heard: dict[int, ExactPrefixes] = defaultdict(ExactPrefixes)
-    told = replace(options, record_kv_events=True)
+    recording = replace(options, record_kv_events=True)
     async with open_replicas(
-        told, 2, on_kv_events=lambda engine, events: heard[engine].hear(events)
+        recording, 2, on_kv_events=lambda engine, events: heard[engine].hear(events)
     ) as engines:
         first = SequenceLog("0", tuple(range(5, 69)), 64, SamplingParams(max_tokens=4, seed=1))
         logs = [[structs.replace(first, id=f"{number}", salt=b"%d" % number)] for number in range(8)]

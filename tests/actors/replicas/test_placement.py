@@ -1,4 +1,4 @@
-"""Where requests go, and who goes next."""
+"""Where requests go, and which goes next."""
 
 import math
 from collections import Counter
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyn
 
 @dataclass
 class Numbers:
-    """The figures of a replica that a test makes up."""
+    """The figures of a replica, made up by a test."""
 
     token_seconds: float = 1e-4
     step: float = 0.01
@@ -44,7 +44,7 @@ class Numbers:
 
 
 def replica(index: int) -> Replica:
-    return Replica(index, SimpleNamespace(latest=Numbers()))  # type: ignore[arg-type]  # nothing else is asked
+    return Replica(index, SimpleNamespace(latest=Numbers()))  # type: ignore[arg-type]  # nothing else is read
 
 
 def group(
@@ -136,8 +136,8 @@ async def test_a_key_has_two_steps_of_prompts_waiting_and_each_tenant_finds_room
         sent += 1
     assert sent == -(-STEPS * one.batch // 300)
     for number in range(100):
-        send(group(f"many-{number}", tenant="crowd", adapter=f"{number}", first=number), one)
-    assert not one.has_room(group("x", tenant="crowd", adapter="new").key), "it has more than its slots"
+        send(group(f"many-{number}", tenant="flood", adapter=f"{number}", first=number), one)
+    assert not one.has_room(group("x", tenant="flood", adapter="new").key), "it has more than its slots"
     assert one.has_room(group("x", tenant="bob").key)
     policies: list[Placement] = [RandomPlacement(), LeastLoaded(), LongestPrefix(), EstimatedSeconds()]
     for policy in policies:
@@ -207,7 +207,9 @@ async def test_among_requests_with_targets_the_one_with_the_least_time_left_goes
     while (chosen := waiting.choose(now=1.0)) is not None:
         taken.append(chosen.logs[0].id)
         waiting.take(chosen)
-    assert taken == ["soon", "late", "calm", "missed"], "whoever cannot be in time waits as all others do"
+    assert taken == ["soon", "late", "calm", "missed"], (
+        "a request that cannot be in time waits as all others do"
+    )
 
 
 async def test_a_target_moves_no_request_further_forward_than_fairness_allows() -> None:
