@@ -1,1 +1,1 @@
-"""Pure and synchronous: scheduling, paging, batching, models, sampling. No I/O of its own, no clock."""
+"""Scheduling, paging, batching, models, sampling. Pure and synchronous: no I/O of its own, no clock."""

@@ -1,21 +1,21 @@
-"""How long the queue is, in seconds: the tokens that wait over the tokens computed per second.
+"""The length of the queue in seconds: the waiting tokens over the tokens computed per second.
 
-A sequence that waits costs its prompt and an answer: as long as answers have been of late, or its own
-`max_tokens` if that is less. The rate is measured over the last `MEMORY` seconds in which steps ran, so a
-server that has been idle still knows how fast it is.
+A waiting sequence counts with its prompt and an answer. The answer is as long as recent ones, or its own
+`max_tokens` if that is less. The rate is measured over about the last `MEMORY` seconds in which steps ran, so
+a server that was idle still knows its speed.
 """
 
 from math import exp
 
 from personae.engine.sequence import SequenceLog
 
-MEMORY = 30.0  # seconds of steps after which a measurement has faded to a third
-FIRST_ANSWER = 128.0  # tokens, until there are answers to go by
-_FADING = 0.05  # of each new answer in the mean
+MEMORY = 30.0  # seconds of steps after which a measurement's weight has fallen to about a third
+FIRST_ANSWER = 128.0  # tokens; assumed until answers have been measured
+_ANSWER_WEIGHT = 0.05  # the weight of a new answer in the mean
 
 
 class Backlog:
-    """Pure bookkeeping: who waits, and how fast things go."""
+    """Counts the waiting tokens and measures the speed."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, int] = {}
@@ -35,7 +35,7 @@ class Backlog:
 
     @property
     def seconds(self) -> float:
-        """How long it takes to compute what waits; 0 as long as nothing was measured."""
+        """The time to compute the waiting tokens; 0 until a step was measured."""
         return self._tokens / self.rate if self.rate else 0.0
 
     def wait(self, log: SequenceLog) -> None:
@@ -47,15 +47,15 @@ class Backlog:
         self._tokens += cost
 
     def leave(self, id: str) -> None:
-        """A sequence is computed from now on, or has ended; nothing if it does not wait."""
+        """A sequence starts running or has ended. Does nothing if it does not wait."""
         self._tokens -= self._waiting.pop(id, 0)
 
     def answered(self, tokens: int) -> None:
-        """An answer ended with so many tokens."""
-        self._answer += _FADING * (tokens - self._answer)
+        """An answer ended with this many tokens."""
+        self._answer += _ANSWER_WEIGHT * (tokens - self._answer)
 
     def measured(self, tokens: int, seconds: float) -> None:
-        """Steps of so many seconds computed so many tokens."""
+        """Steps took `seconds` to compute `tokens`."""
         kept = exp(-seconds / MEMORY)
         self._computed = self._computed * kept + tokens
         self._spent = self._spent * kept + seconds

@@ -1,4 +1,4 @@
-"""The decoder's weights, as adapters that depend on them ask for them (`lora/base.py`)."""
+"""The decoder's weights, for adapters that depend on them (`lora/base.py`)."""
 
 from collections.abc import Iterator
 from itertools import accumulate
@@ -12,7 +12,7 @@ from personae.lora.base import Site, chunks
 
 
 class DecoderBaseWeights:
-    """A decoder as `BaseWeights`. Norms are kept once they were asked for."""
+    """A decoder as `BaseWeights`. Norms are cached."""
 
     def __init__(self, model: Decoder) -> None:
         self._model = model
@@ -51,7 +51,7 @@ class DecoderBaseWeights:
         return None if linear.bias is None else linear.bias[rows].float().cpu()
 
     def _find(self, site: Site) -> tuple[Linear, slice]:
-        """The merged matrix that a module is part of, and which of its rows it is."""
+        """The merged matrix that has the module, and the module's rows in it."""
         return (self._model.output, slice(None)) if isinstance(site, str) else self._sites[site]
 
 

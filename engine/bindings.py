@@ -1,5 +1,5 @@
-"""What binds the next token of each slot: grammars, exclusions, tokens that are known; and how grammars take
-tokens."""
+"""The bindings of all slots: the grammars, exclusions and known tokens that decide which tokens may come
+next."""
 
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -20,12 +20,15 @@ from personae.grammar.reasoning.limit import LimitedMatcher
 from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar, RemoteMatcher
 from personae.grammar.spec import GrammarKey
 
-_REFUSED = "the grammar does not allow the sampled token {}"
+_REFUSED = "the grammar rejects the sampled token {}"
 
 
 class Bindings:
-    """The matchers of all slots. `known` is told of forced text; `retokenizer` is how it is written, without
-    it none is. `deferrals`: the rows that wait for masks of another process."""
+    """The matchers of all slots.
+
+    `known` gets forced text. `retokenizer` finds its tokens; without one, no text is forced. `deferrals`: the
+    rows that wait for masks from another process.
+    """
 
     def __init__(
         self, known: KnownTokens, vocab_size: int, max_model_len: int, retokenizer: Retokenizer | None
@@ -58,23 +61,23 @@ class Bindings:
             self._known.extend(slot, len(log.tokens), jump.pending)
 
     def release(self, slot: int) -> None:
-        """Its sequence is gone."""
+        """The slot's sequence has left."""
         if (matcher := self._matchers.pop(slot, None)) is not None:
             self.deferrals.leave(slot, matcher)
         self._jumps.pop(slot, None)
 
     def is_remote(self, slot: int) -> bool:
-        """Whether its masks come from another process."""
+        """Whether the slot's masks come from another process."""
         return isinstance(self._matchers.get(slot), RemoteMatcher)
 
     def guesses(self, slot: int, log: SequenceLog) -> ForcedProposer | None:
-        """What guesses the text that a grammar forces, where that is not appended at once."""
+        """The proposer of the text that a grammar forces, if that text is not appended at once."""
         if log.grammar is None or self._retokenizer is None or slot in self._jumps:
             return None
         return ForcedProposer(cast(Matcher, self._matchers[slot]), self._retokenizer, log)
 
     def of(self, packed: PackedStep) -> list[Binding | None]:
-        """What binds the rows that choose a token, which may be known."""
+        """The bindings of the rows that choose a token. The token may be known."""
         chosen = []
         for slot, end in zip(packed.sampled_slots, packed.sampled_ends, strict=True):
             known = self._known.at(slot, end)
@@ -82,31 +85,31 @@ class Bindings:
         return chosen
 
     def jumps(self, slots: Sequence[int]) -> list[JumpForward | None]:
-        """Who appends forced text to these slots."""
+        """What appends forced text to these slots."""
         return [self._jumps.get(slot) for slot in slots]
 
     def sits_out(self, packed: PackedStep) -> list[int]:
-        """The samples of a step that cannot be taken, by their place among them. Waits a little."""
+        """The indices of the samples that this step cannot choose. Waits briefly for their masks."""
         return self.deferrals.sits_out(packed, self._matchers) if self.deferrals.any else []
 
     def resumable(self) -> list[int]:
-        """The slots whose masks have come, each once."""
+        """The slots whose masks have arrived, each once."""
         return self.deferrals.resumable(self._matchers)
 
     def fill_late(self, bitmask: torch.Tensor, matchers: Sequence[Binding | None]) -> None:
-        """The masks that have come since the others were filled."""
+        """Fill the masks that arrived after the others were filled."""
         if self.deferrals.count:
             for row, matcher in enumerate(matchers):
                 if isinstance(matcher, RemoteMatcher):
                     matcher.fill(bitmask.numpy(), row)
 
     def bring(self, launched: LaunchedStep, i: int, read: TokenChoices) -> Brought:
-        """What the row of a sample brings; its grammar takes what it has not taken."""
+        """The result of a sample's row. Its grammar takes the tokens that it has not taken yet."""
         token, matcher, jump = read.tokens[i], launched.matchers[i], launched.jumps[i]
         if isinstance(matcher, KnownToken):
             assert jump is not None
-            told, jump.pending = jump.pending, ()
-            return Brought(told)
+            forced, jump.pending = jump.pending, ()
+            return Brought(forced)
         if isinstance(matcher, RemoteMatcher) and matcher.failure is not None:
             return Brought(failure=matcher.failure, code=matcher.code)
         if token is None:
@@ -126,10 +129,10 @@ class Bindings:
     def _take(
         self, slot: int, position: int, matcher: Binding, jump: JumpForward | None, token: int
     ) -> tuple[int, ...] | None:
-        """Have a row's grammar take its token. What this brings: the token, and those that are forced behind
-        it. None if the grammar refuses it."""
+        """Advance a row's grammar by its token. Returns the token and the tokens that it forces next; None if
+        the grammar rejects the token."""
         if jump is None:
-            accepted = matcher.terminated or matcher.accept(token)  # after its end come stop tokens
+            accepted = matcher.terminated or matcher.accept(token)  # stop tokens follow a grammar's end
             return (token,) if accepted else None
         brought = jump.take(token)
         if brought is not None and len(brought) > 1:
@@ -138,18 +141,18 @@ class Bindings:
 
 
 def verifies(matcher: Binding | None) -> HostVerification | None:
-    """Who is asked about the tokens of a row that this binds, if anybody is."""
+    """The host verification of the tokens of a row with this matcher; None if there is none."""
     if isinstance(matcher, BudgetMatcher | LimitedMatcher | RemoteMatcher) and matcher.verifies:
         return matcher
     return None
 
 
 def replayed(grammar: BoundGrammar, log: SequenceLog, max_model_len: int) -> Matcher:
-    """A matcher that has seen what the log has emitted so far, and closes the answer in time."""
+    """A matcher that has taken the log's emitted tokens, and closes the answer within its budget."""
     matcher = grammar.matcher(log.budget(max_model_len))
     for token in log.tokens[log.prompt_length :]:
         if matcher.terminated:
-            break  # what follows are stop tokens that ended nothing (`ignore_eos`, `min_tokens`)
+            break  # only stop tokens that did not end the answer follow (`ignore_eos`, `min_tokens`)
         if not matcher.accept(token):
-            raise AssertionError(f"sequence {log.id}: its log does not follow its own grammar")
+            raise AssertionError(f"sequence {log.id}: its log does not match its grammar")
     return matcher

@@ -1,6 +1,6 @@
 """GPT-2's alphabet: byte-level tokenizers write each byte of a token as one printable character.
 
-Printable bytes of Latin-1 stand for themselves; the other 68, in order, for U+0100 and up.
+Printable Latin-1 bytes stand for themselves. The other 68 bytes, in order, stand for U+0100 and up.
 """
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -1,8 +1,8 @@
-"""What a model folder says about itself: `config.json`, read strictly.
+"""Reads `config.json` of a model folder, strictly.
 
-`ModelConfig` holds exactly what the decoder needs, in one spelling, whatever the family and the age of the
-file. A field that would change the model's arithmetic and is not understood stops the load with its name: a
-model that loads is a model that is computed as its makers meant it.
+`ModelConfig` holds exactly what the decoder needs, in one form for all families and file versions. If a field
+would change the model's arithmetic and is not understood, loading fails with its name. So a model that loads
+is computed as its makers intended.
 
 The fields are those of Hugging Face transformers, versions 4 (`rope_theta`, `rope_scaling`, `torch_dtype`)
 and 5 (`rope_parameters`, `dtype`).
@@ -22,12 +22,12 @@ from personae.lora.sites import LoraSite
 class ModelConfig:
     """The shape of a decoder-only transformer.
 
-    `max_position` is the longest context in tokens, rope stretching included. `layer_specs`: what each layer
-    is made of. `tie` says that the output matrix is the embedding. `pre_norms`: what each half of a layer
-    reads is normalised; `post_norms`: what it puts out, before it is added. `norm_offset` is added to norms'
-    weights as they are stored. The scales are those of what the embedding, and each half of a layer, add to
-    the residual stream, and of the logits. `images`: the checkpoint has a part for images as well. `dtype` is
-    the dtype the checkpoint was made in, None where the file does not say.
+    `max_position` is the longest context in tokens, with rope scaling. `layer_specs`: the blocks of each
+    layer. `tie`: the output matrix is the embedding. `pre_norms`: the input of each half of a layer is
+    normalised; `post_norms`: its output is normalised before it is added. `norm_offset` is added to the
+    stored weights of norms. `embedding_scale` multiplies the embedding, `residual_scale` what each half of a
+    layer adds to the residual stream, `logits_scale` the logits. `images`: the checkpoint also has a part for
+    images. `dtype` is the checkpoint's dtype, None if the file does not say.
     """
 
     architecture: str
@@ -48,7 +48,7 @@ class ModelConfig:
 
     @property
     def layers(self) -> int:
-        """How many."""
+        """The number of layers."""
         return len(self.layer_specs)
 
     @property
@@ -63,7 +63,7 @@ class ModelConfig:
         return tuple(layer.attention.kv for layer in self.layer_specs)
 
     def with_layers(self, change: Callable[[LayerSpec], LayerSpec]) -> "ModelConfig":
-        """The same with other layers."""
+        """A copy with changed layers."""
         return replace(self, layer_specs=tuple(map(change, self.layer_specs)))
 
 
@@ -71,8 +71,7 @@ def read_config(folder: Path) -> ModelConfig:
     """Reads `config.json` of a Hugging Face model folder.
 
     Raises:
-        ModelLoadError: a file or field is missing, malformed or asks for something not served; names the
-        field.
+        ModelLoadError: a file or field is missing, malformed or not supported. The error names the field.
     """
     fields = read_fields(folder / "config.json")
     name = _architecture(fields)
@@ -83,7 +82,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _architecture(fields: Fields) -> str:
-    """The one that the file names; without `architectures` that of its `model_type`."""
+    """The architecture that the file names, or else the one of its `model_type`."""
     names, kind = fields.raw("architectures"), fields.raw("model_type")
     if names is None and kind is not None:
         if not isinstance(kind, str) or kind not in MODEL_TYPES:

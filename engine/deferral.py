@@ -1,8 +1,12 @@
-"""Rows that sit a step out: their grammar's mask is made by another process, and is not there in time; or
-their grammar has not said yet whether the token before may be taken, or has replaced it since the step began.
+"""Deferred rows: rows that skip a step because they cannot choose a token in it.
 
-Such a row is computed and not sampled, and so is whatever was planned behind it before that was known: a row
-whose token would stand behind the one that is missing. The position is computed again when the mask is there.
+There are two reasons. The mask of the row's grammar comes from another process and is not there in time. Or
+the token before was not final when the step began: the grammar has not accepted it yet, or has replaced it
+since.
+
+A deferred row is computed but not sampled. So are later rows of its sequence that were planned before this
+was known, because their tokens would follow the missing one. The position is computed again when the mask is
+there.
 """
 
 import time
@@ -13,84 +17,83 @@ from personae.engine.worker.worker import PackedStep
 from personae.grammar.backend import Binding
 from personae.grammar.sandbox.masks import RemoteMatcher
 
-STEP_PATIENCE = 0.002  # seconds that a step waits for such masks, all together
+STEP_PATIENCE = 0.002  # seconds that a step waits for all such masks together
 
 
 @dataclass(slots=True)
-class _Parked:
-    """The position of the token that is missing; the step that was sat out, None once it is finished."""
+class _Deferred:
+    """`end`: the position of the missing token. `step`: the skipped step, None once it is finished."""
 
     end: int
     step: int | None
 
 
 class Deferrals:
-    """Which slots sit out. `count` is how many have a grammar in another process."""
+    """The slots whose rows are deferred. `count` is how many slots have a grammar in another process."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._misread: frozenset[int] = (
-            frozenset()
-        )  # slots: the step that runs has a token that is not theirs
-        self._parked: dict[int, _Parked] = {}
-        self._told: set[int] = set()  # slots of which it was said that they may go on
+        # Slots whose token was replaced after the running step had begun with it.
+        self._replaced: frozenset[int] = frozenset()
+        self._deferred: dict[int, _Deferred] = {}
+        self._reported: set[int] = set()  # slots that `resumable` has reported
 
     def __bool__(self) -> bool:
-        """Whether somebody waits of whom it was not said that the mask is there."""
-        return len(self._parked) > len(self._told)
+        """Whether a slot waits that `resumable` has not reported."""
+        return len(self._deferred) > len(self._reported)
 
     @property
     def any(self) -> bool:
-        """Whether a row may have to sit out; if not, nothing is asked here."""
-        return bool(self.count or self._parked or self._misread)
+        """Whether a row may have to be deferred."""
+        return bool(self.count or self._deferred or self._replaced)
 
     def misread(self, slots: Iterable[int]) -> None:
-        """The step that has begun computes these slots' rows with a token that has been replaced since."""
-        self._misread = frozenset(slots)
+        """The step that has begun computes these slots' rows with a token that was replaced."""
+        self._replaced = frozenset(slots)
 
     def leave(self, slot: int, matcher: Binding) -> None:
-        """A slot's sequence is gone."""
+        """A slot's sequence has left."""
         if isinstance(matcher, RemoteMatcher):
             matcher.end()
             self.count -= 1
-        self._parked.pop(slot, None)
-        self._told.discard(slot)
+        self._deferred.pop(slot, None)
+        self._reported.discard(slot)
 
     def sits_out(self, packed: PackedStep, matchers: Mapping[int, Binding]) -> list[int]:
-        """The samples of a step that cannot be taken, by their place among them. Waits a little."""
+        """The indices of the samples that this step cannot choose. Waits briefly for their masks."""
         deadline = time.monotonic() + STEP_PATIENCE
         out = []
         for i, (slot, end) in enumerate(zip(packed.sampled_slots, packed.sampled_ends, strict=True)):
-            matcher, parked = matchers.get(slot), self._parked.get(slot)
+            matcher, parked = matchers.get(slot), self._deferred.get(slot)
             late = isinstance(matcher, RemoteMatcher) and not matcher.wait(deadline)
-            if late or slot in self._misread or (parked is not None and end > parked.end):
+            if late or slot in self._replaced or (parked is not None and end > parked.end):
                 out.append(i)
             elif parked is not None:
-                del self._parked[slot]
-                self._told.discard(slot)
-        self._misread = frozenset()
+                del self._deferred[slot]
+                self._reported.discard(slot)
+        self._replaced = frozenset()
         return out
 
     def defer(self, step: int, slot: int, end: int) -> None:
-        """A row sits a step out, that of an earlier one that does, or the token at `end` is missing."""
-        parked = self._parked.get(slot)
+        """A row is deferred: its token at `end` is missing, or a token before it."""
+        parked = self._deferred.get(slot)
         if parked is None or end == parked.end:
-            self._parked[slot] = _Parked(end, step)
-            self._told.discard(slot)
+            self._deferred[slot] = _Deferred(end, step)
+            self._reported.discard(slot)
 
     def finished(self, step: int) -> None:
-        """What a step brought is known: whoever sat it out may be told to go on."""
-        for parked in self._parked.values():
+        """The step's result is read, so the rows that it deferred may resume."""
+        for parked in self._deferred.values():
             if parked.step == step:
                 parked.step = None
 
     def resumable(self, matchers: Mapping[int, Binding]) -> list[int]:
-        """The slots whose masks have come, each once."""
+        """The slots whose masks have arrived, each once."""
         there = []
-        for slot, parked in self._parked.items():
+        for slot, parked in self._deferred.items():
             matcher = matchers[slot]
-            finished = parked.step is None and slot not in self._told
+            finished = parked.step is None and slot not in self._reported
             if finished and (not isinstance(matcher, RemoteMatcher) or matcher.ready):
                 there.append(slot)
-        self._told.update(there)
+        self._reported.update(there)
         return there

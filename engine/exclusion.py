@@ -1,7 +1,8 @@
-"""What a sequence may not say: tokens that are not among its allowed ones, and what completes a bad word.
+"""Excludes tokens from a sequence: those outside `allowed_tokens`, and those that would complete a bad word.
 
-A bad word is a sequence of token ids; its last one is left out wherever the others have just been emitted.
-The prompt does not count, as in vLLM. All words that have begun are followed, one inside of another, too.
+A bad word is a sequence of token ids. Its last id is excluded whenever the ids before it have just been
+emitted. The prompt does not count, as in vLLM. All words that have begun are tracked, even one inside
+another.
 """
 
 from dataclasses import dataclass, field
@@ -15,55 +16,57 @@ from personae.grammar.bitmask import Bitmask, leave_out, words_of
 
 
 def excludes(params: SamplingParams) -> bool:
-    """Whether anything is left out."""
+    """Whether the parameters exclude any token."""
     return bool(params.allowed_tokens or params.bad_words_token_ids)
 
 
 @dataclass(slots=True)
-class _Begun:
-    """A beginning that bad words share: what completes one of them, and how others go on."""
+class _Node:
+    """A node of the trie of bad words, for one prefix: `last` are the ids that complete a word, `longer` the
+    next nodes."""
 
     last: list[int] = field(default_factory=list)
-    longer: dict[int, "_Begun"] = field(default_factory=dict)
+    longer: dict[int, "_Node"] = field(default_factory=dict)
 
 
 @lru_cache(64)
-def _none_begun(words: tuple[tuple[int, ...], ...]) -> _Begun:
-    """Where nothing of a word has been said yet; siblings share it."""
-    none = _Begun()
+def _trie_of(words: tuple[tuple[int, ...], ...]) -> _Node:
+    """The root of the trie. Sequences with the same bad words share it."""
+    root = _Node()
     for *first, last in words:
-        begun = none
+        node = root
         for token in first:
-            begun = begun.longer.setdefault(token, _Begun())
-        begun.last.append(last)
-    return none
+            node = node.longer.setdefault(token, _Node())
+        node.last.append(last)
+    return root
 
 
 class Exclusion:
-    """A `Binding` (grammar/backend.py) of one sequence; its state depends on the log alone."""
+    """The `Binding` (grammar/backend.py) of one sequence with exclusions. Its state depends on the log
+    alone."""
 
     terminated = False
 
     def __init__(self, log: SequenceLog, vocab_size: int) -> None:
-        """Start where `log` is. Ids are of the vocabulary; no bad word is empty."""
+        """Begins after the log's tokens. All ids are in the vocabulary, and no bad word is empty."""
         params = log.params
         self._mask = np.full(words_of(vocab_size), -1, np.int32)
         if params.allowed_tokens:
             self._mask[:] = np.frombuffer(params.allowed_tokens, np.int32)
-        self._none = _none_begun(params.bad_words_token_ids)
-        leave_out(self._mask, self._none.last)
-        self._begun: list[_Begun] = []
+        self._root = _trie_of(params.bad_words_token_ids)
+        leave_out(self._mask, self._root.last)
+        self._nodes: list[_Node] = []
         for token in log.tokens[log.prompt_length :]:
             self.accept(token)
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
-        """Write the tokens that may come next to `bitmask[row]`."""
+        """Writes the tokens that may come next to `bitmask[row]`."""
         bitmask[row] = self._mask
-        for begun in self._begun:
-            leave_out(bitmask[row], begun.last)
+        for node in self._nodes:
+            leave_out(bitmask[row], node.last)
 
     def accept(self, token: int) -> bool:
-        """Advance by one token."""
-        followed = (self._none, *self._begun)
-        self._begun = [begun.longer[token] for begun in followed if token in begun.longer]
+        """Advances by one token."""
+        nodes = (self._root, *self._nodes)
+        self._nodes = [node.longer[token] for node in nodes if token in node.longer]
         return True

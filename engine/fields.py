@@ -11,26 +11,26 @@ Scalar = TypeVar("Scalar", int, float, bool, str)
 
 
 class Fields:
-    """The fields of one JSON object, each read with its type; every error names the file and the field."""
+    """The fields of one JSON object, read with type checks. Every error names the file and the field."""
 
     def __init__(self, values: dict[str, Any], where: str) -> None:
         self._values = values
         self.where = where
 
     def __contains__(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self._values.get(name) is not None
 
     def error(self, name: str, why: str) -> ModelLoadError:
-        """An error about one field, to be raised by the caller."""
+        """An error about one field, for the caller to raise."""
         return ModelLoadError(f"{self.where}: {name}: {why}")
 
     def raw(self, name: str) -> Any:
-        """The field as it is, None where absent."""
+        """The field's value, unchecked; None if it is absent."""
         return self._values.get(name)
 
     def get(self, name: str, default: Scalar) -> Scalar:
-        """The field, of the default's type; an integer is taken where a float is wanted."""
+        """The field, of the default's type. An integer is accepted for a float."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -43,7 +43,8 @@ class Fields:
     def number(
         self, name: str, *, default: float | None = None, zero: bool = False, high: float = float("inf")
     ) -> float:
-        """A finite float over 0 (or 0, with `zero`), at most `high`; must be there without a default."""
+        """A finite float over 0 (or 0, with `zero`), at most `high`. Without a default the field is
+        required."""
         if default is None and name not in self:
             raise self.error(name, "is missing")
         value = self.get(name, default if default is not None else 0.0)
@@ -54,11 +55,11 @@ class Fields:
         return value
 
     def optional_number(self, name: str, *, zero: bool = False, high: float = float("inf")) -> float | None:
-        """As `number`, or None where absent."""
+        """As `number`, or None if the field is absent."""
         return self.number(name, zero=zero, high=high) if name in self else None
 
     def size(self, name: str, *, default: int | None = None, zero: bool = False) -> int:
-        """A positive integer (or 0, with `zero`); without a default the field must be there."""
+        """A positive integer (or 0, with `zero`). Without a default the field is required."""
         if default is None and name not in self:
             raise self.error(name, "is missing")
         value = self.get(name, default if default is not None else 0)
@@ -67,11 +68,11 @@ class Fields:
         return value
 
     def within(self, under: Mapping[str, Any], over: Mapping[str, Any]) -> "Fields":
-        """These fields; those of `under` where they have none, and those of `over` in any case."""
+        """These fields, over those of `under`, and under those of `over`."""
         return Fields({**under, **self._values, **over}, self.where)
 
     def section(self, name: str) -> "Fields | None":
-        """A nested object, or None where absent."""
+        """A nested object, or None if it is absent."""
         value = self._values.get(name)
         if value is None:
             return None

@@ -8,7 +8,8 @@ from personae.engine.fields import Fields, read_fields
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What the model's makers recommend for sampling, None where silent. `eos` ids end an answer."""
+    """The sampling defaults that the model's makers recommend, None where they give none. `eos` ids end an
+    answer."""
 
     eos: tuple[int, ...] = ()
     temperature: float | None = None
@@ -19,10 +20,10 @@ class GenerationDefaults:
 
 
 def read_generation_defaults(folder: Path, vocab_size: int) -> GenerationDefaults:
-    """Reads `generation_config.json`, which may be absent; its EOS ids fall back to `config.json`'s.
+    """Reads `generation_config.json`, which may be absent. Its EOS ids fall back to those of `config.json`.
 
     Raises:
-        ModelLoadError: a field is malformed, or an EOS id lies outside the vocabulary.
+        ModelLoadError: a field is malformed, or an EOS id is outside the vocabulary.
     """
     path = folder / "generation_config.json"
     fields = read_fields(path) if path.exists() else Fields({}, path.name)

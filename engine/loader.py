@@ -1,4 +1,4 @@
-"""From a model on disk to a decoder, streamed tensor by tensor into their place."""
+"""Loads a model from disk into a decoder, one tensor at a time."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -18,9 +18,8 @@ from personae.kernels.decoder import Weight
 from personae.kernels.malloc import give_back_freed
 from personae.lora.base import fingerprint
 
-HARMLESS = re.compile(
-    r"\.rotary_emb\.inv_freq$"
-)  # a buffer that old checkpoints carry; it follows from the config
+# A buffer in old checkpoints, which follows from the config.
+HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$")
 
 Progress = Callable[[int, int], None]
 
@@ -36,14 +35,14 @@ def load_model(
 ) -> Decoder:
     """Loads a Hugging Face model folder, or a GGUF file.
 
-    `dtype` is "float32", "bfloat16", "float16" or "auto", the model's own. `max_position` caps the context
-    that will be run. `quantize`: the linear modules are, as they are read. `on_progress(done_bytes,
-    total_bytes)` is called after each tensor, in bytes of the files. Beside the parameters themselves only
-    one tensor at a time is held.
+    `dtype` is "float32", "bfloat16", "float16", or "auto" for the model's own. `max_position` limits the
+    context. `quantize`: the format in which linear modules are kept as they are read.
+    `on_progress(done_bytes, total_bytes)` is called after each tensor, in bytes of the files. Besides the
+    parameters only one tensor at a time is in memory.
 
     Raises:
         ModelLoadError: names each missing, unexpected or mis-shaped tensor, or the file or field that is
-        wrong; or says that the weights are larger than the memory that is free.
+        wrong; or says that the weights need more memory than is free.
     """
     checkpoint = open_checkpoint(path)
     config = checkpoint.config()
@@ -62,7 +61,7 @@ def load_model(
 
 
 def _check(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
-    """Compares the files' tensors with what the config asks for, before any memory is taken."""
+    """Compares the files' tensors with the config, before any memory is allocated."""
     model = Decoder(config, dtype=torch.float32, device=torch.device("meta"), max_position=1)
     expected = {name: tuple(tensor.shape) for name, tensor in model.tensors()}
     allowed = expected | ({OUTPUT: expected[EMBEDDING]} if config.tie else {})
@@ -74,19 +73,19 @@ def _check(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
             for name, shape in allowed.items()
             if name in stored and stored[name].shape != shape
         ],
-        "of a dtype that is not served": [
+        "of an unsupported dtype": [
             f"{name} ({stored[name].dtype})" for name in allowed if name in stored and not stored[name].served
         ],
     }
     found = [f"{what}: {listing(names)}" for what, names in problems.items() if names]
     if found:
-        raise ModelLoadError(f"the weights do not match the model's config; tensors {'; '.join(found)}")
+        raise ModelLoadError(f"The weights do not match the model's config. Tensors {'; '.join(found)}")
 
 
 def _check_memory(
     config: ModelConfig, numerics: Numerics, device: torch.device, quantize: str | None
 ) -> None:
-    """Compares what the weights will take with what is free, before any of it is taken."""
+    """Compares the memory that the weights need with the free memory, before any is allocated."""
     free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     meta = torch.device("meta")
     empty = Decoder(config, dtype=numerics.dtype, device=meta, max_position=1, scheme=numerics.scheme)
@@ -95,12 +94,16 @@ def _check_memory(
     form = numerics.quantization or str(numerics.dtype).removeprefix("torch.")
     if device.type == "cpu":
         where = "in this machine or its container"
-        hint = "" if quantize == "int4" else ", or load fewer (--quantize int8 or int4, --dtype bfloat16)"
+        hint = (
+            ""
+            if quantize == "int4"
+            else ", or load smaller weights (--quantize int8 or int4, --dtype bfloat16)"
+        )
     else:
         where, hint = "on the GPU", ", or choose a smaller model"
     raise ModelLoadError(
-        f"The weights take {_gib(empty.nbytes)} in {form}, and {_gib(free)} of memory are free {where}; "
-        f"free some{hint}."
+        f"The weights need {_gib(empty.nbytes)} in {form}, but {_gib(free)} of memory are free {where}. "
+        f"Free some memory{hint}."
     )
 
 
@@ -109,19 +112,18 @@ def _gib(size: int) -> str:
 
 
 def _fingerprint(place: Weight, stored: StoredTensor) -> str:
-    """Of a tensor that is in its place: of that, unless rounding lost some of it."""
+    """The fingerprint of a loaded tensor; of the stored tensor if loading rounded it."""
     kept = isinstance(place, torch.Tensor) and place.dtype is not torch.float16
     return fingerprint(place if isinstance(place, torch.Tensor) and kept else stored.read())
 
 
 def _fill(decoder: Decoder, stored: Mapping[str, StoredTensor], on_progress: Progress | None) -> None:
-    """Copies each tensor from its file to its place, converting its dtype on the way."""
+    """Copies each tensor from its file into its parameter and converts its dtype on the way."""
     places = dict(decoder.tensors())
     if decoder.config.tie and OUTPUT in stored:
         _check_tied(stored)
-    of = {
-        name: stored.get(name, stored[EMBEDDING]) for name in places
-    }  # a tied output matrix is the embedding
+    # A tied output matrix is the embedding.
+    of = {name: stored.get(name, stored[EMBEDDING]) for name in places}
     total, done = sum(tensor.bytes for tensor in of.values()), 0
     for name in sorted(places, key=lambda name: of[name].file):
         load(name, places[name], of[name])
@@ -133,6 +135,6 @@ def _fill(decoder: Decoder, stored: Mapping[str, StoredTensor], on_progress: Pro
 
 
 def _check_tied(stored: Mapping[str, StoredTensor]) -> None:
-    """An output matrix that is tied and stored all the same must be the embedding, or one would be lost."""
+    """A stored output matrix that is tied must equal the embedding, because only one of them is used."""
     if not stored[EMBEDDING].read().equal(stored[OUTPUT].read()):
         raise ModelLoadError(f"{OUTPUT} differs from {EMBEDDING}, but config.json says tie_word_embeddings")

@@ -1,4 +1,4 @@
-"""Log-probabilities of the model itself: from raw logits, before temperature, penalties and masks."""
+"""The model's own log-probabilities: from raw logits, before temperature, penalties and masks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from personae.kernels.upload import upload
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
-    """Log-probabilities of R rows, not yet read: tensors on the model's device, or their copies on the
+    """Log-probabilities of R rows, not read yet: tensors on the model's device, or their copies on the
     host."""
 
-    tokens: Tensor  # [R] int64: the chosen ones
-    chosen: Tensor  # [R] float32
-    ranks: Tensor  # [R] int64, from 1: one more than the tokens that are strictly likelier
+    tokens: Tensor  # [R] int64: the chosen tokens
+    chosen: Tensor  # [R] float32: their log-probabilities
+    ranks: Tensor  # [R] int64, from 1: one more than the number of strictly likelier tokens
     top_values: Tensor  # [R, n] float32, largest first
     top_ids: Tensor  # [R, n] int64; of equal values the lower id first
-    named: tuple[tuple[int, ...], ...] = ()  # tokens asked for, by row; none: the likeliest are
-    named_values: Tensor | None = None  # [R, most of them] float32
+    named: tuple[tuple[int, ...], ...] = ()  # the tokens requested by row; empty: the likeliest are
+    named_values: Tensor | None = None  # [R, most requested tokens of a row] float32
 
     def read(self, counts: Iterable[int]) -> list[TokenLogprobs]:
-        """Python values; row i lists its `counts[i]` (at most n) likeliest tokens, or those asked for."""
+        """Python values. Row i lists its `counts[i]` (at most n) likeliest tokens, or the requested ones."""
         rows = zip(
             self.tokens.tolist(),
             self.chosen.tolist(),
@@ -50,7 +50,7 @@ class LogprobRows:
         return found
 
     def naming(self, logprobs: Tensor, named: Sequence[tuple[int, ...]]) -> "LogprobRows":
-        """These with the `named` tokens of each row looked up in `logprobs` [R, V]."""
+        """A copy with the `named` tokens of each row looked up in `logprobs` [R, V]."""
         most = max(map(len, named))
         if not most:
             return self
@@ -69,7 +69,7 @@ class LogprobRows:
         )
 
     def to_host(self) -> "LogprobRows":
-        """Their copies on the host, to be read when they have arrived."""
+        """Copies on the host, complete once a later DeviceToHostEvent is reached."""
         return LogprobRows(
             to_host(self.tokens),
             to_host(self.chosen),
@@ -91,10 +91,10 @@ def logprob_rows(logprobs: Tensor, tokens: Tensor, top: int) -> LogprobRows:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """What the model thought of a prompt's own tokens, on its way to the host.
+    """The log-probabilities of a prompt's own tokens, being copied to the host.
 
-    first: the prompt's first token is among them, which nothing predicts. parts: what came out a piece at a
-    time; `top` alternatives each.
+    first: whether the prompt's first token is among them; nothing predicts that token. parts: the rows in
+    parts, with `top` alternatives each.
     """
 
     first: bool
@@ -102,7 +102,7 @@ class PromptLogprobs:
     top: int
 
     def read(self) -> tuple[TokenLogprobs | None, ...]:
-        """An entry per token; they must have arrived."""
+        """An entry per token. The copies must be complete."""
         entries: list[TokenLogprobs | None] = [None] if self.first else []
         for part in self.parts:
             entries += part.read([self.top] * len(part.tokens))
@@ -110,5 +110,5 @@ class PromptLogprobs:
 
 
 def prompt_logprobs(logits: Tensor, targets: Tensor, top: int) -> LogprobRows:
-    """Logits [n, V] float32 are those that predict `targets` [n] int64. Does not wait for the device."""
+    """The logits [n, V] float32 predict `targets` [n] int64. Does not wait for the device."""
     return logprob_rows(torch.log_softmax(logits, 1), targets, top).to_host()

@@ -1,8 +1,8 @@
-"""What the numbers of an engine depend on: two engines of one class compute the same tokens.
+"""Numerics classes: two engines of one class compute the same tokens.
 
-The digest of the weights is of samples: all of a small file, of a large one its head and blocks all over it.
-It tells apart weights that differ by training or conversion, in milliseconds, and is no proof against someone
-who changes single bytes.
+The digest of the weights is made of samples: all of a small file; the head and evenly spaced blocks of a
+large one. It distinguishes weights that differ by training or conversion, in milliseconds. It does not detect
+a changed byte.
 """
 
 import hashlib
@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 
 _BLOCK = 4096  # bytes
-_BLOCKS = 256  # of a file, evenly spaced
+_BLOCKS = 256  # per file, evenly spaced
 
 
 class NumericsClass(msgspec.Struct, frozen=True):
-    """The weights' digest, how they and the KV cache are kept, what computes them, in how many ranks."""
+    """Everything that decides an engine's numbers: the weights' digest, the formats of weights and KV cache,
+    the instructions, and the number of ranks."""
 
     weights: str = ""
     dtype: str = ""
@@ -30,7 +31,7 @@ class NumericsClass(msgspec.Struct, frozen=True):
 
 
 def weights_digest(model: Path) -> str:
-    """Of a model folder or file."""
+    """The digest of a model folder or file."""
     digest = hashlib.sha256()
     if model.is_dir():
         files = sorted(path for pattern in ("*.safetensors", "*.gguf") for path in model.glob(pattern))

@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen. Checked at the door (api/), trusted from there on."""
+"""How a request wants its tokens chosen. The API checks these parameters; the engine trusts them."""
 
 from typing import Literal
 
@@ -7,24 +7,30 @@ import msgspec
 Pooling = Literal["mean", "last"]
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy: dividing logits by them would overflow."""
+"""Temperatures below this are greedy: division by them would overflow."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sampling parameters of one sequence; the names and meanings are OpenAI's, the rest as in vLLM.
+    """Sampling parameters of one sequence. Names and meanings are OpenAI's, the rest as in vLLM.
 
-    `seed` is always set: when the caller gave none, the door drew one, so that the log alone decides
-    every token. `temperature` 0 means greedy. `top_k` 0, `top_p` 1, `min_p` 0 mean off.
-    `logprobs` is None (off) or the number of alternatives besides the chosen token's own (0 to 20);
-    with `logprob_tokens` the alternatives are these tokens, not the likeliest.
-    `prompt_logprobs` is the same for the prompt's tokens. `max_tokens` counts emitted tokens, at least 1.
-    `stop_token_ids` end the sequence like EOS does, EOS ids not included; `ignore_eos` drops EOS alone.
-    `allowed_tokens` is a row of a bitmask (grammar/bitmask.py), empty for all of them; no sequence of
-    `bad_words_token_ids` is emitted. A sequence with either has no grammar, and something is left to be said
-    at every place. `jump_forward`: text that a grammar forces is appended in the tokenizer's own tokens
-    (`speculation/forced.py`). `speculate` is False for an answer without drafts (`speculation/`), where the
-    server makes some; `prediction` are tokens that the caller expects it to have. Neither changes what the
-    answer is. `pooling` makes a vector of the prompt's hidden states: their mean, or the last token's.
+    `seed` is always set: the API draws one if the caller gave none, so the log alone decides every token.
+    `temperature` 0 means greedy. `top_k` 0, `top_p` 1 and `min_p` 0 mean off.
+
+    `logprobs` is None (off) or the number of alternatives besides the chosen token (0 to 20). With
+    `logprob_tokens` the alternatives are these tokens instead of the likeliest. `prompt_logprobs` is the same
+    for the prompt's tokens.
+
+    `max_tokens` counts emitted tokens, at least 1. `stop_token_ids` end the sequence as EOS does; they do not
+    include the EOS ids. `ignore_eos` turns off EOS only.
+
+    `allowed_tokens` is a row of a bitmask (grammar/bitmask.py); empty allows all. No sequence of
+    `bad_words_token_ids` is emitted. A sequence with either has no grammar, and at least one token is allowed
+    at every position.
+
+    `jump_forward`: text that a grammar forces is appended in the tokenizer's own tokens
+    (`speculation/forced.py`). `speculate` False: this answer gets no drafts (`speculation/`). `prediction`
+    has the tokens that the caller expects in the answer. Neither changes the answer. `pooling` makes a vector
+    from the prompt's hidden states: their mean, or the last token's.
     """
 
     max_tokens: int

@@ -1,8 +1,8 @@
-"""What changes logits before the grammar does: penalties, biases.
+"""Penalties and biases: what changes logits before the grammar's mask.
 
-A sequence touches few of the many tokens of a vocabulary. So each slot keeps a short list of (token id,
-value), and only those logits are gathered, changed and scattered back: the cost follows the length of the
-log, not the vocabulary.
+A sequence uses only a few tokens of the vocabulary. So each slot has a short list of (token id, value), and
+only those logits are gathered, changed and scattered back. The cost grows with the log, not with the
+vocabulary.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ IntArray = NDArray[np.int64]
 
 
 class SlotEntries:
-    """For each slot a list of (token id, float32 value) on the device, its length on the host.
+    """For each slot a list of (token id, float32 value) on the device, with its length on the host.
 
-    An id may be listed twice, with one value. Memory grows with the longest list seen:
-    max_slots * length * 12 bytes.
+    An id may be listed twice with the same value. Memory grows with the longest list so far: max_slots *
+    length * 12 bytes.
     """
 
     def __init__(self, max_slots: int, device: torch.device) -> None:
@@ -31,27 +31,27 @@ class SlotEntries:
         self._lengths = np.zeros(max_slots, np.int64)
 
     def write(self, slot: int, ids: IntArray, values: NDArray[np.float32]) -> None:
-        """Make (ids, values) the slot's list."""
+        """Set the slot's list to (ids, values)."""
         self._reserve(len(ids))
         self._ids[slot, : len(ids)] = upload(ids, self._device)
         self._values[slot, : len(ids)] = upload(values, self._device)
         self._lengths[slot] = len(ids)
 
     def read(self, slots: IntArray) -> tuple[Tensor, Tensor]:
-        """The lists of `slots` [R] as (ids, values), both [R, longest]; a shorter list repeats its last
+        """The lists of `slots` [R] as (ids, values), both [R, longest]. A shorter list repeats its last
         entry.
 
-        Repeated entries are scattered twice with one value, which changes nothing. No list may be empty.
+        A repeated entry is scattered twice with one value, which changes nothing. No list may be empty.
         """
         rows, columns = self._places(slots)
         return self._ids[rows, columns], self._values[rows, columns]
 
     def count(self, slots: IntArray, tokens: Tensor) -> None:
-        """Add one to the value of each slot's token, listing it with 1 if it is new. tokens: [R] int64 on
+        """Add one to the value of each slot's token, or list it with 1 if it is new. tokens: [R] int64, on
         the device.
 
-        The host does not know which tokens they are, so every call takes a place in each list: the place of
-        a token that was there already holds its second, equal entry.
+        The host does not know the tokens, so every call appends an entry to each list. If the token is listed
+        already, the appended entry repeats it with the same value.
         """
         rows, columns = self._places(slots)
         same = self._ids[rows, columns] == tokens[:, None]
@@ -91,7 +91,7 @@ class Penalties:
         self._device = device
 
     def admit(self, slot: int, tokens: Sequence[int], prompt_length: int) -> None:
-        """Start from a log: `tokens` is the prompt, `prompt_length` ids, and what has been emitted so far."""
+        """Begin with a log: `tokens` is the prompt of `prompt_length` ids, followed by the emitted tokens."""
         ids, place = np.unique(np.asarray(tokens, np.int64), return_inverse=True)
         counts = np.bincount(place[prompt_length:], minlength=len(ids)).astype(np.float32)
         self._counts.write(slot, ids, counts)
@@ -101,7 +101,7 @@ class Penalties:
         self._counts.count(slots, tokens)
 
     def apply(self, logits: Tensor, rows: IntArray, slots: IntArray, factors: NDArray[np.float32]) -> None:
-        """Change `logits[rows]` in place; `factors` [3, R] holds repetition, frequency, presence."""
+        """Change `logits[rows]` in place. `factors` [3, R]: repetition, frequency, presence."""
         ids, counts = self._counts.read(slots)
         index = upload(rows, self._device)[:, None]
         repetition, frequency, presence = upload(factors, self._device)[:, :, None]
@@ -111,20 +111,20 @@ class Penalties:
 
 
 class Additions:
-    """Values added to a slot's logits: a logit bias."""
+    """Values that are added to a slot's logits: a logit bias."""
 
     def __init__(self, max_slots: int, device: torch.device) -> None:
         self._entries = SlotEntries(max_slots, device)
         self._device = device
 
     def admit(self, slot: int, values: dict[int, float]) -> None:
-        """Make `values` (token id to what is added) the slot's additions."""
+        """Set the slot's additions to `values`, by token id."""
         self._entries.write(
             slot, np.fromiter(values, np.int64), np.fromiter(values.values(), np.float32, len(values))
         )
 
     def apply(self, logits: Tensor, rows: IntArray, slots: IntArray) -> None:
-        """Add to `logits[rows]` in place; the slots' lists are not empty."""
+        """Add to `logits[rows]` in place. The slots' lists are not empty."""
         ids, values = self._entries.read(slots)
         index = upload(rows, self._device)[:, None]
         logits[index, ids] = logits[index, ids] + values

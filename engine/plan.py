@@ -1,7 +1,7 @@
-"""What the scheduler asks of the executor in one step, and what comes back.
+"""The plan of a step, from the scheduler to the executor, and the step's result.
 
-No token travels in a plan: the executor has each sequence's log since its admission, and the tokens sampled
-after that lie on the device. So a plan can be made before the previous step's tokens are known (lookahead).
+A plan has no tokens: the executor has each sequence's log since its admission, and the tokens sampled after
+that are on the device. So a plan can be made before the previous step's tokens are known (lookahead).
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ import msgspec
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 
 NOT_FINITE = "the model's logits are not finite"
-NOTHING_ALLOWED = "no token is allowed next: the grammar and the logits exclude all of them"
+NOTHING_ALLOWED = "no token is allowed next: the grammar and the logits exclude all tokens"
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """A sequence takes a slot, with its log as it is now (emitted tokens included after a preemption)."""
+    """A sequence takes a slot, with its current log (with emitted tokens after a preemption)."""
 
     slot: int
     log: SequenceLog
@@ -24,16 +24,16 @@ class Admission(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct, frozen=True, gc=False):
     """One sequence's share of a step: positions `start` to `start + count - 1` are computed.
 
-    The token at position p is `log.tokens[p]` where the admission's log has it, else the one that this slot
-    brought for position p in an earlier step (if that is not committed yet, `count` is 1). `samples` says
-    that the last position's logits choose a token, if none is known; False for all chunks but the last.
-    `pages` are the page ids appended to this slot's page table before the step, in order; a table starts
+    The token at position p is `log.tokens[p]` if the admission's log has it, otherwise the token that this
+    slot produced for p in an earlier step (if that step is not committed yet, `count` is 1). `samples`: the
+    last position's logits choose a token, unless it is known; False for all chunks of a prompt but the last.
+    `pages` are the page ids that are appended to the slot's page table before the step, in order. A table is
     empty at admission.
 
-    Behind these positions the executor may compute up to `drafts` more, of tokens that it guesses
-    (`speculation/`); the step keeps those that turn out to be right. How many that is, a plan made before
-    cannot know: so `start` counts all drafts of the slot's earlier rows, and the executor, which knows
-    better, begins where the slot is.
+    After these positions the executor may compute up to `drafts` more, with guessed tokens (`speculation/`).
+    The step keeps the right ones. How many that is, a plan made earlier cannot know. So `start` counts all
+    drafts of the slot's earlier rows, and the executor, which knows better, begins at the slot's true
+    position.
     """
 
     slot: int
@@ -45,10 +45,12 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step: first `releases` (slots whose sequence ended), then `admissions`, page `copies` (source,
-    destination), then one forward pass over `rows`, then sampling for the rows that ask for it. A plan may
-    have no rows. Each time that a slot is among `reclaimed`, its page table loses its last page, before the
-    rows' pages are appended."""
+    """One step, in this order: `releases` (slots whose sequence ended), `admissions`, page `copies` (source,
+    destination), one forward pass over `rows`, and sampling for the rows that need it.
+
+    A plan may have no rows. For each time that a slot is in `reclaimed`, its page table loses its last page,
+    before the rows' pages are appended.
+    """
 
     step: int
     rows: tuple[Row, ...]
@@ -59,20 +61,20 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What a step brought, in the order of the plan's rows.
+    """The result of a step, in the order of the plan's rows.
 
-    `tokens` has one entry per row: the tokens that it brought, in order. That is the sampled one; then those
-    that follow it by themselves (`speculation/forced.py`), and those that were chosen behind drafts. None
-    where the row did not sample, or its next token was known. `drafted` says by row index how many drafts
-    were computed and how many of them were right; a row that is not listed had none. `logprobs` (one for each
-    token) and
-    `prompt_logprobs` have entries (by row index) only for rows that asked: the prompt tokens that follow
-    the row's positions, and before them None for the first token where the row starts at 0. `failures` maps
-    a row index to the reason why its sequence cannot go on (its logits were not finite, its grammar refused
-    every token); `codes` has the code of an error of its own, where there is one. `deferred` are rows that
-    were to sample and did not, since their grammar's mask is still being made, and later rows of such
-    sequences that were planned by then: they have no token, and the same position is planned again.
-    `embeddings` has a vector (float32) for each row with which a prompt ended that asked for one.
+    `tokens` has one entry per row: the new tokens, in order. These are the sampled token, then the tokens
+    that it forces (`speculation/forced.py`), then those chosen after drafts. The entry is empty if the row
+    did not sample. `drafted` has, by row index, how many drafts were computed and how many were right, if the
+    row had any. `logprobs` (one per token) and `prompt_logprobs` have entries, by row index, for the rows
+    that requested them. `prompt_logprobs` covers the prompt tokens that follow the row's positions, preceded
+    by None for the first token if the row starts at 0.
+
+    `failures` has, by row index, the reason why a sequence cannot go on (its logits were not finite, or its
+    grammar rejected every token). `codes` has the error's code, if it has one. `deferred` are rows that
+    should have sampled but did not, because their grammar's mask is not ready, and later rows of these
+    sequences that were already planned. They have no token, and their positions are planned again.
+    `embeddings` has a vector (float32) for each row that completed a prompt with pooling.
     """
 
     step: int
@@ -90,8 +92,8 @@ class StepResult(msgspec.Struct, frozen=True):
 class MemoryLayout:
     """The sizes that scheduler and executor agree on: pages of `page_size` tokens, `max_seqs` slots.
 
-    `lendable`: the memory of so many pages may be lent to adapters; the others hold a sequence of
-    `max_model_len` tokens. It is lent by runs: `run` pages, of which the first is a multiple of that number.
+    `lendable`: the memory of this many pages may be lent to adapters; the other pages hold a sequence of
+    `max_model_len` tokens. Memory is lent in runs of `run` pages; a run begins at a multiple of `run`.
     """
 
     num_pages: int

@@ -1,4 +1,4 @@
-"""Embeddings: the hidden states of a prompt, behind the last norm, made one vector as its steps go by."""
+"""Embeddings: pools a prompt's hidden states, after the final norm, into one vector over its steps."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,11 @@ from personae.engine.plan import StepPlan
 from personae.engine.sequence import SequenceLog
 from personae.engine.worker.worker import Forward, Worker
 
-ROWS = 512  # hidden states are normed this many at a time, to bound memory
+ROWS = 512  # hidden states that are normalised at a time, to bound memory
 
 
 class Pooling:
-    """The sums of prompts that are not whole yet, by slot: [H] float32, on the device."""
+    """The sums of unfinished prompts by slot: [H] float32, on the device."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -22,17 +22,18 @@ class Pooling:
         self._slots: set[int] = set()
 
     def admit(self, slot: int, log: SequenceLog) -> None:
-        """A sequence begins, or begins anew."""
+        """A sequence begins, or begins again."""
         if log.params.pooling is not None:
             self._slots.add(slot)
 
     def release(self, slot: int) -> None:
-        """Its sequence has ended, or is computed again later."""
+        """The slot's sequence has ended, or will be computed again later."""
         self._slots.discard(slot)
         self._sums.pop(slot, None)
 
     def of(self, plan: StepPlan, forward: Forward, logs: Mapping[int, SequenceLog]) -> dict[int, Tensor]:
-        """The vectors [H] float32 of prompts that end in this step, by row, on their way to the host."""
+        """The vectors [H] float32 of the prompts that this step completes, by row, being copied to the
+        host."""
         found: dict[int, Tensor] = {}
         if not self._slots:
             return found

@@ -1,11 +1,11 @@
-"""Whether a text can fit a number of tokens, found without encoding all of it.
+"""Checks whether a text can fit a number of tokens, without encoding all of it.
 
-A text of many megabytes takes seconds and a gigabyte to encode. Almost every such text is refused afterwards
-because it is longer than the context, so its length is bounded first:
+Encoding a text of many megabytes takes seconds and a gigabyte. Almost every such text is then rejected
+because it is longer than the context. So its length is bounded first, in two ways:
 
 - by the longest token of the vocabulary: `limit` tokens have at most `limit` times as many bytes;
-- by its parts: a text that is long for its limit is counted part by part until the parts have twice as many
-  tokens as fit. A part may begin and end within a token, hence the factor.
+- by its parts: a text that is long for its limit is counted part by part, until the parts have twice as many
+  tokens as fit. The factor is there because a cut between parts may be within a token.
 """
 
 import json
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from personae.engine.tokens import Tokenizer
 
 USUAL_CHARACTERS = 8
-"""Characters of a token, amply: a text of no more per token of its limit is encoded without being counted."""
+"""Characters per token, a generous estimate. A text with fewer per token of its limit is encoded without a
+count."""
 PART = 2**14  # characters
 _SHRINKING = {"NFC": 3, "NFKC": 4, "NFKD": 4, "NFD": 1, "Prepend": 1}
-"""How many bytes of a text become one at most, by the name of the normalizer."""
+"""By normalizer: how many bytes of a text become one byte at most."""
 
 
 class TooManyTokens(RequestError):
-    """The text at this index has more than `limit` tokens. Callers who know the field say so in their own
-    words."""
+    """The text at this index has more than `limit` tokens. A caller that knows the field raises its own
+    error."""
 
     code = "context_length_exceeded"
 
@@ -38,10 +39,10 @@ class TooManyTokens(RequestError):
 
 
 def bytes_of_token(backend: tokenizers.Tokenizer, byte_level: bool) -> int | None:
-    """The most bytes of text that one token stands for; None where there is no such number.
+    """The most bytes of text that one token stands for; None if there is no limit.
 
-    There is none for models that put unknown words of any length into one token, and for normalizers that
-    drop text.
+    There is no limit for models that put an unknown word of any length into one token, and for normalizers
+    that drop text.
     """
     model = backend.model
     if not isinstance(model, tokenizers.models.BPE) or (model.unk_token is not None and model.fuse_unk):
@@ -54,7 +55,7 @@ def bytes_of_token(backend: tokenizers.Tokenizer, byte_level: bool) -> int | Non
     vocabulary = backend.get_vocab(with_added_tokens=True)
     if not vocabulary:
         return None
-    plain = byte_level  # a character of such a token stands for a byte
+    plain = byte_level  # each character of a byte-level token stands for a byte
     longest = max(len(text) if plain and text not in added else len(text.encode()) for text in vocabulary)
     return longest * shrinks
 
@@ -69,23 +70,23 @@ def _shrinking(normalizer: dict[str, Any]) -> int | None:
                 return None
             product *= factor
         return product
-    if kind == "Replace":  # SentencePiece's mark for a blank
+    if kind == "Replace":  # SentencePiece writes a space as ▁
         return 1 if normalizer["pattern"] == {"String": " "} and normalizer["content"] == "▁" else None
     return _SHRINKING.get(kind)
 
 
 def longest_text(tokenizer: "Tokenizer", tokens: int) -> int | None:
-    """The most characters that so many tokens can have; None if nobody knows."""
+    """The most characters that this many tokens can have; None if unknown."""
     return None if tokenizer.longest_token is None else tokenizer.longest_token * tokens
 
 
 def is_long_for(text: str, tokens: int) -> bool:
-    """Whether a text is far longer than texts of so many tokens are."""
+    """Whether a text is much longer than usual for this many tokens."""
     return len(text) > USUAL_CHARACTERS * tokens + PART
 
 
 def parts(text: str) -> Iterator[str]:
-    """The text in parts, cut at blanks where there are any."""
+    """The text in parts, cut at spaces if possible."""
     start = 0
     while start < len(text):
         end = min(start + PART, len(text))
@@ -97,7 +98,7 @@ def parts(text: str) -> Iterator[str]:
 
 
 def heads(text: str, tokens: int) -> Iterator[str]:
-    """Beginnings of the text, each twice as long as the one before and the last all of it."""
+    """Beginnings of the text. Each is twice as long as the one before; the last is the whole text."""
     length = USUAL_CHARACTERS * tokens + PART
     while length < len(text):
         blank = text.rfind(" ", length - PART // 2, length)
@@ -107,7 +108,7 @@ def heads(text: str, tokens: int) -> Iterator[str]:
 
 
 def tails(text: str, tokens: int) -> Iterator[str]:
-    """Ends of the text, each twice as long as the one before and the last all of it."""
+    """Ends of the text. Each is twice as long as the one before; the last is the whole text."""
     length = USUAL_CHARACTERS * tokens + PART
     while length < len(text):
         start = len(text) - length

@@ -1,4 +1,4 @@
-"""The log-probabilities of prompts' tokens, of the rows of one step that ask for them."""
+"""The log-probabilities of prompt tokens, for the rows of one step that request them."""
 
 from collections.abc import Mapping
 
@@ -10,14 +10,14 @@ from personae.engine.sequence import SequenceLog
 from personae.engine.worker.worker import Forward, Worker
 from personae.kernels.upload import upload
 
-PROMPT_LOGITS_ROWS = 256  # logits of prompt tokens are made this many at a time, to bound memory
+PROMPT_LOGITS_ROWS = 256  # prompt tokens whose logits are computed at a time, to bound memory
 
 
 def prompt_logprobs_of(
     plan: StepPlan, forward: Forward, logs: Mapping[int, SequenceLog], worker: Worker
 ) -> dict[int, PromptLogprobs]:
-    """For each row that asks: an entry per prompt token that this chunk's logits (or none) precede.
-    `logs`: by slot."""
+    """For each row that requests them: an entry per prompt token that this chunk predicts, and None for the
+    first token of the prompt. `logs`: by slot."""
     found: dict[int, PromptLogprobs] = {}
     for packed_row, index in enumerate(forward.packed.order):
         row = plan.rows[index]

@@ -1,26 +1,27 @@
-"""Sampling: from logits to tokens, for a batch whose rows all want something else.
+"""Sampling: from logits to tokens, for a batch in which each row has its own parameters.
 
-A token is a function of (logits, log, parameters, seed, position): the same alone or in a batch, before or
-after a preemption. A row's logits go through, in this order:
+A token is a function of (logits, log, parameters, seed, position). It is the same alone or in a batch, before
+or after a preemption. A row's logits pass these steps in order:
 
     1. repetition, frequency and presence penalties     4. temperature
     2. logit_bias                                       5. top_k, then top_p of what top_k left, then min_p
     3. the row's bitmask; min_tokens                    6. one uniform number, inverse CDF in vocabulary order
 
-    7. where the grammar objects to the token (`grammar/budget`): 3 to 6 again without it, with a new number
+    7. if the grammar vetoes the token (`grammar/budget`): 3 to 6 again without it, with a new number
 
-A bitmask comes from a grammar, or from what the request excludes (exclusion.py).
-Before min_tokens EOS and stop ids are left out, unless the grammar allows nothing else: then it has ended.
-Temperature 0 (anything under GREEDY_BELOW) and top_k 1 are greedy: after 3, the largest logit, the lowest id
-among equals. min_p keeps tokens with at least min_p times the likeliest one's probability. Steps that no row
-asked for are not run.
+A bitmask comes from a grammar, or from the request's exclusions (exclusion.py). Before min_tokens, EOS and
+stop ids are excluded, unless the grammar allows nothing else: then it has ended. Temperature 0 (anything
+under GREEDY_BELOW) and top_k 1 are greedy: after step 3 the largest logit wins, and the lowest id among
+equals. min_p keeps tokens with at least min_p times the likeliest token's probability. Steps that no row
+requests do not run.
 
 The host keeps the parameters and decides which steps run; the device keeps what depends on sampled tokens.
-Nothing in `sample` waits for a GPU; `Sampled.read` does, and `Sampled.settle` where somebody is asked.
+`sample` does not wait for a GPU. `SampledTokens.read` does, and `SampledTokens.settle` does if a token needs
+host verification.
 
-No row waits long for the searches of others: once these have taken `ASK_PATIENCE` in a step, the rows that
-are not settled yet are undecided. They have no token in this step, are the first to be asked in their next
-one, and choose what they would have chosen.
+The verification of some rows does not delay the others for long. Once it has taken `ASK_PATIENCE` in a step,
+the remaining rows are undecided. They have no token in this step, are verified first in their next one, and
+choose the same token then.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,29 +51,30 @@ from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows, choose, overwrites
 from personae.kernels.upload import upload
 
-MaskWords = NDArray[np.uint32]  # a row of a bitmask
+MaskWords = NDArray[np.uint32]  # one row of a bitmask
 
 ASK_PATIENCE = 0.004
-"""Seconds of this thread's processor time, of one step."""
+"""Seconds of this thread's processor time that one step spends on host verification."""
 
 Commit = Callable[[Tensor, Tensor], None]
-"""Is told slots and their tokens, both [n] int64 on the device; see `Worker.commit`."""
+"""Gets slots and their tokens, both [n] int64 on the device; see `Worker.commit`."""
 
 
-def _nobody(slots: Tensor, tokens: Tensor) -> None:
-    """A Commit where no step follows."""
+def _ignore_tokens(slots: Tensor, tokens: Tensor) -> None:
+    """A Commit for a sampler without further steps."""
 
 
 class HostVerification(Protocol):
-    """Who is asked about a row's token before it is taken."""
+    """Verifies a row's token on the host before it is taken."""
 
     def veto(self, token: int) -> MaskWords | Undecided | None:
-        """What is to be left out instead of taking `token`; None to let it be. Asked again about what is then
-        chosen, it lets something be in the end. Where that is not known yet the row has no token."""
+        """The tokens to exclude instead of taking `token`; None to accept it. It is called again with the
+        next choice, and accepts one in the end. Undecided: the row has no token in this step."""
 
 
 class Asked(NamedTuple):
-    """What asking came to: the rows that have no token yet, and those whose token is not the first one."""
+    """The result of host verification: the rows without a token yet, and the rows whose first token was
+    replaced."""
 
     undecided: frozenset[int]
     replaced: frozenset[int]
@@ -83,8 +85,8 @@ NO_VERIFICATION: Mapping[int, HostVerification] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class TokenChoices:
-    """A step's tokens on the host, by row. A failed row's token is None and its reason is in `failures`. So
-    is the token of an `undecided` one, which is as if it had not been sampled."""
+    """A step's tokens on the host, by row. The token of a failed row is None, and `failures` has the reason.
+    The token of an `undecided` row is None too, as if it had not been sampled."""
 
     tokens: list[int | None]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
@@ -93,9 +95,12 @@ class TokenChoices:
 
 
 class SampledTokens:
-    """A step's tokens on their way to the host: the copies were queued behind the sampling, `read` waits for
-    them. Where somebody is asked about them they are not final before `settle`, which says whose token has
-    been `replaced`: a step that was launched before has computed those rows with another one."""
+    """A step's tokens, being copied to the host: the copies were queued after sampling, and `read` waits for
+    them.
+
+    If some tokens need host verification, they are final only after `settle`. `replaced` has the rows whose
+    token changed: a step that was launched before that has computed them with the first token.
+    """
 
     def __init__(
         self,
@@ -106,15 +111,15 @@ class SampledTokens:
         conclude: Callable[[frozenset[int]], LogprobRows | None],
         ask: Callable[[list[int]], Asked] | None = None,
     ):
-        """tokens [S] int64, best [S] float32 (the largest allowed logit); `rows` want logprobs, `tops`
-        alternatives. `ask` is given the tokens and may change them; `conclude`, which is given the undecided
-        rows, does what final tokens allow."""
+        """tokens [S] int64, best [S] float32 (the largest allowed logit). `rows` request logprobs, with
+        `tops` alternatives each. `ask` verifies the tokens and may change them. `conclude` gets the undecided
+        rows and does the work that needs final tokens."""
         self.tokens = tokens
         self._best_of_device = best
         self._rows = rows
         self._tops = tops
         self._conclude = conclude
-        self._ask = ask
+        self._verify = ask
         self.undecided: frozenset[int] = frozenset()
         self.replaced: frozenset[int] = frozenset()
         self._send(None if ask is not None else conclude(self.undecided))
@@ -128,13 +133,13 @@ class SampledTokens:
 
     @property
     def ready(self) -> bool:
-        """Whether `read` would not wait."""
+        """Whether `read` would return at once."""
         return self._arrival.reached
 
     def settle(self) -> None:
-        """Make the tokens final, before others use them. Waits for the device if somebody is asked."""
-        if self._ask is not None:
-            ask, self._ask = self._ask, None
+        """Make the tokens final, before others use them. Waits for the device if tokens need verification."""
+        if self._verify is not None:
+            ask, self._verify = self._verify, None
             self._arrival.wait()
             self.undecided, self.replaced = ask(self._tokens.tolist())
             self._send(self._conclude(self.undecided))
@@ -160,22 +165,22 @@ class SampledTokens:
 
 
 class Sampler:
-    """Chooses tokens for up to `max_slots` sequences at a time. Belongs to one thread.
+    """Chooses tokens for up to `max_slots` sequences at a time. One thread owns it.
 
-    `commit` is told the tokens: they are the next step's input. Where somebody is asked it is told again when
-    they are final.
+    `commit` gets the tokens, which are the next step's input. If some need verification, it gets them again
+    when they are final.
     """
 
     def __init__(
-        self, max_slots: int, vocab_size: int, device: torch.device | str, commit: Commit = _nobody
+        self, max_slots: int, vocab_size: int, device: torch.device | str, commit: Commit = _ignore_tokens
     ) -> None:
         self._device = torch.device(device)
         self._vocab_size = vocab_size
         self._commit = commit
-        self._newest = torch.zeros(max_slots, dtype=torch.int64, device=self._device)  # the final ones
+        self._newest = torch.zeros(max_slots, dtype=torch.int64, device=self._device)  # the last final tokens
         self._penalties = Penalties(max_slots, self._device)
         self._biases = Additions(max_slots, self._device)
-        self._stops: dict[int, MaskWords] = {}  # of slots with min_tokens, as a row of a bitmask
+        self._stops: dict[int, MaskWords] = {}  # by slot with min_tokens: EOS and stop ids as a bitmask
         self._scratch = Scratch(self._device)
         self._choose, self._overwrites = choose.on(self._device, torch.float32), overwrites(self._device)
         # Per slot, on the host.
@@ -191,23 +196,23 @@ class Sampler:
         self._stops_from = np.zeros(max_slots, np.int64)  # the first position that may hold a stop token
         self._wants_logprobs = np.zeros(max_slots, np.bool_)
         self._top = np.zeros(max_slots, np.int64)
-        self._named: dict[int, tuple[int, ...]] = {}  # tokens whose log-probabilities are asked for, by slot
+        self._named: dict[int, tuple[int, ...]] = {}  # by slot: `logprob_tokens`
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
         self.ask_patience = ASK_PATIENCE
-        self._overdue: set[int] = set()  # slots whose rows have not been asked for lack of time
+        self._overdue: set[int] = set()  # slots that were not verified for lack of time
 
     def admit(self, slot: int, log: SequenceLog) -> None:
-        """Take a sequence aboard; its state afterwards depends on the log alone, however it came to be that
-        long.
+        """Admit a sequence to a slot. The slot's state then depends on the log alone, whatever happened
+        before.
 
-        Raises ValueError when `logit_bias` names a token outside of the vocabulary.
+        Raises ValueError if `logit_bias` has a token outside the vocabulary.
         """
         assert not self._admitted[slot], f"slot {slot} is taken"
         params = log.params
         if params.logit_bias and not all(0 <= token < self._vocab_size for token in params.logit_bias):
-            raise ValueError(f"logit_bias of {log.id} names a token outside of the vocabulary")
+            raise ValueError(f"logit_bias of {log.id} names a token outside the vocabulary")
         self._admitted[slot] = True
         self._streams[slot] = stream(params.seed)
         greedy = params.temperature < GREEDY_BELOW or params.top_k == 1
@@ -234,7 +239,7 @@ class Sampler:
             self._named[slot] = params.logprob_tokens
 
     def release(self, slot: int) -> None:
-        """The slot's sequence has left; the slot may be admitted again."""
+        """The slot's sequence has left. The slot may be admitted again."""
         assert self._admitted[slot], f"slot {slot} is free"
         self._admitted[slot] = False
         self._stops.pop(slot, None)
@@ -252,12 +257,14 @@ class Sampler:
         """Choose a token for each row.
 
         logits: [S, V] float32 on the sampler's device; may be overwritten. Row i belongs to `slots[i]`
-        (distinct, admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU
-        [S, ceil(V / 32)], all ones in rows that nothing binds. `verifications` are rows with a grammar whose
-        tokens are asked about before they are taken: then `settle` what is returned before the slots change
-        hands, or `bitmask` or the memory of `logits` are used. A row is a failure if a logit
-        that is allowed is a NaN or plus infinity, or none is allowed: it has no token, and no other row
-        notices. (Where 32 in a row of the bitmask are not allowed, their logits may be anything.)
+        (distinct, admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU [S,
+        ceil(V / 32)], all ones in rows without a binding. `verifications`: the rows with a grammar that
+        verifies tokens; then call `settle` on the result before a slot changes hands, and before `bitmask` or
+        the memory of `logits` is used again.
+
+        A row fails if an allowed logit is a NaN or plus infinity, or if nothing is allowed. It has no token,
+        and the other rows are not affected. (If a word of the bitmask forbids all of its 32 tokens, their
+        logits may have any value.)
         """
         slot = np.asarray(slots, np.int64)
         position = np.asarray(positions, np.int64)
@@ -274,7 +281,7 @@ class Sampler:
         if len(early := np.flatnonzero(position < self._stops_from[slot])):
             if bitmask is None:
                 bitmask = allocate_bitmask(len(slot), self._vocab_size)
-            stops = self._leave_out_stops(bitmask, early, slot)
+            stops = self._exclude_stops(bitmask, early, slot)
         tokens, best = self._choose(logits, rows, bitmask, self._scratch)
         tops = self._top[slot[wanting]]
         named = None
@@ -283,7 +290,7 @@ class Sampler:
 
         def conclude(undecided: frozenset[int]) -> LogprobRows | None:
             counted, newest = penalised, tokens
-            if undecided:  # they are computed again from the token before
+            if undecided:  # these rows are computed again from the token before
                 counted = np.array([row for row in penalised if row not in undecided], np.int64)
                 without = upload(np.array(sorted(undecided), np.int64), self._device)
                 newest = tokens.index_copy(0, without, before[without])
@@ -299,13 +306,12 @@ class Sampler:
         def ask(chosen: list[int]) -> Asked:
             assert bitmask is not None
             with self._on_side_stream():
-                return self._ask(verifications, kept, slot, rows, bitmask, stops, tokens, best, chosen)
+                return self._verify(verifications, kept, slot, rows, bitmask, stops, tokens, best, chosen)
 
         asked = ask if verifications and bitmask is not None else None
         before = tokens
-        if (
-            asked is not None
-        ):  # a step that is launched before they are asked begins with what was chosen first
+        if asked is not None:
+            # A step that is launched before the verification begins with the first choice.
             before = self._newest[device_slots]
             self._commit(device_slots, tokens)
         return SampledTokens(tokens, best, wanting.tolist(), tops.tolist(), conclude, asked)
@@ -318,9 +324,9 @@ class Sampler:
         if len(biased := np.flatnonzero(self._biased[slot])):
             self._biases.apply(logits, biased, slot[biased])
 
-    def _leave_out_stops(self, bitmask: Tensor, early: IntArray, slot: IntArray) -> dict[int, MaskWords]:
-        """Of rows before their min_tokens, in `bitmask`, unless a grammar allows nothing else. Returns them,
-        by row."""
+    def _exclude_stops(self, bitmask: Tensor, early: IntArray, slot: IntArray) -> dict[int, MaskWords]:
+        """Excludes EOS and stop ids in `bitmask` for rows before their min_tokens, unless the grammar allows
+        nothing else. Returns the excluded ids, by row."""
         words = bitmask.numpy().view(np.uint32)
         left_out: dict[int, MaskWords] = {}
         for row in early.tolist():
@@ -332,7 +338,7 @@ class Sampler:
                 words[row] = stops
         return left_out
 
-    def _ask(
+    def _verify(
         self,
         verifications: Mapping[int, HostVerification],
         logits: Tensor,
@@ -344,10 +350,11 @@ class Sampler:
         best: Tensor,
         chosen: list[int],
     ) -> Asked:
-        """Step 7, in place: in `bitmask`, `tokens` and `best`. logits: after step 2; stops: what min_tokens
-        left out, by row; chosen: the tokens.
+        """Step 7, in place in `bitmask`, `tokens` and `best`. logits: after step 2. stops: what min_tokens
+        excluded, by row. chosen: the tokens.
 
-        Choosing again from what is left, with a new number, is choosing from what nobody objects to.
+        A new choice from the remaining tokens, with a new number, has the distribution of a choice from the
+        tokens that are not vetoed.
         """
         words = bitmask.numpy().view(np.uint32)
         overdue, self._overdue = self._overdue, set()
@@ -360,7 +367,7 @@ class Sampler:
             refused = []
             for row, token in zip(open_rows, answers, strict=True):
                 asked, begun = verifications[row], thread_time()
-                is_here = not isinstance(asked, RemoteMatcher)  # it searches on this thread
+                is_here = not isinstance(asked, RemoteMatcher)  # it verifies on this thread
                 if is_here and spent > self.ask_patience:
                     undecided.add(row)
                     self._overdue.add(int(slot[row]))
@@ -386,7 +393,7 @@ class Sampler:
 
     @contextmanager
     def _on_side_stream(self) -> Iterator[None]:
-        """Have a GPU choose again at once, not behind the forward pass that has been launched since."""
+        """Lets a GPU choose again at once instead of after the forward pass that has been launched since."""
         if self._stream is None:
             yield
             return
@@ -407,5 +414,5 @@ class Sampler:
 
 
 def _take(x: Tensor, rows: IntArray, device: torch.device) -> Tensor:
-    """`x[rows]`, or `x` itself when that is all of it. rows: ascending and distinct."""
+    """`x[rows]`, or `x` itself if that is all of it. rows: ascending and distinct."""
     return x if len(rows) == len(x) else x[upload(rows, device)]

@@ -1,7 +1,7 @@
-"""A request is its token log; everything else is cache.
+"""A request is its token log; everything else is a cache.
 
 `SequenceLog` is the whole truth about one sequence. KV pages, grammar state, batch rows and sampler state are
-made from it and can be dropped at any moment: preemption, recovery and draining all *drop the cache and
+made from it and can be dropped at any moment. Preemption, recovery and draining all *drop the cache and
 resubmit the log*.
 """
 
@@ -12,8 +12,8 @@ from personae.grammar.spec import GrammarSpec
 
 
 class LatencyTargets(msgspec.Struct, frozen=True):
-    """Seconds until the first token, and for each token after it, that a client wants. `refuse`: it wants to
-    be refused at once where the first cannot be met."""
+    """The seconds until the first token, and per token after it, that a client wants. `refuse`: refuse the
+    request at once if the first cannot be met."""
 
     first: float | None = None
     token: float | None = None
@@ -21,16 +21,15 @@ class LatencyTargets(msgspec.Struct, frozen=True):
 
 
 class SequenceLog(msgspec.Struct, frozen=True, tag=True):
-    """One sequence, complete: from this alone its next token follows.
+    """One sequence, complete: its next token follows from this alone.
 
-    `tokens` holds the prompt (`prompt_length` ids) and then what has been emitted so far. `adapter` is the
-    adapter's content digest, None for the base model; tokens before `adapter_start` are the base's all the
-    same (activated LoRA). `salt` keys the prefix cache per tenant; the server
-    makes it. `after` names a sequence with the same prompt (a sibling of `n` > 1): this one waits until
-    that one's prompt is computed, to share its pages. A `background` sequence gives way to all others. The
-    lower its `priority`, the earlier its turn among its tenant's for the same adapter; `weight` is the
-    tenant's. `targets` are those of the client; `session` is the conversation that it belongs to. Both only
-    say where it goes, and when.
+    `tokens` holds the prompt (`prompt_length` ids), followed by the emitted tokens. `adapter` is the
+    adapter's content digest, None for the base model; tokens before `adapter_start` are computed by the base
+    (activated LoRA). `salt` keys the prefix cache per tenant; the server makes it. `after` names a sequence
+    with the same prompt (another choice of `n` > 1): this sequence waits until that one's prompt is computed,
+    and then shares its pages. A `background` sequence yields to all others. A lower `priority` goes earlier
+    among the tenant's sequences for the same adapter; `weight` is the tenant's. `targets` are the client's;
+    `session` is the conversation's name. These two only decide where and when the sequence runs.
     """
 
     id: str
@@ -51,14 +50,14 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     session: str | None = None
 
     def budget(self, max_model_len: int) -> int:
-        """The most tokens that its answer can have, those emitted included."""
+        """The most tokens that the answer can have, emitted ones included."""
         return min(self.params.max_tokens, max_model_len - self.prompt_length)
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Natural-log probabilities of the model itself (before temperature, penalties and masks) at one place.
+    """The model's own natural-log probabilities (before temperature, penalties and masks) at one position.
 
-    `top` lists (token id, logprob), most likely first; `rank` of the chosen token counts from 1.
+    `top` lists (token id, logprob), most likely first. The chosen token's `rank` counts from 1.
     """
 
     token: int
@@ -70,16 +69,15 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True):
     """What one step did for one sequence.
 
-    `finish` is None while it goes on, else "stop" (EOS or a stop token), "length" or "error", and between
-    The engine core and the frontend also "cancelled" or "recalled"; `stop_token` is the id that stopped it
-    (it is the last of `tokens`). `prompt_logprobs` has an entry for each prompt token computed in this step;
-    the first prompt token's is None, nothing comes before it. `cached` (first delta only) counts prompt
-    tokens whose KV came from the prefix cache. `queued` (first delta only; Front fills it in) is how many
-    seconds the sequence waited before it was computed. `code` is that of an `error` that is the caller's to
-    mend. `drafted` says how many drafts the step had for it, and how many of them were right. `moved` (the
-    frontend fills it in) is how often since the last delta the sequence went on at an engine whose numbers
-    differ.
-    `embedding` is the prompt's vector (float32), if `params.pooling` asks for one; it comes once.
+    `finish` is None while the sequence goes on, then "stop" (EOS or a stop token), "length" or "error";
+    between the engine core and the frontend also "cancelled" or "recalled". `stop_token` is the id that
+    stopped it, the last of `tokens`. `prompt_logprobs` has an entry for each prompt token computed in this
+    step; the first prompt token's is None, because nothing precedes it. `cached` (first delta only) counts
+    the prompt tokens whose KV came from the prefix cache. `queued` (first delta only; the frontend sets it)
+    is how many seconds the sequence waited before it was computed. `code` is the code of an `error` that the
+    caller can fix. `drafted` has how many drafts the step had for it, and how many were right. `moved` (the
+    frontend sets it) is how often since the last delta the sequence moved to an engine of another numerics
+    class. `embedding` is the prompt's vector (float32) if `params.pooling` requests one; it comes once.
     """
 
     id: str

@@ -1,8 +1,8 @@
-"""What an engine counts: one type from the step to `/metrics`.
+"""The engine's counters: one type from the step to `/metrics`.
 
-To add a counter, add a field to `EngineCounters`, and count at its place: whatever has the engine's counters
-adds to the field. A copy goes with every step, the frontend adds up the epochs of the engine core, and
-`/metrics` shows each field by its `Metric`. A figure that may also fall is a field of `SchedulerStats`.
+To add a counter, add a field to `EngineCounters`, and count where it happens: the code there adds to the
+field. A copy goes with every step, the frontend adds up the epochs of the engine core, and `/metrics` shows
+each field by its `Metric`. A figure that may also fall is a field of `SchedulerStats`.
 """
 
 from bisect import bisect_left
@@ -14,17 +14,18 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Upper bounds of the buckets in which steps are counted by their tokens; one more has all larger steps."""
+"""Upper bounds of the buckets that count steps by their tokens. One more bucket has all larger steps."""
 
 MAX_DRAFTS = 7
-"""Of a row: with its newest token, eight."""
+"""Per row: with its newest token, a row has eight."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """How `/metrics` shows a field. A value with parts has a series for each, with the part as `label`."""
+    """How `/metrics` shows a field. A value with parts has a series for each part, with `label` naming the
+    part."""
 
     name: str
     help: str
@@ -32,18 +33,18 @@ class Metric:
 
 
 class CounterMetric(Metric):
-    """It only grows."""
+    """A metric that only grows."""
 
 
 class GaugeMetric(Metric):
-    """It may also fall."""
+    """A metric that may also fall."""
 
 
 class StepTimings(msgspec.Struct, frozen=True):
-    """Where the time of steps went, in seconds.
+    """The seconds that parts of steps took.
 
-    `plan`: deciding who runs, and taking in what steps brought. `forward`: packing the rows and launching the
-    model (on a CPU, running it). `sample`: grammar masks and sampling. `read`: waiting for the tokens and
+    `plan`: deciding which sequences run, and committing results. `forward`: packing the rows and launching
+    the model (on a CPU, running it). `sample`: grammar masks and sampling. `read`: waiting for the tokens and
     advancing the grammars. `place`: copying adapters between steps.
     """
 
@@ -55,8 +56,8 @@ class StepTimings(msgspec.Struct, frozen=True):
 
 
 class EngineCounters(msgspec.Struct):
-    """What only grows, since the engine core started. Times are seconds. `step_tokens` counts steps by their
-    tokens, in the buckets of STEP_TOKENS."""
+    """Everything that only grows, since the engine core started. Times are in seconds. `step_tokens` counts
+    steps by their tokens, in the buckets of STEP_TOKENS."""
 
     prefix_queries: Annotated[
         int, CounterMetric("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.")
@@ -65,14 +66,14 @@ class EngineCounters(msgspec.Struct):
         int, CounterMetric("vllm:prefix_cache_hits", "Prompt tokens found in the cache.")
     ] = 0
     preemptions: Annotated[
-        int, CounterMetric("vllm:num_preemptions", "Sequences put off for want of pages.")
+        int, CounterMetric("vllm:num_preemptions", "Preemptions of running sequences.")
     ] = 0
     steps: Annotated[int, CounterMetric("personae:steps", "Steps run.")] = 0
     tokens: Annotated[
         int, CounterMetric("personae:step_tokens", "Tokens computed in steps, prompts included.")
     ] = 0
     jumped: Annotated[
-        int, CounterMetric("personae:jumped_tokens", "Tokens that a grammar forced, and nobody chose.")
+        int, CounterMetric("personae:jumped_tokens", "Tokens that a grammar forced, without sampling.")
     ] = 0
     drafts: Annotated[
         int, CounterMetric("vllm:spec_decode_num_drafts", "Drafts made by speculation, of a token or more.")
@@ -85,7 +86,7 @@ class EngineCounters(msgspec.Struct):
         tuple[int, ...],
         CounterMetric(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Tokens of drafts that were right, by their place in the draft.",
+            "Tokens of drafts that were right, by their position in the draft.",
             label="position",
         ),
     ] = (0,) * MAX_DRAFTS
@@ -100,14 +101,14 @@ class EngineCounters(msgspec.Struct):
     step_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
 
     def count_tokens(self, tokens: int) -> None:
-        """Count the tokens of a step."""
+        """Count a step and its tokens."""
         self.tokens += tokens
         bucket = bisect_left(STEP_TOKENS, tokens)
         counts = self.step_tokens
         self.step_tokens = (*counts[:bucket], counts[bucket] + 1, *counts[bucket + 1 :])
 
     def count_drafts(self, computed: int, accepted: int) -> None:
-        """Count the drafts of a row, and those that were right."""
+        """Count the drafts of a row, and how many were right."""
         self.drafts += 1
         self.draft_tokens += computed
         self.accepted_tokens += accepted
@@ -129,22 +130,22 @@ class StepSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SchedulerStats(msgspec.Struct, frozen=True):
-    """How busy an engine core is; travels with every step. `in_flight` steps are in the executor's hands.
+    """The load of an engine core; it travels with every step. `in_flight` steps are at the executor.
     `fairness_gap` is in weighted tokens."""
 
     running: Annotated[int, GaugeMetric("vllm:num_requests_running", "Sequences in the running batch.")] = 0
     waiting: Annotated[int, GaugeMetric("vllm:num_requests_waiting", "Sequences waiting to run.")] = 0
-    pages_total: Annotated[int, GaugeMetric("personae:kv_pages", "KV pages there are.")] = 0
+    pages_total: Annotated[int, GaugeMetric("personae:kv_pages", "KV pages in total.")] = 0
     pages_used: int = 0
     pages_lent: Annotated[
-        int, GaugeMetric("personae:kv_pages_lent", "KV pages whose memory adapters have.")
+        int, GaugeMetric("personae:kv_pages_lent", "KV pages whose memory is lent to adapters.")
     ] = 0
     page_size: int = 0
     fairness_gap: Annotated[
         float,
         GaugeMetric(
             "personae:fairness_gap",
-            "Weighted tokens between the most and the least served of those that wait.",
+            "Weighted tokens between the most and the least served of the waiting keys.",
         ),
     ] = 0.0
     in_flight: int = 0
@@ -152,7 +153,7 @@ class SchedulerStats(msgspec.Struct, frozen=True):
 
 
 def described(stats: msgspec.Struct) -> Iterator[tuple[Metric, Any]]:
-    """The fields that `/metrics` shows, and their values."""
+    """The fields that `/metrics` shows, with their values."""
     for name, hint in _hints(type(stats)).items():
         if isinstance(metric := (get_args(hint) or (None,))[-1], Metric):
             yield metric, getattr(stats, name)
@@ -164,7 +165,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def added(one: T, other: T) -> T:
-    """The sum of two values: numbers, tuples and structs of such field by field, dicts key by key."""
+    """The sum of two values: numbers; tuples and structs of these, field by field; dicts, key by key."""
     return _sum(one, other)  # type: ignore[no-any-return]  # what T is
 
 

@@ -1,21 +1,21 @@
 """One step on the device, in five calls: `prepare`, `forward`, `fill`, `sample`, `finish`.
 
 `prepare` and `fill` work on the host, `forward` and `sample` start work on the device, `finish` reads the
-tokens. A caller may start step N+1 before it finishes step N, but only its forward pass, since the masks of
+tokens. A caller may start step N+1 before it finishes step N, but only its forward pass, because the masks of
 N+1 depend on the tokens of N. So the order is
 
     prepare, forward N+1  ->  finish N (read tokens, advance grammars), fill the masks of N+1  ->  sample N+1
 
-and what stands between the arrows is hidden behind the forward pass. On a CPU the forward pass has a thread
-for each core. There `forward` lets the other threads begin, does the hidden work on this one, and then joins
-them: one thread more would take a core from one of them in the middle of its work, and all would wait.
+and the work between the arrows is hidden behind the forward pass. On a CPU the forward pass has a thread for
+each core. There `forward` lets the other threads begin, does the hidden work on this thread, and then joins
+them. One more thread would take a core from one of them in the middle of its work, and all would wait.
 
-Tokens of N that grammars have to be asked about before they are final are settled as late as possible: on a
-CPU before the forward pass of N+1, on a GPU once that is launched. A row of N+1 whose token has been replaced
-by then was computed with the first one, and sits N+1 out (`deferral.py`): the other rows do not wait.
+If grammars have to verify tokens of N, these are settled as late as possible: on a CPU before the forward
+pass of N+1, on a GPU after its launch. If a token was replaced by then, its row of N+1 was computed with the
+wrong token. That row is deferred (`deferral.py`); the other rows do not wait.
 
-Rows of sequences that may have drafts (`speculation/`) begin where the step before has left them, and drafts
-are made from its tokens. So N is read when N+1 is prepared, as far as such rows are concerned.
+The rows of sequences that may have drafts (`speculation/`) begin where the step before ended, and drafts are
+made from its tokens. So for such rows N is read when N+1 is prepared.
 """
 
 import math
@@ -47,15 +47,15 @@ from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.kernels.upload import upload
 
 
-def _nothing() -> None:
-    """What is done beside a forward pass if nobody says."""
+def _no_overlap() -> None:
+    """The overlap callback that does nothing."""
 
 
 class StepEngine:
-    """Executes plans, in the order given: the worker, the sampler and the grammar matchers of every slot.
+    """Executes plans in the given order, with the worker, the sampler and the grammar matchers of every slot.
 
-    `runs_ahead`: the device computes by itself, so that reading a step can wait until the next is launched.
-    `retokenizer` is how forced text is written; without it none is. `speculator` makes drafts.
+    `runs_ahead`: the device computes asynchronously, so a step can be read after the next is launched.
+    `retokenizer` finds the tokens of forced text; without it no text is forced. `speculator` makes drafts.
     """
 
     def __init__(
@@ -68,30 +68,31 @@ class StepEngine:
         self._pooling = Pooling(worker)
         self._bindings = Bindings(self._known, vocab_size, worker.layout.max_model_len, retokenizer)
         self.runs_ahead = worker.device.type != "cpu"
-        self._bitmask: torch.Tensor | None = None  # of the step whose forward pass has begun
-        self._sampled: tuple[SampledTokens, int, PackedStep] | None = None  # the last, maybe not settled yet
+        self._bitmask: torch.Tensor | None = None  # for the step whose forward pass has begun
+        self._sampled: tuple[SampledTokens, int, PackedStep] | None = None  # the last step's, until settled
         self._bitmasks = BitmaskPool(slots, vocab_size)
         self._logs: dict[int, SequenceLog] = {}
         self._speculator = speculator
-        self._last: LaunchedStep | None = None  # the last step, where there is a speculator
+        self._last: LaunchedStep | None = None  # the last step, if there is a speculator
         self._clock = time.perf_counter
-        self._begun = 0.0  # the last step's preparation, by that clock
+        self._begun = 0.0  # when the last step's preparation began
         if speculator is not None:
             self.sampler.ask_patience = math.inf  # a step is read before its drafts are verified
 
     @property
     def deferred(self) -> bool:
-        """Whether rows sit out since their masks are still being made."""
+        """Whether rows are deferred because their masks are not ready."""
         return bool(self._bindings.deferrals)
 
     def resumable(self) -> tuple[str, ...]:
-        """The sequences that sat a step out that is finished, and whose masks have come since; each once."""
+        """The sequences that can resume: their deferred step is finished and their masks have arrived. Each
+        once."""
         return tuple(self._logs[slot].id for slot in self._bindings.resumable())
 
     def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar]) -> PackedStep | None:
         """Apply the plan's changes and pack its rows, if it has any.
 
-        `grammars` holds the compiled grammar of every admission that has a spec, by its tenant and spec.
+        `grammars` has the compiled grammar of every admission with a spec, by its tenant and spec.
         """
         if self._speculator is not None:
             self._collect(self._speculator)
@@ -122,7 +123,8 @@ class StepEngine:
             self._speculator.admit(slot, log, self._bindings.guesses(slot, log))
 
     def _collect(self, speculator: Speculator) -> None:
-        """What the last step brought to sequences that may have drafts, for which it is waited."""
+        """Read the last step's results for sequences that may have drafts. Waits for the step if there are
+        any."""
         launched, self._last = self._last, None
         if launched is None:
             return
@@ -146,9 +148,9 @@ class StepEngine:
             if drafted is not None:
                 launched.drafted[index] = drafted
 
-    def forward(self, packed: PackedStep | None, overlap: Callable[[], None] = _nothing) -> Forward | None:
-        """Start the forward pass of what has been prepared. `overlap` is called once, while it runs: there
-        the step before may be finished, and the masks be filled."""
+    def forward(self, packed: PackedStep | None, overlap: Callable[[], None] = _no_overlap) -> Forward | None:
+        """Start the forward pass of the prepared step. `overlap` is called once while it runs: it may finish
+        the step before and fill the masks."""
         if packed is None:
             overlap()
             return None
@@ -156,22 +158,22 @@ class StepEngine:
             self._settle()
             return self.worker.forward(packed, overlap, lambda: self._logit_mask(packed))
         launched = self.worker.forward(packed)
-        # Nobody waits for what one row is asked about but that row.
+        # Only a row that is being verified waits for its verification.
         self._bindings.deferrals.misread(self._settle())
         overlap()
         return launched
 
     def fill(self, packed: PackedStep | None) -> None:
-        """Have the grammars say what they allow in this step, where it has begun and the one before is
-        finished. What is not filled when the step is sampled is filled then."""
+        """Fill the grammar masks of the step that has begun, once the step before is finished. Masks that are
+        not filled by sampling time are filled then."""
         matchers = [] if packed is None else self._bindings.of(packed)
         if any(matchers):
             self._bitmask = self._bitmasks.acquire()
             fill_masks(self._bitmask, matchers)
 
     def _logit_mask(self, packed: PackedStep) -> torch.Tensor | None:
-        """The logits that are looked at, as a bitmask: of tokens that may be chosen, and all of rows that
-        want log-probabilities, or whose mask is not there yet. None: all."""
+        """The needed logits as a bitmask: those of tokens that may be chosen; all logits in rows that request
+        log-probabilities or whose mask is not there yet. None: all."""
         if self._bitmask is None:
             return None
         slots = packed.sampled_slots
@@ -180,7 +182,7 @@ class StepEngine:
         if whole:
             logit_mask = logit_mask.clone()
             logit_mask[whole] = -1
-        if packed.drafts:  # their masks are made when it is known that they are right
+        if packed.drafts:  # the masks of drafts are made once the drafts are known to be right
             drafts = logit_mask.new_full((len(packed.sampled) - len(slots), logit_mask.shape[1]), -1)
             logit_mask = torch.cat((logit_mask, drafts))
         return logit_mask
@@ -220,7 +222,7 @@ class StepEngine:
                 self.runs_ahead
                 or any(self._logs[row.slot].params.prompt_logprobs is not None for row in plan.rows)
             ):
-                logits = logits.clone()  # others are written over them before all is chosen
+                logits = logits.clone()  # other logits overwrite them before all tokens are final
             sampled = self.sampler.sample(
                 logits,
                 slots,
@@ -257,7 +259,7 @@ class StepEngine:
         matchers: list[Binding | None],
         jumps: list[JumpForward | None],
     ) -> dict[int, DraftRow]:
-        """Choose the tokens behind drafts that are right."""
+        """Choose the tokens after the drafts that are right."""
         packed = forward.packed
         rows = {
             i: DraftRow(packed.sampled_slots[i], packed.sampled_ends[i], drafts, first, matchers[i], jumps[i])
@@ -271,7 +273,7 @@ class StepEngine:
         return rows
 
     def _sample_others(self, plan: StepPlan, forward: Forward, out: list[int]) -> LaunchedStep:
-        """As `sample`, without the packed samples `out`: as if their rows were of prompts that go on."""
+        """As `sample`, but without the packed samples `out`, as if their rows were chunks of a prompt."""
         packed = forward.packed
         others = [i for i in range(len(packed.sampled_rows)) if i not in out]
         if self._bitmask is not None:
@@ -291,8 +293,8 @@ class StepEngine:
         return replace(launched, deferred=frozenset(packed.sampled_rows[i] for i in out))
 
     def _settle(self) -> Iterable[int]:
-        """Make the tokens of the last step final. Those of which that is not known are missing. Returns the
-        slots that have another token than they had first."""
+        """Make the tokens of the last step final. Rows that are undecided are deferred. Returns the slots
+        whose first token was replaced."""
         if self._sampled is None:
             return ()
         sampled, step, packed = self._sampled
@@ -303,11 +305,11 @@ class StepEngine:
         return [packed.sampled_slots[i] for i in sampled.replaced]
 
     def ready(self, launched: LaunchedStep) -> bool:
-        """Whether `finish` would not wait for the device."""
+        """Whether `finish` would return without waiting for the device."""
         return launched.ready
 
     def finish(self, launched: LaunchedStep) -> StepResult:
-        """Wait for the step and read its tokens, which the grammars take."""
+        """Wait for the step, read its tokens and advance the grammars by them."""
         if self._last is launched and self._speculator is not None:
             self._collect(self._speculator)
         if self._sampled is not None and self._sampled[0] is launched.sampled:
@@ -321,6 +323,6 @@ class StepEngine:
 
 
 def by_tenant(plan: StepPlan, grammars: Mapping[GrammarSpec, AnyGrammar]) -> dict[GrammarKey, AnyGrammar]:
-    """The grammars that a plan needs, where all tenants share them."""
+    """The grammars that a plan needs, if all tenants share them."""
     logs = (admission.log for admission in plan.admissions)
     return {(log.tenant, log.grammar): grammars[log.grammar] for log in logs if log.grammar is not None}

@@ -1,4 +1,4 @@
-"""Stop strings, found in text that comes in pieces."""
+"""Stop strings in text that comes in pieces."""
 
 from collections.abc import Iterable
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 class StopFinder:
     """Finds the first complete stop string in text that comes in pieces.
 
-    Of those complete at the same character the longest counts. Knuth, Morris and Pratt's matcher, one per
-    stop string: after each character it knows how much of its string the text ends with. The longest of
-    these is what may become a stop and is held back.
+    Of several that are complete at the same character, the longest counts. Each stop string has a
+    Knuth-Morris-Pratt matcher: after each character it knows how much of its string the text ends with. The
+    longest of these may become a stop string and is held back.
     """
 
     def __init__(self, stops: Iterable[str], include_stop: bool) -> None:
@@ -19,7 +19,8 @@ class StopFinder:
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """Take more text; returns what cannot become part of a stop string any more. Not after `found`."""
+        """Take more text. Returns the text that can no longer become part of a stop string. Not to be called
+        after `found`."""
         if not self._patterns:
             return text
         for place, char in enumerate(text):
@@ -34,12 +35,12 @@ class StopFinder:
         return seen[:keep]
 
     def flush(self) -> str:
-        """The text ends here: what was held back."""
+        """The text has ended: returns what was held back."""
         held, self._held = self._held, ""
         return held
 
     def _step(self, char: str) -> str | None:
-        """Advance by one character; the longest stop string that it completes."""
+        """Advance by one character. Returns the longest stop string that it completes."""
         longest = ""
         for index, (stop, borders) in enumerate(self._patterns):
             matched = self._matched[index]

@@ -1,4 +1,4 @@
-"""The files of a Hugging Face model folder that say how its text is tokenized."""
+"""Reads the tokenizer's files of a Hugging Face model folder."""
 
 import json
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ _BAD_TEMPLATE = "{}: chat_template must be a string or a list of objects with na
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What the files of a model folder say about its tokenizer; `eos_ids` may repeat an id.
+    """The tokenizer and its settings from a model folder. `eos_ids` may repeat an id.
 
-    `response_template` is what tokenizer_config.json has under that name, whatever it is.
+    `response_template` is that field of tokenizer_config.json, unchecked.
     """
 
     backend: tokenizers.Tokenizer
@@ -30,17 +30,17 @@ class TokenizerFiles:
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
-    """Read tokenizer.json and what lies beside it. Raises ModelLoadError, naming the file at fault."""
+    """Reads tokenizer.json and the files with its settings. Raises ModelLoadError, which names the file."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         if not (folder / "config.json").is_file():
-            raise ModelLoadError(f"{folder} has no config.json: a model in Hugging Face's format is needed")
+            raise ModelLoadError(f"{folder} has no config.json; it must be a model in Hugging Face's format.")
         raise ModelLoadError(
-            f"{folder} has no tokenizer.json: a tokenizer in Hugging Face's format is needed"
+            f"{folder} has no tokenizer.json; it must have a tokenizer in Hugging Face's format."
         )
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower type
         raise ModelLoadError(f"{path} cannot be read as a tokenizer: {error}") from error
 
     settings = _read_json(folder / "special_tokens_map.json")
@@ -81,7 +81,7 @@ def _ids(value: Any) -> list[int]:
 
 
 def _chat_templates(folder: Path, setting: Any) -> dict[str, str]:
-    """Templates by name; files of their own win over tokenizer_config.json."""
+    """Templates by name. Separate template files override tokenizer_config.json."""
     templates: dict[str, str] = {}
     if isinstance(setting, str):
         templates["default"] = setting

@@ -1,19 +1,19 @@
-"""Text to tokens, and tokens to text as they come.
+"""Text to tokens, and tokens to text as they arrive.
 
-`Tokenizer` may be used from any number of threads; encoding and decoding release the GIL. `Detokenizer`
-belongs to one sequence.
+Any number of threads may use a `Tokenizer`; encoding and decoding release the GIL. A `Detokenizer` belongs to
+one sequence.
 
-Why streaming is not `decode(all)[already_sent:]`: that costs more with every token, and text is not final
-when it is decoded. A character may lie in several tokens, and the first token of a text is treated apart
-(SentencePiece tokenizers drop its leading space). What holds instead, and is used here:
+Streaming is not `decode(all)[already_sent:]`, for two reasons. That costs more with every token. And decoded
+text may not be final: a character may span several tokens, and the first token of a text is decoded
+differently (SentencePiece tokenizers drop its leading space). Instead, two facts are used here:
 
-- Byte-level tokenizers: the text is the tokens' bytes, one after the other, read as UTF-8. An incremental
-  UTF-8 decoder gives the same characters, U+FFFD for invalid bytes included.
+- Byte-level tokenizers: the text is the tokens' bytes in order, read as UTF-8. An incremental UTF-8 decoder
+  gives the same characters, including U+FFFD for invalid bytes.
 - Others: once a token is not a byte-fallback token, the text up to it is final. The text of the next few
   tokens is what they add to the text of the few before them. (A run of byte-fallback tokens is valid or
-  invalid as a whole, so it stays back until it ends.)
+  invalid as a whole, so it is held back until it ends.)
 
-Concatenated, the pieces and the flush are what `Tokenizer.decode` makes of all ids at once.
+The concatenated pieces and the flush equal `Tokenizer.decode` of all ids at once.
 """
 
 import codecs
@@ -40,21 +40,21 @@ from personae.engine.prompt_length import (
 from personae.engine.stops import StopFinder
 from personae.errors import RequestError
 
-# The library's own threads would take the cores that steps run on.
+# The library's threads would take cores from the steps.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-_CUT = 64  # tokens that a cut through a text may change
+_CUT = 64  # tokens that may change when a text is cut
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` and what a model folder says beside it. Load it with `Tokenizer.load`.
+    """A `tokenizers.Tokenizer` with the settings of a model folder. Load it with `Tokenizer.load`.
 
-    `eos_ids` are generation_config's (or config's) and the tokenizer's own; `bos_id`, `pad_id` may be None.
-    `special_tokens` maps the names that templates use, such as "bos_token", to the tokens' texts.
-    `chat_templates` maps names to Jinja sources and `chat_template` is the one named "default", if any.
-    `response_template` is what tokenizer_config.json says of how answers are to be read, unchecked.
-    `vocab_size` is one more than the highest id. `longest_token` is the most bytes of text that one token
-    stands for, None where there is no such number.
+    `eos_ids` are those of generation_config (or config) and of the tokenizer. `bos_id` and `pad_id` may be
+    None. `special_tokens` maps the names that templates use, such as "bos_token", to the tokens' texts.
+    `chat_templates` maps names to Jinja sources; `chat_template` is the one named "default", if there is one.
+    `response_template` is that field of tokenizer_config.json, which describes how to parse answers,
+    unchecked. `vocab_size` is one more than the highest id. `longest_token` is the most bytes of text that
+    one token stands for, None if there is no limit.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Tokenizer:
         add_bos_token: bool | None = None,
         response_template: Any = None,
     ) -> None:
-        """`add_bos_token` overrides what tokenizer.json does with the BOS token; None leaves it alone."""
-        backend.no_truncation()  # some folders truncate or pad: both would change prompts silently
+        """`add_bos_token` overrides whether tokenizer.json adds the BOS token; None keeps its setting."""
+        backend.no_truncation()  # some folders truncate or pad, which would change prompts silently
         backend.no_padding()
         self.backend = backend
         self.bos_id = bos_id
@@ -96,11 +96,11 @@ class Tokenizer:
 
     @staticmethod
     def load(path: Path) -> "Tokenizer":
-        """Read that of a model: a folder's tokenizer.json and, where they exist, tokenizer_config.json,
-        special_tokens_map.json, generation_config.json, config.json, chat_template.jinja,
-        additional_chat_templates/; or a GGUF file's metadata.
+        """Reads a model's tokenizer: from a folder's tokenizer.json and, if they exist,
+        tokenizer_config.json, special_tokens_map.json, generation_config.json, config.json,
+        chat_template.jinja and additional_chat_templates/; or from a GGUF file's metadata.
 
-        Raises ModelLoadError, naming the file, when one is missing or malformed.
+        Raises ModelLoadError, which names the file, if one is missing or malformed.
         """
         files = tokenizer_files(path)
         return Tokenizer(
@@ -115,13 +115,13 @@ class Tokenizer:
         )
 
     def json(self) -> bytes:
-        """It as a tokenizer.json."""
+        """The content of a tokenizer.json."""
         return str(self.backend.to_str()).encode()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of `text`, with the tokens that the model wants around a prompt unless told not to.
+        """The token ids of `text`, by default with the special tokens that the model expects around a prompt.
 
-        Raises RequestError when `text` is not Unicode (a lone surrogate).
+        Raises RequestError if `text` is not Unicode (a lone surrogate).
         """
         return self.encode_batch([text], add_special_tokens)[0]
 
@@ -133,12 +133,12 @@ class Tokenizer:
         first: bool = False,
         limit: int | None = None,
     ) -> list[list[int]]:
-        """`encode` for many texts. Other threads run meanwhile, and it takes one core.
+        """`encode` for many texts. It uses one core, and other threads keep running.
 
-        Of a text that has more than `most` tokens the last ones are kept, or the `first`, between the tokens
-        that the model wants around a prompt, as transformers truncates on the left or on the right. Without
-        `most`, a text that has far more than `limit` tokens raises TooManyTokens before all of it is encoded;
-        one that has a few more is encoded.
+        If a text has more than `most` tokens, the last ones are kept, or the `first`, between the special
+        tokens around a prompt, as transformers truncates on the left or on the right. Without `most`, a text
+        that has far more than `limit` tokens raises TooManyTokens before all of it is encoded. A text with a
+        few more is encoded.
         """
         if most is not None:
             return [self._encode_end(text, add_special_tokens, most, first) for text in texts]
@@ -147,7 +147,7 @@ class Tokenizer:
                 if self._too_long(text, limit):
                     raise TooManyTokens(limit, index)
         lists: list[list[int]] = []
-        for batch in _batches(texts):  # what the library makes of a batch is large, and freed before the next
+        for batch in _batches(texts):  # a batch's encodings are large, and freed before the next batch
             lists += self._encode(batch, add_special_tokens)
         return lists
 
@@ -158,11 +158,11 @@ class Tokenizer:
                 return ids
             (plain,) = self._encode([end], False)
             if len(end) == len(text) or len(plain) > most + _CUT:
-                return _kept(ids, plain, most, first)
+                return _truncated(ids, plain, most, first)
         raise AssertionError("the last head or tail is the whole text")
 
     def _too_long(self, text: str, limit: int) -> bool:
-        """Whether a text is certain to have more tokens than that."""
+        """Whether a text certainly has more tokens than `limit`."""
         if self.longest_token is not None and len(text) > limit * self.longest_token:
             return True
         if not is_long_for(text, limit):
@@ -179,8 +179,8 @@ class Tokenizer:
             try:
                 text.encode()
             except UnicodeEncodeError:
-                raise RequestError("the text holds a lone surrogate, which is no character") from None
-        # Unlike `encode` and `decode`, the library's calls for batches let go of the interpreter's lock.
+                raise RequestError("The text has a lone surrogate, which is not a character.") from None
+        # Unlike `encode` and `decode`, the library's batch calls release the GIL.
         encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         lists: list[list[int]] = [encoding.ids for encoding in encodings]
         if add_special_tokens and self._prepend_bos and self.bos_id is not None:
@@ -190,27 +190,28 @@ class Tokenizer:
         return lists
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids that do not exist become nothing."""
+        """The text of `ids`. Invalid UTF-8 becomes U+FFFD; unknown ids become nothing."""
         return self.decode_batch([ids], skip_special_tokens)[0]
 
     def decode_batch(self, lists: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
-        """`decode` for many lists. Other threads run meanwhile, and it takes one core."""
+        """`decode` for many lists. It uses one core, and other threads keep running."""
         texts: list[str] = self.backend.decode_batch(lists, skip_special_tokens=skip_special_tokens)
         return texts
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes that this token adds to a running text; empty for an id that does not exist."""
+        """The bytes that this token adds to a running text; empty for an unknown id."""
         known = self._bytes.get(id)
         if known is None:
             known = self._bytes[id] = self._find_bytes(id)
         return known
 
     def token_text(self, id: int) -> str:
-        """`token_bytes` as text, U+FFFD for a part of a character."""
+        """`token_bytes` as text, with U+FFFD for a part of a character."""
         return self.token_bytes(id).decode(errors="replace")
 
     def is_byte(self, id: int) -> bool:
-        """Whether this is a byte-fallback token, such as <0xE2>: decoded together with its neighbours."""
+        """Whether this is a byte-fallback token, such as <0xE2>, which is decoded together with its
+        neighbours."""
         return self._byte_fallback and _fallback_byte(self.backend.id_to_token(id)) is not None
 
     def visible(self, ids: Iterable[int], skip_special_tokens: bool) -> list[int]:
@@ -229,14 +230,15 @@ class Tokenizer:
         if self.byte_level:
             try:
                 return bytes([BYTE_OF_CHAR[char] for char in token])
-            except KeyError:  # an added token, written as it is
+            except KeyError:  # an added token, which is plain text
                 return token.encode()
         byte = _fallback_byte(token) if self._byte_fallback else None
         if byte is not None:
             return bytes([byte])
         if id in self._added_ids or self._anchor is None:
             return token.encode()
-        # A decoder treats the first token apart (it drops a leading space), so let another one be the first.
+        # A decoder treats the first token differently (it drops a leading space), so another token goes
+        # first.
         before = self.decode([self._anchor], False)
         return self.decode([self._anchor, id], False)[len(before) :].encode()
 
@@ -246,7 +248,7 @@ class Tokenizer:
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
-    """The texts in order, few enough at a time that they are not much to encode."""
+    """The texts in order, in batches that need little memory to encode."""
     batch: list[str] = []
     length = 0
     for text in texts:
@@ -259,9 +261,9 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _kept(ids: list[int], plain: list[int], most: int, first: bool) -> list[int]:
-    """The last of `ids`, or the `first`, which are `plain` and what was put around it; that is kept if there
-    is room."""
+def _truncated(ids: list[int], plain: list[int], most: int, first: bool) -> list[int]:
+    """The last `most` of `ids`, or the `first`. `ids` are `plain` with special tokens around it, which are
+    kept if there is room."""
     around = len(ids) - len(plain)
     start = next((n for n in range(around + 1) if ids[n : n + len(plain)] == plain), None)
     if start is None or around >= most:
@@ -290,23 +292,23 @@ def _fallback_byte(token: str | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that is ready to be sent, and the stop string that ends it, if one does: then nothing follows."""
+    """Text that is ready to be sent, and the stop string that ended it, if one did: then nothing follows."""
 
     text: str
     stopped: str | None
 
 
-_LEANS_ON = 8
-"""So many tokens before a text decide how it begins."""
+_CONTEXT = 8
+"""How many tokens before a text may affect how it begins."""
 
 
 class Detokenizer:
-    """The text of one sequence. `stop` strings end it; the one that is complete first, at its start.
+    """The text of one sequence. It ends before the first stop string of `stop` that is complete.
 
-    `after` is what comes before the sequence (its prompt) and is no part of the text: a tokenizer that drops
-    the leading space of a text must not drop it from a continuation.
-    `include_stop` keeps the stop string in the text. Of two that are complete at the same character the
-    longer one counts. The cost of a token does not depend on how many came before it.
+    `after` has the tokens before the sequence (its prompt), which are not part of the text: a tokenizer that
+    drops the leading space of a text must not drop it from a continuation. `include_stop` keeps the stop
+    string in the text. Of two that are complete at the same character, the longer one counts. The cost of a
+    token does not depend on how many came before it.
     """
 
     def __init__(
@@ -320,7 +322,7 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        before = tokenizer.visible(after[-_LEANS_ON:], skip_special_tokens)
+        before = tokenizer.visible(after[-_CONTEXT:], skip_special_tokens)
         self._text = _ByteText(tokenizer) if tokenizer.byte_level else _WindowText(tokenizer, before)
         self._stop = StopFinder(stop, include_stop)
 
@@ -330,22 +332,22 @@ class Detokenizer:
         return self._stop.found
 
     def push(self, ids: Iterable[int]) -> Piece:
-        """Take the next tokens; returns the text that has become final. After a stop it is always empty."""
+        """Take the next tokens. Returns the text that has become final; after a stop it is always empty."""
         if self.stopped is not None:
             return Piece("", self.stopped)
         text = self._text.push(self._tokenizer.visible(ids, self._skip_special_tokens))
         return Piece(self._stop.push(text), self.stopped)
 
     def flush(self) -> str:
-        """The sequence has ended: the text that was held back. It may still hold a stop string; see
-        `stopped`."""
+        """The sequence has ended: returns the text that was held back. It may still contain a stop string;
+        see `stopped`."""
         if self.stopped is not None:
             return ""
         return self._stop.push(self._text.flush()) + self._stop.flush()
 
 
 class _ByteText:
-    """Byte-level: an incremental UTF-8 decoder."""
+    """Byte-level tokenizers: an incremental UTF-8 decoder."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -359,7 +361,7 @@ class _ByteText:
 
 
 class _WindowText:
-    """Others: the last final tokens, whose text is known, and the tokens since then."""
+    """Other tokenizers: the last final tokens, whose text is known, and the tokens since then."""
 
     def __init__(self, tokenizer: Tokenizer, before: list[int]) -> None:
         self._tokenizer = tokenizer
@@ -375,7 +377,7 @@ class _WindowText:
     def flush(self) -> str:
         before = self._decode(self._final)
         after = self._decode(self._final + self._pending)
-        # A text that has not begun has nothing to lean on: its first characters may still be dropped.
+        # Before the text has begun, its first characters may still be dropped.
         self._final = self._pending if after else self._final + self._pending
         self._pending = []
         return after[len(before) :]

@@ -1,1 +1,1 @@
-"""Guesses at what comes next, several tokens a step, and answers that are the same with them as without."""
+"""Speculative decoding: guesses at several next tokens per step, which never change the answer."""

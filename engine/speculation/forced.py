@@ -1,16 +1,16 @@
 """Jump-forward: text that a grammar forces is appended at once, without a forward pass for each token.
 
-Where one text alone may come next (the rest of a property's name, of a member of an enum) nobody has to be
-asked what it is. What has to be decided is which tokens write it, since a grammar allows every way to cut an
-allowed text: they are those of the tokenizer, which are mostly the model's own. The last ones are left to the
-model, where what it writes next could be one token with them; and so is a text that begins within a token,
-until the model has ended that.
+Where the grammar allows only one text (the rest of a property's name, or of a member of an enum), the model
+has nothing to choose. Only the tokens of the text must be found, because a grammar allows every tokenization
+of an allowed text. The tokenizer's own tokens are used, which are mostly the model's too. The last ones are
+left to the model if its next text could form one token with them. Text that begins within a token is also
+left, until the model has completed that token.
 
-The step that computes the token before is planned by the time that this is known. So a run of k tokens saves
-k - 1 steps, and one token alone is left to the model.
+The step that computes the token before is planned before the forced text is known. So a run of k tokens saves
+k - 1 steps, and a single token is left to the model.
 
-What follows a log by itself depends on the log alone, and nothing follows it twice: a sequence that comes
-back from a preemption, or in another epoch of the engine core, goes on with the same tokens.
+Forced tokens depend on the log alone, and are not appended twice. A sequence that comes back from a
+preemption, or in another epoch of the engine core, goes on with the same tokens.
 """
 
 from bisect import bisect_right
@@ -25,19 +25,20 @@ from personae.engine.tokens import Tokenizer
 from personae.grammar.backend import Matcher
 from personae.grammar.bitmask import Bitmask, allow_only, allows, words_of
 
-CONTEXT = 8  # tokens before a text: more than a tokenizer looks back
-LEAST = 2  # tokens of a run that saves a step
+CONTEXT = 8  # tokens before a text; more than a tokenizer looks back
+LEAST = 2  # the shortest run of tokens that saves a step
 
 
 def jumps(log: SequenceLog) -> bool:
-    """Whether its forced tokens may be appended: nobody asks what the model thinks of each, nor counts."""
+    """Whether forced tokens may be appended: the request needs neither their log-probabilities nor
+    penalties."""
     params = log.params
     counts = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0, 0, 1)
     return params.jump_forward and log.grammar is not None and params.logprobs is None and not counts
 
 
 class KnownToken:
-    """Binds a row whose token is known to that: of its logits one alone is needed."""
+    """Binds a row to its known token, so that only one of its logits is needed."""
 
     terminated = False
 
@@ -45,16 +46,16 @@ class KnownToken:
         self._token = token
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
-        """Allow the token."""
+        """Allow only the token."""
         allow_only(bitmask[row], [self._token])
 
     def accept(self, token: int) -> bool:
-        """Whether it is the one."""
+        """Whether it is the known token."""
         return token == self._token
 
 
 class Retokenizer:
-    """How a tokenizer writes text behind other text; shared by all sequences.
+    """Finds the tokens of text that follows other text. All sequences share it.
 
     `tokens[id]` is the text of a token, b"" for special ones (`Vocabulary.tokens`).
     """
@@ -67,9 +68,9 @@ class Retokenizer:
         self._longest = max(map(len, self._sorted))
 
     def __call__(self, before: Iterable[int], text: bytes) -> list[int]:
-        """The tokens of `text` behind the tokens `before`, but for the last ones that what follows could
-        change. None of them if `text` begins within one."""
-        whole = text.decode(errors="ignore")  # a character that is cut off at the end comes later
+        """The tokens of `text` after the tokens `before`, without the last ones that the following text could
+        change. Empty if `text` begins within a token."""
+        whole = text.decode(errors="ignore")  # a cut character at the end comes later
         text = text[: len(whole.encode())]
         said = b"".join([self._tokens[token] for token in before]).decode(errors="ignore")
         found: list[int] = []
@@ -82,29 +83,30 @@ class Retokenizer:
         found.reverse()
         if b"".join([self._tokens[token] for token in found]) != text:
             return []
-        end = len(text) - self._unsure(text)
+        end = len(text) - self._ambiguous_suffix(text)
         for count, token in enumerate(found):
             at += len(self._tokens[token])
             if at > end:
                 return found[:count]
         return found
 
-    def _unsure(self, text: bytes) -> int:
+    def _ambiguous_suffix(self, text: bytes) -> int:
         """How many bytes at the end may be the beginning of a longer token."""
         ends = range(min(len(text), self._longest - 1), 0, -1)
         return next((length for length in ends if self._begins(text[-length:])), 0)
 
     def _begins(self, text: bytes) -> bool:
-        """Whether a longer token begins with it."""
+        """Whether a longer token begins with the text."""
         place = bisect_right(self._sorted, text)
         return place < len(self._sorted) and self._sorted[place].startswith(text)
 
 
 class JumpForward:
-    """Has the matcher of one sequence take its tokens, and those that follow by themselves.
+    """Advances the matcher of one sequence by its tokens, and by the tokens that the grammar forces after
+    them.
 
-    `limit` is the length of the log at which the sequence ends. `pending` are tokens that follow its log
-    itself.
+    `limit` is the log's length at which the sequence ends. `pending` are the tokens forced right after the
+    log.
     """
 
     def __init__(self, matcher: Matcher, log: SequenceLog, limit: int, retokenizer: Retokenizer) -> None:
@@ -115,42 +117,43 @@ class JumpForward:
         self._length = len(log.tokens)
         self._before = deque(log.tokens[log.prompt_length :], CONTEXT)
         ended = len(log.tokens) > log.prompt_length and log.tokens[-1] in self._stops
-        self.pending = () if ended else self._ahead()
+        self.pending = () if ended else self._take_forced()
 
     def take(self, token: int) -> tuple[int, ...] | None:
-        """`token`, which was chosen, and what follows; None if the grammar does not allow it."""
+        """The chosen `token` and the tokens forced after it; None if the grammar does not allow it."""
         if not self.matcher.terminated and not self.matcher.accept(token):
             return None
         self._append(token)
-        return token, *(() if token in self._stops else self._ahead())
+        return token, *(() if token in self._stops else self._take_forced())
 
     def _append(self, token: int) -> None:
         self._length += 1
         self._before.append(token)
 
-    def _ahead(self) -> tuple[int, ...]:
-        """All that follows by itself, taken."""
+    def _take_forced(self) -> tuple[int, ...]:
+        """All forced tokens. The matcher takes them."""
         ahead: list[int] = []
-        while run := self._run():
+        while run := self._take_run():
             ahead += run
         return tuple(ahead)
 
-    def _run(self) -> list[int]:
-        """What is forced here, taken as far as it is allowed."""
+    def _take_run(self) -> list[int]:
+        """One run of forced tokens, as far as they are allowed. The matcher takes them."""
         text = self.matcher.forced()
         tokens = self._retokenizer(self._before, text) if len(text) >= LEAST else []
         if len(tokens) < LEAST:
             return []
         mask = np.empty((1, words_of(self._retokenizer.vocab_size)), np.int32)
         for count, token in enumerate(tokens):
-            if not self._may(token, mask):
+            if not self._allows(token, mask):
                 return tokens[:count]
             self.matcher.accept(token)
             self._append(token)
         return tokens
 
-    def _may(self, token: int, mask: Bitmask) -> bool:
-        """As for a token that is chosen; and nothing is forced once a plan is kept that closes the answer."""
+    def _allows(self, token: int, mask: Bitmask) -> bool:
+        """The same checks as for a chosen token. Nothing is forced once a plan is kept that closes the
+        answer."""
         if self._length >= self._limit or token in self._stops or not self.matcher.forced():
             return False
         self.matcher.fill(mask, 0)
@@ -158,8 +161,8 @@ class JumpForward:
 
 
 class ForcedProposer:
-    """Guesses what a grammar forces, for answers whose tokens are the model's own: which tokens write the
-    text the grammar leaves open, and the model may know better."""
+    """Proposes the text that a grammar forces as drafts, for answers whose tokens the model chooses: the
+    grammar leaves the tokenization of the text open, and the model may prefer another."""
 
     def __init__(self, matcher: Matcher, retokenizer: Retokenizer, log: SequenceLog) -> None:
         self._matcher = matcher
@@ -167,7 +170,7 @@ class ForcedProposer:
         self._before = deque(log.tokens[log.prompt_length :], CONTEXT)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """See Proposer. The matcher has taken them."""
+        """See Proposer. The matcher has taken the tokens already."""
         self._before.extend(tokens)
 
     def propose(self, most: int) -> Draft | None:

@@ -1,8 +1,8 @@
-"""Guesses from the sequence's own text: what followed when its last tokens stood there before.
+"""Drafts from the sequence's own text: what followed the last time that its last tokens occurred.
 
 Answers repeat their prompts and themselves: extracted values, edited code, quoted text, the keys of the next
-object of a list. The longest of `SIZES` last tokens that were there before is looked up, where they were
-last.
+object in a list. The longest n-gram of `SIZES` at the end that occurred before is looked up, at its latest
+place.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from itertools import islice
 
 from personae.engine.speculation.proposer import Draft
 
-SIZES = (8, 4, 2)  # tokens that are looked up, the longest first
-LONGEST = 32  # of a match, as far as it is told
-WINDOW = 16_384  # tokens of a log that are looked at: about 5 MB, and 10 ms when the sequence is admitted
+SIZES = (8, 4, 2)  # the lengths of n-grams, longest first
+LONGEST = 32  # the longest match that is reported
+WINDOW = 16_384  # tokens of a log that are indexed: about 5 MB, and 10 ms when the sequence is admitted
 
 
 class NgramProposer:
@@ -20,17 +20,17 @@ class NgramProposer:
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self._tokens: list[int] = []
-        # By size: where the tokens after each n-gram begin, the last place where it is known what follows.
+        # By size: the position after each n-gram's latest occurrence that has a next token.
         self._places: tuple[dict[tuple[int, ...], int], ...] = tuple({} for _ in SIZES)
         self.extend(tokens[-WINDOW:])
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """See Proposer. The n-gram that ends a sequence is entered when its next token is known."""
+        """See Proposer. The n-gram at the end is indexed once its next token is known."""
         own = self._tokens
         before = len(own)
         own += tokens
         for size, places in zip(SIZES, self._places, strict=True):
-            first = max(before, size)  # the first place behind an n-gram that is not entered yet
+            first = max(before, size)  # the first position after an n-gram that is not indexed yet
             if len(own) - first > 1:
                 columns = (islice(own, first - size + i, len(own) - size + i) for i in range(size))
                 places.update(zip(zip(*columns, strict=True), range(first, len(own)), strict=True))
@@ -49,7 +49,8 @@ class NgramProposer:
         return None
 
     def _from(self, place: int, most: int) -> tuple[int, ...]:
-        """What came from `place` on; where that is the end, over again: a text that repeats itself."""
+        """The tokens from `place` on. If they end too early they are repeated, as in a text that repeats
+        itself."""
         own = self._tokens
         if len(own) - place >= most:
             return tuple(own[place : place + most])
@@ -57,7 +58,7 @@ class NgramProposer:
         return tuple(own[place + i % period] for i in range(most))
 
     def _agreement(self, place: int, size: int) -> int:
-        """How many tokens before `place` are those at the end."""
+        """How many tokens before `place` match the tokens at the end."""
         own, end = self._tokens, len(self._tokens)
         while size < min(LONGEST, place) and own[place - size - 1] == own[end - size - 1]:
             size += 1

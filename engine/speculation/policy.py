@@ -1,9 +1,8 @@
-"""How many drafts a step has: as many as pay, going by what steps took and how many drafts were right.
+"""How many drafts a step has: as many as pay off, judged by step times and by how many drafts were right.
 
-A step of more tokens takes longer, how much longer depends on the machine and the batch; a draft that is
-right saves a step of its row. So of all ways to cut the drafts that there are, the one is taken with the
-most tokens a second to be expected. None is, where that does not pay: large batches, drafts that are mostly
-wrong.
+A step with more tokens takes longer; how much depends on the machine and the batch. A right draft saves a
+step of its row. So the policy cuts the drafts such that the most tokens per second are expected. It takes
+none if that does not pay off: in large batches, or if drafts are mostly wrong.
 """
 
 from collections import defaultdict
@@ -12,11 +11,11 @@ from typing import NamedTuple, Protocol
 
 from personae.engine.speculation.proposer import Draft
 
-FADE = 0.95  # of what was seen, each time that more is
-GUESS = 0.5  # the acceptance of drafts that nothing is known of
-TRUST = 2.0  # drafts that an estimate is worth, beside those that were counted
-DEAR = 1.25  # the longest step of two tokens, over that of one, before anything is known
-STEPS = 8  # of a size, before it is known what they take
+FADE = 0.95  # weight that old counts keep with each new one
+GUESS = 0.5  # the acceptance rate that is assumed without any data
+TRUST = 2.0  # how many counted drafts a prior estimate is worth
+DEAR = 1.25  # the assumed time of a step of two tokens over that of one, before steps were measured
+STEPS = 8  # steps of one size that are measured before their time is trusted
 
 
 class Candidate(NamedTuple):
@@ -27,20 +26,20 @@ class Candidate(NamedTuple):
 
 
 class Policy(Protocol):
-    """Decides, and is told what came of it."""
+    """Decides how many drafts to compute, and learns from the results."""
 
     def choose(self, tokens: int, candidates: Sequence[Candidate]) -> list[int]:
-        """How many of each draft's tokens to compute in a step of `tokens` otherwise."""
+        """How many tokens of each draft to compute, in a step that has `tokens` without drafts."""
 
     def verified(self, candidate: Candidate, computed: int, accepted: int) -> None:
-        """So many of its tokens were computed, and of them so many right."""
+        """Of the candidate's tokens `computed` were computed and `accepted` were right."""
 
     def took(self, tokens: int, seconds: float) -> None:
-        """A step of so many tokens, prompts aside, took so long."""
+        """A step of `tokens` tokens, without prompts, took `seconds`."""
 
 
 class Record:
-    """Drafts that were tried and those that were right, older ones fading."""
+    """How many drafts were tried and how many were right, with fading weights."""
 
     __slots__ = ("right", "tried")
 
@@ -48,17 +47,18 @@ class Record:
         self.tried = self.right = 0.0
 
     def count(self, accepted: int, rejected: int) -> None:
-        """Drafts that turned out right, and the one that did not; what is behind that was not tried."""
+        """Count the drafts that were right, and the first wrong one. Drafts after that one do not count as
+        tried."""
         self.tried = self.tried * FADE + accepted + rejected
         self.right = self.right * FADE + accepted
 
     def estimate(self, otherwise: float) -> float:
-        """The share that is right; `otherwise` is what is assumed."""
+        """The estimated share of right drafts; `otherwise` is the prior."""
         return (self.right + TRUST * otherwise) / (self.tried + TRUST)
 
 
 class Always:
-    """Every draft is tried: for tests, and for whoever wants them all."""
+    """Tries every draft: for tests, and for those who want all drafts."""
 
     def choose(self, tokens: int, candidates: Sequence[Candidate]) -> list[int]:
         """See Policy."""
@@ -72,7 +72,7 @@ class Always:
 
 
 class StepTable:
-    """What steps take by their tokens, learnt from those that were made, older ones fading."""
+    """The time of steps by their tokens, learnt from measured steps with fading weights."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -80,8 +80,8 @@ class StepTable:
         self._seen: dict[int, int] = defaultdict(int)
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A step took so long. One that took far longer than those like it counts as twice as long:
-        something else held up the machine."""
+        """A step took `seconds`. A step that took far longer than similar ones counts as twice as long as
+        these, because something else delayed the machine."""
         if tokens > self._most:
             return
         seen = self._seen[tokens] = min(self._seen[tokens] + 1, 4 * STEPS)
@@ -89,8 +89,8 @@ class StepTable:
         self._seconds[tokens] = old + (min(seconds, 2 * old) - old) / seen
 
     def ratio(self, tokens: int, more: int) -> float:
-        """How much longer a step with `more` tokens more takes; what is not known is assumed to lie between
-        what is, and beyond it to grow as it did."""
+        """How much longer a step takes with `more` additional tokens. Unknown times are interpolated between
+        known ones, and extrapolated beyond them."""
         base = self._of(tokens)
         return 1 + more * (DEAR - 1) / max(tokens, 1) if base is None else self._from(base, tokens, more)
 
@@ -113,7 +113,7 @@ class StepTable:
 
 
 class Measured:
-    """Tries as many drafts as pay. `most`: tokens of the largest step that is looked at."""
+    """Tries as many drafts as pay off. `most`: tokens of the largest step that is considered."""
 
     def __init__(self, most: int = 64) -> None:
         self._table = StepTable(most)
@@ -121,7 +121,7 @@ class Measured:
         self._kinds: dict[tuple[str, int], Record] = defaultdict(Record)
 
     def choose(self, tokens: int, candidates: Sequence[Candidate]) -> list[int]:
-        """See Policy. Of each draft the next token is worth the chance that all up to it are right."""
+        """See Policy. A draft's token is worth the probability that it and all tokens before it are right."""
         gains = sorted(
             (
                 (chance, row)
@@ -141,7 +141,7 @@ class Measured:
             counts[row] += 1
         for candidate, count in zip(candidates, counts, strict=True):
             if not count:
-                candidate.record.count(0, 0)  # what is not tried is forgotten, and tried again some day
+                candidate.record.count(0, 0)  # its counts fade, so it will be tried again later
         return counts
 
     def _chances(self, candidate: Candidate) -> list[float]:

@@ -1,4 +1,4 @@
-"""Guesses from a text that the caller expects to come back: OpenAI's `prediction`, as when code is edited."""
+"""Drafts from a text that the caller expects in the answer: OpenAI's `prediction`, as for edited code."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 from personae.engine.speculation.proposer import Draft
 
-SIZE = 2  # tokens by which the place is found again
+SIZE = 2  # tokens by which the position is found again
 SOURCE = "prediction"
 
 
 class PredictionProposer:
-    """Follows an answer along its prediction. Where the answer leaves it, the place is found again by the
-    next tokens that stand in the prediction: the first place behind the last one, else the first of all."""
+    """Follows an answer along its prediction. When the answer departs from it, the position is found again by
+    the answer's last tokens: the first such position after the last one, or else the first of all."""
 
     def __init__(self, prediction: Sequence[int], emitted: Sequence[int] = ()) -> None:
         self._prediction = prediction
-        self._at: int | None = 0  # where the answer goes on, if it follows
-        self._last = 0  # where it did last
-        self._followed = 0  # tokens since it was found
+        self._at: int | None = 0  # the position of the next token, if the answer follows the prediction
+        self._last = 0  # the last such position
+        self._followed = 0  # tokens that matched since the position was found
         self._tail: list[int] = []
         self._places: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for end in range(SIZE, len(prediction)):

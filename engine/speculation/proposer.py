@@ -1,12 +1,12 @@
-"""Where drafts come from. A proposer follows one sequence and may guess how it goes on."""
+"""Proposers make drafts. A proposer follows one sequence and may guess its next tokens."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 
 class Draft(NamedTuple):
-    """A guess at the next tokens. `source` says whose it is, and `match` how many of the last tokens speak
-    for it: of one source and match, guesses are about as good."""
+    """A guess at the next tokens. `source` names the proposer. `match` is how many of the last tokens support
+    the guess: drafts of one source and match are about equally good."""
 
     tokens: tuple[int, ...]
     source: str
@@ -14,7 +14,7 @@ class Draft(NamedTuple):
 
 
 class Proposer(Protocol):
-    """Guesses for one sequence. What it proposes depends on the sequence's tokens alone."""
+    """Guesses for one sequence. Its guesses depend on the sequence's tokens alone."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The sequence goes on with these tokens."""

@@ -1,5 +1,4 @@
-"""What speculation knows of one running sequence: how far it is, how it may go on, how good its drafts
-are."""
+"""The state of speculation for one running sequence: its position, its proposers, and its end."""
 
 from collections.abc import Sequence
 
@@ -8,8 +7,8 @@ from personae.engine.speculation.proposer import Draft, Proposer
 
 
 class SlotState:
-    """`tokens` are the log's and those that it brought since. The next row begins at `position`, None before
-    the first. The first proposer that has a guess is heard."""
+    """`tokens` are the log's and those emitted since. The next row begins at `position`, None before the
+    first. The first proposer that has a guess wins."""
 
     def __init__(self, log: SequenceLog, proposers: Sequence[Proposer]) -> None:
         params = log.params
@@ -20,7 +19,7 @@ class SlotState:
         self._stop_after = log.prompt_length + params.min_tokens
 
     def brought(self, computed: int, tokens: Sequence[int]) -> None:
-        """A row was right about `computed` positions and brought these tokens."""
+        """A row was right about `computed` positions and emitted these tokens."""
         assert self.position is not None
         self.position += computed
         self.tokens += tokens
@@ -35,5 +34,5 @@ class SlotState:
         return None
 
     def ends(self, position: int, token: int) -> bool:
-        """Whether the token at a position may be the sequence's last: nothing is verified behind it."""
+        """Whether the token at a position may be the sequence's last. Drafts after it are not verified."""
         return position >= self._stop_after and token in self._stops

@@ -1,7 +1,7 @@
-"""Where the rows of sequences with drafts begin, and which drafts they have.
+"""Decides where the rows of sequences with drafts begin, and which drafts they have.
 
-A plan says of such a row only how much it may compute: how many drafts of the row before were right was not
-known when it was made. Here it is, before the rows are packed.
+A plan only says how much such a row may compute: when it was made, it was not known how many drafts of the
+row before were right. Here this is known, before the rows are packed.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ Propose = Callable[[SequenceLog], Sequence[Proposer]]
 
 
 def own_text(log: SequenceLog) -> tuple[Proposer, ...]:
-    """Guesses from what the caller expects, else from what the sequence has said and was asked."""
+    """Drafts from the caller's prediction, or else from the prompt and the answer so far."""
     ngrams = NgramProposer(log.tokens)
     if not log.params.prediction:
         return (ngrams,)
@@ -32,7 +32,8 @@ def own_text(log: SequenceLog) -> tuple[Proposer, ...]:
 
 @dataclass(slots=True)
 class _Row:
-    """A slot's row of the last step: positions that were sure, those of them in place of drafts, drafts."""
+    """A slot's row of the last step: its positions without drafts, how many of them take the place of planned
+    drafts, and its drafts."""
 
     count: int
     known: int
@@ -56,18 +57,18 @@ class Speculator:
         self._slots: dict[int, _Slot] = {}
 
     def admit(self, slot: int, log: SequenceLog, forced: Proposer | None = None) -> None:
-        """A sequence takes a slot; `forced` is asked before the others."""
+        """A sequence takes a slot. `forced` is asked before the other proposers."""
         proposers = self._propose(log)
         self._slots[slot] = _Slot(SlotState(log, proposers if forced is None else (forced, *proposers)))
 
     def took(self, longest: int, tokens: int, seconds: float) -> None:
-        """A step of so many tokens, `longest` of them in one row, took so long: one without prompts is
-        learnt from."""
+        """A step of `tokens` tokens, `longest` of them in one row, took `seconds`. The policy learns from
+        steps without prompts."""
         if longest <= 1 + MAX_DRAFTS:
             self.policy.took(tokens, seconds)
 
     def release(self, slot: int) -> None:
-        """Its sequence is gone."""
+        """The slot's sequence has left."""
         self._slots.pop(slot, None)
 
     def follows(self, slot: int) -> bool:
@@ -79,8 +80,8 @@ class Speculator:
         return self._slots[slot].state.ends(position, token)
 
     def brought(self, slot: int, accepted: int, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """A row of the last step brought these tokens, and `accepted` of its drafts were right. Returns what
-        became of those of the plan: how many were computed, and how many are kept; None for none."""
+        """A row of the last step emitted these tokens, and `accepted` of its drafts were right. Returns, of
+        the drafts in the plan, how many were computed and how many are kept; None if there were none."""
         followed = self._slots[slot]
         row, followed.row = followed.row, None
         assert row is not None, f"slot {slot} had no row"
@@ -90,7 +91,7 @@ class Speculator:
         return (row.known + row.drafts, row.known + accepted) if row.known or row.drafts else None
 
     def resolve(self, rows: tuple[Row, ...]) -> tuple[tuple[Row, ...], dict[int, Guess]]:
-        """The rows as they are to be computed, and by index the guesses of those that have some."""
+        """The rows to compute, and by index the guesses of those that have some."""
         resolved = list(rows)
         guesses: dict[int, Guess] = {}
         candidates: dict[int, Candidate] = {}
@@ -100,7 +101,7 @@ class Speculator:
                 continue
             tokens = slot.state.tokens
             start = row.start if slot.state.position is None else slot.state.position
-            start = min(start, len(tokens) - 1)  # behind a failure nothing is known; the row is discarded
+            start = min(start, len(tokens) - 1)  # after a failure nothing is known, and the row is discarded
             slot.state.position = start
             count = min(row.count + row.drafts, len(tokens) - start) if row.drafts else row.count
             samples = row.samples and start + count == len(tokens)
@@ -112,11 +113,13 @@ class Speculator:
             if room and samples and (draft := slot.state.propose(room)) is not None:
                 candidates[index] = Candidate(draft, slot.record)
         if candidates:
-            self._cut(resolved, candidates, guesses)
+            self._apply_policy(resolved, candidates, guesses)
         return tuple(resolved), guesses
 
-    def _cut(self, rows: list[Row], candidates: dict[int, Candidate], guesses: dict[int, Guess]) -> None:
-        """Have the policy say how much of each draft is computed."""
+    def _apply_policy(
+        self, rows: list[Row], candidates: dict[int, Candidate], guesses: dict[int, Guess]
+    ) -> None:
+        """Let the policy say how much of each draft is computed."""
         total = sum(row.count for row in rows)
         counts = self.policy.choose(total, tuple(candidates.values()))
         for (index, candidate), count in zip(candidates.items(), counts, strict=True):

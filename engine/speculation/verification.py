@@ -1,10 +1,9 @@
-"""Which drafts are right: each position's token is chosen as it would have been without them.
+"""Verifies drafts: each position's token is chosen as it would be without drafts.
 
-A token is a function of logits, parameters, seed and position. One forward pass brings the logits of all
-positions of a draft; those behind a token that was guessed right are the ones that a step of its own would
-have brought. So positions are chosen one after the other, each from its own logits with its own noise, mask
-and penalties, for as long as the draft says the same. What is chosen is kept, the first token that differs
-included.
+A token is a function of logits, parameters, seed and position. One forward pass gives the logits of all
+positions of a draft. Those after a right guess equal the logits of a separate step. So positions are chosen
+one after the other, each from its own logits with its own noise, mask and penalties, for as long as the draft
+agrees. The chosen tokens are kept, including the first that differs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,8 +23,8 @@ from personae.kernels.upload import upload
 
 @dataclass(slots=True)
 class DraftRow:
-    """A row with drafts, as far as it is verified: `tokens` that it brings beyond its first, the last of them
-    `open`, not taken by its grammar yet. `at` is the position of the token that was looked at last."""
+    """A row with drafts, as far as it is verified. `tokens` are its tokens after the first; the last of them
+    is `open` if its grammar has not taken it yet. `at` is the position of the token checked last."""
 
     slot: int
     at: int
@@ -41,8 +40,8 @@ class DraftRow:
 
 
 class Slots(NamedTuple):
-    """What is asked of slots: the token at a position, if that is known, and whether a token ends its
-    sequence. `extend` is told of tokens that follow by themselves, from a position on."""
+    """Access to slots: `known` gives the token at a position, if it is known; `ends` says whether a token
+    ends its sequence; `extend` records forced tokens from a position on."""
 
     known: Callable[[int, int], int | None]
     ends: Callable[[int, int, int], bool]
@@ -60,7 +59,7 @@ def verify(
 ) -> None:
     """Verify the drafts of `rows`, by sample, whose first tokens were `chosen`. logits: those of drafts.
 
-    Reads each position's tokens before the next is chosen, so it waits for a GPU.
+    It reads each position's tokens before it chooses the next, so it waits for a GPU.
     """
     going = [row for index, row in rows.items() if _next(row, chosen[index], slots)]
     while going:
@@ -78,7 +77,7 @@ def _choose(
     bitmasks: BitmaskPool,
     verifies: Callable[[Binding | None], HostVerification | None],
 ) -> Iterator[int | None]:
-    """The token behind the last draft that was right of each row; None if there is none to be had now."""
+    """The token after the last right draft of each row; None if it cannot be chosen now."""
     matchers = [row.matcher for row in rows]
     bitmask = None
     if any(matchers):
@@ -107,7 +106,7 @@ def _choose(
 
 
 def _next(row: DraftRow, token: int | None, slots: Slots) -> bool:
-    """Whether the position behind `token`, the row's last, is to be chosen from the logits of a draft."""
+    """Whether the position after `token`, the row's last, must be chosen from the logits of a draft."""
     while token is not None and row.accepted < len(row.drafts) and row.drafts[row.accepted] == token:
         if slots.ends(row.slot, row.at, token):
             return False
@@ -122,7 +121,7 @@ def _next(row: DraftRow, token: int | None, slots: Slots) -> bool:
 
 
 def _take(row: DraftRow, token: int, slots: Slots) -> bool:
-    """Have the grammar take the token, and tell what follows it by itself."""
+    """Advance the grammar by the token, and record the tokens that it forces."""
     row.open = False
     if row.jump is not None:
         brought = row.jump.take(token)

@@ -245,7 +245,7 @@ def test_half_precision_with_keys_and_values_in_8_bits_runs_to_its_end(base, ada
 
 
 TIGHT = {
-    "weights": (100_000, {}, r"The weights take .* GiB of memory are free on the GPU"),
+    "weights": (100_000, {}, r"The weights need .* GiB of memory are free on the GPU"),
     "cache": (8 << 20, {"kv_memory": 1 << 30}, "too little for 1GiB of KV cache"),
     "context": (
         4 << 20,

@@ -107,7 +107,7 @@ def test_the_memory_that_a_model_needs_counts_its_experts(
     else:
         assert 0.5 * experts < grown - router < 0.75 * experts  # four and a half bits, scales
     monkeypatch.setattr("personae.engine.loader.free_memory", lambda: small)
-    with pytest.raises(ModelLoadError, match="The weights take"):
+    with pytest.raises(ModelLoadError, match="The weights need"):
         load_model(many, device=CPU, quantize=quantize)
 
 

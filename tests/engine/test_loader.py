@@ -263,7 +263,7 @@ def test_weights_that_do_not_fit_into_the_free_memory_are_refused_before_any_is_
     assert (share - 0.35) * whole < size < (share + 0.05) * whole
     asked.clear()
     with pytest.raises(
-        ModelLoadError, match=r"^The weights take [\d.]+ GiB in \w+, and [\d.]+ GiB of memory"
+        ModelLoadError, match=r"^The weights need [\d.]+ GiB in \w+, but [\d.]+ GiB of memory"
     ):
         load(size - 1)
     assert not asked

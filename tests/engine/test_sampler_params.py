@@ -145,5 +145,5 @@ def test_repetition_penalty_is_that_of_transformers(penalty: float, seed: int) -
 def test_logit_bias_is_added() -> None:
     assert token([1.0, 0.0, 0.0], temperature=0, logit_bias={2: 1.5}) == 2
     assert chosen([1.0, 1.0, 1.0], logit_bias={0: -100.0, 1: -100.0}) == {2}
-    with pytest.raises(ValueError, match="outside of the vocabulary"):
+    with pytest.raises(ValueError, match="outside the vocabulary"):
         token([1.0, 0.0], logit_bias={2: 1.0})

@@ -96,7 +96,7 @@ def test_a_token_that_the_grammar_does_not_take_ends_its_row_and_no_other(harnes
     alone = harness.play([free])["free"].tokens
     played = harness.play([harness.log("a", PROMPT, grammar=SPEC, max_tokens=8), free])
     assert played["a"].finish == "error"
-    assert "does not allow the sampled token 12" in str(played["a"].error)
+    assert "rejects the sampled token 12" in str(played["a"].error)
     assert played["free"].tokens == alone
 
 

@@ -126,7 +126,7 @@ def test_types_that_are_not_served_are_named(type: Type, tmp_path: Path) -> None
     writer.write_tensors_to_file()
     writer.close()
     why = refused(tmp_path / "b.gguf")
-    assert f"of a dtype that is not served: model.layers.0.mlp.down_proj.weight ({type.name})" in why
+    assert f"of an unsupported dtype: model.layers.0.mlp.down_proj.weight ({type.name})" in why
 
 
 def test_an_architecture_that_is_not_served(tmp_path: Path) -> None:
