@@ -1,13 +1,13 @@
 """Every error that Personae raises, as one tree.
 
     PersonaeError
-    ├── RequestError              the caller can mend it; `param` names the field            HTTP 400
-    │   ├── UnsupportedParameter  a field that we know of and do not serve, or do not know   400
+    ├── RequestError              the caller can fix it; `param` names the field             HTTP 400
+    │   ├── UnsupportedParameter  a field that is unknown, or known and not supported        400
     │   ├── ContextLengthExceeded the prompt and the answer do not fit the context           400
-    │   ├── BudgetTooSmall        no answer that is bound so fits in `max_tokens`            400
-    │   ├── TemplateTooSlow       the chat template has used up its time                     400
+    │   ├── BudgetTooSmall        no complete bound answer fits in `max_tokens`              400
+    │   ├── TemplateTooSlow       the chat template exceeded its time limit                  400
     │   ├── GrammarError          a schema, regex or grammar that cannot be enforced         400
-    │   ├── Unauthorized          no API key, or none that is valid                          401
+    │   ├── Unauthorized          the API key is missing or invalid                          401
     │   ├── Forbidden             a valid key that may not do this                           403
     │   ├── NotFound              no such model, adapter, route                              404
     │   ├── MethodNotAllowed                                                                 405
@@ -15,31 +15,31 @@
     │   ├── RequestTimeout        the client sent its request too slowly                     408
     │   ├── PayloadTooLarge       body, header or list over its limit                        413, 431
     │   └── RateLimited           this tenant's limit; `retry_after` seconds                 429
-    │       └── QuotaExceeded     it keeps as much as it may                                 429
+    │       └── QuotaExceeded     the tenant's quota is used up                              429
     ├── Overloaded                the server is full or stopping; `retry_after` seconds      503
     │   ├── EngineLost            the engine failed too often and is not started again       503
-    │   ├── TargetOutOfReach      the first token cannot come as soon as it is wanted        503
-    │   ├── StorageFailed         the disk is full, or would not do its work                 503
-    │   └── ActorStopped          what would do it is going down                             503
-    ├── RequestFailed             ours: the request was accepted and could not be finished   500
+    │   ├── TargetOutOfReach      the first token cannot meet the client's target            503
+    │   ├── StorageFailed         the disk is full or failed                                 503
+    │   └── ActorStopped          the part of the server that would handle it is stopping    503
+    ├── RequestFailed             the server accepted the request but could not finish it    500
     │   ├── AdapterOverflow       the adapter's values overflow with this prompt             400
-    │   ├── AdapterUnusable       the adapter, or a mix of several, cannot be computed with  400
+    │   ├── AdapterUnusable       an adapter, or a mix of several, cannot be computed        400
     │   ├── Quarantined           it made the engine fail each time it ran                   500
     │   ├── DeadlineExceeded      its deadline passed                                        504
-    │   ├── Cancelled             the client went away (never sent on the wire)              499
-    │   └── ActorCrashed          what did it died; whether it was done is not known         500
-    ├── LoadError                 a model or adapter folder cannot be served
+    │   ├── Cancelled             the client disconnected (never sent on the wire)           499
+    │   └── ActorCrashed          a part of the server died; it may or may not have acted    500
+    ├── LoadError                 a model or adapter folder cannot be loaded
     │   ├── ModelLoadError        start-up: the message names the file and the tensor
-    │   ├── KernelError           start-up: an implementation that was asked for cannot run here
-    │   └── AdapterError          an adapter is refused; the message names the tensor or field
-    └── never on the wire: of supervision RestartsExhausted, StartFailed, EngineCoreDied,
-        EngineCoreHangs, LineBroken; DriverError
+    │   ├── KernelError           start-up: a requested implementation cannot run here
+    │   └── AdapterError          an adapter is rejected; the message names the tensor or field
+    └── never on the wire: RestartsExhausted, StartFailed, EngineCoreDied, EngineCoreHangs and
+        LineBroken (supervision); DriverError
 
-`status`, `type` and `code` are what the wire shows, in OpenAI's error shape
+`status`, `type` and `code` are sent on the wire in OpenAI's error shape
 (https://platform.openai.com/docs/guides/error-codes).
 """
 
-GRAMMAR_TOO_SLOW = "grammar_too_slow"  # the code of GrammarTooSlow, which travels by it
+GRAMMAR_TOO_SLOW = "grammar_too_slow"  # the code of GrammarTooSlow, which identifies it between processes
 
 
 class PersonaeError(Exception):
@@ -50,7 +50,7 @@ class PersonaeError(Exception):
     code: str | None = None
     param: str | None = None
     retry_after: float | None = None
-    retry: bool | None = None  # whether asking again can help; None: as its status says
+    retry: bool | None = None  # whether a retry can help; None: as its status implies
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class RequestError(PersonaeError):
 
 
 class UnsupportedParameter(RequestError):
-    """A parameter that would have to be ignored. It is refused instead."""
+    """A parameter that the server would have to ignore. It is rejected instead."""
 
     code = "unsupported_parameter"
 
@@ -94,7 +94,7 @@ class BudgetTooSmall(RequestError):
 
 
 class TemplateTooSlow(RequestError):
-    """The chat template has used up its time."""
+    """The chat template exceeded its time limit."""
 
 
 class GrammarError(RequestError):
@@ -104,14 +104,14 @@ class GrammarError(RequestError):
 
 
 class GrammarTooSlow(GrammarError):
-    """The masks of a grammar took more than their time; the answer was ended."""
+    """The masks of a grammar exceeded their time limit, so the answer was ended."""
 
     code = GRAMMAR_TOO_SLOW
     retry = False
 
 
 class Unauthorized(RequestError):
-    """No API key came with the request, or none that is valid. Which of the two is not said."""
+    """The API key is missing or invalid. The message does not say which."""
 
     status = 401
     type = "authentication_error"
@@ -119,7 +119,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The key is valid and may not do this."""
+    """The key is valid but may not do this."""
 
     status = 403
     type = "permission_error"
@@ -127,7 +127,7 @@ class Forbidden(RequestError):
 
 
 class NotFound(RequestError):
-    """No such model, adapter or route. Another tenant's is the same as none."""
+    """No such model, adapter or route. Another tenant's is reported the same way."""
 
     status = 404
     code = "not_found"
@@ -171,14 +171,14 @@ class RateLimited(RequestError):
 
 
 class QuotaExceeded(RateLimited):
-    """This tenant keeps as much as it may; something has to be removed, or to end, before there is room."""
+    """This tenant's quota is used up. Something must be removed, or end, before there is room."""
 
     code = "quota_exceeded"
     retry_after = 60.0
 
 
 class Overloaded(PersonaeError):
-    """A bounded place is full, or the server is stopping; `retry_after` in seconds."""
+    """A bounded queue is full, or the server is stopping. `retry_after` is in seconds."""
 
     status = 503
     type = "overloaded_error"
@@ -187,39 +187,39 @@ class Overloaded(PersonaeError):
 
 
 class EngineLost(Overloaded):
-    """The engine failed too often and is not started again; the server is about to end."""
+    """The engine failed too often and is not started again. The server is about to exit."""
 
     code = "engine_lost"
     retry_after = 30.0
 
 
 class TargetOutOfReach(Overloaded):
-    """The first token cannot come as soon as the client wants it, and the client asked to be told."""
+    """The first token cannot meet the client's latency target, and the client asked to be refused then."""
 
     code = "target_out_of_reach"
 
 
 class StorageFailed(Overloaded):
-    """The disk is full, or would not do its work; nothing has changed."""
+    """The disk is full or failed. Nothing has changed."""
 
     code = "storage_failed"
     retry_after = 30.0
 
 
 class ActorStopped(Overloaded):
-    """The actor has stopped for good, or its tree is going down."""
+    """The actor has stopped for good, or its supervision tree is stopping."""
 
     code = "actor_stopped"
 
 
 class RequestFailed(PersonaeError):
-    """An accepted request that could not be finished. Never the caller's fault."""
+    """An accepted request that could not be finished. It is never the caller's fault."""
 
     code = "request_failed"
 
 
 class AdapterOverflow(RequestFailed):
-    """The adapter's values are finite, and what the model makes of them with this prompt is not."""
+    """The adapter's values are finite, but the model's results with this prompt are not."""
 
     status = 400
     type = "invalid_request_error"
@@ -229,8 +229,8 @@ class AdapterOverflow(RequestFailed):
 
 
 class AdapterUnusable(RequestFailed):
-    """An adapter, or a mix of several, cannot be computed with: its values overflow with this base, or a norm
-    is zero."""
+    """An adapter, or a mix of several, cannot be computed: its values overflow with this base, or a norm is
+    zero."""
 
     status = 400
     type = "invalid_request_error"
@@ -240,7 +240,7 @@ class AdapterUnusable(RequestFailed):
 
 
 class Quarantined(RequestFailed):
-    """The request made the engine fail each time it ran, and is not tried again."""
+    """The request made the engine fail each time it ran, so it is not tried again."""
 
     code = "quarantined"
     retry = False
@@ -256,32 +256,32 @@ class DeadlineExceeded(RequestFailed):
 
 
 class Cancelled(RequestFailed):
-    """The client went away. Nobody is left to read this; it exists for logs and counters."""
+    """The client disconnected. No one receives this error; it exists for logs and counters."""
 
     status = 499
     code = "cancelled"
 
 
 class ActorCrashed(RequestFailed):
-    """The actor died or was restarted before it answered; whether the message took effect is not known."""
+    """The actor died or was restarted before it answered. The message may or may not have taken effect."""
 
     code = "actor_crashed"
 
 
 class LoadError(PersonaeError):
-    """A folder on disk cannot be served."""
+    """A folder on disk cannot be loaded."""
 
 
 class ModelLoadError(LoadError):
-    """The model folder is incomplete or does not match its config; the message names what."""
+    """The model folder is incomplete or does not match its config. The message says what is wrong."""
 
 
 class KernelError(LoadError):
-    """An implementation of an operator was asked for that cannot run on this device; the message says why."""
+    """A requested operator implementation cannot run on this device. The message says why."""
 
 
 class AdapterError(LoadError):
-    """The adapter is refused: malformed, or made for another base; the message names the tensor or field."""
+    """The adapter is malformed or made for another base. The message names the tensor or field."""
 
     status = 400
     type = "invalid_request_error"
@@ -289,25 +289,25 @@ class AdapterError(LoadError):
 
 
 class RestartsExhausted(PersonaeError):
-    """A supervisor gave up: its children died too often. The last death is the `__cause__`."""
+    """A supervisor gave up because its children died too often. The last death is the `__cause__`."""
 
 
 class StartFailed(PersonaeError):
-    """A child could not be started the first time. Why is the `__cause__`."""
+    """A child could not be started the first time. The reason is the `__cause__`."""
 
 
 class EngineCoreDied(PersonaeError):
-    """The engine core's process has ended; the message has its exit code, its last step and its last
-    words."""
+    """The engine core's process has ended. The message has its exit code, its last step and its last
+    output."""
 
 
 class EngineCoreHangs(PersonaeError):
-    """The engine core's process lives and does not go on."""
+    """The engine core's process is alive but makes no progress."""
 
 
 class LineBroken(PersonaeError):
-    """What comes from the other process is no frame."""
+    """The other process sent something that is not a valid frame."""
 
 
 class DriverError(PersonaeError):
-    """A call of the GPU's driver failed, or it cannot be called."""
+    """A call of the GPU's driver failed, or the driver cannot be called."""

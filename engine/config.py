@@ -77,7 +77,9 @@ def read_config(folder: Path) -> ModelConfig:
     name = _architecture(fields)
     translate = family(name)
     if translate is None:
-        raise fields.error("architectures", f"{name!r} is not served; these are: {', '.join(FAMILIES)}")
+        raise fields.error(
+            "architectures", f"{name!r} is not supported; supported are: {', '.join(FAMILIES)}"
+        )
     return translate(name, fields)
 
 
@@ -87,7 +89,7 @@ def _architecture(fields: Fields) -> str:
     if names is None and kind is not None:
         if not isinstance(kind, str) or kind not in MODEL_TYPES:
             known = ", ".join(MODEL_TYPES)
-            raise fields.error("model_type", f"{kind!r} is not served without architectures, only {known}")
+            raise fields.error("model_type", f"{kind!r} is not supported without architectures, only {known}")
         return MODEL_TYPES[kind]
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise fields.error("architectures", f"expected a list of one name, found {names!r}")

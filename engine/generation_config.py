@@ -43,5 +43,5 @@ def _token_ids(fields: Fields, name: str, vocab_size: int) -> tuple[int, ...]:
     ids = [] if value is None else value if isinstance(value, list) else [value]
     for token in ids:
         if type(token) is not int or not 0 <= token < vocab_size:
-            raise fields.error(name, f"{token!r} is no id of a vocabulary of {vocab_size}")
+            raise fields.error(name, f"{token!r} is outside the vocabulary of {vocab_size} tokens")
     return tuple(ids)

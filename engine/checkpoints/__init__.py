@@ -1,4 +1,4 @@
-"""Models as they lie on disk: a Hugging Face folder or a GGUF file, behind one face."""
+"""Models on disk, with one interface: a Hugging Face folder or a GGUF file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def open_checkpoint(path: Path) -> "Checkpoint":
-    """The model at `path`: a GGUF file, a folder that holds one and no config.json, or a Hugging Face folder.
+    """The model at `path`: a GGUF file, a folder with one and without config.json, or a Hugging Face folder.
 
-    Raises ModelLoadError with what is wrong.
+    Raises ModelLoadError, which says what is wrong.
     """
     if (file := _gguf_at(path)) is not None:
         from personae.engine.checkpoints.gguf.checkpoint import GgufFile

@@ -1,4 +1,4 @@
-"""What the engine wants to know of a model on disk."""
+"""The interface of a model on disk."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class StoredTensor(ABC):
     """A tensor as a file's header describes it.
 
-    `name` is that in the file, `file` tells tensors of one file from those of another, `dtype` is the file's
-    own word; `served`: it can be read. `bytes`: its size in the file.
+    `name` is its name in the file. `file` identifies the file. `dtype` is the file's own name for it;
+    `served`: whether it can be read. `bytes`: its size in the file.
     """
 
     name: str
@@ -35,10 +35,10 @@ class StoredTensor(ABC):
 
     @abstractmethod
     def read(self) -> Tensor:
-        """It, in a floating dtype."""
+        """The tensor in a floating dtype."""
 
     def copy_to(self, place: Tensor) -> None:
-        """Fills a tensor with it."""
+        """Copies the tensor to `place`."""
         place.copy_(self.read())
 
     @abstractmethod
@@ -48,9 +48,9 @@ class StoredTensor(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """In what the model is computed: its dtype, and the formats of its weights.
+    """The dtype in which a model is computed, and the formats of its weights.
 
-    `quantization`: the name of the format that most have, None for as the dtype says.
+    `quantization`: the name of the format that most weights have, None if they are in `dtype`.
     """
 
     dtype: torch.dtype
@@ -59,23 +59,23 @@ class Numerics:
 
 
 class Checkpoint(Protocol):
-    """A model on disk. Each method reads what it needs; all raise ModelLoadError."""
+    """A model on disk. Each method reads what it needs. All raise ModelLoadError."""
 
     @property
     def name(self) -> str:
-        """Its default name."""
+        """The model's default name."""
 
     def config(self) -> ModelConfig:
-        """Its shape."""
+        """The model's shape."""
 
     def generation_defaults(self, vocab_size: int) -> GenerationDefaults:
-        """What its makers recommend for sampling."""
+        """The sampling defaults that the model's makers recommend."""
 
     def tokenizer_files(self) -> TokenizerFiles:
-        """How its text is tokenized."""
+        """The tokenizer and its settings."""
 
     def tensors(self, config: ModelConfig) -> Mapping[str, StoredTensor]:
-        """Its tensors by the names that `Decoder.tensors` has for them; what it cannot name by its own."""
+        """Its tensors by the names that `Decoder.tensors` uses. An unknown tensor keeps its own name."""
 
     def numerics(
         self,
@@ -85,14 +85,14 @@ class Checkpoint(Protocol):
         dtype: str,
         quantize: str | None,
     ) -> Numerics:
-        """What is run when `dtype` ("auto" is the model's own) and `quantize` are asked for."""
+        """The numerics for the requested `dtype` ("auto" is the model's own) and `quantize`."""
 
     def created(self) -> int:
-        """When it was made, in seconds since 1970."""
+        """When the model was made, in seconds since 1970."""
 
 
 def dtype_of(asked: str, name: str) -> torch.dtype:
-    """The dtype of that name. `asked`: who asked for it, for the error."""
+    """The dtype of that name. `asked`: the source of the name, for the error."""
     if name not in DTYPES:
-        raise ModelLoadError(f"{asked}: {name!r} is not served; choose one of {', '.join(DTYPES)}")
+        raise ModelLoadError(f"{asked}: {name!r} is not supported; choose one of {', '.join(DTYPES)}")
     return DTYPES[name]

@@ -1,4 +1,4 @@
-"""A Hugging Face model folder: `config.json`, a tokenizer, and safetensors, single or sharded."""
+"""A Hugging Face model folder: `config.json`, a tokenizer, and safetensors in one file or several shards."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors
 BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-# Checkpoints with a part for images in addition to the decoder: the prefix of the decoder's tensors.
+# The prefixes of the decoder's tensors in checkpoints that also have a part for images.
 DECODER = re.compile(r"^(?:model\.language_model\.|language_model\.model\.)(?=embed_tokens|layers|norm)")
 HEAD = re.compile(r"^language_model\.(?=lm_head)")
 IMAGES = re.compile(r"^(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
@@ -70,7 +70,7 @@ class Folder:
         dtype: str,
         quantize: str | None,
     ) -> Numerics:
-        """See `Checkpoint`. "auto": the config's dtype; where it has none, the stored embedding's."""
+        """See `Checkpoint`. "auto": the config's dtype, or else the stored embedding's."""
         asked = "dtype"
         if dtype == "auto":
             asked, embedding = "config.json: dtype", stored.get(EMBEDDING)
@@ -79,7 +79,7 @@ class Folder:
 
 
 class _Reader:
-    """Safetensors files, of which one is open at a time: tensors are read file after file."""
+    """Reads tensors from safetensors files. It keeps one file open, because tensors are read file by file."""
 
     def __init__(self) -> None:
         self._open: tuple[str, Any] | None = None
@@ -103,7 +103,7 @@ class _Stored(StoredTensor):
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the folder: the single one, else those that the index names."""
+    """The safetensors files of the folder: the single one, or those that the index names."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
@@ -111,14 +111,14 @@ def _weight_files(folder: Path) -> list[Path]:
     pickles = [file.name for file in folder.iterdir() if file.suffix in PICKLES]
     if pickles:
         raise ModelLoadError(
-            f"{listing(sorted(pickles))}: pickled weights can run code when they are read, so they are not; "
+            f"{listing(sorted(pickles))}: pickled weights are not read, because reading them can run code; "
             f"convert the model to safetensors (save_pretrained of transformers does)"
         )
-    raise ModelLoadError(f"{folder} holds neither {SINGLE} nor {INDEX}")
+    raise ModelLoadError(f"{folder} has neither {SINGLE} nor {INDEX}")
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The files that the index names, all of them present and in this folder."""
+    """The files that the index names. All must exist and be in this folder."""
     fields = read_fields(folder / INDEX)
     names = fields.raw("weight_map")
     if not isinstance(names, dict) or not names:
@@ -129,7 +129,7 @@ def _shards(folder: Path) -> list[Path]:
             raise fields.error("weight_map", f"{file} is not a safetensors file of this folder")
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise ModelLoadError(f"{INDEX} names files that are not there: {listing(missing)}")
+        raise ModelLoadError(f"{INDEX} names missing files: {listing(missing)}")
     return files
 
 
@@ -140,7 +140,7 @@ def _read_headers(files: list[Path]) -> dict[str, StoredTensor]:
     for file in files:
         try:
             with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
+                for name in tensors.keys():  # noqa: SIM118  # safe_open is not a mapping
                     if name in stored:
                         first = Path(stored[name].file).name
                         raise ModelLoadError(f"{name} is both in {first} and in {file.name}")
@@ -156,7 +156,7 @@ def _read_headers(files: list[Path]) -> dict[str, StoredTensor]:
 
 
 def _of_decoder(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The decoder's tensors, under the names that they have without a part for images."""
+    """The decoder's tensors, with the names that they have in a checkpoint without images."""
     found: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
         if not IMAGES.match(name):

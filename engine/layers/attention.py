@@ -17,16 +17,16 @@ from personae.kernels.decoder import Weight
 from personae.kernels.rotary import rotary
 from personae.lora.sites import LoraSite, sites
 
-QkNorm = Literal["head", "all"]  # over each head, or all heads of a token together
+QkNorm = Literal["head", "all"]  # over each head, or over all heads of a token together
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """`heads` queries share `kv_heads` keys and values.
+    """`heads` query heads share `kv_heads` keys and values.
 
     `window`: a query sees itself and the `window - 1` tokens before it; None for all. `rope`: None for a
-    layer that rotates nothing. `scale`: of scores, None means 1 / sqrt(head_dim). `merged`: the checkpoint
-    has q, k and v as one tensor.
+    layer without rotary embedding. `scale`: of scores, None means 1 / sqrt(head_dim). `merged`: the
+    checkpoint has q, k and v as one tensor.
     """
 
     heads: int
@@ -47,7 +47,7 @@ class AttentionSpec:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Of q, k and v."""
+        """The widths of q, k and v."""
         return self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim
 
     @property
@@ -66,7 +66,8 @@ class AttentionSpec:
 
 
 class Attention:
-    """q, k, v = x W_qkv; heads rotated, keys and values appended to the cache; the heads' mix times W_o."""
+    """q, k, v = x W_qkv. The heads are rotated, k and v are appended to the cache, and attention's result is
+    multiplied by W_o."""
 
     capturable = True
 
@@ -94,7 +95,7 @@ class Attention:
         cache, attend = step.caches[self.layer], step.attend[self.layer]
         q, k, v = torch.split(step.linear(self.qkv, self.layer, "qkv", x), self.sizes, dim=-1)
         if self.qk_norms is not None:
-            # Each head by itself, or all of them at once.
+            # Each head alone, or all heads together.
             q, k = (
                 norm(part.view(*part.shape[:1], -1, norm.width)).flatten(1)
                 for norm, part in zip(self.qk_norms, (q, k), strict=True)

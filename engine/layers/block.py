@@ -1,7 +1,7 @@
-"""The parts of a layer: attention, MLP and whatever else a family is made of.
+"""The parts of a layer: attention, MLP and any other blocks of a family.
 
-A `BlockSpec` is data: it says what a block is, and builds it. A `Block` has the parameters and computes. To
-add a kind of block: write both in a file of this folder; a family then names the spec.
+A `BlockSpec` is data: it describes a block, and builds it. A `Block` has the parameters and computes. To add
+a kind of block, write both in a file of this folder; a family then names the spec.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,9 +22,9 @@ from personae.lora.sites import LoraSite
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What a block keeps of every token: a key and a value for each of `heads`, of `head_dim` numbers each.
+    """What a block keeps of every token: a key and a value for each of `heads`, with `head_dim` numbers each.
 
-    `dtype`: None means that of the cache, which the server's options choose.
+    `dtype`: None means the cache's dtype, which the server's options choose.
     """
 
     heads: int
@@ -32,7 +32,7 @@ class KVSpec:
     dtype: torch.dtype | None = None
 
     def bytes(self, dtype: torch.dtype) -> int:
-        """What a token takes in a cache of that dtype."""
+        """The bytes of a token in a cache of that dtype."""
         return 2 * self.heads * self.head_dim * (self.dtype or dtype).itemsize
 
 
@@ -41,38 +41,38 @@ class Block(Protocol):
 
     @property
     def kv(self) -> KVSpec | None:
-        """What it keeps of every token."""
+        """What it keeps of every token; None for nothing."""
 
     @property
     def heads(self) -> int:
-        """Query heads that read what it keeps."""
+        """The query heads that read it."""
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph can hold it: it asks the device for nothing."""
+        """Whether a CUDA graph can capture it: it does not wait for the device."""
 
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """x: [T, hidden] -> [T, hidden]."""
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:
-        """(checkpoint name, the view to fill)."""
+        """(checkpoint name, the view to fill) of each parameter."""
 
     def norms(self) -> Iterator[RMSNorm]:
         """Its norms."""
 
     def linears(self) -> Iterator[Linear]:
-        """Its linear modules, each of which is laid out by itself."""
+        """Its linear modules. Each is packed separately."""
 
     def lora_linears(self) -> Iterator[tuple[tuple[str, ...], Linear]]:
-        """Those that adapters may change, with the sites whose outputs they have, in their order."""
+        """The linear modules that adapters may change, each with its sites in the order of its outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockContext:
     """What a block is built with.
 
-    `prefix`: of its layer's names in the checkpoint. `scheme`: in which format each linear module's weight is
-    kept. `rope`: the tables of a rotary embedding for heads of that size.
+    `prefix`: of its layer's names in the checkpoint. `scheme`: the format of each linear module's weight.
+    `rope`: makes the tables of a rotary embedding for heads of that size.
     """
 
     layer: int
@@ -91,7 +91,7 @@ class BlockContext:
 
 
 class BlockSpec(Protocol):
-    """What a block is."""
+    """Describes a block."""
 
     @property
     def kv(self) -> KVSpec | None:
@@ -99,13 +99,14 @@ class BlockSpec(Protocol):
 
     @property
     def discrete(self) -> bool:
-        """Whether it chooses by what it computes, so that a difference of rounding may become a large one."""
+        """Whether it makes discrete choices, such as experts. Then a small rounding difference may become a
+        large one."""
 
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
-        """The linear modules that adapters may change, by short names that no other block of a layer has."""
+        """The linear modules that adapters may change, by short names that are unique within a layer."""
 
     def build(self, context: BlockContext) -> Block:
-        """The block, its parameters allocated."""
+        """The block, with its parameters allocated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,5 +117,5 @@ class LayerSpec:
     mlp: BlockSpec
 
     def lora_sites(self, hidden_size: int) -> dict[str, LoraSite]:
-        """Those of its blocks."""
+        """The sites of its blocks."""
         return {**self.attention.lora_sites(hidden_size), **self.mlp.lora_sites(hidden_size)}

@@ -1,4 +1,4 @@
-"""Linear modules; those that share an input are merged into one matrix, so that each is one GEMM."""
+"""Linear modules. Modules that share an input are merged into one matrix, which is one GEMM."""
 
 from collections.abc import Iterator
 
@@ -10,10 +10,11 @@ from personae.kernels.decoder import LinearWeights, PackedLinear, Weight
 
 
 class Linear:
-    """y = x W^T + b. The rows of W belong to one module, or to several one after the other (q, k, v).
+    """y = x W^T + b. The rows of W belong to one module, or to several in order (q, k, v).
 
-    names: the modules' in the checkpoint; one where it has several of `outputs` merged. `method` is the
-    weight's format (`engine/quantization/`): allocated here, filled by the loader through `tensors()`.
+    names: the modules' names in the checkpoint; a single name if it has several of `outputs` merged. `method`
+    is the weight's format (`engine/quantization/`). It is allocated here, and the loader fills it through
+    `tensors()`.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Linear:
 
     @property
     def weights(self) -> LinearWeights:
-        """The tensors, until a packed form replaces them."""
+        """The tensors. Only before a packed form replaces them."""
         assert self._product is self.method
         return LinearWeights(self.method.weight, self.bias)
 
@@ -49,11 +50,11 @@ class Linear:
                 yield f"{name}.bias", bias
 
     def pack(self) -> None:
-        """Lays the weight out for this machine; call once it is loaded."""
+        """Packs the weight for this machine. Call it once, after loading."""
         self._use(self.method.finish(self.bias))
 
     def hand_over(self, packed: PackedLinear) -> None:
-        """From now on `packed`, made from these tensors, does the work; the plain weight is freed."""
+        """From now on `packed`, made from these tensors, does the work. The plain weight is freed."""
         self._use(Backend(packed))
 
     def _use(self, product: Product) -> None:
@@ -62,7 +63,7 @@ class Linear:
             del self.method
 
     def plain(self) -> Tensor:
-        """The weight as it was filled, [sum of outputs, inputs]; a copy where it was packed or quantized."""
+        """The weight as it was loaded, [sum of outputs, inputs]; a copy if it is packed or quantized."""
         return self._product.plain()
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class MlpSpec:
 
 
 class MLP:
-    """y = (act(x W_gate) * (x W_up)) W_down; act is SiLU, or GELU by way of tanh."""
+    """y = (act(x W_gate) * (x W_up)) W_down. act is SiLU, or GELU in its tanh form."""
 
     kv, heads, capturable = None, 0, True
 

@@ -1,4 +1,4 @@
-"""A mixture of experts: each token goes through the few MLPs that a router chooses for it."""
+"""Mixture of experts: a router chooses a few MLPs for each token."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class MoeSpec:
     """`top_k` of `experts` MLPs, each with inner vectors of `size`.
 
     `renormalize`: the weights of a token's experts add up to 1. `path`, `names`: the block's name in a layer,
-    and those of an expert's gate, up and down.
+    and the names of an expert's gate, up and down.
     """
 
     experts: int
@@ -47,7 +47,7 @@ class MoeSpec:
         return True
 
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
-        """See BlockSpec: adapters cannot change experts."""
+        """See BlockSpec. Adapters cannot change experts."""
         return {}
 
     def build(self, context: BlockContext) -> "MoE":
@@ -56,8 +56,8 @@ class MoeSpec:
 
 
 class ExpertLinear(Linear):
-    """As many linear modules of one shape as there are experts. Their weights are one tensor, [experts *
-    outputs, inputs], until a backend takes them over one by one."""
+    """One linear module per expert, all of one shape. The weights are one tensor, [experts * outputs,
+    inputs], until a backend packs each of them."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class ExpertLinear(Linear):
         )
         self._width = sum(outputs)
         self._experts: list[Product] = []
-        self._packed: list[PackedLinear] = []  # the same, if a backend has taken over all of them
-        self._batched: Tensor | None = None  # the same, [experts, outputs, inputs], if it stays as it is
+        self._packed: list[PackedLinear] = []  # the experts, if a backend has packed all of them
+        self._batched: Tensor | None = None  # the weights [experts, outputs, inputs], if not packed
         self._all, self._linear = grouped_linear(device, dtype), expert_linear.on(device, dtype)
 
     @property
     def capturable(self) -> bool:
-        """See Block; when it is packed."""
+        """See Block. Valid after `pack`."""
         return self._batched is not None and self._linear is not reference.expert_linear
 
     def pack(self) -> None:
@@ -120,7 +120,7 @@ class ExpertLinear(Linear):
 class MoE:
     """y = sum over a token's experts e of w_e down_e(act(gate_e x) * up_e x).
 
-    The w are the largest of softmax(router x), computed in float32, and so is the sum. Rows are grouped by
+    The w are the largest of softmax(router x). They and the sum are computed in float32. Rows are grouped by
     expert, so that each expert is read once.
     """
 

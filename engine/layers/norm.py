@@ -7,7 +7,7 @@ from personae.kernels.norm import add_rms_norm, rms_norm
 
 
 class RMSNorm:
-    """weight: [size] float32, filled by the loader; `offset` is added to it by `finish`. dtype: of x."""
+    """weight: [size] float32, which the loader fills; `finish` adds `offset` to it. dtype: of x."""
 
     def __init__(
         self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device, offset: float = 0.0
@@ -19,7 +19,7 @@ class RMSNorm:
         self._norm, self._add_norm = rms_norm.on(device, dtype), add_rms_norm.on(device, dtype)
 
     def finish(self) -> None:
-        """Makes the weight what is multiplied with; call once, when it is filled."""
+        """Adds the offset to the weight. Call it once, after loading."""
         self.weight += self._offset
 
     def __call__(self, x: Tensor) -> Tensor:

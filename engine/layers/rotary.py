@@ -1,4 +1,4 @@
-"""The tables of the rotary position embedding, with the ways to stretch it over longer contexts.
+"""The tables of the rotary position embedding, with its scalings for longer contexts.
 
 Sources: rotary embeddings https://arxiv.org/abs/2104.09864, linear interpolation
 https://arxiv.org/abs/2306.15595, YaRN https://arxiv.org/abs/2309.00071, LongRoPE
@@ -18,10 +18,10 @@ RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding: the base `theta` and how its frequencies are stretched for long contexts.
+    """A rotary position embedding: the base `theta`, and the scaling of its frequencies for long contexts.
 
-    `share` of a head's dimensions are rotated, the first ones. Fields with a comment are read only by the
-    types that it names.
+    The first `share` of a head's dimensions is rotated. A field with a comment is only used by the types that
+    the comment names.
     """
 
     theta: float
@@ -33,35 +33,35 @@ class RopeConfig:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn
-    attention_factor: float | None = None  # yarn, longrope; None means derived from `factor`
+    attention_factor: float | None = None  # yarn, longrope; None: derived from `factor`
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
-    short_factors: tuple[float, ...] = ()  # longrope: of each pair, for contexts within the original one
-    long_factors: tuple[float, ...] = ()  # longrope: for longer ones
+    short_factors: tuple[float, ...] = ()  # longrope: per pair, for contexts within the original one
+    long_factors: tuple[float, ...] = ()  # longrope: per pair, for longer contexts
     share: float = 1.0
 
 
 def rotary_tables(
     rope: RopeConfig, head_dim: int, positions: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * frequency, times the magnitude; each [positions, pairs] float32, with as many
-    pairs as half of the dimensions that are rotated."""
+    """cos and sin of position * frequency, times the magnitude. Each is [positions, pairs] float32, with one
+    pair for every two rotated dimensions."""
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies(rope, head_dim, positions))
     scale = magnitude(rope)
     return (angles.cos() * scale).to(device), (angles.sin() * scale).to(device)
 
 
 def frequencies(rope: RopeConfig, head_dim: int, context: int) -> Tensor:
-    """Radians per token of each pair i, [D / 2] float32: theta^(-2i / D), stretched; D are rotated.
+    """Radians per token of each pair i, [D / 2] float32: theta^(-2i / D), scaled; D dimensions are rotated.
 
-    context: the longest in tokens, by which LongRoPE's factors are chosen once for all.
+    context: the longest in tokens. It selects LongRoPE's factors once for all steps.
     """
     head_dim = int(head_dim * rope.share)
     base = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if rope.type == "linear":
         return base / rope.factor
     if rope.type == "llama3":
-        # 1 where a wave fits the original context often enough, 0 where it hardly fits, a ramp between.
+        # 1 if a wave fits the original context often enough, 0 if it hardly fits, and a ramp in between.
         turns = rope.original_max_position * base / (2 * math.pi)
         keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
         return keep * base + (1 - keep) * base / rope.factor
@@ -78,8 +78,8 @@ def frequencies(rope: RopeConfig, head_dim: int, context: int) -> Tensor:
 
 
 def magnitude(rope: RopeConfig) -> float:
-    """What cos and sin are multiplied with: 1; unless the file says for YaRN 0.1 ln(factor) + 1, for LongRoPE
-    sqrt(1 + ln(factor) / ln(original context))."""
+    """The factor of cos and sin: 1, except for YaRN and LongRoPE. If the file does not say, YaRN has 0.1
+    ln(factor) + 1, and LongRoPE sqrt(1 + ln(factor) / ln(original context))."""
     if rope.type not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
@@ -96,9 +96,9 @@ def _mscale(factor: float, weight: float) -> float:
 
 
 def _yarn_range(rope: RopeConfig, head_dim: int) -> tuple[float, float]:
-    """The pair indices between which YaRN goes from keeping a frequency to dividing it by the factor."""
+    """The pair indices between which YaRN changes from keeping a frequency to dividing it by the factor."""
 
-    def index(turns: float) -> float:  # of the pair that makes so many turns over the original context
+    def index(turns: float) -> float:  # of the pair that makes this many turns in the original context
         return (
             head_dim
             * math.log(rope.original_max_position / (turns * 2 * math.pi))

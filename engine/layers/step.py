@@ -1,4 +1,4 @@
-"""What every layer needs to know about the step it is part of."""
+"""What every layer needs to know about its step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,26 +14,30 @@ from personae.kernels.sgmv import Finish
 
 
 class LoraContext(Protocol):
-    """The adapters of a step: adds each row's low-rank update to the outputs of the base linear modules."""
+    """The adapters of a step. They add each row's low-rank update to the outputs of the base's linear
+    modules."""
 
     def begin(self, layer: int, group: str, x: Tensor) -> Finish:
-        """Called before the modules of a group compute ys from x: [T, in], which stays as it is until what is
-        returned is called with ys, the outputs [T, out] of the modules in the order of the group's name,
-        perhaps strided views of one tensor. That updates them in place.
+        """Call it before the modules of a group compute ys from x: [T, in]. Then call the returned function
+        with ys, which it updates in place. x must not change in between.
+
+        ys: the outputs [T, out] of the modules, in the order of the group's name. They may be strided views
+        of one tensor.
         """
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
         """Updates the embedded tokens in place. tokens: [T] int64, x: [T, hidden]."""
 
     def fused(self) -> LoraStep | None:
-        """The same for a forward pass in one call; None to be asked layer by layer."""
+        """The adapters for a fused forward pass; None if layers must call `begin`."""
 
 
 class LoraOutput(Protocol):
-    """The adapters of some rows: updates their logits."""
+    """The adapters of some rows. They update the rows' logits."""
 
     def output(self, x: Tensor, logits: Tensor) -> None:
-        """Updates `logits`: [S, vocabulary] float32 in place. x: [S, hidden], what they were made from."""
+        """Updates `logits`: [S, vocabulary] float32 in place. x: [S, hidden], from which they were
+        computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,9 @@ class ForwardContext:
     """[T] int64: each token's position in its own sequence."""
     batch: AttentionBatch
     caches: Mapping[int, tuple[Tensor, Tensor]]
-    """By layer, its keys and values."""
+    """The keys and values of each layer."""
     attend: Mapping[int, AttentionPlan]
-    """By layer, attention over `batch` as it is planned for this step."""
+    """Attention over `batch`, as planned for this step, of each layer."""
     lora: LoraContext | None
 
     def linear(self, module: Linear, layer: int, group: str, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Model families, one small file each, imported when a checkpoint names their architecture.
 
-A family file has one function, `translate(architecture, fields) -> ModelConfig`: what the family's
-`config.json` means. The arithmetic and the tensor names are common to all (`decoder.py`). To add a family:
-write the file, add its architecture here.
+A family file has one function, `translate(architecture, fields) -> ModelConfig`, which interprets the
+family's `config.json`. All families share the arithmetic and the tensor names (`decoder.py`). To add a
+family, write its file and add its architecture here.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ MODEL_TYPES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }
-"""The architecture of a config.json that says only its `model_type`."""
+"""The architecture of a config.json that only has a `model_type`."""
 
 
 def family(architecture: str) -> Translate | None:
-    """The `translate` function of the architecture's family; None where it is not served."""
+    """The `translate` function of the architecture's family; None if it is not supported."""
     name = FAMILIES.get(architecture)
     if name is None:
         return None

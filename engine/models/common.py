@@ -1,4 +1,4 @@
-"""What the families' config files have in common: sizes, rope, windows, and what none of them may ask for."""
+"""What the families' config files share: sizes, rope, windows, and the fields that no family supports."""
 
 import math
 from collections.abc import Sequence
@@ -39,17 +39,17 @@ def decoder_config(
     tie: bool = False,
     images: bool = False,
 ) -> ModelConfig:
-    """Builds the `ModelConfig` from the fields that nearly all families share; what differs comes as
-    arguments, what few have is for the family to replace.
+    """Builds the `ModelConfig` from the fields that nearly all families share. Differences come as arguments;
+    rare ones the family replaces in the result.
 
-    `windows`, `ropes` and `mlps` have one entry per layer. `ropes`: None means that of `rope_config` in all
-    layers, or in those that are `rotated`. `mlps`: None means an MLP of `intermediate_size`, with the
-    activation `gate` or the one that the file names. `merged`: the checkpoint has q, k and v as one tensor,
-    and gate and up. `head_dim`, `tie` and those named so are the family's defaults where the field is absent;
-    no `head_dim` means hidden_size / heads.
+    `windows`, `ropes` and `mlps` have one entry per layer. `ropes`: None means the one of `rope_config` in
+    all layers, or in those that are `rotated`. `mlps`: None means an MLP of `intermediate_size`, with the
+    activation `gate` or the file's. `merged`: the checkpoint has q, k and v as one tensor, and gate and up as
+    another. `head_dim`, `tie` and the `default_` arguments are the family's defaults for absent fields.
+    Without any `head_dim` it is hidden_size / heads.
     """
     if "quantization_config" in fields:
-        raise fields.error("quantization_config", "quantized checkpoints are not served")
+        raise fields.error("quantization_config", "quantized checkpoints are not supported")
     hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -97,14 +97,16 @@ def decoder_config(
 
 
 def text_fields(fields: Fields, model_type: str, **defaults: Any) -> Fields:
-    """Those of the decoder, which must be of that type, if the model has a part for images too.
-    `defaults` are those of the family, which such files often leave out; the dtype and the tying are the
-    whole model's."""
+    """The decoder's fields, in a config that may have a part for images too.
+
+    They must be of that model type. `defaults` are the family's, because such files often leave them out. The
+    dtype and the tying are those of the whole model.
+    """
     text = fields.section("text_config")
     if text is None:
         return fields
     if text.get("model_type", model_type) != model_type:
-        raise text.error("model_type", f"{text.raw('model_type')!r} is not served, only {model_type!r}")
+        raise text.error("model_type", f"{text.raw('model_type')!r} is not supported, only {model_type!r}")
     shared = {
         name: fields.raw(name)
         for name in ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
@@ -114,15 +116,15 @@ def text_fields(fields: Fields, model_type: str, **defaults: Any) -> Fields:
 
 
 def activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:
-    """The function of an MLP's gate."""
+    """The activation function of an MLP's gate."""
     found = fields.get(name, default)
     if found not in ACTIVATIONS:
-        raise fields.error(name, f"{found!r} is not served, only {', '.join(ACTIVATIONS)}")
+        raise fields.error(name, f"{found!r} is not supported, only {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[found]
 
 
 def experts(fields: Fields) -> tuple[int, int]:
-    """How many experts there are, and how many of them a token takes."""
+    """How many experts there are, and how many of them each token uses."""
     count = fields.size("num_local_experts" if "num_local_experts" in fields else "num_experts")
     top_k = fields.size("num_experts_per_tok")
     if top_k > count:
@@ -134,7 +136,7 @@ def rope_config(fields: Fields, default_theta: float = 10000.0) -> RopeConfig:
     """Reads the rotary embedding: from `rope_parameters`, or from `rope_theta` and `rope_scaling`."""
     rope = rope_section(fields)
     if any(isinstance(rope.raw(kind), dict) for kind in ("full_attention", "sliding_attention")):
-        raise rope.error("full_attention", "rotary embeddings that differ by layer are not served")
+        raise rope.error("full_attention", "rotary embeddings that differ by layer are not supported")
     return read_rope(rope, fields, default_theta)
 
 
@@ -142,11 +144,11 @@ def read_rope(rope: Fields, fields: Fields, default_theta: float) -> RopeConfig:
     """Reads the section `rope`; `fields` are those of the file."""
     theta = (rope if "rope_theta" in rope else fields).number("rope_theta", default=default_theta)
     if "llama_4_scaling_beta" in rope:
-        raise rope.error("llama_4_scaling_beta", "scores that are scaled by position are not served")
+        raise rope.error("llama_4_scaling_beta", "scores that are scaled by position are not supported")
     for place in (fields, rope):
         if place.get("partial_rotary_factor", 1.0) != 1.0:
             raise place.error(
-                "partial_rotary_factor", "a rotary embedding over a part of the head is not served"
+                "partial_rotary_factor", "a rotary embedding over a part of the head is not supported"
             )
     kind = rope_type(rope)
     original_in = fields if "original_max_position_embeddings" in fields else rope
@@ -155,7 +157,7 @@ def read_rope(rope: Fields, fields: Fields, default_theta: float) -> RopeConfig:
     if kind == "linear":
         return RopeConfig(theta, "linear", factor=rope.number("factor"))
     if kind not in ("llama3", "yarn"):
-        raise rope.error("rope_type", f"{kind!r} is not served, only default, linear, llama3 and yarn")
+        raise rope.error("rope_type", f"{kind!r} is not supported, only default, linear, llama3 and yarn")
     max_position = fields.size("max_position_embeddings")
     original = original_in.size("original_max_position_embeddings", default=max_position)
     if kind == "llama3":
@@ -178,17 +180,17 @@ def read_rope(rope: Fields, fields: Fields, default_theta: float) -> RopeConfig:
 
 
 def rope_section(fields: Fields) -> Fields:
-    """Where the rotary embedding's fields are, but for those that older files have at the top."""
+    """The section with the rotary embedding's fields. Older files have some of these at the top."""
     return fields.section("rope_parameters") or fields.section("rope_scaling") or Fields({}, fields.where)
 
 
 def rope_type(rope: Fields) -> str:
-    """How frequencies are stretched, in the file's own word."""
+    """The type of rope scaling, by the file's name for it."""
     return rope.get("rope_type", "") or rope.get("type", "default")
 
 
 def context_length(rope: RopeConfig, max_position: int) -> int:
-    """The longest context in tokens; files with `linear` or `yarn` may state it before the stretching."""
+    """The longest context in tokens. Files with `linear` or `yarn` may give the length before scaling."""
     if rope.type == "linear":
         return math.floor(max_position * rope.factor)
     if rope.type == "yarn":
@@ -199,10 +201,10 @@ def context_length(rope: RopeConfig, max_position: int) -> int:
 def ropes_by_window(
     fields: Fields, windows: Sequence[int | None], *, local: str, theta: float, local_theta: float
 ) -> tuple[RopeConfig, ...]:
-    """Of each layer: those with a window have a rotary embedding of their own.
+    """The rotary embedding of each layer: layers with a window have a different one.
 
-    Before transformers 5 `rope_theta` and `rope_scaling` were of the layers without one; `local` is the field
-    of the others' base then. `theta`, `local_theta`: the bases where the file does not say.
+    Before transformers 5, `rope_theta` and `rope_scaling` applied to the layers without a window, and the
+    field `local` had the base of the others. `theta`, `local_theta`: the bases if the file has none.
     """
     rope = rope_section(fields)
     near, far = rope.section("sliding_attention"), rope.section("full_attention")
@@ -215,7 +217,7 @@ def ropes_by_window(
 
 
 def uniform_windows(fields: Fields, window: int | None) -> tuple[int | None, ...]:
-    """The same window in every layer; `layer_types` may be there, but must not say otherwise."""
+    """The same window in every layer. If the file has `layer_types`, they must agree."""
     layers = fields.size("num_hidden_layers")
     expected = "full_attention" if window is None else "sliding_attention"
     if "layer_types" in fields and fields.raw("layer_types") != [expected] * layers:
@@ -224,8 +226,8 @@ def uniform_windows(fields: Fields, window: int | None) -> tuple[int | None, ...
 
 
 def mixed_windows(fields: Fields, windowed: Sequence[bool] | None = None) -> tuple[int | None, ...]:
-    """If `use_sliding_window`: in the layers that `layer_types` says, else in those that are `windowed`; None
-    means Qwen's, from layer `max_window_layers` on."""
+    """With `use_sliding_window`: the window in the layers that `layer_types` names, or else in those that are
+    `windowed`. None means Qwen's rule: from layer `max_window_layers` on."""
     layers = fields.size("num_hidden_layers")
     if windowed is None:
         first = fields.get("max_window_layers", 28)
@@ -235,7 +237,7 @@ def mixed_windows(fields: Fields, windowed: Sequence[bool] | None = None) -> tup
 
 
 def windows_by_type(fields: Fields, window: int | None, windowed: Sequence[bool]) -> tuple[int | None, ...]:
-    """The window in the layers that `layer_types` says, else in those that are `windowed`."""
+    """The window in the layers that `layer_types` names, or else in those that are `windowed`."""
     layers, kinds = len(windowed), fields.raw("layer_types")
     if kinds is None:
         return tuple(window if has_window else None for has_window in windowed)
@@ -243,7 +245,7 @@ def windows_by_type(fields: Fields, window: int | None, windowed: Sequence[bool]
         raise fields.error("layer_types", f"expected a list of {layers} names, found {kinds!r}")
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
-            raise fields.error("layer_types", f"{kind!r} is not served")
+            raise fields.error("layer_types", f"{kind!r} is not supported")
         if kind == "sliding_attention" and window is None:
             raise fields.error("layer_types", "names sliding_attention, but there is no window")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -1,7 +1,7 @@
 """The decoder that all families share: embedding, layers of two blocks each, norm, output matrix.
 
-It works on packed tokens: T tokens of many sequences in a row, without padding. What differs by family is
-said by `ModelConfig`: the blocks of each layer, norms, scales, tying.
+It works on packed tokens: T tokens of many sequences in a row, without padding. `ModelConfig` has the
+differences between families: the blocks of each layer, norms, scales, tying.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,8 +29,8 @@ from personae.kernels.quantized import QuantizedWeight
 
 
 class Layer:
-    """h += attention(norm(h)); h += mlp(norm(h)), each half's output scaled or normalised once more where the
-    family does so. Each addition waits to be fused with the next norm."""
+    """h += attention(norm(h)); h += mlp(norm(h)). Some families scale or normalise each half's output too.
+    Each addition is deferred, to be fused with the next norm."""
 
     def __init__(self, config: ModelConfig, spec: LayerSpec, context: BlockContext) -> None:
         def norm() -> RMSNorm:
@@ -43,20 +43,20 @@ class Layer:
         self.scale = config.residual_scale
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: ForwardContext) -> tuple[Tensor, Tensor]:
-        """(output not yet added, residual stream) -> the same after this layer; None means zero."""
-        normed, residual = self._in(x, residual, 0)
-        mixed = self._out(self.attention(normed, step), 0)
-        normed, residual = self._in(mixed, residual, 1)
-        return self._out(self.mlp(normed, step), 1), residual
+        """(output not added yet, residual stream) -> the same after this layer. None means zero."""
+        normed, residual = self._half_input(x, residual, 0)
+        mixed = self._half_output(self.attention(normed, step), 0)
+        normed, residual = self._half_input(mixed, residual, 1)
+        return self._half_output(self.mlp(normed, step), 1), residual
 
-    def _in(self, x: Tensor, residual: Tensor | None, half: int) -> tuple[Tensor, Tensor]:
-        """(what a half of the layer reads, the residual stream with x in it)."""
+    def _half_input(self, x: Tensor, residual: Tensor | None, half: int) -> tuple[Tensor, Tensor]:
+        """(the input of a half of the layer, the residual stream with x added)."""
         if self.pre_norms is not None and residual is not None:
             return self.pre_norms[half].add(x, residual)
         total = x if residual is None else residual + x
         return total if self.pre_norms is None else self.pre_norms[half](total), total
 
-    def _out(self, x: Tensor, half: int) -> Tensor:
+    def _half_output(self, x: Tensor, half: int) -> Tensor:
         """What a half of the layer adds to the residual stream."""
         if self.post_norms is not None:
             x = self.post_norms[half](x)
@@ -76,7 +76,7 @@ class Layer:
             yield f"{prefix}.post_feedforward_layernorm.weight", after[1].weight
 
     def norms(self) -> Iterator[RMSNorm]:
-        """All of its norms."""
+        """All its norms."""
         for pair in (self.pre_norms, self.post_norms):
             yield from pair or ()
         yield from self.attention.norms()
@@ -93,8 +93,7 @@ class Layer:
         yield from self.mlp.lora_linears()
 
     def weights(self) -> LayerWeights | None:
-        """Everything that the layer knows, as tensors; None for one that `kernels/decoder.py` does not
-        know."""
+        """The whole layer as tensors; None if `kernels/decoder.py` does not support it."""
         attention, mlp = self.attention, self.mlp
         if (
             not isinstance(attention, Attention)
@@ -122,11 +121,11 @@ class Layer:
 
 
 class Decoder:
-    """A decoder-only transformer, its parameters allocated and to be filled by `engine/loader.py`.
+    """A decoder-only transformer. Its parameters are allocated here and filled by `engine/loader.py`.
 
-    `max_position` caps the rope tables at the longest context that will be run; None means the model's own.
-    `scheme`: in which format each linear module's weight is kept, None as it is. The embedding is kept in
-    `dtype` in any case, even if it is the output matrix too: a step reads but a row of it for each token.
+    `max_position` limits the rope tables to the longest context that will run; None means the model's own.
+    `scheme`: the format of each linear module's weight, None for `dtype`. The embedding is always kept in
+    `dtype`, even if it is also the output matrix: a step reads only one row of it per token.
     """
 
     def __init__(
@@ -184,8 +183,8 @@ class Decoder:
         if config.tie:
             self.output.method.tie(self.embedding)
         self._own_output = not config.tie or self.output.method.own_copy
-        self.fingerprints: dict[str, str] = {}  # by name: of embedding and output matrix as they are stored
-        self.quantization: str | None = None  # what most of its weights are kept in, by name
+        self.fingerprints: dict[str, str] = {}  # of the stored embedding and output matrix, by name
+        self.quantization: str | None = None  # the name of the format of most weights
         self._fused: FusedDecoder | None = None
 
     def forward(
@@ -197,11 +196,11 @@ class Decoder:
         lora: LoraContext | None = None,
         overlap: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Runs the layers over T packed tokens, appending their keys and values to the cache.
+        """Runs the layers over T packed tokens, and appends their keys and values to the cache.
 
-        tokens, positions: [T] int64 -> the residual stream [T, hidden_size], from which `logits` follow; in
-        the model's dtype, or float32 where all layers run in one call. `overlap` is done by this thread;
-        in parallel with other threads, where all layers run in one call.
+        tokens, positions: [T] int64 -> the residual stream [T, hidden_size], from which `logits` follow. It
+        is in the model's dtype, or float32 if all layers run in one call. This thread calls `overlap`; if all
+        layers run in one call, other threads compute in parallel.
         """
         if self._fused is not None:
             adapters = None if lora is None else lora.fused()
@@ -220,7 +219,7 @@ class Decoder:
         return x if residual is None else residual + x
 
     def _plan(self, kv: KVCache, batch: AttentionBatch) -> dict[int, AttentionPlan]:
-        """Attention by layer, planned once for all layers of the same shape."""
+        """Attention by layer, planned once for all layers of one shape."""
         plans = {
             (heads, spec): self._attention.plan(
                 batch,
@@ -240,8 +239,8 @@ class Decoder:
     def logits(
         self, hidden: Tensor, lora: LoraOutput | None = None, logit_mask: Tensor | None = None
     ) -> Tensor:
-        """Rows of `forward`'s result [S, hidden_size] -> [S, vocab_size] float32, the caller's until the next
-        call. `logit_mask`: see `FusedDecoder.logits`."""
+        """Rows of `forward`'s result [S, hidden_size] -> [S, vocab_size] float32, valid until the next call.
+        `logit_mask`: see `FusedDecoder.logits`."""
         if self._fused is not None and hidden.dtype is torch.float32:
             logits = self._fused.logits(hidden, logit_mask)
         else:
@@ -251,11 +250,12 @@ class Decoder:
         return logits if self.config.logits_scale == 1.0 else logits.mul_(self.config.logits_scale)
 
     def hidden_states(self, hidden: Tensor) -> Tensor:
-        """Rows of `forward`'s result [S, hidden_size] -> behind the last norm, [S, hidden_size] float32."""
+        """Rows of `forward`'s result [S, hidden_size] -> the same after the final norm, [S, hidden_size]
+        float32."""
         return self.norm(hidden.to(self.dtype)).float()
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:
-        """(checkpoint name, the parameter or part of a merged one to fill), Hugging Face names."""
+        """(checkpoint name, the parameter or the part of a merged one to fill), with Hugging Face names."""
         yield "model.embed_tokens.weight", self.embedding
         for layer in self.layers:
             yield from layer.tensors()
@@ -265,21 +265,21 @@ class Decoder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its parameters."""
+        """The bytes of its parameters."""
         weight = self.output.method.weight
         copied = weight.nbytes if isinstance(weight, QuantizedWeight) and not self._own_output else 0
         return copied + sum(tensor.nbytes for _, tensor in self.tensors())
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph can hold a decode step."""
+        """Whether a CUDA graph can capture a decode step."""
         return all(layer.attention.capturable and layer.mlp.capturable for layer in self.layers)
 
     def pack(self) -> None:
-        """Lays the weights out for this machine; call once, when all tensors are filled.
+        """Packs the weights for this machine. Call it once, after all tensors are filled.
 
-        Where the device's backend runs all layers in one call it takes the weights over, else each linear
-        module looks after itself.
+        If the device's backend runs all layers in one call, it takes the weights over. Otherwise each linear
+        module packs its own.
         """
         for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms())):
             norm.finish()
@@ -302,7 +302,7 @@ class Decoder:
         yield self.output
 
     def _weights(self) -> DecoderWeights | None:
-        """Everything as tensors; None for what `kernels/decoder.py` does not know."""
+        """The whole decoder as tensors; None if `kernels/decoder.py` does not support it."""
         config, layers = self.config, [layer.weights() for layer in self.layers]
         known = [layer for layer in layers if layer is not None]
         shapes = {*self._attending.values()}

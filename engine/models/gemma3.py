@@ -1,5 +1,8 @@
-"""Gemma 3, the decoder: windows in five layers of six, which have a rotary embedding of their own, GELU,
-norms before and after each half of a layer."""
+"""Gemma 3's decoder.
+
+Five of six layers have a window, with a rotary embedding of their own. It has GELU, and norms before and
+after each half of a layer.
+"""
 
 from dataclasses import replace
 
@@ -13,7 +16,7 @@ from personae.engine.models.common import (
     windows_by_type,
 )
 
-DEFAULTS = {  # of transformers; the files of 4B, 12B and 27B name what differs
+DEFAULTS = {  # transformers' defaults; the files of 4B, 12B and 27B only have what differs
     "vocab_size": 262208,
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -30,7 +33,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     images, fields = "text_config" in fields, text_fields(fields, "gemma3_text", **DEFAULTS)
     for name in UNSERVED:
         if fields.raw(name):
-            raise fields.error(name, "is not served")
+            raise fields.error(name, "is not supported")
     layers, every = fields.size("num_hidden_layers"), fields.size("sliding_window_pattern", default=6)
     windowed = [(layer + 1) % every != 0 for layer in range(layers)]
     windows = windows_by_type(fields, fields.size("sliding_window", default=4096), windowed)

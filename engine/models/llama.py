@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and what else calls itself `LlamaForCausalLM` (SmolLM2, TinyLlama, ...)."""
+"""Llama 2 and 3, and other models that call themselves `LlamaForCausalLM` (SmolLM2, TinyLlama, ...)."""
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
@@ -6,7 +6,7 @@ from personae.engine.models.common import decoder_config, uniform_windows
 
 
 def translate(architecture: str, fields: Fields, *, attention_scale: float | None = None) -> ModelConfig:
-    """Llama's `config.json`: full attention; `attention_bias` covers q, k, v and o."""
+    """Llama's `config.json`. Full attention; `attention_bias` covers q, k, v and o."""
     bias = fields.get("attention_bias", False)
     return decoder_config(
         architecture,

@@ -1,5 +1,5 @@
-"""Mistral: Llama with a sliding window in every layer, where `sliding_window` is not null. Of Mistral 3,
-which reads images too, the decoder."""
+"""Mistral: Llama with a sliding window in every layer, unless `sliding_window` is null. Also the decoder of
+Mistral 3, a model that reads images."""
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with a mixture of experts in every layer, whose weights add up to 1."""
+"""Mixtral: Mistral with a mixture of experts in every layer. A token's expert weights add up to 1."""
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields

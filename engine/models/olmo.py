@@ -1,5 +1,8 @@
-"""OLMo 2 and 3: norms after each half of a layer and none before, and over all heads of q and of k; in OLMo 3
-windows in three layers of four."""
+"""OLMo 2 and 3.
+
+Each half of a layer has a norm after it and none before it. The norms of q and k are over all heads. In OLMo
+3 three of four layers have a window.
+"""
 
 from dataclasses import replace
 
@@ -9,8 +12,8 @@ from personae.engine.models.common import decoder_config, ropes_by_window, unifo
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
-    """OLMo's `config.json`; `attention_bias` covers q, k, v and o. What stretches OLMo 3's rotary embedding
-    is for the layers without a window."""
+    """OLMo's `config.json`. `attention_bias` covers q, k, v and o. OLMo 3's rope scaling applies to the
+    layers without a window."""
     bias, ropes = fields.get("attention_bias", False), None
     if architecture == "Olmo2ForCausalLM":
         windows = uniform_windows(fields, None)

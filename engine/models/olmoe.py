@@ -1,4 +1,4 @@
-"""OLMoE: a mixture of experts in every layer, norms over all heads of q and of k."""
+"""OLMoE: a mixture of experts in every layer. The norms of q and k are over all heads."""
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
@@ -9,7 +9,7 @@ from personae.engine.models.common import activation, decoder_config, experts, u
 def translate(architecture: str, fields: Fields) -> ModelConfig:
     """OLMoE's `config.json`; `attention_bias` covers q, k, v and o."""
     if fields.raw("clip_qkv") is not None:
-        raise fields.error("clip_qkv", "is not served")
+        raise fields.error("clip_qkv", "is not supported")
     bias, windows = fields.get("attention_bias", False), uniform_windows(fields, None)
     count, top_k = experts(fields)
     moe = MoeSpec(

@@ -1,5 +1,5 @@
-"""Phi-3, Phi-3.5 and Phi-4: Llama with q, k and v as one module, gate and up as another, LongRoPE, and in
-Phi-4-mini a rotary embedding over a part of the head."""
+"""Phi-3, Phi-3.5 and Phi-4: Llama with merged q, k and v, merged gate and up, and LongRoPE. Phi-4-mini
+rotates only a part of each head."""
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
@@ -10,7 +10,7 @@ LONGROPE = ("longrope", "su", "yarn")  # all of these mean LongRoPE here
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
-    """Phi-3's `config.json`. `sliding_window` is often longer than the context; it is kept as it is."""
+    """Phi-3's `config.json`. `sliding_window` is often longer than the context; it is not changed."""
     window = fields.size("sliding_window") if "sliding_window" in fields else None
     windows = uniform_windows(fields, window)
     ropes = (phi_rope(fields),) * len(windows)
@@ -26,12 +26,12 @@ def phi_rope(fields: Fields) -> RopeConfig:
     dim = fields.size("head_dim", default=fields.size("hidden_size") // fields.size("num_attention_heads"))
     pairs, odd = divmod(int(dim * share), 2)
     if odd or not pairs:
-        raise place.error("partial_rotary_factor", f"{share:g} of {dim} dimensions are no pairs")
+        raise place.error("partial_rotary_factor", f"{share:g} of {dim} dimensions cannot form pairs")
     kind = rope_type(rope)
     if kind == "default":
         return RopeConfig(theta, share=share)
     if kind not in LONGROPE:
-        raise rope.error("rope_type", f"{kind!r} is not served, only default and longrope")
+        raise rope.error("rope_type", f"{kind!r} is not supported, only default and longrope")
     longest = fields.size("max_position_embeddings")
     place = rope if "original_max_position_embeddings" in rope else fields
     original = place.size("original_max_position_embeddings", default=4096)
@@ -53,5 +53,5 @@ def _factors(rope: Fields, name: str, pairs: int) -> tuple[float, ...]:
         raise rope.error(name, f"expected a list of {pairs} numbers")
     for value in values:
         if type(value) not in (int, float) or not 0 < value < float("inf"):
-            raise rope.error(name, f"{value!r} is no number over 0")
+            raise rope.error(name, f"{value!r} is not a number over 0")
     return tuple(map(float, values))

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: biases on q, k and v; a sliding window in the upper layers, where it is switched on."""
+"""Qwen2 and Qwen2.5: biases on q, k and v, and a sliding window in the upper layers if it is enabled."""
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields

@@ -1,4 +1,4 @@
-"""Qwen3: RMS norm over each head of q and k, a head size of its own (128 unless said)."""
+"""Qwen3: an RMS norm over each head of q and k, and a head size of its own (128 by default)."""
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields

@@ -1,5 +1,5 @@
-"""Qwen3 with mixtures of experts (30B-A3B, 235B-A22B): in all layers, but for those that `mlp_only_layers`
-and `decoder_sparse_step` leave dense."""
+"""Qwen3 with mixtures of experts (30B-A3B, 235B-A22B). All layers have experts, except those that
+`mlp_only_layers` and `decoder_sparse_step` leave dense."""
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama with layers that have no rotary embedding, every fourth unless said."""
+"""SmolLM3: Llama in which some layers have no rotary embedding, by default every fourth."""
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
@@ -6,7 +6,7 @@ from personae.engine.models.common import decoder_config, mixed_windows
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
-    """SmolLM3's `config.json`; `no_rope_layers` has a 1 for a layer with a rotary embedding, else 0."""
+    """SmolLM3's `config.json`. `no_rope_layers` has 1 for a layer with a rotary embedding, else 0."""
     layers, every = fields.size("num_hidden_layers"), fields.size("no_rope_layer_interval", default=4)
     rotated = fields.raw("no_rope_layers")
     if rotated is None:

@@ -1,8 +1,8 @@
-"""Weight formats, one small file each, imported when a model asks for one.
+"""Weight formats, one small file each, imported when a model uses one.
 
-A format is a class of `LinearMethod` (`base.py`): how the weight of a linear module is kept, filled, laid out
-and multiplied. A `Scheme` says which format each linear module has. To add a format: write the file; if
-`--quantize` is to offer it, give it a function `scheme` and add its name here.
+A format is a class of `LinearMethod` (`base.py`): how the weight of a linear module is kept, filled, packed
+and multiplied. A `Scheme` gives each linear module its format. To add a format, write its file. To offer it
+in `--quantize`, also give it a function `scheme` and add its name here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from personae.engine.quantization.base import Scheme
 
 QUANTIZATIONS = ("int8", "int4")
-"""What `--quantize` offers; each is a file of this folder."""
+"""The values of `--quantize`. Each is a file of this folder."""
 
 
 def scheme_of(name: str | None) -> Scheme:
-    """The scheme that `--quantize` asks for; None means that weights stay as they are.
+    """The scheme of a `--quantize` value; None keeps the weights' dtype.
 
     Raises LoadError if there is no such format.
     """

@@ -1,4 +1,4 @@
-"""What a weight format is: the parts that every file of this folder has."""
+"""The interface of a weight format, which every file of this folder implements."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -14,24 +14,25 @@ from personae.kernels.decoder import LinearWeights, PackedLinear, Weight, pack_l
 from personae.kernels.quantized import QuantizedWeight, Stored
 
 OUTPUT = "lm_head"
-"""The output matrix's name in a checkpoint, by which schemes know it."""
+"""The output matrix's name in a checkpoint. Schemes recognise it by this name."""
 
 
 class Product(Protocol):
-    """Multiplies with a weight."""
+    """Multiplies by a weight."""
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [T, inputs] -> x W^T + bias, [T, outputs]."""
 
     def plain(self) -> Tensor:
-        """W: [outputs, inputs]; a copy where it is packed or quantized."""
+        """W: [outputs, inputs]; a copy if it is packed or quantized."""
 
 
 class LinearMethod(ABC):
-    """The weight of one linear module: allocated, then filled by way of `params`, then `loaded`.
+    """The weight of one linear module: allocated, then filled through `params`, then `loaded`.
 
-    Then either `finish` gives what multiplies from now on, or a backend takes `weight` over. It multiplies as
-    it is, too. `own_copy`: an output matrix that is tied to the embedding is read from the file once more.
+    After that, either `finish` returns what multiplies from now on, or a backend takes `weight` over. It can
+    also multiply without either. `own_copy`: an output matrix that is tied to the embedding is read from the
+    file again.
     """
 
     own_copy: ClassVar[bool] = False
@@ -40,14 +41,14 @@ class LinearMethod(ABC):
 
     @abstractmethod
     def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> None:
-        """`dtype` is that of activations."""
+        """`dtype` is the activations' dtype."""
 
     def params(self, sizes: list[int]) -> Iterator[Weight]:
-        """The places to fill, of so many outputs each."""
+        """The views to fill, one per entry of `sizes`, with that many outputs."""
         yield from self.weight.split(sizes)
 
     def parts(self, outputs: int) -> list[Self]:
-        """It cut into modules of so many outputs each, which share its memory."""
+        """Modules of `outputs` outputs each, which share this weight's memory."""
         found = [copy(self) for _ in self.weight.split(outputs)]
         for part, weight in zip(found, self.weight.split(outputs), strict=True):
             part.weight = weight
@@ -55,14 +56,14 @@ class LinearMethod(ABC):
 
     @abstractmethod
     def tie(self, embedding: Tensor) -> None:
-        """The weight is that of the embedding, which is not filled yet."""
+        """Use the embedding's weight, which is not filled yet."""
 
-    def loaded(self) -> None:  # noqa: B027  # most have nothing to do
-        """Everything is filled, the embedding too."""
+    def loaded(self) -> None:  # noqa: B027  # most formats have nothing to do
+        """Everything is filled, including the embedding."""
 
     @abstractmethod
     def finish(self, bias: Tensor | None) -> Product:
-        """Lays the weight out for this machine; the original may be freed then."""
+        """Packs the weight for this machine. The original may be freed after that."""
 
     @abstractmethod
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -74,11 +75,12 @@ class LinearMethod(ABC):
 
 
 Scheme = Callable[[Sequence[str]], type[LinearMethod]]
-"""From a linear module's checkpoint names (of q, k and v: three) to its format."""
+"""From a linear module's checkpoint names (three for q, k and v) to its format."""
 
 
 class QuantizedMethod(LinearMethod):
-    """Few bits: multiplied by the device's backend where it can, else made plain for each product."""
+    """A quantized weight. The device's backend multiplies by it if it can; otherwise each product dequantizes
+    it."""
 
     kept: ClassVar[type[QuantizedWeight]]
 
@@ -90,7 +92,7 @@ class QuantizedMethod(LinearMethod):
         self._tied: Tensor | None = None
 
     def tie(self, embedding: Tensor) -> None:
-        """See `LinearMethod`: a copy, rounded when the embedding is there."""
+        """See `LinearMethod`: a copy, quantized once the embedding is filled."""
         self._tied = None if self.own_copy else embedding
 
     def loaded(self) -> None:
@@ -114,7 +116,7 @@ class QuantizedMethod(LinearMethod):
 
 
 class Backend:
-    """A weight, and a bias, that a backend has taken over."""
+    """A weight, and a bias, in a backend's packed form."""
 
     def __init__(self, packed: PackedLinear) -> None:
         self.packed = packed
@@ -129,17 +131,17 @@ class Backend:
 
 
 def load(name: str, place: Weight, stored: Stored) -> None:
-    """Fills a parameter with a tensor of a checkpoint, converting its dtype on the way.
+    """Fills a parameter with a tensor of a checkpoint, and converts its dtype on the way.
 
-    Raises ModelLoadError where its values do not fit.
+    Raises ModelLoadError if its values do not fit.
     """
     if isinstance(place, QuantizedWeight):
         place.load(stored)
         if not place.finite():
             raise ModelLoadError(
-                f"{name} has values that are not finite, of which quantized weights have none"
+                f"{name} has values that are not finite, which quantized weights cannot represent"
             )
         return
     stored.copy_to(place)
     if place.dtype is torch.float16 and not place.isfinite().all():
-        raise ModelLoadError(f"{name} does not fit into float16; use bfloat16 or float32")
+        raise ModelLoadError(f"{name} has values that do not fit into float16; use bfloat16 or float32")

@@ -1,7 +1,7 @@
-"""GGUF's formats that stay as they are in the file: 32 inputs of an output share a float16 scale.
+"""GGUF's formats that keep the file's bits: 32 inputs of an output share a float16 scale.
 
-What a block means is rounded to the model's dtype and multiplied so: a product has the same bits as that of
-the weight made plain. The other formats are made plain when they are read (`engine/checkpoints/gguf/`).
+Dequantized values are rounded to the model's dtype before the product. So a product has the same bits as with
+the dequantized weight. Other formats are dequantized when they are read (`engine/checkpoints/gguf/`).
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from personae.kernels.quantized import QuantizedWeight, Stored
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight(QuantizedWeight):
-    """rows: [outputs, bytes] uint8, the blocks of each output's row as the file has them."""
+    """rows: [outputs, bytes] uint8, the blocks of each output's row as in the file."""
 
     type: ClassVar[GGMLQuantizationType]
 
@@ -27,7 +27,7 @@ class BlockWeight(QuantizedWeight):
 
     @classmethod
     def empty(cls, outputs: int, inputs: int, device: torch.device) -> Self:
-        """One to be filled. inputs: a multiple of a block's."""
+        """A weight to be filled. inputs: a multiple of the block's size."""
         elements, size = GGML_QUANT_SIZES[cls.type]
         return cls(inputs, torch.empty(outputs, inputs // elements * size, dtype=torch.uint8, device=device))
 
@@ -42,7 +42,7 @@ class BlockWeight(QuantizedWeight):
         return bool(scales.contiguous().view(torch.float16).isfinite().all())
 
     def write(self, weight: Tensor) -> None:
-        """It is filled from a file's blocks."""
+        """Not supported: it is filled with a file's blocks."""
         raise NotImplementedError
 
     def read(self) -> Tensor:
@@ -78,7 +78,7 @@ class Q4_1Weight(BlockWeight):
 
 
 class BlockMethod(QuantizedMethod):
-    """A weight in the file's own bits."""
+    """A weight that keeps the file's bits."""
 
     own_copy = True
 

@@ -1,7 +1,7 @@
-"""Four and a half bits a weight: 16 levels, a step of eight bits for 16 inputs, a scale for each output.
+"""Four and a half bits per weight: 16 levels, an eight-bit step for every 16 inputs, and a scale per output.
 
-A level times a step is a number that bfloat16 holds exactly, and a whole sum is multiplied by its output's
-scale. How a row is rounded follows from that row alone.
+bfloat16 represents a level times a step exactly, and the whole sum is multiplied by the output's scale. The
+rounding of a row depends on that row alone.
 """
 
 from collections.abc import Sequence
@@ -19,21 +19,21 @@ from personae.engine.quantization.scaled import ScaledWeight
 GROUP = 16  # inputs that share a step
 LEAST, MOST = -8, 7
 
-# Which multiple of the step a group's largest weight may be; with sixteen more the error is 1 % less.
+# The multiples of the step that a group's largest weight may be. Sixteen more reduce the error by only 1 %.
 _REACH = (-8.0, -8.0 / 0.96, 8.0 / 1.12, -8.0 / 1.04)
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Weight(ScaledWeight):
-    """W = levels * steps * scales. Sixteen inputs share a step, a float of eight bits, so 4.5 bits a weight.
+    """W = levels * steps * scales. Sixteen inputs share a step, an eight-bit float, so 4.5 bits per weight.
 
-    A step is (1 + fraction / 16) * 2^(exponent - 7) with a sign, which is the upper bit of its code; three
-    bits of exponent and four of fraction follow. So a level times a step has eight bits, as bfloat16. A group
-    gets the step with the least squared error of some that are tried. (GGUF's Q4_0 has 32 inputs and a step
-    of 16 bits.)
+    A step is (1 + fraction / 16) * 2^(exponent - 7) with a sign. The highest bit of its code is the sign,
+    followed by three bits of exponent and four of fraction. So a level times a step has eight significant
+    bits, as bfloat16. A group uses the step with the least squared error among several candidates. (GGUF's
+    Q4_0 has 32 inputs and a 16-bit step.)
 
-    levels: [outputs, groups * 8] int8, -8 to 7, an even input's in the lower half of a byte. steps: [outputs,
-    groups] uint8, the codes. The last group is filled up with zeros.
+    levels: [outputs, groups * 8] int8, -8 to 7, with an even input in the lower half of a byte. steps:
+    [outputs, groups] uint8, the codes. The last group is padded with zeros.
     """
 
     kind: ClassVar[str] = "int4"
@@ -43,7 +43,7 @@ class Int4Weight(ScaledWeight):
 
     @classmethod
     def empty(cls, outputs: int, inputs: int, device: torch.device) -> "Int4Weight":
-        """One to be filled."""
+        """A weight to be filled."""
         groups = -(-inputs // GROUP)
         levels = torch.empty(outputs, groups * GROUP // 2, dtype=torch.int8, device=device)
         steps = torch.empty(outputs, groups, dtype=torch.uint8, device=device)
@@ -53,7 +53,7 @@ class Int4Weight(ScaledWeight):
         """See `QuantizedWeight`."""
         scales = weight.abs().amax(1, keepdim=True) / -LEAST
         even = functional.pad(weight / scales, (0, -self.inputs % GROUP)).nan_to_num_(0, 0, 0)
-        groups = even.view(-1, GROUP).T.contiguous()  # many to a vector
+        groups = even.view(-1, GROUP).T.contiguous()  # a group per column, so that vectors span many groups
         top, bottom = groups.amax(0), groups.amin(0)
         largest = torch.where(top > -bottom, top, bottom)
         least, codes = torch.full_like(top, torch.inf), _code(top)
@@ -76,18 +76,18 @@ class Int4Weight(ScaledWeight):
 
 
 def _levels(groups: Tensor, step: Tensor) -> Tensor:
-    """The nearest multiples of a step for each group, which is a column."""
+    """The nearest multiples of the step for each group, which is a column."""
     return (groups / step).round_().clamp_(LEAST, MOST)
 
 
 def _code(step: Tensor) -> Tensor:
-    """The nearest step's code, int32: the upper bits of a float32 with a lesser exponent."""
+    """The nearest step's code, int32: the upper bits of a float32 with a smaller exponent."""
     code = (step.abs().view(torch.int32) + (1 << 18) >> 19) - (120 << 4)
     return code.clamp_(0, 127) | step.signbit().int() << 7
 
 
 def _step(code: Tensor) -> Tensor:
-    """The other way, float32."""
+    """The inverse of `_code`, float32."""
     size = ((code & 127) + (120 << 4) << 19).view(torch.float32)
     return torch.where(code > 127, -size, size)
 
@@ -99,5 +99,6 @@ class Int4(QuantizedMethod):
 
 
 def scheme(names: Sequence[str]) -> type[LinearMethod]:
-    """Every module, but the output matrix is int8: it rounds each token's logit by itself."""
+    """int4 for every module except the output matrix, which is int8: it rounds the logit of each token
+    separately."""
     return Int8 if OUTPUT in names else Int4

@@ -1,4 +1,4 @@
-"""What int8 and int4 have in common: a scale for each output."""
+"""What int8 and int4 share: a scale per output."""
 
 from dataclasses import dataclass
 

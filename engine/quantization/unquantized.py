@@ -1,5 +1,4 @@
-"""Weights in the model's dtype. On a CPU bfloat16 is laid out as oneDNN likes it, or as our own product
-does."""
+"""Weights in the model's dtype. On a CPU, bfloat16 is packed for oneDNN or for our own product."""
 
 from collections.abc import Sequence
 
@@ -20,11 +19,11 @@ class Unquantized(LinearMethod):
         self.weight = torch.empty(outputs, inputs, dtype=dtype, device=device)
 
     def tie(self, embedding: Tensor) -> None:
-        """See `LinearMethod`: the same memory."""
+        """See `LinearMethod`: shares the embedding's memory."""
         self.weight = embedding
 
     def finish(self, bias: Tensor | None) -> Product:
-        """See `LinearMethod`. The plain weight is freed, unless a tied embedding holds it."""
+        """See `LinearMethod`. The plain weight is freed, unless a tied embedding uses it."""
         return OneDnn(self.weight) if can_pack(self.weight) else self
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -37,9 +36,9 @@ class Unquantized(LinearMethod):
 
 
 class BatchInvariant(Unquantized):
-    """On a CPU bfloat16 is multiplied by our own product: a row has the same bits in any company. It is as
-    fast as oneDNN's for the few rows of decode steps, and takes up to 1.7 times as long for the many of a
-    prompt."""
+    """On a CPU, bfloat16 uses our own product, in which a row's bits do not depend on the other rows. It is
+    as fast as oneDNN's for the few rows of decode steps, and takes up to 1.7 times as long for the many rows
+    of a prompt."""
 
     def finish(self, bias: Tensor | None) -> Product:
         """See `LinearMethod`."""
@@ -48,8 +47,8 @@ class BatchInvariant(Unquantized):
 
 
 class OneDnn:
-    """Bfloat16 in oneDNN's layout: at decode sizes up to twice as fast, since the plain product reorders the
-    weight at each call."""
+    """bfloat16 in oneDNN's packed layout. At decode sizes it is up to twice as fast, because the plain
+    product reorders the weight in each call."""
 
     def __init__(self, weight: Tensor) -> None:
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
@@ -75,7 +74,7 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def batch_invariant(scheme: Scheme) -> Scheme:
-    """The same, with `BatchInvariant` for what is not quantized."""
+    """The same scheme with `BatchInvariant` for modules that are not quantized."""
 
     def chosen(names: Sequence[str]) -> type[LinearMethod]:
         method = scheme(names)
@@ -85,5 +84,5 @@ def batch_invariant(scheme: Scheme) -> Scheme:
 
 
 def scheme(names: Sequence[str]) -> type[LinearMethod]:
-    """Every module."""
+    """The model's dtype for every module."""
     return Unquantized

@@ -189,7 +189,7 @@ def test_what_is_not_served_is_refused_by_name(field: str, overrides: dict[str, 
 
 def test_who_names_an_architecture_that_is_not_served_is_told_which_are(tmp_path: Path) -> None:
     with pytest.raises(
-        ModelLoadError, match=r"'MambaForCausalLM' is not served; these are: .*Qwen3ForCausalLM"
+        ModelLoadError, match=r"'MambaForCausalLM' is not supported; supported are: .*Qwen3ForCausalLM"
     ):
         read_config(folder(tmp_path, architectures=["MambaForCausalLM"]))
 

@@ -117,7 +117,7 @@ def test_the_memory_that_a_model_needs_counts_its_experts(
         ("qwen3_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok: 7 is more than the 6 experts"),
         ("mixtral", {"num_local_experts": ...}, "num_experts: is missing"),
         ("qwen3_moe", {"moe_intermediate_size": ...}, "moe_intermediate_size: is missing"),
-        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv: is not served"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv: is not supported"),
     ],
 )
 def test_a_config_that_cannot_be_served_is_refused_by_its_field(

@@ -1,1 +1,1 @@
-"""Models in GGUF, llama.cpp's format of one file."""
+"""Models in GGUF, llama.cpp's single-file format."""

@@ -1,4 +1,4 @@
-"""A model in GGUF: one file, or several parts of one."""
+"""A model in GGUF: one file, or several parts."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from personae.engine.quantization.unquantized import Unquantized
 from personae.engine.tokenizer_files import TokenizerFiles
 from personae.kernels.registry import optional
 
-PLAIN = {"F32": "float32", "F16": "float16"}  # the rest is run in bfloat16
+PLAIN = {"F32": "float32", "F16": "float16"}  # all other types run in bfloat16
 
 
 class GgufFile:
@@ -35,7 +35,7 @@ class GgufFile:
 
     @property
     def name(self) -> str:
-        """See `Checkpoint`: the file's name, without what says that it is a part."""
+        """See `Checkpoint`: the file's name without its part number."""
         match = PART.fullmatch(self.path.name)
         return match[1] if match else self.path.name.removesuffix(".gguf")
 
@@ -53,7 +53,8 @@ class GgufFile:
         config = read_gguf_config(self._metadata, tensors, partial(factors, self._headers[0]))
         if len(self._metadata.texts("tokenizer.ggml.tokens")) > config.vocab_size:
             raise self._metadata.error(
-                "tokenizer.ggml.tokens", f"are more than the {config.vocab_size} rows of token_embd.weight"
+                "tokenizer.ggml.tokens",
+                f"has more tokens than token_embd.weight has rows, {config.vocab_size}",
             )
         return config
 
@@ -94,8 +95,8 @@ class GgufFile:
         dtype: str,
         quantize: str | None,
     ) -> Numerics:
-        """See `Checkpoint`. "auto": blocks that the device's backend multiplies stay as they are, with
-        activations in bfloat16; a file of F32 or of F16 is run in that, and all else in bfloat16."""
+        """See `Checkpoint`. "auto": blocks that the device's backend can multiply keep their format, with
+        activations in bfloat16. A file of F32 or of F16 runs in that type, everything else in bfloat16."""
         if dtype != "auto" or quantize is not None:
             return Numerics(
                 dtype_of("dtype", "bfloat16" if dtype == "auto" else dtype), scheme_of(quantize), quantize
@@ -116,6 +117,6 @@ class GgufFile:
 
 
 def _weight(name: str, stored: Mapping[str, StoredTensor]) -> StoredTensor:
-    """A module's weight; an output matrix that is not there is the embedding."""
+    """A module's weight. If there is no output matrix, the embedding is used."""
     weight = f"{name}.weight"
     return stored[EMBEDDING] if weight == OUTPUT and weight not in stored else stored[weight]

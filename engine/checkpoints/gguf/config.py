@@ -1,4 +1,4 @@
-"""What GGUF's metadata means in the words of `config.json`, which the families translate."""
+"""Translates GGUF's metadata into the fields of `config.json`, which the model families read."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,9 +16,9 @@ from personae.engine.layers.rotary import RopeConfig
 from personae.engine.models import family
 from personae.errors import ModelLoadError
 
-LONGEST = 2**24  # tokens of context that are believed
-LARGEST_HEAD = 2**14  # dimensions, and how many of them
-# What changes the arithmetic, in other architectures than these or in models that none of these is.
+LONGEST = 2**24  # the longest context, in tokens, that is accepted
+LARGEST_HEAD = 2**14  # the most dimensions of a head, and the most heads
+# Fields that change the arithmetic, and that no supported architecture needs.
 UNSERVED = (
     "expert_count",
     "attn_logit_softcapping",
@@ -32,13 +32,12 @@ UNSERVED = (
 SCALES = ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")  # Granite's
 
 Translate = Callable[[Metadata, str, dict[str, Any]], None]
-"""Adds to config.json's fields what one architecture has in addition to the common ones; the name is the
-prefix of its metadata."""
+"""Adds an architecture's own fields to config.json's common ones. The name is the prefix of its metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """name: in `config.json`. permuted: pairs that are rotated together lie side by side in q and k."""
+    """name: in `config.json`. permuted: in q and k, the two rows that are rotated together are neighbours."""
 
     name: str
     permuted: bool = False
@@ -50,9 +49,9 @@ def read_gguf_config(
     tensors: Mapping[str, TensorInfo],
     factors: Callable[[str], tuple[float, ...]],
 ) -> ModelConfig:
-    """The shape of a file's model. `factors` reads one of the tensors that stretch the rotary embedding.
+    """The shape of a file's model. `factors` reads one of the tensors that scale the rotary embedding.
 
-    Raises ModelLoadError, naming the field at fault.
+    Raises ModelLoadError, which names the field.
     """
     architecture = architecture_of(metadata)
     prefix = metadata.text("general.architecture")
@@ -74,7 +73,7 @@ def read_gguf_config(
     assert translate is not None
     config = replace(
         translate(name, Fields(values, metadata.where)),
-        norm_offset=0.0,  # a file's norms have it in them
+        norm_offset=0.0,  # GGUF adds the offset to the stored norms
     ).with_layers(partial(_with_biases, tensors))
     if "rope_freqs.weight" in tensors:
         config = _with_factors(metadata, config, factors("rope_freqs.weight"))
@@ -95,7 +94,7 @@ def _with_biases(tensors: Mapping[str, TensorInfo], layer: LayerSpec) -> LayerSp
 
 
 def _dense(layer: LayerSpec) -> tuple[AttentionSpec, MlpSpec]:
-    """Its parts: no other kinds are served from GGUF."""
+    """The layer's blocks. Other kinds of blocks are not supported in GGUF."""
     assert isinstance(layer.attention, AttentionSpec)
     assert isinstance(layer.mlp, MlpSpec)
     return layer.attention, layer.mlp
@@ -107,19 +106,20 @@ def _any(tensors: Mapping[str, TensorInfo], *names: str) -> bool:
 
 
 def architecture_of(metadata: Metadata) -> Architecture:
-    """That of a file. Raises ModelLoadError where it is none that is served, or no model at all."""
+    """The architecture of a file. Raises ModelLoadError if it is not supported, or if the file is not a
+    model."""
     kind = metadata.text("general.type", default="model")
     if kind != "model":
         what = {
-            "adapter": "a LoRA adapter; adapters are served in PEFT's format",
-            "imatrix": "an importance matrix (imatrix), which says how to quantize a model and is none",
+            "adapter": "a LoRA adapter; adapters are supported in PEFT's format",
+            "imatrix": "an importance matrix (imatrix), which says how to quantize a model; name the model",
             "mmproj": "the part of a model that reads images; name the file with the language model",
         }
-        raise metadata.error("general.type", f"this is {what.get(kind, f'no model but of type {kind!r}')}")
+        raise metadata.error("general.type", f"this is {what.get(kind, f'not a model but of type {kind!r}')}")
     name = metadata.text("general.architecture")
     if name not in ARCHITECTURES:
         raise metadata.error(
-            "general.architecture", f"{name!r} is not served; these are: {', '.join(ARCHITECTURES)}"
+            "general.architecture", f"{name!r} is not supported; supported are: {', '.join(ARCHITECTURES)}"
         )
     return ARCHITECTURES[name]
 
@@ -128,11 +128,11 @@ def _common(metadata: Metadata, prefix: str, tensors: Mapping[str, TensorInfo]) 
     for field in UNSERVED:
         key = f"{prefix}.{field}"
         if metadata.raw(key) not in (None, 0, False):
-            raise metadata.error(key, "is not served")
+            raise metadata.error(key, "is not supported")
     if prefix != "granite":
         for field in SCALES:
             if f"{prefix}.{field}" in metadata:
-                raise metadata.error(f"{prefix}.{field}", "is served in Granite only")
+                raise metadata.error(f"{prefix}.{field}", "is supported in Granite only")
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelLoadError(f"{metadata.where} has no matrix token_embd.weight")
@@ -168,27 +168,27 @@ def _common(metadata: Metadata, prefix: str, tensors: Mapping[str, TensorInfo]) 
 
 
 def _head_size(metadata: Metadata, prefix: str, values: dict[str, Any]) -> int:
-    """The size of a head, which goes into `values` where the file has it; its part that is rotated too."""
+    """The size of a head. Adds it, and its rotated part, to `values`."""
     heads = values["num_attention_heads"]
     if not heads:
         raise metadata.error(f"{prefix}.attention.head_count", "must be at least 1")
     key, value = f"{prefix}.attention.key_length", f"{prefix}.attention.value_length"
     head = metadata.integer(key, default=values["hidden_size"] // heads)
     if not 0 < head <= LARGEST_HEAD or heads > LARGEST_HEAD:
-        raise metadata.error(key, f"{heads} heads of {head} are no sizes of a model")
+        raise metadata.error(key, f"{heads} heads of {head} dimensions are not plausible sizes")
     if metadata.integer(value, default=head) != head:
-        raise metadata.error(value, f"differs from {key}, which is not served")
+        raise metadata.error(value, f"differs from {key}, which is not supported")
     values["head_dim"] = head
     turned = metadata.integer(f"{prefix}.rope.dimension_count", default=head)
     if turned != head:
         if prefix != "phi3":
-            raise metadata.error(f"{prefix}.rope.dimension_count", f"{turned} of {head} is not served")
+            raise metadata.error(f"{prefix}.rope.dimension_count", f"{turned} of {head} is not supported")
         values["partial_rotary_factor"] = turned / head
     return head
 
 
 def _rope(metadata: Metadata, prefix: str, values: dict[str, Any], head: int) -> None:
-    """How the rotary embedding is stretched."""
+    """Adds the scaling of the rotary embedding to `values`."""
     scaling = f"{prefix}.rope.scaling"
     kind = metadata.text(f"{scaling}.type", default="none")
     factor = (
@@ -207,7 +207,7 @@ def _rope(metadata: Metadata, prefix: str, values: dict[str, Any], head: int) ->
             values["rope_scaling"]["beta_slow"] = metadata.number(f"{scaling}.yarn_beta_slow")
     elif kind not in ("none", "longrope"):
         raise metadata.error(
-            f"{scaling}.type", f"{kind!r} is not served, only none, linear, yarn and longrope"
+            f"{scaling}.type", f"{kind!r} is not supported, only none, linear, yarn and longrope"
         )
     if kind in ("yarn", "longrope") or prefix == "phi3":
         if original in metadata and metadata.integer(original):
@@ -219,7 +219,7 @@ def _rope(metadata: Metadata, prefix: str, values: dict[str, Any], head: int) ->
 
 
 def _with_factors(metadata: Metadata, config: ModelConfig, factors: tuple[float, ...]) -> ModelConfig:
-    """Llama 3's stretching: each pair's frequency is divided by a factor of its own."""
+    """Llama 3's rope scaling: each pair's frequency is divided by its own factor."""
     pairs = _dense(config.layer_specs[0])[0].head_dim // 2
     if len(factors) != pairs:
         raise ModelLoadError(
@@ -231,7 +231,7 @@ def _with_factors(metadata: Metadata, config: ModelConfig, factors: tuple[float,
             return None
         if rope.type != "default":
             raise ModelLoadError(
-                f"{metadata.where}: rope_freqs.weight and rope.scaling are not served together"
+                f"{metadata.where}: rope_freqs.weight and rope.scaling are not supported together"
             )
         return replace(
             rope,
@@ -256,7 +256,7 @@ def _gemma3(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
     )
     values["rope_local_base_freq"] = metadata.number(f"{prefix}.rope.freq_base_swa", default=10000.0)
     heads, largest = values["num_attention_heads"], values["num_hidden_layers"] == 62
-    # Not in the file: the model of 27B has scores by its hidden size, the others by their heads' size.
+    # Not in the file: the 27B model scales scores by its hidden size, the others by the size of a head.
     values["query_pre_attn_scalar"] = float(values["hidden_size"] // heads if largest else values["head_dim"])
 
 
@@ -284,7 +284,7 @@ def _phi3(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
     values["sliding_window"] = window or None
     rope = values.get("rope_scaling")
     if rope is not None and "rope_type" not in rope:
-        del values["rope_scaling"]  # a factor of scores without a stretching: none
+        del values["rope_scaling"]  # an attention factor without scaling has no effect
 
 
 ARCHITECTURES: dict[str, Architecture] = {

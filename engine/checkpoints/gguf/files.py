@@ -33,7 +33,7 @@ def metadata_of(headers: Sequence[Header]) -> Metadata:
 
 
 def parts(path: Path) -> list[Path]:
-    """The files of a model of which one was named, the first. Raises ModelLoadError where one is missing."""
+    """All files of a model, given the first one. Raises ModelLoadError if one is missing."""
     match = PART.fullmatch(path.name)
     if match is None:
         return [path]
@@ -43,12 +43,12 @@ def parts(path: Path) -> list[Path]:
     found = [path.with_name(f"{stem}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
     missing = [file.name for file in found if not file.is_file()]
     if missing:
-        raise ModelLoadError(f"{path.name} has parts that are not there: {listing(missing)}")
+        raise ModelLoadError(f"{path.name} has missing parts: {listing(missing)}")
     return found
 
 
 def gguf_in(folder: Path) -> Path | None:
-    """The model in GGUF that a folder holds, or None.
+    """The GGUF model in a folder, or None.
 
     Raises ModelLoadError if there are several.
     """
@@ -56,6 +56,6 @@ def gguf_in(folder: Path) -> Path | None:
     firsts = [path for path in files if (part := PART.fullmatch(path.name)) is None or part[2] == "00001"]
     if len(firsts) > 1:
         raise ModelLoadError(
-            f"{folder} holds several models; name one of the files: {listing(path.name for path in firsts)}"
+            f"{folder} has several models; name one of the files: {listing(path.name for path in firsts)}"
         )
     return firsts[0] if firsts else files[0] if files else None

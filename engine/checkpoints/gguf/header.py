@@ -1,7 +1,7 @@
-"""A GGUF file's header, read without trust: every length in it is compared with what the file has left.
+"""Reads a GGUF file's header without trusting it: every length is checked against the rest of the file.
 
-The package `gguf` gives the format's numbers, names and arithmetic; its own reader believes what the header
-says, and takes an array for each string of the vocabulary.
+The package `gguf` provides the format's numbers, names and arithmetic. Its own reader trusts the header, and
+makes an array for each string of the vocabulary.
 """
 
 import mmap
@@ -20,7 +20,7 @@ from personae.errors import ModelLoadError
 VERSIONS = (2, 3)
 MOST_DIMENSIONS = 4
 _LONGEST_NAME = 2**16
-_LEAST_FIELD, _LEAST_TENSOR = 13, 24  # bytes
+_LEAST_FIELD, _LEAST_TENSOR = 13, 24  # the fewest bytes of an entry
 _SCALARS = {
     GGUFValueType.UINT8: "<u1",
     GGUFValueType.INT8: "<i1",
@@ -38,8 +38,8 @@ _SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One entry of the tensor table. `shape` is [outputs, inputs], as elsewhere; `start`: of its bytes in the
-    file."""
+    """One entry of the tensor table. `shape` is [outputs, inputs], as elsewhere. `start`: where its bytes
+    begin in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,7 +50,8 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Metadata as Python has it (arrays of numbers as numpy's), and tensors by name, in the file's order."""
+    """Metadata as Python values (arrays of numbers as numpy's), and the tensors by name, in the file's
+    order."""
 
     path: Path
     metadata: dict[str, Any]
@@ -58,12 +59,12 @@ class Header:
     memory: mmap.mmap
 
     def bytes_of(self, tensor: TensorInfo) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
-        """A tensor's bytes, not copied."""
+        """A tensor's bytes, without a copy."""
         return np.frombuffer(self.memory, np.uint8, tensor.bytes, tensor.start)
 
 
 def read_header(path: Path) -> Header:
-    """Reads the header of one file. Raises ModelLoadError with what is wrong."""
+    """Reads the header of one file. Raises ModelLoadError, which says what is wrong."""
     try:
         with path.open("rb") as file:
             if file.read(4) != struct.pack("<I", GGUF_MAGIC):
@@ -74,10 +75,10 @@ def read_header(path: Path) -> Header:
     cursor = _Cursor(memory, path.name)
     version = cursor.number("<u4")
     if version & 0xFFFF == 0:
-        raise cursor.error("is big-endian, which is not served")
+        raise cursor.error("is big-endian, which is not supported")
     if version not in VERSIONS:
         raise cursor.error(
-            f"is GGUF version {version}; versions {' and '.join(map(str, VERSIONS))} are served"
+            f"is GGUF version {version}; versions {' and '.join(map(str, VERSIONS))} are supported"
         )
     tensors, fields = cursor.count(_LEAST_TENSOR, "tensors"), cursor.count(_LEAST_FIELD, "metadata fields")
     metadata: dict[str, Any] = {}
@@ -95,7 +96,8 @@ def _placed(
     metadata: dict[str, Any],
     cursor: "_Cursor",
 ) -> dict[str, TensorInfo]:
-    """The tensors where they are: one after the other, as they are written, so that none shares its bytes."""
+    """The tensors with their places in the file. They must follow one another, as they are written, so that
+    no two overlap."""
     alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise cursor.error(f"has general.alignment {alignment!r}, which is not a power of two")
@@ -105,7 +107,7 @@ def _placed(
         elements, size = GGML_QUANT_SIZES[type_]
         if shape[-1] % elements:
             raise cursor.error(
-                f"says that {name} has rows of {shape[-1]}, no multiple of {type_.name}'s {elements}"
+                f"says that {name} has rows of {shape[-1]}, not a multiple of {type_.name}'s {elements}"
             )
         if name in found:
             raise cursor.error(f"has the tensor {name} twice")
@@ -128,7 +130,7 @@ def _padded(size: int, alignment: int) -> int:
 
 
 class _Cursor:
-    """A place in a file, which moves on with what is read there."""
+    """A position in a file, which advances as values are read."""
 
     def __init__(self, memory: mmap.mmap, name: str) -> None:
         self.memory = memory
@@ -136,11 +138,11 @@ class _Cursor:
         self._name = name
 
     def error(self, why: str) -> ModelLoadError:
-        """An error about the file, to be raised by the caller."""
+        """An error about the file, for the caller to raise."""
         return ModelLoadError(f"{self._name} {why}")
 
     def take(self, size: int, what: str) -> int:
-        """Moves over `size` bytes; where they begin."""
+        """Advances by `size` bytes. Returns where they begin."""
         begin = self.at
         if size > len(self.memory) - begin:
             raise self.error(f"ends within {what}; is the download complete?")
@@ -148,16 +150,16 @@ class _Cursor:
         return begin
 
     def number(self, kind: str, what: str = "its header") -> Any:
-        """A number of numpy's `kind`."""
+        """A number of numpy's type `kind`."""
         begin = self.take(np.dtype(kind).itemsize, what)
         return np.frombuffer(self.memory, kind, 1, begin)[0].item()
 
     def count(self, least: int, what: str) -> int:
-        """A number of things that have at least so many bytes each."""
+        """The number of entries that have at least `least` bytes each."""
         found: int = self.number("<u8")
         if found > (len(self.memory) - self.at) // least:
             raise self.error(
-                f"says that it has {found} {what}, for which it is too small; is the download complete?"
+                f"is too small for the {found} {what} that it claims to have; is the download complete?"
             )
         return found
 
@@ -172,7 +174,7 @@ class _Cursor:
         return found
 
     def text(self, length: int, what: str) -> str:
-        """So many bytes, as text."""
+        """The next `length` bytes as text."""
         begin = self.take(length, what)
         try:
             return self.memory[begin : self.at].decode()
@@ -180,7 +182,7 @@ class _Cursor:
             raise self.error(f"has {what} that is not UTF-8") from None
 
     def value(self, key: str) -> Any:
-        """A metadata field's value, with its type before it."""
+        """A metadata field's value, after its type."""
         kind = self._kind(key)
         if kind is GGUFValueType.STRING:
             return self.text(self.number("<u8", key), key)
@@ -191,18 +193,16 @@ class _Cursor:
     def _array(self, key: str) -> Any:
         kind, length = self._kind(key), self.number("<u8", key)
         if kind is GGUFValueType.ARRAY:
-            raise self.error(f"has arrays within the array {key}, which is not served")
+            raise self.error(f"has arrays within the array {key}, which is not supported")
         if kind is not GGUFValueType.STRING:
             dtype = np.dtype(_SCALARS[kind])
             return np.frombuffer(self.memory, dtype, length, self.take(length * dtype.itemsize, key))
         if length > (len(self.memory) - self.at) // 8:
-            raise self.error(
-                f"says that {key} has {length} strings, for which it is too small; is the download complete?"
-            )
+            raise self.error(f"is too small for the {length} strings of {key}; is the download complete?")
         return self._strings(length, key)
 
     def _strings(self, count: int, key: str) -> list[str]:
-        """The vocabulary is hundreds of thousands of them: no calls on the way."""
+        """Reads strings without a call per string: a vocabulary has hundreds of thousands."""
         memory, at, end = self.memory, self.at, len(self.memory)
         length_of: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
         found: list[str] = []

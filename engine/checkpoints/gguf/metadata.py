@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file, each field read with its type; every error names the file and the field."""
+"""Metadata of a GGUF file, read with type checks. Every error names the file and the field."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ _LARGEST = 2**31
 
 
 class Metadata:
-    """`values` by key, as the header has them; `where`: the file's name."""
+    """`values` by key, as the header has them. `where`: the file's name."""
 
     def __init__(self, values: dict[str, Any], where: str) -> None:
         self._values = values
@@ -24,22 +24,23 @@ class Metadata:
         return iter(self._values)
 
     def error(self, key: str, why: str) -> ModelLoadError:
-        """An error about one field, to be raised by the caller."""
+        """An error about one field, for the caller to raise."""
         return ModelLoadError(f"{self.where}: {key}: {why}")
 
     def raw(self, key: str) -> Any:
-        """A field as it is, None where absent."""
+        """The field's value, unchecked; None if it is absent."""
         return self._values.get(key)
 
     def text(self, key: str, *, default: str | None = None) -> str:
-        """A string; without a default it must be there."""
+        """A string. Without a default it is required."""
         value = self._given(key, default)
         if not isinstance(value, str):
             raise self.error(key, f"expected a string, found {_shown(value)}")
         return value
 
     def integer(self, key: str, *, default: int | None = None) -> int:
-        """An integer from 0 to 2^31. An array of one integer over and over, for each layer, is one."""
+        """An integer from 0 to 2^31. An array that repeats one integer, one per layer, counts as that
+        integer."""
         value = self._given(key, default)
         if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
             value = value[0].item()
@@ -48,7 +49,7 @@ class Metadata:
         return value
 
     def number(self, key: str, *, default: float | None = None) -> float:
-        """A finite number; an integer counts as one."""
+        """A finite number, which may be an integer."""
         value = self._given(key, default)
         if type(value) not in (int, float) or not abs(value) < float("inf"):
             raise self.error(key, f"expected a number, found {_shown(value)}")

@@ -1,4 +1,4 @@
-"""The tensors of GGUF files under the names that a decoder has for them, rows in its order."""
+"""The tensors of GGUF files, with the decoder's names and in its order of rows."""
 
 import re
 from collections.abc import Iterable
@@ -41,15 +41,15 @@ LAYER = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-MERGED = {"ffn_up": "mlp.gate_up_proj"}  # where gate and up are one
-POST_NORMS = {"ffn_norm": "pre_feedforward_layernorm"}  # where there are norms on both sides
+MERGED = {"ffn_up": "mlp.gate_up_proj"}  # if gate and up are one tensor
+POST_NORMS = {"ffn_norm": "pre_feedforward_layernorm"}  # if there are norms before and after each half
 _OF_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)")
-_CHUNK = 2**22  # elements that are made plain at a time
+_CHUNK = 2**22  # elements that are dequantized at a time
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor(StoredTensor):
-    """order: which row of the file's is each row; None for the same."""
+    """order: for each row, its row in the file; None for the same order."""
 
     header: Header
     info: TensorInfo
@@ -86,7 +86,7 @@ def _typed(rows: Tensor, type: GGMLQuantizationType) -> "np.ndarray[tuple[int, .
 
 
 def named(headers: Iterable[Header], config: ModelConfig, *, permuted: bool) -> dict[str, StoredTensor]:
-    """All tensors of the files; unknown ones under their own name.
+    """All tensors of the files. Unknown ones keep their own name.
 
     permuted: see `Architecture`.
     """
@@ -128,7 +128,7 @@ def _name(name: str, config: ModelConfig) -> str:
 
 
 def _attention(config: ModelConfig) -> AttentionSpec:
-    """That of the first layer; all layers have the same heads."""
+    """The attention of the first layer. All layers have the same heads."""
     attention = config.layer_specs[0].attention
     assert isinstance(attention, AttentionSpec)
     return attention
@@ -139,21 +139,22 @@ def _both_norms(config: ModelConfig) -> bool:
 
 
 def _order(name: str, info: TensorInfo, config: ModelConfig) -> Tensor | None:
-    """Of q and k: a head's rows are its first half, then its second; a file has a pair after the other."""
+    """The order of the rows of q and k. The decoder has a head's first half, then its second; the file
+    alternates between the two halves."""
     attention = _attention(config)
     heads = {"q_proj": attention.heads, "k_proj": attention.kv_heads}.get(name.split(".")[-2])
     if heads is None or info.shape[0] != heads * attention.head_dim:
-        return None  # of a wrong shape: reported later
+        return None  # a wrong shape is reported later
     rows = torch.arange(info.shape[0]).view(heads, attention.head_dim // 2, 2)
     return rows.transpose(1, 2).reshape(-1)
 
 
 def factors(header: Header, name: str) -> tuple[float, ...]:
-    """A short tensor of float32. Raises ModelLoadError where it is something else."""
+    """A short tensor of float32. Raises ModelLoadError if it is something else."""
     info = header.tensors.get(name)
     if info is None or info.type is not Type.F32 or len(info.shape) != 1:
         raise ModelLoadError(f"{header.path.name} has no vector {name} of F32")
     values = header.bytes_of(info).view(np.float32)
     if not (np.isfinite(values) & (values > 0)).all():
-        raise ModelLoadError(f"{header.path.name}: {name} has values that are no numbers over 0")
+        raise ModelLoadError(f"{header.path.name}: {name} has values that are not numbers over 0")
     return tuple(map(float, values))

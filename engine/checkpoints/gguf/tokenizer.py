@@ -1,4 +1,5 @@
-"""A tokenizer from GGUF's metadata: byte-level BPE with its pre-tokenizer by name, or SentencePiece's BPE."""
+"""Builds a tokenizer from GGUF's metadata: byte-level BPE with a named pre-tokenizer, or SentencePiece's
+BPE."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from personae.engine.checkpoints.gguf.metadata import Metadata
 from personae.engine.tokenizer_files import TokenizerFiles
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
-ENDS = frozenset(  # of an answer, where they are control tokens, whatever a file says of its end token
+ENDS = frozenset(  # control tokens that end an answer, whatever end token the file names
     [
         "<|eot_id|>",
         "<|im_end|>",
@@ -22,7 +23,7 @@ ENDS = frozenset(  # of an answer, where they are control tokens, whatever a fil
         "<｜end▁of▁sentence｜>",
     ]
 )
-LONGEST_MERGED = 256  # characters: longer pieces are not merged from others
+LONGEST_MERGED = 256  # characters; longer pieces are not merged from others
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -43,7 +44,7 @@ _DEFAULT = (
     r"\p{N}+",
     r"[0-9][0-9][0-9]",
 )
-# How text is cut before it is merged, by `tokenizer.ggml.pre`; one after the other.
+# By `tokenizer.ggml.pre`: the expressions that split text before merging, applied one after the other.
 PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     "default": _DEFAULT,
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat"), (_GPT2,)),
@@ -55,20 +56,15 @@ PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     "tekken": (_TEKKEN,),
     **dict.fromkeys(("gpt-4o", "llama4"), (_O200K,)),
 }
-WHOLE_FIRST = (
-    "llama3",
-    "llama-v3",
-    "llama-bpe",
-    "falcon3",
-    "pixtral",
-    "tekken",
-)  # a word that is a token is one
-BEGINS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")  # with BOS, unless the file says
-COMPOSED = ("qwen2", "deepseek-r1-qwen")  # to NFC
+# A word that is in the vocabulary becomes one token, without merges.
+WHOLE_FIRST = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
+# Text begins with BOS, unless the file says otherwise.
+BEGINS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
+COMPOSED = ("qwen2", "deepseek-r1-qwen")  # text is normalised to NFC
 
 
 def read_tokenizer(metadata: Metadata) -> TokenizerFiles:
-    """The tokenizer of a file. Raises ModelLoadError, naming the field at fault."""
+    """The tokenizer of a file. Raises ModelLoadError, which names the field."""
     kind = metadata.text("tokenizer.ggml.model")
     tokens = metadata.texts("tokenizer.ggml.tokens")
     types = metadata.integers("tokenizer.ggml.token_type", default=[NORMAL] * len(tokens))
@@ -82,7 +78,7 @@ def read_tokenizer(metadata: Metadata) -> TokenizerFiles:
     elif kind == "llama":
         backend, begins = _sentence_piece(metadata, tokens, types), True
     else:
-        raise metadata.error("tokenizer.ggml.model", f"{kind!r} is not served, only 'gpt2' and 'llama'")
+        raise metadata.error("tokenizer.ggml.model", f"{kind!r} is not supported, only 'gpt2' and 'llama'")
     backend.add_tokens([AddedToken(token, normalized=False) for token in _of(tokens, types, USER_DEFINED)])
     control = _of(tokens, types, CONTROL, UNKNOWN)
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
@@ -107,12 +103,12 @@ def read_tokenizer(metadata: Metadata) -> TokenizerFiles:
 def _byte_level(metadata: Metadata, tokens: list[str], pre: str) -> Tokenizer:
     if pre not in PRE_TOKENIZERS:
         raise metadata.error(
-            "tokenizer.ggml.pre", f"{pre!r} is not served; these are: {', '.join(PRE_TOKENIZERS)}"
+            "tokenizer.ggml.pre", f"{pre!r} is not supported; supported are: {', '.join(PRE_TOKENIZERS)}"
         )
     merges = [tuple(merge.split(" ")) for merge in metadata.texts("tokenizer.ggml.merges")]
     for merge in merges:
         if len(merge) != 2:
-            raise metadata.error("tokenizer.ggml.merges", f"{' '.join(merge)!r} are not two tokens")
+            raise metadata.error("tokenizer.ggml.merges", f"{' '.join(merge)!r} is not two tokens")
     vocab = {token: id for id, token in reversed([*enumerate(tokens)])}
     backend = Tokenizer(_bpe(metadata, vocab, merges, ignore_merges=pre in WHOLE_FIRST))
     cuts = [pre_tokenizers.Split(Regex(regex), "isolated") for regex in PRE_TOKENIZERS[pre]]
@@ -125,7 +121,7 @@ def _byte_level(metadata: Metadata, tokens: list[str], pre: str) -> Tokenizer:
 
 
 def _sentence_piece(metadata: Metadata, tokens: list[str], types: list[int]) -> Tokenizer:
-    """SentencePiece's BPE merges what makes the piece of the best score."""
+    """SentencePiece's BPE: a merge makes the piece with the best score."""
     scores = metadata.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise metadata.error("tokenizer.ggml.scores", f"has {len(scores)} entries for {len(tokens)} tokens")
@@ -147,7 +143,7 @@ def _sentence_piece(metadata: Metadata, tokens: list[str], types: list[int]) -> 
 def _merges(
     vocab: Mapping[str, int], tokens: list[str], types: list[int], scores: list[float]
 ) -> list[tuple[str, str]]:
-    """All pairs of pieces that make a piece, the best first."""
+    """All pairs of pieces that form a piece, the best first."""
     found: list[tuple[float, int, int, str, str]] = []
     for id, token in enumerate(tokens):
         if types[id] != NORMAL or len(token) > LONGEST_MERGED:
@@ -163,7 +159,7 @@ def _merges(
 def _bpe(metadata: Metadata, vocab: dict[str, int], merges: list[Any], **options: Any) -> models.BPE:
     try:
         return models.BPE(vocab, merges, **options)
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower type
         raise metadata.error("tokenizer.ggml.merges", f"cannot be used: {error}") from None
 
 
@@ -177,7 +173,7 @@ def _token_id(metadata: Metadata, name: str, count: int) -> int | None:
         return None
     id = metadata.integer(key)
     if id >= count:
-        raise metadata.error(key, f"{id} is no id of a vocabulary of {count}")
+        raise metadata.error(key, f"{id} is outside the vocabulary of {count} tokens")
     return id
 
 
