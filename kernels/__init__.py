@@ -1,1 +1,1 @@
-"""Tensors in, tensors out. reference.py is the truth; each operator has a dispatch file of its own."""
+"""Tensors in, tensors out. reference.py is the truth; each operator has its own dispatch file."""

@@ -1,8 +1,8 @@
-"""What a container may have of its machine: Linux' control groups, version 2 and version 1.
+"""The limits of a container: Linux control groups, versions 2 and 1.
 
-A process is in one group of each hierarchy (/proc/self/cgroup says which), and every group above limits it,
-too. From within a container one may see less: no groups above, or only its own, mounted where the first would
-be. The files are those of the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst, and
+A process is in one group of each hierarchy (/proc/self/cgroup says which), and every group above limits it
+too. A container may see less: no groups above, or only its own group, mounted at the root. The files are
+described in the kernel's Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst and
 Documentation/scheduler/sched-bwc.rst.
 """
 
@@ -17,13 +17,13 @@ _ROOT = Path("/")
 
 
 def memory_limit(root: Path = _ROOT) -> int | None:
-    """Bytes of memory that the process may have; None if no group limits it. `root`: of the file system."""
+    """Bytes of memory that the process may use; None if no group limits it. `root`: of the file system."""
     return min((limit for limit, _ in _memory_limits(root)), default=None)
 
 
 def free_memory(root: Path = _ROOT) -> int | None:
-    """Bytes that are free now on the machine and below every limit, those that hold only copies of files
-    included; None where the system does not say."""
+    """Bytes that are free on the machine and within every limit, including memory that only caches files.
+    None if the system does not say."""
     free = [limit - used for limit, used in _memory_limits(root)]
     with suppress(OSError, KeyError):
         free.append(_table(root / "proc/meminfo")["MemAvailable:"] * 1024)
@@ -31,34 +31,32 @@ def free_memory(root: Path = _ROOT) -> int | None:
 
 
 def processors(root: Path = _ROOT) -> float | None:
-    """How many processors' time the process may take; None if no group limits it."""
+    """How many processors' time the process may use; None if no group limits it."""
     return min(_processor_limits(root), default=None)
 
 
 def keep_to_share(root: Path = _ROOT) -> None:
-    """Let torch have no more threads than the process may keep busy, unless OMP_NUM_THREADS is set.
+    """Limit torch's threads to the processors that the process may use, unless OMP_NUM_THREADS is set.
 
-    With more the system stops all of them for the rest of each period, in the middle of a step. torch's own
-    number knows which processors the process may run on, but no quota.
+    With more threads the system stops all of them for the rest of each period, in the middle of a step.
+    torch's default knows which processors the process may run on, but no quota.
     """
     import torch  # only in the process that computes
 
     share = processors(root)
     if "OMP_NUM_THREADS" not in os.environ and share is not None and share < torch.get_num_threads():
         torch.set_num_threads(max(int(share), 1))
-        _log.info(
-            "this container has the time of %.4g processors: %d threads", share, torch.get_num_threads()
-        )
+        _log.info("this container may use %.4g processors: using %d threads", share, torch.get_num_threads())
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Limits, and what of each is taken, copies of files aside."""
+    """Each limit, and how much of it is used, without cached files."""
     for group in _groups(root, "memory"):
         for limit, used, prefix in (
             ("memory.max", "memory.current", ""),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ):
-            with suppress(OSError, ValueError, KeyError):  # not this version's, or "max"
+            with suppress(OSError, ValueError, KeyError):  # another version's file, or "max"
                 stat = _table(group / "memory.stat")
                 files = stat[f"{prefix}active_file"] + stat[f"{prefix}inactive_file"]
                 yield int((group / limit).read_text()), int((group / used).read_text()) - files
@@ -91,6 +89,6 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """A file of lines that are a name and a number. Raises OSError."""
+    """Reads a file whose lines are a name and a number. Raises OSError."""
     rows = (line.split() for line in path.read_text().splitlines())
     return {name: int(value) for name, value, *_ in rows}

@@ -1,10 +1,9 @@
-"""Counter-based noise: the uniform number that chooses a token is a function of (seed, position) and of
-nothing else.
+"""Counter-based random numbers: the uniform number that chooses a token depends only on (seed, position).
 
-There is no generator and so no state to keep, lose or share: a row draws the same number alone or in a
-batch, before or after a preemption, on this machine or the next. The function is SplitMix64 (Steele, Lea and
-Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) read as a counter: with all arithmetic
-modulo 2**64,
+There is no generator, and so no state to keep, lose or share. A row draws the same number alone or in a
+batch, before or after a preemption, on this machine or another. The function is SplitMix64 (Steele, Lea and
+Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), used as a counter. All arithmetic is
+modulo 2**64:
 
     mix(z):  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
              z = (z ^ (z >> 27)) * 0x94D049BB133111EB
@@ -13,11 +12,11 @@ modulo 2**64,
     stream(seed)              = mix(seed + GOLDEN),    GOLDEN = 0x9E3779B97F4A7C15
     uniform(stream, position) = (mix(stream + (position + 1) * GOLDEN) >> 11) * 2**-53
 
-and a choice that has to be made again draws from again(stream, attempt) = mix(stream + attempt).
+A choice that replaces another draws from again(stream, attempt) = mix(stream + attempt).
 
-Mixing the seed first keeps seeds 1, 2, 3, … from being the same stream one place apart. Only
-multiplications, shifts and exclusive-ors of 64-bit integers occur, and the last product is exact, so a
-kernel on any device gives the same bits.
+The seed is mixed first, so that seeds 1, 2, 3, … are not the same stream shifted by one position. There are
+only multiplications, shifts and exclusive-ors of 64-bit integers, and the last product is exact. So a kernel
+on any device gives the same bits.
 """
 
 import numpy as np
@@ -34,17 +33,17 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def stream(seed: int) -> np.uint64:
-    """The stream of `seed` (any integer, taken modulo 2**64), for `uniforms`."""
+    """The stream of `seed` (any integer, modulo 2**64), for `uniforms`."""
     result: np.uint64 = _mix(np.array([seed & _MASK], np.uint64) + _GOLDEN)[0]
     return result
 
 
 def again(streams: NDArray[np.uint64], attempt: int) -> NDArray[np.uint64]:
-    """The streams of the `attempt`-th (from 1) choice that replaces another at the same position."""
+    """The streams of the `attempt`-th choice (from 1) that replaces another at the same position."""
     return _mix(streams + np.uint64(attempt))
 
 
 def uniforms(streams: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """One number in [0, 1) for each pair of a stream and a position; all shapes [rows]."""
+    """One number in [0, 1) for each pair of a stream and a position. All shapes are [rows]."""
     bits = _mix(streams + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

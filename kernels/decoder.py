@@ -1,6 +1,6 @@
-"""A whole forward pass in one call, where a device's backend has one; elsewhere the layers run in turn.
+"""A whole forward pass in one call, if the device's backend has one. Otherwise the layers run one by one.
 
-The backend takes over the weights: it lays them out as it likes, and the caller's may be freed.
+The backend takes the weights over and packs them in its own layout. The caller's tensors may be freed.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,12 +16,12 @@ from personae.kernels.registry import optional
 from personae.kernels.sgmv import RankTable, WorkList
 
 Weight = Tensor | QuantizedWeight
-"""Of a linear module: [outputs, inputs]."""
+"""The weight of a linear module: [outputs, inputs]."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearWeights:
-    """y = x weight^T + bias. weight: [outputs, inputs]; merged modules lie one after the other."""
+    """y = x weight^T + bias. weight: [outputs, inputs]; merged modules follow one another."""
 
     weight: Weight
     bias: Tensor | None
@@ -30,7 +30,7 @@ class LinearWeights:
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer. Norms are float32. qkv: q, k, v merged; gate_up: gate, up merged. `window`: None for full
-    attention. `rope`: cos and sin, each [positions, pairs] float32; None where nothing is rotated."""
+    attention. `rope`: cos and sin, each [positions, pairs] float32; None if nothing is rotated."""
 
     attention_norm: Tensor
     qkv: LinearWeights
@@ -45,7 +45,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """A decoder as `engine/models/decoder.py` describes it."""
+    """The weights of a decoder, see `engine/models/decoder.py`."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -59,7 +59,8 @@ class DecoderWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoraStack:
-    """A module's arenas of all layers: a [layers, rows, in], b [layers, rows, out]; see `kernels/sgmv.py`."""
+    """A module's weight pools of all layers: a [layers, rows, in], b [layers, rows, out]; see
+    `kernels/sgmv.py`."""
 
     a: Tensor
     b: Tensor
@@ -75,7 +76,7 @@ class LoraStep:
 
 
 class PackedLinear(Protocol):
-    """A linear module whose weight lies as the backend likes it."""
+    """A linear module whose weight is in the backend's layout."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, inputs] -> [T, outputs]."""
@@ -85,11 +86,11 @@ class PackedLinear(Protocol):
 
 
 class FusedDecoder(Protocol):
-    """Weights that were taken over. One thread at a time uses it."""
+    """The weights that a backend has taken over. One thread at a time uses it."""
 
     @property
     def linears(self) -> tuple[tuple[PackedLinear, PackedLinear, PackedLinear, PackedLinear], ...]:
-        """Each layer's qkv, o, gate_up and down, for whoever runs layers one by one."""
+        """Each layer's qkv, o, gate_up and down, for running the layers one by one."""
 
     @property
     def output(self) -> PackedLinear:
@@ -106,29 +107,29 @@ class FusedDecoder(Protocol):
     ) -> Tensor:
         """tokens, positions: [T] int64; cache: [layers, 2, pages, kv_heads, page_size, D] -> [T, H] float32.
 
-        Appends the tokens' keys and values; a row of the result has the same bits in any company. `overlap`
-        is done by this thread while others have begun to compute; what it raises is raised in the end.
+        Appends the tokens' keys and values. The bits of a row do not depend on the other rows. This thread
+        calls `overlap` while other threads compute; its exception is raised at the end.
         """
 
     def logits(self, hidden: Tensor, logit_mask: Tensor | None = None) -> Tensor:
-        """Rows of `forward`'s result [S, H] -> [S, V] float32, in memory that the next call writes again.
+        """Rows of `forward`'s result [S, H] -> [S, V] float32, in memory that the next call overwrites.
 
-        needed: a bitmask [S, ceil(V / 32)] int32. Where a word of it is 0 the row's 32 logits may be
-        anything: they are not computed, unless those of many rows are.
+        logit_mask: a bitmask [S, ceil(V / 32)] int32. If a word is 0, the row's 32 logits may have any value:
+        they are not computed, unless many rows need them.
         """
 
 
 def fuse(weights: DecoderWeights) -> FusedDecoder | None:
-    """Hands the weights to the backend of their device; None, and nothing has changed, if it does not take
-    this shape or dtype."""
+    """Hands the weights to the backend of their device. None, with nothing changed, if it does not support
+    the shape or dtype."""
     backend = optional("fuse", weights.embedding.device, weights.embedding.dtype)
     fused: FusedDecoder | None = None if backend is None else backend(weights)
     return fused
 
 
 def pack_linear(linear: LinearWeights, dtype: torch.dtype) -> PackedLinear | None:
-    """Hands a weight to the backend of its device, for products with activations of `dtype`; None if it has
-    none. A row of such a product has the same bits in any company."""
+    """Hands a weight to the backend of its device, for products with activations of `dtype`. None if the
+    backend does not support it. In such a product the bits of a row do not depend on the other rows."""
     backend = optional("pack_linear", linear.weight.device, dtype)
     packed: PackedLinear | None = None if backend is None else backend(linear, dtype)
     return packed

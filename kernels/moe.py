@@ -1,4 +1,4 @@
-"""The experts of a mixture: which of them a token takes, their products, and the sum of what they say."""
+"""Mixtures of experts: routing the tokens, the experts' products, and the weighted sum."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,9 +15,9 @@ combine = Operator(reference.combine)
 
 GroupedLinear = Callable[[Tensor, Sequence[PackedLinear], Sequence[int]], Tensor]
 """(x [N, inputs], packed weights of one shape without biases, counts) -> [N, outputs]: the first counts[0]
-rows of x times the first weight, and so on, with the bits that each weight's own product has."""
+rows of x times the first weight, and so on. The bits are those of each weight's own product."""
 
 
 def grouped_linear(device: torch.device, dtype: torch.dtype) -> GroupedLinear | None:
-    """All products in one call, by the backend that has packed the weights; None if it has none."""
+    """All products in one call, by the backend that packed the weights; None if it has no such operator."""
     return optional("grouped_linear", device, dtype)

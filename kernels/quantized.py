@@ -1,7 +1,6 @@
-"""Weights in few bits: a decode step costs the bytes that it reads.
+"""Quantized weights. A decode step takes as long as reading its weights' bytes.
 
-What they are and how they are made is said by `engine/quantization/`, a file for each format. Activations and
-sums stay as they are.
+`engine/quantization/` defines the formats, one file each. Activations and sums are not quantized.
 """
 
 from abc import ABC, abstractmethod
@@ -19,20 +18,20 @@ class Stored(Protocol):
     """A tensor of a checkpoint."""
 
     def read(self) -> Tensor:
-        """It, in a floating dtype."""
+        """The tensor in a floating dtype."""
 
     def copy_to(self, place: Tensor) -> None:
-        """Fills a tensor with it."""
+        """Copies the tensor to `place`."""
 
     def blocks(self) -> Tensor:
-        """Its blocks as the file has them, [rows, bytes] uint8: only of tensors that are quantized."""
+        """The blocks as in the file, [rows, bytes] uint8. Only for quantized tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight(ABC):
-    """W: [outputs, inputs]. All fields but `inputs` are tensors with a row for each output.
+    """W: [outputs, inputs]. All fields but `inputs` are tensors with a row per output.
 
-    kind: how it lies, for backends that multiply it so.
+    kind: the format's name, for backends that multiply it directly.
     """
 
     kind: ClassVar[str]
@@ -42,15 +41,15 @@ class QuantizedWeight(ABC):
     @classmethod
     @abstractmethod
     def empty(cls, outputs: int, inputs: int, device: torch.device) -> Self:
-        """One to be filled."""
+        """A weight to be filled."""
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it consists of."""
+        """The tensors of which it consists."""
         return tuple(getattr(self, field.name) for field in fields(self) if field.name != "inputs")
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """The device of its tensors."""
         return self.tensors()[0].device
 
     @property
@@ -60,11 +59,11 @@ class QuantizedWeight(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
+        """The bytes of its tensors."""
         return sum(getattr(self, field.name).nbytes for field in fields(self) if field.name != "inputs")
 
     def split(self, outputs: int | list[int]) -> Iterator[Self]:
-        """The parts that have so many outputs each, sharing memory with it."""
+        """Parts with that many outputs each, which share its memory."""
         for parts in zip(*(torch.split(tensor, outputs) for tensor in self.tensors()), strict=True):
             yield type(self)(self.inputs, *parts)
 
@@ -79,7 +78,7 @@ class QuantizedWeight(ABC):
             own.write(part.to(self.device, torch.float32))
 
     def plain(self, dtype: torch.dtype) -> Tensor:
-        """W: a copy, rounded to `dtype`."""
+        """W dequantized: a copy, rounded to `dtype`."""
         plain = torch.empty(self.shape, dtype=dtype, device=self.device)
         rows = max(1, _CHUNK // self.inputs)
         for own, part in zip(self.split(rows), torch.split(plain, rows), strict=True):
@@ -88,12 +87,12 @@ class QuantizedWeight(ABC):
 
     @abstractmethod
     def finite(self) -> bool:
-        """Whether what it was filled with was finite."""
+        """Whether all values were finite."""
 
     @abstractmethod
     def write(self, weight: Tensor) -> None:
-        """`copy_` of float32, at once."""
+        """`copy_` from float32, all at once."""
 
     @abstractmethod
     def read(self) -> Tensor:
-        """`plain` in float32, at once."""
+        """`plain` in float32, all at once."""

@@ -37,14 +37,14 @@ OPERATORS = (
     "gelu_and_mul",
     "choose",
 )
-"""What our backends have of their own, by these names and with these signatures."""
+"""The operators that backends implement, with these names and signatures."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension (https://arxiv.org/abs/1910.07467).
 
-    x: [..., N] (may be strided), weight: [N], float32 as a rule -> [..., N], contiguous, of x's dtype.
-    Computed in float32, rounded once.
+    x: [..., N] (may be strided), weight: [N], usually float32 -> [..., N], contiguous, of x's dtype. Computed
+    in float32, rounded once.
     """
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -61,11 +61,12 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """(x1, x2) <- (x1 cos - x2 sin, x2 cos + x1 sin), x1 and x2 the two halves of each head, in place.
+    """(x1, x2) <- (x1 cos - x2 sin, x2 cos + x1 sin), where x1 and x2 are the two halves of each head, in
+    place.
 
-    q: [T, heads, D], k: [T, kv_heads, D], both may be strided views; positions: [T] int64;
-    cos, sin: [max_position, D / 2] float32 tables indexed by position (https://arxiv.org/abs/2104.09864, in
-    the half-split order of Hugging Face checkpoints). Computed in float32, rounded once.
+    q: [T, heads, D], k: [T, kv_heads, D], both may be strided views; positions: [T] int64; cos, sin:
+    [max_position, D / 2] float32 tables indexed by position (https://arxiv.org/abs/2104.09864, in the
+    half-split order of Hugging Face checkpoints). Computed in float32, rounded once.
     """
     c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
     for x in (q, k):
@@ -92,7 +93,7 @@ def gelu_and_mul(x: Tensor) -> Tensor:
 
 
 def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """The top_k largest of p = softmax(logits), over their sum if they are to add up to 1.
+    """The top_k largest of p = softmax(logits); with `renormalize`, divided by their sum.
 
     logits: [T, experts] -> (weights [T, top_k] float32, the largest first; experts [T, top_k] int64).
     """
@@ -101,7 +102,7 @@ def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor
 
 
 def expert_linear(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
-    """y_i = x_i W_e^T for starts[e] <= i < starts[e + 1]: rows that are grouped by expert.
+    """y_i = x_i W_e^T for starts[e] <= i < starts[e + 1]: the rows are grouped by expert.
 
     x: [N, inputs], weight: [experts, outputs, inputs], starts: [experts + 1] int32, from 0 to N -> [N,
     outputs]. Waits for the device.
@@ -129,9 +130,9 @@ def combine(outputs: Tensor, weights: Tensor, order: Tensor) -> Tensor:
 def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
     """cache[page, :, offset] = k[t] where write_index[t] = page * page_size + offset; the same for v.
 
-    k, v: [T, kv_heads, D] (may be strided); caches: [num_pages, kv_heads, page_size, D], of k's dtype or
-    FP8 (E4M3, https://arxiv.org/abs/2209.05433), then rounded, and cut off at its largest; write_index: [T]
-    int64.
+    k, v: [T, kv_heads, D] (may be strided); caches: [num_pages, kv_heads, page_size, D], of k's dtype or FP8
+    (E4M3, https://arxiv.org/abs/2209.05433); write_index: [T] int64. For FP8, values are clamped to its
+    largest value and rounded.
     """
     page_size = k_cache.shape[2]
     page, offset = write_index // page_size, write_index % page_size
@@ -153,19 +154,19 @@ def paged_attention(
 ) -> Tensor:
     """o_i = sum_j softmax_j(scale * q_i . k_j) v_j over i - window < j <= i (all j <= i without a window).
 
-    i and j are positions in the row's own sequence; its keys and values are read through its page table.
+    i and j are positions in the row's own sequence. Its keys and values are read through its page table.
     Query head h reads key/value head h // (heads / kv_heads). q: [T, heads, D]; caches: [num_pages, kv_heads,
-    page_size, D] of q's dtype or FP8 -> [T, heads, D] of q's dtype. Scores, softmax and sums in float32.
+    page_size, D] of q's dtype or FP8 -> [T, heads, D] of q's dtype. Scores, softmax and sums are in float32.
     """
     return attend(q, k_cache, v_cache, batch, list(attention_groups(batch)), scale, window)
 
 
 AttentionGroup = tuple[list[int], list[int], int, list[int]]
-"""Rows that are computed together: (rows, each one's first packed token, tokens per row, each one's keys)."""
+"""Rows that are computed together: (rows, each row's first packed token, tokens per row, each row's keys)."""
 
 
 def attention_groups(batch: AttentionBatch) -> Iterator[AttentionGroup]:
-    """Rows that decode go together, padded to the longest; a prefill row goes alone, in blocks of queries.
+    """Decode rows are grouped and padded to the longest. A prefill row is alone, in blocks of queries.
 
     Waits for the device.
     """
@@ -189,7 +190,7 @@ def attend(
     scale: float,
     window: int | None,
 ) -> Tensor:
-    """`paged_attention` of a batch whose groups are known."""
+    """`paged_attention` of a batch with known groups."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     for rows, first, count, lengths in groups:
         tokens = torch.tensor(first, device=q.device).unsqueeze(1) + torch.arange(count, device=q.device)
@@ -222,7 +223,7 @@ def _attend(
     )
     length = torch.tensor(lengths, device=q.device).unsqueeze(1)
     key = torch.arange(k.shape[2], device=q.device)
-    # Past a row's end lies what earlier owners left, perhaps NaN: it must not enter, and 0 * NaN is NaN.
+    # After a row's end are values of earlier owners, perhaps NaN. They are masked, because 0 * NaN is NaN.
     shared = min(lengths)
     v[:, :, shared:].masked_fill_((key[shared:] >= length).view(n, 1, -1, 1), 0.0)
     query = (length - m + torch.arange(m, device=q.device)).unsqueeze(-1)
@@ -246,8 +247,8 @@ def sgmv(
     """y_m[i] += (x[i] A_m^T) B_m^T for each listed row i and module m (https://arxiv.org/abs/2310.18547).
 
     x: [T, in], ys: [T, out_m] each, changed in place (may be strided). A_m: [rank, in] and B_m^T: [rank,
-    out_m] are the adapter's rows of arenas[m], found through tables[m]. Low precision is summed in float32
-    and rounded once.
+    out_m] are the adapter's rows of weight_pools[m], found through tables[m]. Low precision is summed in
+    float32 and rounded once.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     segments = zip(work.first_row.tolist(), work.rows.tolist(), work.adapter.tolist(), strict=True)
@@ -266,16 +267,17 @@ def choose(
 ) -> tuple[Tensor, Tensor]:
     """A token for each row of logits [S, V] float32, which may be overwritten: tokens [S] int64, best [S].
 
-    best = max x over the allowed ids; where the temperature is 0 the token is its lowest id. Else
+    best = max x over the allowed ids. If the temperature is 0, the token is the lowest id with that logit.
+    Otherwise
 
-        w_t = exp((x_t - best) / temperature), 0 where not allowed, and where w_t is less than min_p, than
-              top_k's least weight, or than that of top_p among what top_k left (`choice.thresholds`)
+        w_t = exp((x_t - best) / temperature), 0 if t is not allowed, or if w_t is less than min_p, than
+              top_k's least weight, or than that of top_p among what top_k left (`thresholds`)
         token = the first t with  w_0 + ... + w_t > u (w_0 + ... + w_{V-1}),  u = uniforms(stream, position)
 
-    bitmask: int32 CPU [S, ceil(V / 32)]; None allows all. Where nothing is allowed best is minus infinity;
-    where an allowed x is a NaN or plus infinity it is that. The token of such a row means nothing. Weights
-    are float32, their sums float64 over blocks in float32, so a token on an edge may differ between backends:
-    where u or top_p lies within 1e-6 of a sum.
+    bitmask: int32 CPU [S, ceil(V / 32)]; None allows all. If nothing is allowed, best is minus infinity. If
+    an allowed x is a NaN or plus infinity, best is that value. The token of such a row means nothing. Weights
+    are float32; their sums are float64 over blocks in float32. So a token at an edge may differ between
+    backends, if u or top_p is within 1e-6 of a sum.
     """
     if bitmask is not None:
         apply_bitmask(logits, bitmask, scratch)
@@ -284,7 +286,7 @@ def choose(
     if len(random) == len(logits):
         return _draw(logits, best, rows, random, scratch), best
     if len(random):
-        index = _up(random, logits)
+        index = _upload(random, logits)
         tokens = tokens.index_copy(0, index, _draw(logits[index], best[index], rows, random, scratch))
     return tokens, best
 
@@ -292,37 +294,39 @@ def choose(
 def _draw(
     logits: Tensor, best: Tensor, rows: SamplingRows, random: NDArray[np.int64], scratch: Scratch
 ) -> Tensor:
-    """The tokens of the rows `random`, whose logits and maxima these are; logits become the weights."""
+    """The tokens of the rows `random`, given their logits and maxima. The logits are overwritten by
+    weights."""
     weights = logits.sub_(best[:, None])
     temperature = rows.temperature[random]
     if (temperature != 1).any():
-        weights.div_(_up(temperature, logits)[:, None])
+        weights.div_(_upload(temperature, logits)[:, None])
     weights.exp_()
     least = _least(weights, rows.top_k[random], rows.top_p[random], rows.min_p[random])
     if least is not None:
         weights.mul_(torch.ge(weights, least[:, None], out=scratch.take(*weights.shape)))
-    return draw(weights, _up(uniforms(rows.streams[random], rows.positions[random]), logits))
+    return draw(weights, _upload(uniforms(rows.streams[random], rows.positions[random]), logits))
 
 
 def _least(
     weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64], min_p: NDArray[np.float32]
 ) -> Tensor | None:
-    """The smallest weight that each row keeps, [R]; None where no row filters. The largest weight is 1."""
+    """The smallest weight that each row keeps, [R]; None if no row filters. The largest weight is 1."""
     filtered = np.flatnonzero((top_k > 0) | (top_p < 1))
     if not len(filtered):
-        return _up(min_p, weights) if min_p.any() else None
+        return _upload(min_p, weights) if min_p.any() else None
     everywhere = len(filtered) == len(weights)
-    index = _up(filtered, weights)
+    index = _upload(filtered, weights)
     found = thresholds(
         weights if everywhere else weights[index],
-        _up(top_k[filtered], weights),
-        _up(top_p[filtered], weights),
+        _upload(top_k[filtered], weights),
+        _upload(top_p[filtered], weights),
     )
-    kept = _up(min_p, weights)
+    kept = _upload(min_p, weights)
     if everywhere:
         return torch.maximum(kept, found)
     return kept.index_copy(0, index, torch.maximum(kept[index], found))
 
 
-def _up(array: NDArray[np.generic], beside: Tensor) -> Tensor:
-    return torch.from_numpy(array).to(beside.device, non_blocking=True)
+def _upload(array: NDArray[np.generic], like: Tensor) -> Tensor:
+    """The array on the device of `like`."""
+    return torch.from_numpy(array).to(like.device, non_blocking=True)

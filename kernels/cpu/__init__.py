@@ -1,6 +1,6 @@
-"""The operators for x86 and other CPUs: C++, compiled on this machine for this machine.
+"""The operators for x86 and other CPUs: C++, compiled on each machine for that machine.
 
-`make setup` builds it, else the first use does; without a C++ compiler the torch reference runs.
+`make setup` compiles it, or else the first use does. Without a C++ compiler the torch reference runs.
 """
 
 import torch
@@ -11,7 +11,7 @@ BFLOAT16 = frozenset({torch.bfloat16})
 
 
 def operators() -> dict[str, Implementation]:
-    """The operators of this backend by name; empty where they cannot be built."""
+    """The operators of this backend by name; empty if they cannot be built."""
     from personae.kernels.cpu.build import library
 
     handle = library()

@@ -1,8 +1,7 @@
 """Compiles the C++ with the machine's own compiler and loads it. `python -m personae.kernels.cpu.build`.
 
-The library lies in the user's cache folder under a name that says what it was made from: the source, the
-compiler, the flags and the processor. So a changed source or another machine makes another library, and no
-stale one is ever loaded.
+The library is in the user's cache folder. Its name is a hash of the sources, the compiler, the flags and the
+processor. So changed sources or another machine give another library, and a stale one is never loaded.
 """
 
 import ctypes
@@ -34,18 +33,18 @@ _log = logging.getLogger("personae.kernels")
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled operators; None, with a line in the log, if there is no compiler or it fails."""
-    import torch  # noqa: F401  # its OpenMP runtime must be the one that the library finds in the process
+    """The compiled operators; None, with a warning, if there is no compiler or it fails."""
+    import torch  # noqa: F401  # loads its OpenMP runtime first, which the library must use
 
     compiler = find_compiler()
     if compiler is None:
-        _log.warning("no C++ compiler: the CPU operators run in plain torch, which is slower")
+        _log.warning("There is no C++ compiler. The CPU operators run in plain torch, which is slower.")
         return None
     try:
         return ctypes.CDLL(str(_built(compiler)))
     except (OSError, subprocess.SubprocessError) as error:
         _log.warning(
-            "the CPU operators could not be built (%s): they run in plain torch, which is slower", error
+            "The CPU operators could not be built (%s). They run in plain torch, which is slower.", error
         )
         return None
 
@@ -77,7 +76,7 @@ def _built(compiler: str) -> Path:
             made = Path(folder) / "kernels.so"
             _log.info("compiling CPU kernels (once, about 20 s)")
             compile_library(compiler, made)
-            made.replace(target)  # whole or not at all, whoever else is building
+            made.replace(target)  # atomic, in case another process builds it too
     return target
 
 

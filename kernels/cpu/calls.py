@@ -1,4 +1,5 @@
-"""The C++ operators with the reference's signatures; what they do not take (float16) the reference does."""
+"""The C++ operators with the reference's signatures. They pass unsupported inputs (float16) to the
+reference."""
 
 import ctypes
 from collections.abc import Callable
@@ -60,7 +61,7 @@ class _SamplingColumns(ctypes.Structure):
 
 
 class CpuAttention(AttentionBackend):
-    """A plan is the call without its layer."""
+    """A plan is the call without the layer's arguments."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._run = library.personae_paged_attention
@@ -95,7 +96,7 @@ class CpuAttention(AttentionBackend):
 
 
 class CpuOperators:
-    """Calls into the compiled library. Heads and features must be contiguous; tokens may be strided."""
+    """Calls the compiled library. Heads and features must be contiguous; tokens may be strided."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.paged_attention = CpuAttention(library)
@@ -255,7 +256,7 @@ class CpuOperators:
     def choose(
         self, logits: Tensor, rows: SamplingRows, bitmask: Tensor | None, scratch: Scratch
     ) -> tuple[Tensor, Tensor]:
-        """See `reference.choose`; the logits stay as they are."""
+        """See `reference.choose`. The logits are not changed."""
         if logits.dtype is not torch.float32 or logits.stride(1) != 1:
             return reference.choose(logits, rows, bitmask, scratch)
         if bitmask is not None and bitmask.stride(1) != 1:

@@ -1,4 +1,4 @@
-"""The fused decoder of decoder.h through ctypes: packed weights, and a step as one call."""
+"""Calls the fused decoder of decoder.h through ctypes: packed weights, and a step as one call."""
 
 import ctypes
 import weakref
@@ -21,12 +21,12 @@ from personae.kernels.decoder import (
     Weight,
 )
 
-KINDS = {"int8": 1, "int4": 2, "Q8_0": 3, "Q4_0": 4, "Q4_1": 5}  # of quantized weights, by packed.h's numbers
-BLOCKS = ("Q8_0", "Q4_0", "Q4_1")  # GGUF's
-HALVES = 3  # instructions that multiply float16
+KINDS = {"int8": 1, "int4": 2, "Q8_0": 3, "Q4_0": 4, "Q4_1": 5}  # packed.h's numbers of quantized weights
+BLOCKS = ("Q8_0", "Q4_0", "Q4_1")  # GGUF's formats
+HALVES = 3  # the number of the instruction set that multiplies float16
 MODULES = ("q", "k", "v", "o", "gate", "up", "down")
 MAX_GROUP = 32  # query heads that share a key/value head
-_MEANWHILE = ctypes.CFUNCTYPE(None)
+_CALLBACK = ctypes.CFUNCTYPE(None)
 
 
 def _pointers(*names: str) -> list[tuple[str, type]]:
@@ -77,12 +77,12 @@ class _Batch(ctypes.Structure):
         *_sizes("count", "rows", "max_pages", "page_size", "page_stride", "layer_stride", "value_offset"),
         *_pointers("cache", "hidden"),
         ("lora", POINTER(_Lora)),
-        ("meanwhile", _MEANWHILE),
+        ("overlap", _CALLBACK),
     )
 
 
 class Fused:
-    """The library's functions for decoders; `take`, `pack_linear` and `grouped_linear` are the backend's
+    """The library's functions for decoders. `take`, `pack_linear` and `grouped_linear` are the backend's
     operators."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -108,14 +108,14 @@ class Fused:
         self.logits.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
 
     def take(self, weights: DecoderWeights) -> "CpuDecoder | None":
-        """See `kernels.decoder.fuse`: bfloat16, and sizes that fill registers."""
+        """See `kernels.decoder.fuse`. Supports bfloat16, and sizes that fill whole registers."""
         hidden, inner = weights.embedding.shape[1], weights.layers[0].down.weight.shape[1]
         if (
             weights.embedding.dtype is not torch.bfloat16
             or hidden % 32
             or inner % 32
             or weights.head_dim % 32
-            or any(turned % 32 for turned in _turned(weights))
+            or any(turned % 32 for turned in _rotated(weights))
             or weights.heads // weights.kv_heads > MAX_GROUP
         ):
             return None
@@ -139,13 +139,13 @@ class Fused:
         return y
 
 
-def _turned(weights: DecoderWeights) -> set[int]:
-    """How many of a head's dimensions the layers rotate."""
+def _rotated(weights: DecoderWeights) -> set[int]:
+    """How many dimensions of a head the layers rotate."""
     return {2 * layer.rope[0].shape[1] for layer in weights.layers if layer.rope} or {0}
 
 
 def _tensors(weight: Weight) -> tuple[int, tuple[Tensor | None, ...]]:
-    """What `personae_pack` wants of it: how it is kept; elements, steps and scales."""
+    """The arguments of `personae_pack`: the kind of weight; its elements, steps and scales."""
     if isinstance(weight, Tensor):
         return 0, (weight.contiguous(), None, None)
     if weight.kind in BLOCKS:
@@ -160,17 +160,16 @@ class CpuLinear:
     def __init__(self, calls: Fused, linear: LinearWeights, *, paired: bool = False) -> None:
         weight = linear.weight
         if not isinstance(weight, Tensor) and weight.kind in BLOCKS and calls.instructions(-1) == HALVES:
-            weight = weight.plain(torch.bfloat16)  # there is no product of float16 with blocks
+            weight = weight.plain(torch.bfloat16)  # float16 instructions cannot multiply blocks
         kept, tensors = _tensors(weight)
         self._calls = calls
         self.outputs, self._inputs = weight.shape
-        self.bias = (
-            None if linear.bias is None else functional.pad(linear.bias.float(), (0, 32))
-        )  # see multiply
+        # Padded as `multiply` (product.h) expects.
+        self.bias = None if linear.bias is None else functional.pad(linear.bias.float(), (0, 32))
         addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
         handle = calls.pack(kept, *addresses, self.outputs, self._inputs, paired)
         if handle is None:
-            raise MemoryError(f"no memory for a packed weight of {self.outputs} x {self._inputs}")
+            raise MemoryError(f"not enough memory for a packed weight of {self.outputs} x {self._inputs}")
         self.handle: int = handle
         weakref.finalize(self, calls.unpack, handle)
 
@@ -223,7 +222,7 @@ class CpuDecoder:
             weights.heads,
             weights.kv_heads,
             weights.head_dim,
-            max(_turned(weights)),
+            max(_rotated(weights)),
             weights.layers[0].down.weight.shape[1],
             self._vocab,
             weights.eps,
@@ -236,7 +235,7 @@ class CpuDecoder:
         weakref.finalize(self, calls.free, self._handle)
 
     def _keep(self, tensor: Tensor) -> int:
-        """Its address, for as long as this decoder lives."""
+        """The tensor's address, valid for as long as this decoder lives."""
         tensor = tensor.contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
@@ -264,7 +263,7 @@ class CpuDecoder:
     ) -> Tensor:
         """See `FusedDecoder.forward`."""
         failures: list[BaseException] = []
-        first = _MEANWHILE() if overlap is None else _MEANWHILE(partial(_keeping, failures, overlap))
+        first = _CALLBACK() if overlap is None else _CALLBACK(partial(_store_failure, failures, overlap))
         hidden = torch.empty(tokens.shape[0], self._hidden)
         call = _Batch(
             tokens.data_ptr(),
@@ -301,11 +300,11 @@ class CpuDecoder:
         return self._logits[:rows]
 
 
-def _keeping(failures: list[BaseException], work: Callable[[], None]) -> None:
-    """Does it; what it raises cannot pass through C."""
+def _store_failure(failures: list[BaseException], work: Callable[[], None]) -> None:
+    """Calls `work` and stores its exception, which cannot pass through C."""
     try:
         work()
-    except BaseException as failure:  # raised when C has returned
+    except BaseException as failure:  # raised again after the C function has returned
         failures.append(failure)
 
 
