@@ -1,8 +1,8 @@
-"""What enters and leaves the prefix cache, for whoever places requests: as vLLM's KV events.
+"""Prefix cache events, for routers that place requests: the same as vLLM's KV events.
 
-A block is a full page. Its name for the world is a hash chain over the tenant's salt, the adapter's digest
-and all tokens so far, so that whoever knows these knows where a prompt's blocks are; the salt never leaves
-the server. The types encode as vLLM's do: arrays that begin with the type's name.
+A block is a full page. Its public name is a hash chain over the tenant's salt, the adapter's digest and all
+tokens so far. So a router that knows these can compute where a prompt's blocks are. The salt never leaves the
+server. The types encode as vLLM's do: arrays that begin with the type's name.
 """
 
 from array import array
@@ -14,11 +14,11 @@ import msgspec
 from personae.engine.scheduling.prefix import PageNode, RootKey, Token, TrieNode, TrieRoot, root_key
 from personae.engine.sequence import SequenceLog
 
-_MEDIUM = None  # vLLM's word for where a block is; None is the device's memory
+_MEDIUM = None  # vLLM's name for where a block is stored; None is the device's memory
 
 
 class BlockStored(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, tag=True):
-    """These blocks can be found from now on; the first follows the parent."""
+    """The cache now has these blocks. The first follows the parent."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -30,28 +30,28 @@ class BlockStored(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, tag=True):
-    """These blocks cannot be found any more."""
+    """The cache no longer has these blocks."""
 
     block_hashes: list[int]
     medium: str | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, tag=True):
-    """No block can be found."""
+    """The cache is empty."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KVEventRecorder:
-    """Listens to one prefix cache. `take` gives the events since the last time."""
+    """Observes one prefix cache. `take` returns the events since the last call."""
 
     def __init__(self) -> None:
         self._names: dict[TrieNode, int] = {}
         self._events: list[KVEvent] = []
 
     def stored(self, root: TrieRoot, node: PageNode) -> None:
-        """A page can be found."""
+        """A page was published."""
         parent = self._names.get(node.parent)
         name = self._names[node] = block_name(root_name(root.key) if parent is None else parent, node.chunk)
         tokens = [token if isinstance(token, int) else token[1] for token in node.chunk]
@@ -66,7 +66,7 @@ class KVEventRecorder:
         )
 
     def removed(self, node: PageNode) -> None:
-        """A page is forgotten."""
+        """A page was removed."""
         name = self._names.pop(node)
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved):
@@ -76,17 +76,17 @@ class KVEventRecorder:
 
     @property
     def names(self) -> set[int]:
-        """Of all blocks that can be found."""
+        """The names of all blocks in the cache."""
         return set(self._names.values())
 
     def take(self) -> tuple[KVEvent, ...]:
-        """What has happened since."""
+        """The events since the last call."""
         events, self._events = self._events, []
         return tuple(events)
 
 
 def root_name(key: RootKey) -> int:
-    """The name that the first block of a (salt, adapter) follows."""
+    """The parent name of the first block of a (salt, adapter)."""
     parts = [part if isinstance(part, bytes) else part.encode() for part in key]
     return _named(b"".join(len(part).to_bytes(4, "little") + part for part in parts))
 
@@ -95,14 +95,14 @@ def block_name(parent: int, chunk: Sequence[Token]) -> int:
     """The name of the block with these tokens after `parent`."""
     words = array("q", [parent])
     try:
-        words.extend(chunk)  # type: ignore[arg-type]  # nearly always numbers alone
+        words.extend(chunk)  # type: ignore[arg-type]  # nearly always only numbers
     except TypeError:
         return _named(words[:1].tobytes() + repr(tuple(chunk)).encode())
     return _named(words.tobytes())
 
 
 def block_names(log: SequenceLog, page_size: int) -> Iterator[int]:
-    """The names of the full blocks of a log, the first first."""
+    """The names of the full blocks of a log, in order."""
     starts = log.adapter_start if log.adapter is not None else 0
     name = root_name(root_key(log.salt, None if starts else log.adapter))
     for at in range(0, len(log.tokens) - page_size + 1, page_size):
@@ -115,5 +115,5 @@ def block_names(log: SequenceLog, page_size: int) -> Iterator[int]:
 
 
 def _named(data: bytes) -> int:
-    """Eight bytes of a hash, as a number that msgpack and JSON both carry exactly enough."""
+    """Eight bytes of a hash as a signed 64-bit number."""
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "big", signed=True)

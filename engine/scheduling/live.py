@@ -1,4 +1,4 @@
-"""A sequence that the scheduler has in hand: its log as it grows, and what it holds."""
+"""A sequence that the scheduler handles: its growing log, and what it holds."""
 
 from enum import Enum, auto
 
@@ -11,30 +11,30 @@ from personae.engine.sequence import SequenceLog
 
 
 class SequenceState(Enum):
-    """Where a sequence is. It is in exactly one place at any time."""
+    """The state of a sequence. It has exactly one at any time."""
 
     FOLLOWING = auto()  # waits for its leader's prompt
-    WAITING = auto()  # in the waiting room, may be admitted
+    WAITING = auto()  # in the waiting queue, may be admitted
     RUNNING = auto()  # has a slot
     RETURNING = auto()  # preempted, and rows of its last admission are still in flight
     ENDED = auto()
 
 
-PRIORITY_STEP = 64  # later arrivals by which a step of priority is overtaken, so that it is not for ever
+PRIORITY_STEP = 64  # a priority level counts as this many later arrivals, so that nothing waits forever
 
 
 def turn(log: SequenceLog, order: int) -> int:
-    """Where a sequence stands among those of its key, that which arrived as number `order`."""
+    """The position of a sequence in its key's queue. `order`: its arrival number."""
     return order + PRIORITY_STEP * log.priority
 
 
 class LiveSequence:
-    """Plain data; the scheduler moves it.
+    """Plain data, which the scheduler changes.
 
-    Three counts tell how far it is: positions below `computed` are committed, positions below `planned` are
-    computed or in flight, or would be if all drafts in flight were right, and no position from `last` on is
-    ever planned (the token that ends a sequence is not computed). `known` tokens were in the log at
-    admission: up to there it is prefill.
+    Three counts describe its progress. Positions below `computed` are committed. Positions below `planned`
+    are computed or in flight, or would be if all drafts in flight were right. No position from `last` on is
+    ever planned (the token that ends a sequence is not computed). The log had `known` tokens at admission: up
+    to there it is prefill.
     """
 
     __slots__ = (
@@ -90,10 +90,10 @@ class LiveSequence:
         self.stops = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else log.eos)
         self.stop_after = log.prompt_length + params.min_tokens
 
-        self.was_preempted = False  # its seat went to a tenant that had less than its share
-        self.settled = False  # admitted although others wait: not for them to displace
-        self.charged = False  # its input counts once, however often it is preempted
-        self.delivered = False  # its first delta is out
+        self.was_preempted = False  # its slot went to a tenant that had less than its share
+        self.settled = False  # admitted although others wait: these may not preempt it
+        self.charged = False  # its input is charged once, however often it is preempted
+        self.delivered = False  # its first delta was sent
         self.cached = 0
         self.prompt_logprobs_sent = 0
 
@@ -106,19 +106,19 @@ class LiveSequence:
         self.planned = 0
         self.computed = 0
         self.publish_at = 0
-        self.parked = False  # its grammar's mask is being made: no row is planned until it is there
-        self.stale = 0  # rows in flight that were planned before that was known
-        self.drafts = 0  # that a row of it may have
+        self.parked = False  # its grammar's mask is not ready: no row is planned until it is
+        self.stale = 0  # rows in flight that were planned before it was parked
+        self.drafts = 0  # how many drafts a row may have
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Among those that run: background behind all others, then in order of admission."""
+        """The order of running sequences: background after all others, then by admission."""
         return self.background, self.admitted
 
     @property
     def reads_cache(self) -> bool:
-        """Prompt logprobs need the logits of every position, so nothing may be skipped until all are told. A
-        mean needs every hidden state, and comes with the last."""
+        """Whether it may use cached pages. Prompt logprobs need the logits of every position, so nothing is
+        skipped until all are delivered. A mean needs every hidden state, and comes with the last."""
         if self.log.params.pooling == "mean":
             return False
         delivered = self.prompt_logprobs_sent >= self.log.prompt_length
@@ -126,15 +126,16 @@ class LiveSequence:
 
     @property
     def doubled(self) -> bool:
-        """Whether it has pages of its own that it also holds in the cache, where others came first."""
+        """Whether it has own pages for tokens that another sequence published first, and holds that one's
+        pages too."""
         nodes = () if self.handle is None else self.handle.nodes
         return any(node.page != page for node, page in zip(nodes, self.pages, strict=False))
 
     def cache_key(self, tokens: tuple[int, ...], start: int) -> tuple[Token, ...]:
-        """The log's `tokens` from position `start` on as the prefix cache knows them.
+        """The log's `tokens` from position `start` on, as the prefix cache keys them.
 
-        Where the adapter becomes active the token carries its digest: what comes before is the base's, and
-        shared with it; from there on the path is the adapter's own.
+        The token at which the adapter becomes active carries its digest. The pages before it are the base's
+        and shared with it; from there on they are the adapter's own.
         """
         log = self.log
         at = log.adapter_start - start
@@ -149,14 +150,14 @@ class LiveSequence:
         return msgspec.structs.replace(self.log, tokens=tuple(self.tokens))
 
     def cached_once(self) -> int | None:
-        """Cached prompt tokens for the first delta, None after that."""
+        """The cached prompt tokens for the first delta, None after that."""
         if self.delivered:
             return None
         self.delivered = True
         return self.cached
 
     def ending(self) -> str | None:
-        """The finish reason that the last token gives, None when it goes on."""
+        """The finish reason after the last token; None if the sequence goes on."""
         count = len(self.tokens)
         if count > self.stop_after and self.tokens[-1] in self.stops:
             return "stop"

@@ -1,4 +1,4 @@
-"""What a step's result means for the sequences that had rows in it: their logs, their pages, their deltas."""
+"""Applies a step's results to its sequences: their logs, their pages, their deltas."""
 
 from collections.abc import Callable
 
@@ -10,9 +10,9 @@ from personae.engine.sequence import Delta, TokenLogprobs
 
 
 class OutputProcessor:
-    """Brings results home: the scheduler's half after a step. Deltas go to the end of the list given.
+    """The scheduler's half after a step. Deltas are appended to the given list.
 
-    `in_flight` tells how many rows of a sequence are planned and not here yet.
+    `in_flight` returns how many rows of a sequence are planned but not committed.
     """
 
     def __init__(
@@ -25,8 +25,8 @@ class OutputProcessor:
     def plain(
         self, decoding: list[LiveSequence], tokens: tuple[tuple[int, ...], ...], deltas: list[Delta]
     ) -> None:
-        """What `row` does, for decode rows without failures, logprobs, drafts and rows that sit out: the
-        usual case, and hot."""
+        """The same as `row` for decode rows without failures, logprobs, drafts or deferred rows: the usual,
+        hot case."""
         charge, running, ended = self._policy.charge, SequenceState.RUNNING, SequenceState.ENDED
         publish = self._sequences.running.publish
         for sequence, brought in zip(decoding, tokens, strict=False):
@@ -38,7 +38,7 @@ class OutputProcessor:
                 if sequence.computed >= sequence.publish_at:
                     publish(sequence)
             if not brought:
-                self._is_known(sequence)
+                self._check_known(sequence)
                 continue
             known = sequence.tokens
             known += brought
@@ -47,14 +47,14 @@ class OutputProcessor:
                 self._sequences.counters.jumped += count - 1
             charge(sequence.key, 0, count)
             if brought[-1] in sequence.stops or len(known) >= sequence.limit:
-                deltas.append(self._tell(sequence, brought))
+                deltas.append(self._delta(sequence, brought))
             else:
                 deltas.append(Delta(sequence.id, brought))
 
     def row(
         self, sequence: LiveSequence, index: int, row: Row | None, result: StepResult, deltas: list[Delta]
     ) -> None:
-        """Bring one row's result home. `row` is given for chunks; a decode row is one position."""
+        """Apply one row's result. `row` is given for chunks; a decode row is one position."""
         if sequence.place is SequenceState.ENDED:
             return  # discarded
         failure = result.failures.get(index)
@@ -70,11 +70,11 @@ class OutputProcessor:
         deferred = index in result.deferred
         if deferred and (sequence.stale or sequence.place is not SequenceState.RUNNING):
             sequence.stale = max(sequence.stale - 1, 0)
-            return  # planned before it was known that the row before sits out
+            return  # planned before it was known that the row before was deferred
         prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
         if row is not None and index in result.prompt_logprobs:
-            first = row.start + 1 if row.start else 0  # the prompt token that the entries begin with
-            # After a preemption the prompt is computed again; what was told is not told twice.
+            first = row.start + 1 if row.start else 0  # the prompt token of the first entry
+            # After a preemption the prompt is computed again, but nothing is delivered twice.
             prompt_logprobs = result.prompt_logprobs[index][max(sequence.prompt_logprobs_sent - first, 0) :]
             sequence.prompt_logprobs_sent += len(prompt_logprobs)
         if sequence.place is SequenceState.RUNNING:
@@ -89,21 +89,22 @@ class OutputProcessor:
             tokens = result.tokens[index]
             sequence.tokens += tokens
             if accepted and sequence.place is SequenceState.RUNNING:
-                self._sequences.running.publish(sequence)  # tokens of this step are among those computed
+                self._sequences.running.publish(sequence)  # the computed tokens include this step's
             if not tokens:
-                self._is_known(sequence)
+                self._check_known(sequence)
                 return
             self._sequences.counters.jumped += max(len(tokens) - 1 - accepted, 0)
             self._policy.charge(sequence.key, 0, len(tokens))
             drafted = result.drafted.get(index)
             logprobs = result.logprobs.get(index, ())
             embedding = result.embeddings.get(index)
-            deltas.append(self._tell(sequence, tokens, logprobs, prompt_logprobs, drafted, embedding))
+            deltas.append(self._delta(sequence, tokens, logprobs, prompt_logprobs, drafted, embedding))
         elif prompt_logprobs:
             deltas.append(Delta(sequence.id, prompt_logprobs=prompt_logprobs, cached=sequence.cached_once()))
 
     def _verified(self, sequence: LiveSequence, row: Row, drafted: tuple[int, int]) -> int:
-        """Take back what was planned for drafts that were not made, or are wrong; how many are right."""
+        """Take back the positions planned for drafts that were not made or are wrong. Returns how many are
+        right."""
         computed, accepted = drafted
         if sequence.place is SequenceState.RUNNING:
             sequence.planned -= row.drafts - accepted
@@ -111,15 +112,15 @@ class OutputProcessor:
             self._sequences.counters.count_drafts(computed, accepted)
         return accepted
 
-    def _is_known(self, sequence: LiveSequence) -> None:
-        """A row that brings nothing computed a token whose next is known, and told.
+    def _check_known(self, sequence: LiveSequence) -> None:
+        """Check a row without new tokens: the token after it must be known and delivered already.
 
         Raises ValueError if it is not.
         """
         if sequence.place is SequenceState.RUNNING and len(sequence.tokens) <= sequence.computed:
             raise ValueError(f"sequence {sequence.id!r} should have sampled a token")
 
-    def _tell(
+    def _delta(
         self,
         sequence: LiveSequence,
         tokens: tuple[int, ...],
@@ -128,7 +129,7 @@ class OutputProcessor:
         drafted: tuple[int, int] | None = None,
         embedding: bytes | None = None,
     ) -> Delta:
-        """The delta of tokens just committed; ends the sequence if they were its last."""
+        """The delta of tokens that were just committed. Ends the sequence if they were its last."""
         finish, cached = sequence.ending(), sequence.cached_once()
         if finish is not None:
             self._sequences.end(sequence)

@@ -1,11 +1,10 @@
-"""Fixed-size pages of KV memory, counted.
+"""Fixed-size pages of KV memory, with reference counts.
 
-The pool knows page ids and how many holders each has; what lies in a page, and whether it may be evicted,
-others know (engine/scheduling/prefix.py). The verbs come in pairs: `can_allocate` and `allocate`, `share` and
-`release`.
+The pool knows page ids and how many holders each has. engine/scheduling/prefix.py knows what a page contains
+and whether it may be evicted. The verbs come in pairs: `can_allocate` and `allocate`, `share` and `release`.
 
-The lowest free pages are given out first, so that whole runs at the end stay free, and what was never used
-has no memory yet where that comes when it is written: the last are the ones to lend.
+The lowest free pages are allocated first. So whole runs at the end stay free, and if memory comes when it is
+written, pages that were never used have none. The last pages are lent first.
 """
 
 from collections import Counter
@@ -25,7 +24,7 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """How many pages nobody holds."""
+        """How many pages have no holder."""
         return len(self._free)
 
     def can_allocate(self, count: int) -> bool:
@@ -33,43 +32,43 @@ class PagePool:
         return count <= len(self._free)
 
     def free_by_run(self, run: int) -> Counter[int]:
-        """How many pages of each run of so many are free."""
+        """How many pages of each run of `run` pages are free."""
         return Counter(page // run for page in self._free)
 
     def allocate(self, count: int) -> list[int]:
-        """Take the lowest `count` free pages, each with one reference. Ask `can_allocate` first."""
-        assert self.can_allocate(count), f"{count} pages wanted, {self.free} free"
+        """Take the lowest `count` free pages, each with one reference. Call `can_allocate` first."""
+        assert self.can_allocate(count), f"{count} pages are needed, {self.free} are free"
         pages = [heappop(self._free) for _ in range(count)]
         for page in pages:
             self._references[page] = 1
         return pages
 
     def take(self, pages: Collection[int]) -> None:
-        """Take these pages, which must be free, each with one reference."""
+        """Take these free pages, each with one reference."""
         wanted = set(pages)
         left = [page for page in self._free if page not in wanted]
-        assert len(left) == len(self._free) - len(wanted), "a page that is wanted is not free"
+        assert len(left) == len(self._free) - len(wanted), "a requested page is not free"
         heapify(left)
         self._free = left
         for page in wanted:
             self._references[page] = 1
 
     def share(self, page: int) -> None:
-        """One more holder of a page that is held."""
+        """Add a holder to a held page."""
         assert self._references[page] > 0, f"page {page} is free and cannot be shared"
         self._references[page] += 1
 
     def release(self, page: int) -> None:
-        """One holder less; the last one frees the page."""
-        assert self._references[page] > 0, f"page {page} is released more often than it was taken"
+        """Remove a holder. The last one frees the page."""
+        assert self._references[page] > 0, f"page {page} is released more often than taken"
         self._references[page] -= 1
         if not self._references[page]:
             heappush(self._free, page)
 
     def check_integrity(self, held: Iterable[int]) -> None:
-        """Compare with the truth: `held` names a page once for each reference that anyone holds.
+        """Compare with the truth: `held` has a page once for each reference that anyone holds.
 
-        Raises AssertionError, naming the page.
+        Raises AssertionError, which names the page.
         """
         counts = Counter(held)
         for page, references in enumerate(self._references):

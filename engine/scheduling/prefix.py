@@ -1,17 +1,17 @@
-"""Automatic prefix cache: pages of computed KV, found again by what they were computed from.
+"""Automatic prefix cache: computed KV pages, found again by what they were computed from.
 
-A trie of full pages. A root stands for a tagged tuple of tenant salt and adapter digest, an edge for the
-`page_size` tokens of one page, compared token by token, never by hash alone. So one tenant cannot hit
-another's pages, nor one adapter another's, by construction. An adapter that is active only from some token
-on (activated LoRA) begins at the base's root, and the token where it becomes active carries its digest.
+The cache is a trie of full pages. A root stands for a tagged tuple of tenant salt and adapter digest. An edge
+stands for the `page_size` tokens of one page, which are compared token by token, never by hash alone. So by
+construction no tenant can hit another's pages, and no adapter another's. An adapter that is only active from
+some token on (activated LoRA) begins at the base's root, and the token where it becomes active carries its
+digest.
 
-A running sequence holds a `CacheHandle`: the path of nodes that its own full pages correspond to. A node that
-is leased has leased ancestors. A lease is given back from its deep end, so among unleased nodes a child
-always comes before its parent in order of last use, and the least recently used unleased node is always a
-leaf: eviction is one pop.
+A running sequence holds a `CacheHandle`: the path of nodes for its own full pages. If a node is held, so are
+its ancestors. A handle is released from its deep end. So in the order of last use an unheld child always
+comes before its unheld parent, and the least recently used unheld node is always a leaf: eviction is one pop.
 
-Pages are shared by reference as long as they are full. A hit that ends inside a page is served by copying
-that page (copy-on-write): the caller gets the node to copy from, pinned until `unpin`.
+Full pages are shared by reference. A hit that ends inside a page is served by copying that page
+(copy-on-write): the caller gets the node to copy from, pinned until `unpin`.
 """
 
 from collections import OrderedDict
@@ -24,18 +24,18 @@ from personae.engine.scheduling.pages import PagePool
 
 RootKey = tuple[str, bytes] | tuple[str, bytes, str]
 Token = int | tuple[str, int]
-"""A token id; with an adapter's digest where that adapter becomes active (see `LiveSequence.cache_key`)."""
-_SCAN = 16  # children looked at for a hit inside a page, youngest first
+"""A token id. At the token where an adapter becomes active, with the adapter's digest (see
+`LiveSequence.cache_key`)."""
+_SCAN = 16  # children examined for a hit inside a page, youngest first
 
 
 def root_key(salt: bytes, adapter: str | None) -> RootKey:
-    """The tagged key that separates tenants and adapters; the base model has a tag of its own."""
+    """The tagged key that separates tenants and adapters. The base model has its own tag."""
     return ("base", salt) if adapter is None else ("adapter", salt, adapter)
 
 
 class TrieNode:
-    """A place where pages may follow. `handles` counts the running sequences whose path comes through
-    here."""
+    """A node of the trie. `handles` counts the running sequences whose path includes it."""
 
     __slots__ = ("children", "handles")
 
@@ -45,7 +45,7 @@ class TrieNode:
 
 
 class TrieRoot(TrieNode):
-    """Where one (salt, adapter) begins."""
+    """The root of one (salt, adapter)."""
 
     __slots__ = ("key",)
 
@@ -55,7 +55,7 @@ class TrieRoot(TrieNode):
 
 
 class PageNode(TrieNode):
-    """One full page of KV: `chunk` are its tokens, `page` holds it; what comes before it is `parent`."""
+    """One full page of KV: its tokens `chunk`, its page id `page`, and the node before it, `parent`."""
 
     __slots__ = ("chunk", "page", "parent")
 
@@ -67,7 +67,8 @@ class PageNode(TrieNode):
 
 
 class PrefixHit(NamedTuple):
-    """What `match` found: `nodes` to share, then `partial` tokens inside `source`; `length` tokens in all."""
+    """The result of `match`: `nodes` to share, then `partial` tokens inside `source`; `length` tokens in
+    all."""
 
     nodes: list[PageNode]
     source: PageNode | None
@@ -76,13 +77,13 @@ class PrefixHit(NamedTuple):
 
 
 class CacheObserver(Protocol):
-    """Is told what can be found, and what no longer."""
+    """Gets the pages that are published and removed."""
 
     def stored(self, root: TrieRoot, node: PageNode) -> None:
-        """A page can be found."""
+        """A page was published."""
 
     def removed(self, node: PageNode) -> None:
-        """A page is forgotten."""
+        """A page was removed."""
 
 
 class CacheHandle:
@@ -99,7 +100,7 @@ MISS = PrefixHit([], None, 0, 0)
 
 
 class PrefixCache:
-    """The trie, and with it the memory: pages that nobody leases are given out when no free ones are left."""
+    """The trie, and the page memory: if no page is free, pages that no sequence holds are evicted."""
 
     __slots__ = ("_page_size", "_pool", "_roots", "_unleased", "observer")
 
@@ -108,45 +109,52 @@ class PrefixCache:
         self._pool = pool
         self._page_size = page_size
         self._roots: dict[RootKey, TrieRoot] = {}
-        self._unleased: OrderedDict[PageNode, None] = OrderedDict()  # least recently used first
+        self._evictable: OrderedDict[PageNode, None] = OrderedDict()  # least recently used first
 
     @property
     def available(self) -> int:
-        """Pages that can be allocated: the free ones and those that only the cache holds."""
-        return self._pool.free + len(self._unleased)
+        """Pages that can be allocated: free ones and those that only the cache holds."""
+        return self._pool.free + len(self._evictable)
 
     def can_allocate(self, count: int) -> bool:
         """Whether `count` pages are free or can be freed by eviction."""
         return count <= self.available
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` pages, evicting the least recently used ones if need be. Ask `can_allocate` first."""
+        """Take `count` pages, and evict the least recently used ones if necessary. Call `can_allocate`
+        first."""
         while not self._pool.can_allocate(count):
-            assert self._unleased, f"{count} pages wanted, {self._pool.free} free, nothing left to evict"
-            node, _ = self._unleased.popitem(last=False)
+            assert self._evictable, (
+                f"{count} pages are needed, {self._pool.free} are free, none can be evicted"
+            )
+            node, _ = self._evictable.popitem(last=False)
             self._drop(node)
         return self._pool.allocate(count)
 
     def take_runs(self, count: int, run: int) -> list[int]:
-        """Take up to `count` runs of `run` pages of which nobody holds one: those where nothing is cached,
-        the last first, then those that were used least recently. What is cached there is forgotten, and
-        what follows it. The first run stays: all layers begin in it, see `kernels.memory.Memory.reserve`."""
+        """Take up to `count` runs of `run` pages that no sequence holds.
+
+        Runs without cached pages go first, starting at the end, then the least recently used ones. Their
+        cached pages are dropped, with the pages that follow these in the trie. The first run is never taken:
+        all layers begin in it, see `kernels.memory.Memory.reserve`.
+        """
         if not count:
             return []
         found, latest = self._pool.free_by_run(run), dict[int, int]()
-        for age, node in enumerate(self._unleased):
+        for age, node in enumerate(self._evictable):
             found[node.page // run] += 1
             latest[node.page // run] = age
         whole = [number for number, pages in found.items() if number and pages == run]
         chosen = set(nsmallest(count, whole, key=lambda number: (latest.get(number, -1), -number)))
-        for node in [node for node in self._unleased if node.page // run in chosen]:
+        for node in [node for node in self._evictable if node.page // run in chosen]:
             self._forget(node)
         pages = [page for number in sorted(chosen) for page in range(number * run, (number + 1) * run)]
         self._pool.take(pages)
         return pages
 
     def match(self, key: RootKey, tokens: tuple[Token, ...]) -> PrefixHit:
-        """The longest computed prefix of `tokens`, one token short of all: that one's logits are needed."""
+        """The longest computed prefix of `tokens`, at most all but one: the logits of the last one are
+        needed."""
         root = self._roots.get(key)
         if root is None:
             return MISS
@@ -165,7 +173,7 @@ class PrefixCache:
         return PrefixHit(nodes, source, partial, length + partial)
 
     def handle(self, key: RootKey, hit: PrefixHit, *, copy: bool) -> CacheHandle:
-        """Hold the hit's nodes and a reference to each of their pages; with `copy`, pin its source, too."""
+        """Hold the hit's nodes and a reference to each of their pages. With `copy`, also pin its source."""
         root = self._roots.get(key)
         if root is None:
             root = self._roots[key] = TrieRoot(key)
@@ -178,22 +186,21 @@ class PrefixCache:
         return CacheHandle(root, list(hit.nodes))
 
     def pin(self, node: PageNode) -> None:
-        """Keep the node from eviction. Its parent must be leased."""
+        """Keep the node from eviction. Its parent must be held."""
         if not node.handles:
-            del self._unleased[node]
+            del self._evictable[node]
         node.handles += 1
 
     def unpin(self, node: PageNode) -> None:
-        """Undo `pin`: the node is now the most recently used."""
+        """Undo `pin`. The node is then the most recently used."""
         node.handles -= 1
         if not node.handles:
-            self._unleased[node] = None
+            self._evictable[node] = None
 
     def publish(self, handle: CacheHandle, chunk: tuple[Token, ...], page: int) -> None:
-        """The lease's next page is full and computed: others may find it.
+        """The handle's next page is full and computed, so others may find it.
 
-        Where another sequence has published the same tokens first, its node stays and this page stays
-        private.
+        If another sequence published the same tokens first, its node stays and this page stays private.
         """
         here: TrieNode = handle.nodes[-1] if handle.nodes else handle.root
         node = here.children.get(chunk)
@@ -208,31 +215,32 @@ class PrefixCache:
         handle.nodes.append(node)
 
     def release(self, handle: CacheHandle, pages: list[int], *, keep: bool = True) -> None:
-        """Give back a lease and the references to `pages`.
+        """Release a handle and the references to `pages`.
 
-        Without `keep`, nodes that only this lease held are dropped: their KV is not to be trusted.
+        Without `keep`, nodes that only this handle held are dropped, because their KV may be wrong.
         """
         for node in reversed(handle.nodes):
             node.handles -= 1
             if node.handles:
                 continue
             if keep or node.children:
-                self._unleased[node] = None
+                self._evictable[node] = None
             else:
                 self._drop(node)
         handle.root.handles -= 1
-        self._drop_if_bare(handle.root)
+        self._drop_if_unused(handle.root)
         for page in reversed(pages):
             self._pool.release(page)
 
     def holds(self, page: int) -> bool:
-        """Whether the page is in the cache; walks the trie, for checks only."""
+        """Whether the page is in the cache. Walks the trie; only for checks."""
         return any(node.page == page for node in self._nodes())
 
     def check_integrity(self, handles: list[CacheHandle], pages: list[int]) -> None:
-        """Compare with the truth: all leases in force, and a page once for each reference a sequence holds.
+        """Compare with the truth: all current handles, and a page once for each reference that a sequence
+        holds.
 
-        Raises AssertionError that says which page or node is wrong.
+        Raises AssertionError, which says which page or node is wrong.
         """
         used: dict[int, int] = {}
         for handle in handles:
@@ -241,20 +249,20 @@ class PrefixCache:
         cached = list(self._nodes())
         for key, root in self._roots.items():
             expected = used.pop(id(root), 0)
-            assert root.handles == expected, f"root {key}: {root.handles} leases, {expected} holders"
+            assert root.handles == expected, f"root {key}: {root.handles} handles, {expected} holders"
             assert root.children or expected, f"root {key} outlives its pages"
         for node in cached:
             expected = used.pop(id(node), 0)
-            assert node.handles == expected, f"page {node.page}: {node.handles} leases, {expected} holders"
-            assert (node in self._unleased) == (not expected), (
-                f"page {node.page} with {expected} leases: evictable?"
+            assert node.handles == expected, f"page {node.page}: {node.handles} handles, {expected} holders"
+            assert (node in self._evictable) == (not expected), (
+                f"page {node.page} has {expected} handles and the wrong evictable state"
             )
-        assert not used, f"{len(used)} leased nodes are not in the cache"
-        assert len(self._unleased) <= len(cached), "an evictable node is not in the cache"
+        assert not used, f"{len(used)} held nodes are not in the cache"
+        assert len(self._evictable) <= len(cached), "an evictable node is not in the cache"
         seen: set[PageNode] = set()
-        for node in self._unleased:
+        for node in self._evictable:
             assert seen.issuperset(node.children.values()), (
-                f"page {node.page} would go before what follows it"
+                f"page {node.page} would be evicted before its children"
             )
             seen.add(node)
         self._pool.check_integrity([*pages, *(node.page for node in cached)])
@@ -262,7 +270,7 @@ class PrefixCache:
     def _match_inside(
         self, here: TrieNode, tokens: tuple[Token, ...], start: int, limit: int
     ) -> tuple[PageNode | None, int]:
-        """The child that agrees longest with the tokens from `start` to `limit`, and how far."""
+        """The child that agrees with the most tokens from `start` to `limit`, and how many."""
         wanted = tokens[start : min(start + self._page_size, limit)]
         if not wanted:
             return None, 0
@@ -277,14 +285,14 @@ class PrefixCache:
         return best, longest
 
     def _forget(self, node: PageNode) -> None:
-        """Evict a node that nobody leases, and what follows it; nothing if it has gone already."""
-        if node not in self._unleased:
+        """Evict a node that no sequence holds, with its descendants. Does nothing if it is gone already."""
+        if node not in self._evictable:
             return
         branches = [node]
         for branch in branches:
             branches += branch.children.values()
         for branch in reversed(branches):
-            del self._unleased[branch]
+            del self._evictable[branch]
             self._drop(branch)
 
     def _drop(self, node: PageNode) -> None:
@@ -294,9 +302,9 @@ class PrefixCache:
         del parent.children[node.chunk]
         self._pool.release(node.page)
         if isinstance(parent, TrieRoot):
-            self._drop_if_bare(parent)
+            self._drop_if_unused(parent)
 
-    def _drop_if_bare(self, root: TrieRoot) -> None:
+    def _drop_if_unused(self, root: TrieRoot) -> None:
         if not root.handles and not root.children:
             del self._roots[root.key]
 

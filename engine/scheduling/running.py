@@ -1,5 +1,5 @@
-"""What running sequences hold: slots, pages, leases in the prefix cache; `take_slot` gives, `give_up_slot`
-takes."""
+"""What running sequences hold: slots, pages and cache handles. `take_slot` gives them, `give_up_slot` takes
+them."""
 
 from bisect import insort
 from collections import Counter
@@ -15,12 +15,12 @@ _by_rank = attrgetter("rank")
 
 
 class RunningTable:
-    """The sequences that have a slot, in three lists, all by rank: background last, then by admission.
+    """The sequences with a slot, in three lists, all by rank: background last, then by admission.
 
     `prefilling` have a part of their log still to be planned; `decoding` have none; `parked` wait for a mask
-    and are not planned meanwhile. `releases`, `copies` and `reclaimed` gather what the next plan must carry.
-    `background` counts the sequences that give way. `lent` are pages whose memory adapters have; `short` is
-    how many were wanted in vain since it was set to 0.
+    and are not planned. `releases`, `copies` and `reclaimed` collect what the next plan must contain.
+    `background` counts the background sequences. `lent` are the pages whose memory is lent to adapters.
+    `short` is how many pages were missing since it was set to 0.
     """
 
     __slots__ = (
@@ -51,8 +51,8 @@ class RunningTable:
         self._cache = PrefixCache(self._pool, layout.page_size)
         self._free_slots = list(range(layout.max_seqs - 1, -1, -1))
         self._admissions = 0
-        # (order, room, pages that were missing) of the sequence that was refused a seat last.
-        self._stuck: tuple[int, int, int] | None = None
+        # (order, room, missing pages) of the last sequence that got no slot.
+        self._refused: tuple[int, int, int] | None = None
         self._sources: list[PageNode] = []
         self.background = 0
         self.prefilling: list[LiveSequence] = []
@@ -63,7 +63,7 @@ class RunningTable:
         self.reclaimed: list[int] = []
         self.lent: set[int] = set()
         self.short = 0
-        self._called_in = 0  # pages that were asked back and are not here yet
+        self._recalled = 0  # pages that were recalled and are not back yet
 
     def __len__(self) -> int:
         return len(self.decoding) + len(self.prefilling) + len(self.parked)
@@ -74,70 +74,69 @@ class RunningTable:
         yield from self.parked
 
     def observe_cache(self, observer: CacheObserver) -> None:
-        """Have somebody told what enters and leaves the prefix cache."""
+        """Set the observer of the prefix cache."""
         self._cache.observer = observer
 
     @property
     def pages_used(self) -> int:
-        """Pages that running sequences hold; cached ones that nobody reads do not count."""
+        """Pages that running sequences hold. Cached pages without a reader do not count."""
         return self._pool.size - self._cache.available - len(self.lent)
 
     def lend(self, count: int) -> tuple[int, ...]:
-        """Up to so many pages that no sequence holds, in whole runs; what is cached there is forgotten. Each
-        running sequence is left one to grow into."""
+        """Up to `count` pages that no sequence holds, in whole runs. Their cached content is dropped. One
+        page stays for each running sequence to grow into."""
         count = min(count, self._cache.available - len(self))
         pages = self._cache.take_runs(max(count, 0) // self._run, self._run)
         self.lent.update(pages)
         return tuple(pages)
 
     def call_in(self) -> int:
-        """How many of the pages that are lent are short, and were not asked back yet."""
-        count = max(min(self.short, len(self.lent)) - self._called_in, 0)
-        self._called_in += count
+        """How many of the lent pages are needed and were not recalled yet."""
+        count = max(min(self.short, len(self.lent)) - self._recalled, 0)
+        self._recalled += count
         return count
 
     def take_back(self, pages: Iterable[int]) -> None:
-        """Pages that were lent."""
+        """Pages that were lent come back."""
         for page in pages:
             self.lent.remove(page)
             self._pool.release(page)
-            self._called_in = max(self._called_in - 1, 0)
+            self._recalled = max(self._recalled - 1, 0)
 
     def last(self) -> LiveSequence:
-        """The first to go when memory is short."""
+        """The first sequence to preempt if memory is short."""
         tables = (self.decoding, self.prefilling, self.parked)
         return max((table[-1] for table in tables if table), key=_by_rank)
 
     @property
     def has_slot(self) -> bool:
-        """Whether one is free."""
+        """Whether a slot is free."""
         return bool(self._free_slots)
 
     def last_of(self, tenant: str) -> LiveSequence | None:
-        """The tenant's first to go, background aside."""
+        """The tenant's first sequence to preempt, without background ones."""
         theirs = (s for s in self if s.key.tenant == tenant and not s.background)
         return max(theirs, key=_by_rank, default=None)
 
     def displaceable(self) -> LiveSequence | None:
-        """The background sequence that is the first to go when others want a seat."""
+        """The first background sequence to preempt if others need a slot."""
         return max((s for s in self if s.background and not s.settled), key=_by_rank, default=None)
 
     def has_slot_for(self, sequence: LiveSequence, others: int) -> bool:
-        """Whether there are slots for it and `others`, and memory for it even if nothing of it is cached."""
+        """Whether there are slots for it and `others`, and memory for it even if none of it is cached."""
         pages = -(-len(sequence.tokens) // self._page_size)
         return len(self._free_slots) > others and self._cache.can_allocate(pages + len(self))
 
     def take_slot(self, sequence: LiveSequence) -> bool:
-        """Give it a slot and pages for its log, cached ones where there are; False when slots or memory are
-        short.
+        """Give it a slot and pages for its log, cached ones if possible. False if slots or memory are short.
 
-        Each running sequence is left a page to grow into, or admission would soon be followed by preemption.
+        One page stays for each running sequence to grow into. Otherwise a preemption would soon follow.
         """
         room = self._cache.available - len(self)
         if not self._free_slots:
             return False
-        if self._stuck is not None and self._stuck[0] == sequence.order and room <= self._stuck[1]:
-            self.short = max(self.short, self._stuck[2])
+        if self._refused is not None and self._refused[0] == sequence.order and room <= self._refused[1]:
+            self.short = max(self.short, self._refused[2])
             return False
         sequence.log = log = sequence.current_log()
         cache, margin = self._cache, len(self)
@@ -146,16 +145,16 @@ class RunningTable:
         handle = cache.handle(sequence.root, hit, copy=True)
         source, cached = hit.source, hit.length
         if source is not None and not cache.can_allocate(fresh + margin):
-            cache.unpin(source)  # the page that would be copied is needed itself
+            cache.unpin(source)  # the page to copy from is needed as a free page
             source, cached = None, cached - hit.partial
         pages = [node.page for node in hit.nodes]
         if not cache.can_allocate(fresh + margin):
             missing = fresh + margin - cache.available
             cache.release(handle, pages)
-            self._stuck = (sequence.order, room, missing)
+            self._refused = (sequence.order, room, missing)
             self.short = max(self.short, missing)
             return False
-        self._stuck = None
+        self._refused = None
         pages += cache.allocate(fresh)
         if source is not None:
             self._sources.append(source)
@@ -177,8 +176,8 @@ class RunningTable:
         return True
 
     def give_up_slot(self, sequence: LiveSequence, *, keep: bool) -> None:
-        """Take back what `take_slot`, `grow` and `publish` gave. Without `keep` its pages leave the cache,
-        too."""
+        """Take back what `take_slot`, `grow` and `publish` gave. Without `keep` its pages also leave the
+        cache."""
         assert sequence.slot is not None
         assert sequence.handle is not None
         self._list_of(sequence).remove(sequence)
@@ -192,7 +191,7 @@ class RunningTable:
         sequence.parked = False
 
     def can_grow(self) -> bool:
-        """Whether there is a page to be had."""
+        """Whether a page can be allocated."""
         can = self._cache.can_allocate(1)
         self.short = max(self.short, not can)
         return can
@@ -203,14 +202,14 @@ class RunningTable:
         return self._cache.can_allocate(len(self) + 1)
 
     def grow(self, sequence: LiveSequence) -> tuple[int]:
-        """One more page. Ask `can_grow` first."""
+        """One more page. Call `can_grow` first."""
         (page,) = self._cache.allocate(1)
         sequence.pages.append(page)
         sequence.capacity += self._page_size
         return (page,)
 
     def reclaim(self, wanting: LiveSequence) -> bool:
-        """Take back a page that another took for drafts and has nothing in it; False if there is none."""
+        """Take back an empty page that another sequence took for drafts. False if there is none."""
         for sequence in self.decoding:
             if sequence is not wanting and sequence.capacity - sequence.planned >= self._page_size:
                 self._pool.release(sequence.pages.pop())
@@ -226,15 +225,15 @@ class RunningTable:
         insort(self.decoding, sequence, key=_by_rank)
 
     def park(self, sequence: LiveSequence, stale: int) -> None:
-        """No token was chosen at its last position, since its mask is not there yet: that position is planned
-        again when `unpark` is called. `stale` rows of it are in flight."""
+        """No token was chosen at its last position because its mask is not ready. That position is planned
+        again after `unpark`. `stale` rows of it are in flight."""
         self._list_of(sequence).remove(sequence)
         sequence.parked, sequence.stale = True, stale
         sequence.planned = sequence.computed
         insort(self.parked, sequence, key=_by_rank)
 
     def unpark(self, sequence: LiveSequence) -> None:
-        """Its mask is there."""
+        """Its mask is ready."""
         self.parked.remove(sequence)
         sequence.parked = False
         insort(self._list_of(sequence), sequence, key=_by_rank)
@@ -245,7 +244,7 @@ class RunningTable:
         return self.prefilling if sequence.planned < sequence.known else self.decoding
 
     def publish(self, sequence: LiveSequence) -> None:
-        """Let others find its full pages that are computed."""
+        """Let others find its full computed pages."""
         handle, size = sequence.handle, self._page_size
         assert handle is not None
         while sequence.computed >= sequence.publish_at:
@@ -255,7 +254,7 @@ class RunningTable:
             sequence.publish_at = end + size
 
     def clear_changes(self) -> None:
-        """The plan has been made: what it carries starts anew, and pages copied from may go again."""
+        """The plan has been made: clear what it contains, and unpin the pages that it copies."""
         self.releases.clear()
         self.reclaimed.clear()
         self.copies.clear()
@@ -264,18 +263,20 @@ class RunningTable:
         self._sources.clear()
 
     def check_integrity(self) -> None:
-        """Raises AssertionError that names the slot, page or sequence where the books disagree."""
+        """Raises AssertionError, which names the slot, page or sequence that is inconsistent."""
         for table in (self.decoding, self.prefilling, self.parked):
             ranks = [sequence.rank for sequence in table]
             assert ranks == sorted(set(ranks)), f"not in order: {ranks}"
-        assert self.background == sum(s.background for s in self), "background sequences are miscounted"
+        assert self.background == sum(s.background for s in self), (
+            "the count of background sequences is wrong"
+        )
         slots = Counter([*self._free_slots, *(s.slot for s in self)])
         for slot, owners in slots.items():
             assert owners == 1, f"slot {slot} is owned {owners} times"
         handles = []
         for s in self:
             assert s.place is SequenceState.RUNNING, f"sequence {s.id} has a slot and is {s.place.name}"
-            assert s.handle is not None, f"sequence {s.id} runs without a lease"
+            assert s.handle is not None, f"sequence {s.id} runs without a cache handle"
             assert s.capacity == len(s.pages) * self._page_size, f"sequence {s.id}: capacity {s.capacity}"
             assert s.computed <= s.planned <= min(s.last, s.capacity), (
                 f"sequence {s.id}: {s.computed} computed, {s.planned} planned, "
@@ -285,7 +286,7 @@ class RunningTable:
             assert not s.parked or s.planned == s.computed, f"sequence {s.id} is parked and planned"
             assert len(set(s.pages)) == len(s.pages), f"sequence {s.id} has a page twice: {s.pages}"
             published = [token for node in s.handle.nodes for token in node.chunk]
-            assert len(published) <= s.computed, f"sequence {s.id} has published what is not computed"
+            assert len(published) <= s.computed, f"sequence {s.id} has published tokens that are not computed"
             assert published == list(s.cache_key(tuple(s.tokens[: len(published)]), 0)), (
                 f"sequence {s.id} holds pages of other tokens"
             )

@@ -1,16 +1,18 @@
-"""Who computes what in the next step. Pure decisions: no tensor, no clock, nothing awaited.
+"""The scheduler: which sequences compute what in the next step. Pure decisions: no tensor, no clock, no
+await.
 
-One token budget for everything. Each plan gives rows to decoding sequences first, one token each, then to
-prompts that have begun, in chunks, then to sequences that the fairness policy admits. A sequence gets all
+There is one token budget for everything. Each plan first gives one row to each decoding sequence, then chunks
+to prompts that have begun, then chunks to sequences that the fairness policy admits. A sequence gets all
 pages for its log when it is admitted, so only decode rows can find the memory full. Then the sequence
-admitted last drops its pages and waits again with its log; what it had computed stays in the prefix cache
-for as long as there is room. Background sequences come last everywhere and are the first to go
-(`background.py`): "admitted last" below means last by rank.
+admitted last is preempted: it drops its pages and waits again with its log. Its computed pages stay in the
+prefix cache while there is room. Background sequences come last everywhere and are preempted first
+(`background.py`); "admitted last" means last by rank.
 
-A decode row may have drafts (`speculation/`), of the tokens that are left when each sequence has one, and in
-pages that nobody has to leave for. They count as planned until the result says how many were right.
+A decode row may have drafts (`speculation/`), from the tokens that are left after each sequence has one, and
+in pages for which nothing has to be preempted. Drafts count as planned until the result says how many were
+right.
 
-`plan` may be called again before earlier plans are committed; why that is safe is told in `__init__.py`.
+`plan` may be called again before earlier plans are committed; `__init__.py` explains why that is safe.
 """
 
 from collections import deque
@@ -27,13 +29,13 @@ from personae.engine.scheduling.step_builder import Chunks, StepBuilder
 from personae.engine.scheduling.step_time import StepTime
 from personae.engine.sequence import Delta, SequenceLog
 
-# as long as a step in which all seats decode: one in which tenants that crowd have prompts
+# The longest step with prompts of tenants over quota, relative to a step in which all slots decode.
 OVER_QUOTA_FACTOR = 1.5
 
 
 class _InFlightBatch(NamedTuple):
-    """A plan whose result is not here yet: whose its rows are, decode rows first, then chunks. `drafting` of
-    the chunks are decode rows, too, that may have drafts."""
+    """A plan whose result is not committed: the sequences of its rows, decode rows first, then chunks. The
+    first `drafting` chunks are decode rows that may have drafts."""
 
     step: int
     decoding: list[LiveSequence]
@@ -42,7 +44,7 @@ class _InFlightBatch(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Decode rows, and tokens of chunks that are none."""
+        """Decode rows, and the tokens of prompt chunks."""
         prompts = sum(row.count for _, row in self.chunks) - self.drafting
         return len(self.decoding) + self.drafting, prompts
 
@@ -50,12 +52,12 @@ class _InFlightBatch(NamedTuple):
 class Scheduler:
     """Takes logs, makes plans, turns results into deltas.
 
-    `background` is the tokens of a step that background sequences may have beside others; None chooses. With
-    `sharing` a tenant that holds more than its share of the seats gives some to others (`shares.py`).
-    `drafts` is how many a decode row may have.
+    `background` is how many tokens of a step background sequences may have while others are present; None
+    chooses. With `sharing`, a tenant that holds more than its share of the slots gives some to others
+    (`slot_quota.py`). `drafts` is how many drafts a decode row may have.
 
-    Every sequence that was added ends exactly once: by a delta with `finish`, or by `cancel`.
-    Raises ValueError when the layout cannot work.
+    Every sequence that was added ends exactly once: by a delta with `finish`, or by `cancel`. Raises
+    ValueError if the layout cannot work.
     """
 
     def __init__(
@@ -72,12 +74,12 @@ class Scheduler:
         if layout.max_batch_tokens < layout.max_seqs:
             raise ValueError(
                 f"max_batch_tokens ({layout.max_batch_tokens}) must be at least max_seqs ({layout.max_seqs}) "
-                "or a running sequence is left out of a step"
+                "or a step would leave out a running sequence"
             )
         if layout.lendable > max(layout.num_pages - -(-layout.max_model_len // layout.page_size), 0):
-            raise ValueError(f"what is not lent must hold one sequence of {layout.max_model_len} tokens")
+            raise ValueError(f"the pages not lent must hold one sequence of {layout.max_model_len} tokens")
         if layout.lendable and (layout.num_pages % layout.run or layout.lendable % layout.run):
-            raise ValueError(f"pages that are lent must be whole runs of {layout.run}")
+            raise ValueError(f"lent pages must be whole runs of {layout.run}")
         self.layout = layout
         self._policy = policy
         self._drafts = drafts
@@ -89,19 +91,20 @@ class Scheduler:
         self._allowance = BackgroundAllowance(layout.max_batch_tokens, background, cost=self._times.decoding)
         self._in_flight_batches: deque[_InFlightBatch] = deque()
         self._next_step = 0
-        self._held_back = False  # in the last step, prompts of tenants that crowd
+        self._held_back = False  # whether the last step delayed prompts of tenants over quota
 
     def add(self, log: SequenceLog, *, speculates: bool = False) -> None:
-        """Take a sequence in. One that cannot be served at all ends with the next commit. `speculates`: its
-        rows may have drafts.
+        """Add a sequence. One that can never run ends with the next commit. `speculates`: its rows may have
+        drafts.
 
-        Raises ValueError when a sequence of this id is already here.
+        Raises ValueError if a sequence with this id exists.
         """
         sequence = self._sequences.enter(log)
         sequence.drafts = self._drafts if speculates else 0
 
     def cancel(self, id: str) -> bool:
-        """End a sequence now, in whatever state. Nothing more of it is delivered. False if it has ended."""
+        """End a sequence now, in any state. Nothing more of it is delivered. False if it has ended
+        already."""
         if self._sequences.news.pop(id, None) is not None:
             return True
         sequence = self._sequences.sequences.get(id)
@@ -111,16 +114,17 @@ class Scheduler:
         return True
 
     def resume(self, id: str) -> None:
-        """The mask that a sequence has sat out for is there: it is planned again. Nothing if it does not."""
+        """The mask of a deferred sequence is ready, so it is planned again. Does nothing if it is not
+        deferred."""
         sequence = self._sequences.sequences.get(id)
         if sequence is not None and sequence.parked:
             self._running.unpark(sequence)
 
     def plan(self) -> StepPlan | None:
-        """The next step, None when there is nothing to do before another commit.
+        """The next step; None if there is nothing to do before another commit.
 
-        A plan without rows is made when nothing is in flight and there are slots to release or endings to
-        tell; it wants a result like any other.
+        A plan without rows is made if nothing is in flight and there are slots to release or endings to
+        deliver. It needs a result like any other.
         """
         table, sequences = self._running, self._sequences
         table.short = 0
@@ -130,8 +134,8 @@ class Scheduler:
             sequences.preempt_background(last)
         if sequences.waiting.foreground:
             sequences.share_out(last)
-        others, beside = sequences.foreground, len(table) - table.background
-        budget = TokenBudget(self.layout.max_batch_tokens, self._allowance.of(others, beside))
+        others, running = sequences.foreground, len(table) - table.background
+        budget = TokenBudget(self.layout.max_batch_tokens, self._allowance.of(others, running))
         builder = StepBuilder(self.layout, sequences, budget, self._drafts, last)
         builder.add_decodes()
         self._add_prompts(builder, budget)
@@ -150,12 +154,12 @@ class Scheduler:
         batch = _InFlightBatch(step, builder.decoding, builder.chunks, builder.drafting)
         self._in_flight_batches.append(batch)
         self._next_step = step + 1
-        self._allowance.stepped(others, beside, budget.spent)
+        self._allowance.stepped(others, running, budget.spent)
         table.clear_changes()
         return plan
 
     def _add_prompts(self, builder: StepBuilder, budget: TokenBudget) -> None:
-        """Rows for prompts; those of tenants over quota come last, as far as they may have any."""
+        """Rows for prompts. Those of tenants over quota come last, within their limit."""
         sequences, begun = self._sequences, self._running.prefilling.copy()
         if sequences.over_quota_tenants:
             kept = min(self.layout.page_size, budget.tokens) if self._held_back else 0
@@ -173,17 +177,17 @@ class Scheduler:
         return self._in_flight_batches[-1].step if self._in_flight_batches else None
 
     def expected(self) -> float:
-        """Seconds that the last plan will take, going by what steps took; 0 when that is not known."""
+        """The expected seconds of the last plan, from measured steps; 0 if unknown."""
         if not self._in_flight_batches:
             return 0.0
         flight = self._in_flight_batches[-1]
         return self._times.of(*flight.size) if flight.decoding or flight.chunks else 0.0
 
     def lend(self, count: int) -> tuple[int, ...]:
-        """Up to so many pages, rounded up to whole runs, whose memory adapters may have from now on; none
-        while sequences want them.
+        """Lend adapters the memory of up to `count` pages, rounded up to whole runs. None while sequences
+        need pages.
 
-        Plans in flight may still write to them: whoever takes the memory does so after them.
+        Plans in flight may still write to these pages: the memory may be used only after these plans.
         """
         if self._running.short:
             return ()
@@ -191,24 +195,23 @@ class Scheduler:
         return self._running.lend(min(-(-count // run) * run, self.layout.lendable - len(self._running.lent)))
 
     def call_in(self) -> int:
-        """How many of the pages that are lent the last plan was short of, and were not asked back yet."""
+        """How many of the lent pages the last plan was missing and were not recalled yet."""
         return self._running.call_in()
 
     def take_back(self, pages: tuple[int, ...]) -> None:
-        """Pages that were lent and are no longer used by adapters."""
+        """Pages that were lent and that adapters no longer use."""
         self._running.take_back(pages)
 
     @property
     def pages_lent(self) -> int:
-        """Pages whose memory adapters have."""
+        """Pages whose memory is lent to adapters."""
         return len(self._running.lent)
 
     def commit(self, result: StepResult, seconds: float = 0.0) -> tuple[Delta, ...]:
-        """Take the result of the oldest plan in flight; one delta for each sequence that has news.
+        """Apply the result of the oldest plan in flight. Returns one delta for each sequence with news.
 
-        `seconds` is what the step took, if known: it tells how much of a step background sequences may have,
-        and tenants that crowd.
-        Raises ValueError for a result out of order or of the wrong size.
+        `seconds` is the step's time, if known. It decides how much of later steps background sequences and
+        tenants over quota may have. Raises ValueError for a result out of order or of the wrong size.
         """
         if not self._in_flight_batches or self._in_flight_batches[0].step != result.step:
             raise ValueError(f"the result of step {result.step} is out of order")
@@ -234,57 +237,58 @@ class Scheduler:
         return tuple(deltas)
 
     def _rows_in_flight(self, sequence: LiveSequence) -> int:
-        """How many plans in flight have a row of it."""
+        """How many plans in flight have a row of the sequence."""
         return sum(
             sequence in flight.decoding or any(one is sequence for one, _ in flight.chunks)
             for flight in self._in_flight_batches
         )
 
     def _over_quota_tokens(self, decoding: int, others: int) -> int:
-        """The tokens of prompts that tenants that crowd may have in a step with so many decode rows, and so
-        many tokens of prompts of others. None, for the sake of the others, but not in two steps running."""
+        """The prompt tokens that tenants over quota may have in a step with `decoding` decode rows and
+        `others` prompt tokens of other tenants. None, to keep the step short for the others, but not in two
+        steps in a row."""
         longest = OVER_QUOTA_FACTOR * self._times.of(self.layout.max_seqs, 0)
         room = min(self._times.room(decoding, longest), self.layout.max_batch_tokens) - others
         self._held_back = others > 0 and not self._held_back
         return max(int(room), 0 if self._held_back else self.layout.page_size)
 
-    # What it looks like from outside
+    # Statistics
 
     @property
     def running(self) -> int:
-        """Sequences that have a slot."""
+        """Sequences with a slot."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Sequences that have none, for whatever reason."""
+        """Sequences without a slot, for whatever reason."""
         return len(self._sequences.sequences) - len(self._running)
 
     @property
     def fairness_gap(self) -> float:
-        """Between the most and the least served of those that wait, in weighted tokens."""
+        """Between the most and the least served of the waiting keys, in weighted tokens."""
         return self._policy.gap()
 
     @property
     def in_flight(self) -> int:
-        """Plans whose results have not been committed."""
+        """Plans whose results are not committed."""
         return len(self._in_flight_batches)
 
     @property
     def pages_used(self) -> int:
-        """Pages that running sequences hold; cached ones that nobody reads do not count."""
+        """Pages that running sequences hold. Cached pages without a reader do not count."""
         return self._running.pages_used
 
     def adapters(self) -> tuple[set[str], set[str]]:
-        """Digests of the adapters of running sequences, and of waiting ones."""
+        """The digests of the adapters of running sequences, and of waiting ones."""
         return self._sequences.adapters()
 
     def observe_cache(self, observer: CacheObserver) -> None:
-        """Have somebody told what enters and leaves the prefix cache."""
+        """Set the observer of the prefix cache."""
         self._running.observe_cache(observer)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError that says where the books disagree. Costs a walk over everything."""
+        """Raises AssertionError, which says what is inconsistent. Walks over everything."""
         self._sequences.check_integrity()
         assert not self._sequences.returning or self._in_flight_batches, (
             "a preempted sequence waits for no result"

@@ -1,4 +1,4 @@
-"""Where every sequence is, and the only ways from one place to another."""
+"""The state of every sequence, and all transitions between states."""
 
 from collections import Counter
 
@@ -13,9 +13,9 @@ from personae.engine.stats import EngineCounters
 
 
 class SequenceTable:
-    """All sequences that have not ended, each in exactly one place (see `SequenceState`).
+    """All sequences that have not ended, each in exactly one state (see `SequenceState`).
 
-    `news` are endings that no step's result brings; whoever tells them clears them. `counters` are the
+    `news` are endings that no step's result contains. Whoever delivers them clears them. `counters` are the
     engine's.
     """
 
@@ -42,18 +42,18 @@ class SequenceTable:
         self._arrivals = 0
         self._quota = SlotQuota(layout.max_seqs)
         self._sharing = sharing
-        self.over_quota_tenants: set[str] = set()  # tenants; see Shares
+        self.over_quota_tenants: set[str] = set()  # see SlotQuota
         self.counters = EngineCounters()
         self.sequences: dict[str, LiveSequence] = {}
         self.running = RunningTable(layout)
         self.waiting = WaitingQueue(policy)
-        self.returning: dict[LiveSequence, int] = {}  # to the last step that has a row of it
+        self.returning: dict[LiveSequence, int] = {}  # the last step with a row of the sequence
         self.news: dict[str, Delta] = {}
 
     def enter(self, log: SequenceLog) -> LiveSequence:
-        """A sequence arrives: it follows its leader, or waits. Raises ValueError when its id is taken."""
+        """A sequence arrives: it follows its leader, or waits. Raises ValueError if its id is taken."""
         if log.id in self.sequences or log.id in self.news:
-            raise ValueError(f"sequence {log.id!r} is already here")
+            raise ValueError(f"sequence {log.id!r} already exists")
         leader = None if log.after is None else self.sequences.get(log.after)
         sequence = LiveSequence(log, self._arrivals, self._layout)
         self._arrivals += 1
@@ -69,25 +69,26 @@ class SequenceTable:
 
     @property
     def foreground(self) -> bool:
-        """Whether any but background sequences run or wait."""
+        """Whether any sequence that is not background runs or waits."""
         return self.waiting.foreground > 0 or len(self.running) > self.running.background
 
     def begin_step(self) -> None:
-        """Once for each step that is planned."""
+        """Call it once for each step that is planned."""
         self.over_quota_tenants = self._quota.over_quota_tenants() if self._sharing else set()
 
     def is_over_quota(self, sequence: LiveSequence) -> bool:
-        """Whether its tenant is among those that crowd."""
+        """Whether its tenant is over quota."""
         return sequence.key.tenant in self.over_quota_tenants
 
     def admit(self, *, background: bool, over_quota: bool = True) -> LiveSequence | None:
-        """Seat whose turn it is; None when nobody waits or there is no seat.
+        """Give a slot to the sequence whose turn it is. None if no sequence waits, or there is no slot for
+        it.
 
-        Nobody is passed over: a long prompt that does not fit yet holds back those behind it, not the
-        reverse; and who was preempted for want of memory is not overtaken by its like on its way back.
-        Without `background` there is no room for such, unless one was passed over for too long. Without
-        `over_quota` there is none for tenants that crowd either, unless they are before others. Input is
-        charged once, at the first admission, without what the prefix cache had.
+        No sequence is passed over: a long prompt that does not fit yet delays those behind it. A sequence
+        that was preempted for lack of memory is not overtaken by others of its kind on its way back. Without
+        `background`, no background sequence is admitted, unless one was passed over for too long. Without
+        `over_quota`, no sequence of a tenant over quota is admitted either, unless only such tenants wait.
+        Input is charged once, at the first admission, without the tokens from the prefix cache.
         """
         sequence = self.waiting.peek(self.over_quota_tenants)
         if sequence is None:
@@ -115,7 +116,7 @@ class SequenceTable:
         return sequence
 
     def preempt_background(self, last_step: int | None) -> None:
-        """Take seats from background sequences for the others that wait, if it is their turn."""
+        """Preempt background sequences for the others that wait, if it is these others' turn."""
         head = self.waiting.peek(self.over_quota_tenants)
         if head is None or head.background:
             return
@@ -126,7 +127,8 @@ class SequenceTable:
             self.preempt(victim, last_step)
 
     def share_out(self, last_step: int | None) -> None:
-        """If there is no seat for whose turn it is, one may come from who has more than its share."""
+        """If no slot is free for the sequence whose turn it is, a tenant with more than its share may give
+        one up."""
         head = self.waiting.peek(self.over_quota_tenants)
         if not self._sharing or head is None or head.background or self.running.has_slot:
             return
@@ -136,7 +138,8 @@ class SequenceTable:
             self.preempt(victim, last_step)
 
     def preempt(self, sequence: LiveSequence, last_step: int | None) -> None:
-        """From its slot back to the head of its queue, once `last_step`, if any, has been committed."""
+        """Move a sequence from its slot back to the head of its queue, after `last_step`, if any, is
+        committed."""
         self.counters.preemptions += 1
         self._quota.leave_slot(sequence.key)
         self.running.give_up_slot(sequence, keep=True)
@@ -147,19 +150,20 @@ class SequenceTable:
             self.returning[sequence] = last_step
 
     def committed(self, step: int) -> None:
-        """Preempted sequences that have no row after `step` may be admitted again."""
+        """Preempted sequences without a row after `step` may be admitted again."""
         for sequence in [s for s, last_step in self.returning.items() if last_step <= step]:
             del self.returning[sequence]
             self._wait(sequence)
 
     def release_followers(self, leader: LiveSequence) -> None:
-        """Its prompt is computed, or it is gone: those that follow it need not wait for it."""
+        """The leader's prompt is computed, or the leader is gone: its followers need not wait for it."""
         followers, leader.followers = leader.followers, []
         for sequence in followers:
             self._wait(sequence)
 
     def end(self, sequence: LiveSequence, *, keep: bool = True) -> None:
-        """The one way out. Without `keep`, what it computed is not left in the prefix cache."""
+        """End a sequence, in any state. Without `keep`, its computed pages do not stay in the prefix
+        cache."""
         match sequence.place:
             case SequenceState.RUNNING:
                 self._quota.leave_slot(sequence.key)
@@ -183,18 +187,19 @@ class SequenceTable:
             self._policy.forget(sequence.key)
 
     def fail(self, sequence: LiveSequence, reason: str | None = None) -> None:
-        """End with an error that no result brings. The usual reason is that it has outgrown the memory."""
+        """End a sequence with an error that no result contains. By default: it needs more memory than there
+        is."""
         memory = self._layout.num_pages * self._layout.page_size
         error = reason or (
             f"a sequence of {len(sequence.tokens)} tokens cannot go on: "
-            f"the context has {self._layout.max_model_len} tokens and KV memory {memory}"
+            f"the context has {self._layout.max_model_len} tokens and KV memory has {memory}"
         )
         cached = sequence.cached_once()
         self.end(sequence)
         self.news[sequence.id] = Delta(sequence.id, finish="error", error=error, cached=cached)
 
     def adapters(self) -> tuple[set[str], set[str]]:
-        """Digests of the adapters of running sequences, and of waiting ones."""
+        """The digests of the adapters of running sequences, and of waiting ones."""
         running: set[str] = set()
         waiting: set[str] = set()
         for sequence in self.sequences.values():
@@ -203,7 +208,7 @@ class SequenceTable:
         return running, waiting
 
     def check_integrity(self) -> None:
-        """Raises AssertionError that says where the books disagree. Costs a walk over everything."""
+        """Raises AssertionError, which says what is inconsistent. Walks over everything."""
         places: dict[LiveSequence, SequenceState] = dict.fromkeys(self.running, SequenceState.RUNNING)
         listed = len(places)
         for sequences, place in (
@@ -219,11 +224,11 @@ class SequenceTable:
         )
         for s, place in places.items():
             assert self.sequences.get(s.id) is s, f"sequence {s.id} outlives its end"
-            assert s.place is place, f"sequence {s.id} is {s.place.name} and stands among the {place.name}"
+            assert s.place is place, f"sequence {s.id} is {s.place.name} and listed as {place.name}"
             if place is not SequenceState.RUNNING:
                 assert s.slot is None, f"sequence {s.id} has slot {s.slot} while {place.name}"
                 assert not s.pages, f"sequence {s.id} holds pages {s.pages} while {place.name}"
-                assert s.handle is None, f"sequence {s.id} holds a lease while {place.name}"
+                assert s.handle is None, f"sequence {s.id} holds a cache handle while {place.name}"
                 assert not s.planned | s.computed, f"sequence {s.id} counts pages it has dropped"
         assert self._alive == Counter(s.key for s in places), "a key outlives its sequences, or the reverse"
         self._quota.check_integrity(
@@ -235,7 +240,7 @@ class SequenceTable:
         assert places or not pages, f"idle, and {pages} pages are neither free nor cached"
 
     def _wait(self, sequence: LiveSequence) -> None:
-        """Into the waiting room, unless there is nothing to wait for."""
+        """Add the sequence to the waiting queue, or end it if it cannot run or is complete."""
         sequence.place = SequenceState.WAITING
         self.waiting.push(sequence)
         prompt_length, layout = sequence.log.prompt_length, self._layout
@@ -244,7 +249,7 @@ class SequenceTable:
         elif prompt_length >= layout.max_model_len:
             self.fail(sequence)
         elif len(sequence.tokens) > prompt_length and (finish := sequence.ending()) is not None:
-            # A log that came back complete: the delta that ended it was lost with an earlier engine.
+            # The log is complete: the delta that ended it was lost with an earlier engine core.
             stop = sequence.tokens[-1] if finish == "stop" else None
             self.end(sequence)
             self.news[sequence.id] = Delta(sequence.id, finish=finish, stop_token=stop, cached=0)

@@ -1,93 +1,93 @@
-"""Seats by tenant: who has more than its share gives one back when another, who has less, waits.
+"""Slots by tenant: a tenant with more than its share gives one up if another, with less, waits.
 
-Virtual token counters decide who is admitted next; they cannot take back what was given. A tenant that came
-first with long answers would hold every seat until its answers end, and another would wait for all that
-time, however little it was served. So while all seats are taken, one of the tenant furthest above its share
-is given to the tenant whose turn it is, if that one is below its own: the sequence admitted last goes back
-to the head of its queue, its pages to the prefix cache. A tenant's share of the seats is by weight, among
-those that run or wait; whoever gives keeps at least its share, so nothing goes to and fro.
+Virtual token counters decide who is admitted next, but they cannot take a slot back. A tenant that came first
+with long answers would hold every slot until these end, and another tenant would wait all that time, however
+little it was served. So while all slots are taken, the tenant furthest above its share gives one to the
+tenant whose turn it is, if that one is below its own. The sequence admitted last goes back to the head of its
+queue, and its pages go to the prefix cache. A tenant's share of the slots is by weight, among the tenants
+that run or wait. A tenant that gives up a slot keeps at least its share, so slots do not go back and forth.
 
-Nor can a step be taken back that has begun, and whoever comes has to wait for it. So tenants that ask for
-more than their share of the seats, that of others who were here lately set aside, *crowd*: when many prompts
-of theirs begin at once, these are spread over several steps, none of which takes much longer than one in
-which all seats decode.
+A step that has begun cannot be interrupted, and new requests wait for it. So a tenant is *over quota* if it
+asks for more than its share of the slots, with shares kept for other tenants that were here recently. When
+many of its prompts begin at once, they are spread over several steps. None of these takes much longer than a
+step in which all slots decode.
 """
 
 from collections import Counter
 
 from personae.engine.scheduling.fairness import FairnessKey
 
-LATELY = 256  # steps
+RECENT = 256  # steps for which the share of a tenant that left is kept
 
 
 class SlotQuota:
-    """Counts the sequences of each tenant: those that live, and those that have a seat. Background ones are
-    not counted; they give way to everybody anyway."""
+    """Counts the sequences of each tenant: all that have not ended, and those with a slot. Background
+    sequences do not count, because they yield to all others anyway."""
 
     __slots__ = ("_lately", "_live", "_slots_total", "_step", "_weights", "_with_slot")
 
     def __init__(self, slots: int) -> None:
         self._slots_total = slots
         self._step = 0
-        self._lately: dict[str, tuple[int, float]] = {}  # who is gone: since which step, its weight
+        self._recent: dict[str, tuple[int, float]] = {}  # tenants that left: in which step, their weight
         self._live: Counter[str] = Counter()
         self._with_slot: Counter[str] = Counter()
         self._weights: dict[str, float] = {}
 
     def enter(self, key: FairnessKey) -> None:
-        """A sequence has come."""
+        """A sequence has arrived."""
         if not key.background:
             self._live[key.tenant] += 1
             self._weights[key.tenant] = key.weight
-            self._lately.pop(key.tenant, None)
+            self._recent.pop(key.tenant, None)
 
     def leave(self, key: FairnessKey) -> None:
-        """A sequence is gone."""
+        """A sequence has ended."""
         if not key.background:
             self._live[key.tenant] -= 1
             if not self._live[key.tenant]:
                 del self._live[key.tenant]
-                self._lately[key.tenant] = self._step, self._weights.pop(key.tenant)
+                self._recent[key.tenant] = self._step, self._weights.pop(key.tenant)
 
     def take_slot(self, key: FairnessKey) -> None:
-        """A sequence takes a seat."""
+        """A sequence takes a slot."""
         if not key.background:
             self._with_slot[key.tenant] += 1
 
     def leave_slot(self, key: FairnessKey) -> None:
-        """A sequence leaves its seat."""
+        """A sequence leaves its slot."""
         if not key.background:
             self._with_slot[key.tenant] -= 1
             if not self._with_slot[key.tenant]:
                 del self._with_slot[key.tenant]
 
     def giver_for(self, tenant: str) -> str | None:
-        """The tenant that is to give a seat to this one; None if nobody has to."""
+        """The tenant that must give up a slot for this one; None if none must."""
         if len(self._live) < 2 or not self._below(tenant):
             return None
         giver = max(self._with_slot, key=lambda name: self._with_slot[name] - self._share(name), default=None)
         return None if giver is None or giver == tenant or not self._above(giver) else giver
 
     def over_quota_tenants(self) -> set[str]:
-        """In the step that is being planned: the tenants that ask for more than their share. Nobody does who
-        is alone."""
+        """The tenants that ask for more than their share, in the step that is being planned. A tenant that is
+        alone is never over quota."""
         self._step += 1
-        while self._lately and next(iter(self._lately.values()))[0] + LATELY < self._step:
-            del self._lately[next(iter(self._lately))]
-        if len(self._live) + len(self._lately) < 2:
+        while self._recent and next(iter(self._recent.values()))[0] + RECENT < self._step:
+            del self._recent[next(iter(self._recent))]
+        if len(self._live) + len(self._recent) < 2:
             return set()
-        weights = sum(self._weights.values()) + sum(weight for _, weight in self._lately.values())
+        weights = sum(self._weights.values()) + sum(weight for _, weight in self._recent.values())
         return {
             tenant
             for tenant, live in self._live.items()
             if live > max(self._slots_total * self._weights[tenant] / weights, 1)
         }
 
-    def check_integrity(self, live: Counter[str], seated: Counter[str]) -> None:
+    def check_integrity(self, live: Counter[str], with_slot: Counter[str]) -> None:
         """Raises AssertionError unless the counts are these."""
-        assert self._live == live, f"living sequences by tenant: {self._live}, not {live}"
-        assert self._with_slot == seated, f"seats by tenant: {self._with_slot}, not {seated}"
-        assert self._weights.keys() == live.keys(), "weights of tenants that are not here"
+        assert self._live == live, f"live sequences by tenant: {self._live}, not {live}"
+        assert self._with_slot == with_slot, f"slots by tenant: {self._with_slot}, not {with_slot}"
+        assert self._weights.keys() == live.keys(), "weights of tenants without sequences"
 
     def _share(self, tenant: str) -> float:
         return self._slots_total * self._weights[tenant] / sum(self._weights.values())

@@ -1,4 +1,4 @@
-"""One step in the making: rows by rank, for as long as there are tokens and pages."""
+"""Builds one step: rows by rank, for as long as there are tokens and pages."""
 
 from personae.engine.plan import Admission, MemoryLayout, Row
 from personae.engine.scheduling.background import TokenBudget
@@ -9,10 +9,10 @@ Chunks = list[tuple[LiveSequence, Row]]
 
 
 class StepBuilder:
-    """Gathers what a plan says, and has sequences go that are in the way.
+    """Collects the content of a plan, and preempts sequences if it must.
 
-    `rows` are those of `decoding` sequences, then those of `chunks`; the first `drafting` of these are decode
-    rows, too, that may have drafts. `drafts` is how many a row may have, `last_step` the last plan in flight.
+    `rows` are those of `decoding` sequences, then those of `chunks`. The first `drafting` chunks are decode
+    rows that may have drafts. `drafts` is how many a row may have; `last_step` is the last plan in flight.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class StepBuilder:
         self.admissions: list[Admission] = []
 
     def add_decodes(self) -> None:
-        """A row for each decoding sequence, by rank; background ones as far as the budget goes. One that has
-        forced tokens has a chunk of them, of what the others leave when each has a token."""
+        """A row for each decoding sequence, by rank; for background ones within the budget. A sequence with
+        forced tokens has a chunk of these, from the tokens that are left after each sequence has one."""
         budget, chunks = self._budget, self.chunks
         spare = budget.tokens - len(self._running)
         drafting: Chunks = []
-        # The list is only ever shortened at or behind the place where the loop stands.
+        # The loop may only remove sequences at or after its current position.
         for sequence in self._running.decoding:
             position = sequence.planned
             if position >= sequence.last:
@@ -80,8 +80,8 @@ class StepBuilder:
         self.rows += (row for _, row in chunks)
 
     def _drafts_of(self, sequence: LiveSequence, spare: int) -> int:
-        """How many drafts the next row of a sequence may have: of the tokens that are left, as far as its
-        pages go, and one more if each running sequence has another to grow into."""
+        """How many drafts the sequence's next row may have: from the tokens that are left, within its pages,
+        and in one more page if each running sequence has one to grow into."""
         position = sequence.planned + 1
         most = min(sequence.drafts, spare, sequence.last - position)
         if sequence.background:
@@ -91,21 +91,23 @@ class StepBuilder:
         return max(min(most, sequence.capacity + self._layout.page_size - position), 0)
 
     def _grow(self, sequence: LiveSequence, count: int) -> tuple[tuple[int, ...], int]:
-        """Pages for `count` more positions, and how many have room. None has if it had to go."""
+        """Pages for `count` more positions, and how many positions fit. None fit if the sequence was
+        preempted."""
         pages: list[int] = []
         while sequence.planned + count > sequence.capacity and self._make_room(sequence):
             pages += self._running.grow(sequence)
         return tuple(pages), min(count, sequence.capacity - sequence.planned)
 
     def _make_room(self, sequence: LiveSequence) -> bool:
-        """See to it that a running sequence can have a page, at the cost of those admitted after it."""
+        """Ensure that a running sequence can get a page; preempts sequences admitted after it. False if it
+        cannot."""
         table = self._running
         while not table.can_grow():
             if self._drafts and table.reclaim(sequence):
                 continue
             victim = table.last()
             if len(table) == 1 and sequence.planned > sequence.computed:
-                return False  # its last token is in flight, and may end it
+                return False  # its last token is in flight and may end it
             if len(table) > 1 or sequence.doubled:
                 self._sequences.preempt(victim, self._last_step)
             else:
@@ -115,7 +117,7 @@ class StepBuilder:
         return True
 
     def add_prompts(self, begun: list[LiveSequence]) -> None:
-        """Chunks of prompts that have begun, then of those that begin, as far as the budget goes."""
+        """Chunks of prompts that have begun, then of newly admitted ones, within the budget."""
         budget = self._budget
         for sequence in begun:
             if budget.of(sequence, is_over_quota=self._sequences.is_over_quota(sequence)):
@@ -131,10 +133,10 @@ class StepBuilder:
             self._add_chunk(admitted, tuple(admitted.pages))
 
     def _add_chunk(self, sequence: LiveSequence, pages: tuple[int, ...]) -> None:
-        """As much of its log as the budget allows; the last chunk samples."""
+        """As much of its log as the budget allows. The last chunk samples."""
         assert sequence.slot is not None
         is_over_quota = self._sequences.is_over_quota(sequence)
-        # Whoever has just been admitted has a row, and pages with it.
+        # A newly admitted sequence always gets a row, which carries its pages.
         most = max(self._budget.of(sequence, is_over_quota=is_over_quota), 1 if pages else 0)
         count = min(most, sequence.known - sequence.planned)
         samples = sequence.planned + count == sequence.known

@@ -1,4 +1,4 @@
-"""What steps take, learnt from those that were made."""
+"""The time of steps, learnt from measured ones."""
 
 import math
 from collections import deque
@@ -6,27 +6,27 @@ from statistics import median
 
 from personae.engine.scheduling.background import StepCost
 
-_MEMORY = 31  # steps of a kind
-_TELLING = 8  # prompt tokens, from which on a step says what one of them takes
+_MEMORY = 31  # steps of each kind
+_FEWEST_TOKENS = 8  # fewest prompt tokens of a step that measures the time per prompt token
 
 
 class StepTime:
-    """seconds = those of the decode rows (`StepCost`) + each * prompt tokens; nothing is known at first.
+    """seconds = time of the decode rows (`StepCost`) + each * prompt tokens. Nothing is known at first.
 
-    Both go by the median of the last steps: the first of all takes many times as long as those that follow,
-    and on a busy machine any of them may.
+    Both use the median of the last steps: the very first step takes many times as long as later ones, and on
+    a busy machine any step may.
     """
 
     def __init__(self) -> None:
         self.decoding = StepCost()
-        self._drifts: deque[float] = deque(maxlen=_MEMORY)  # of decode steps, over what was expected
-        self._prompts: deque[float] = deque(maxlen=_MEMORY)  # seconds a token
+        self._drifts: deque[float] = deque(maxlen=_MEMORY)  # times of decode steps over the expected times
+        self._prompts: deque[float] = deque(maxlen=_MEMORY)  # seconds per prompt token
         self.each = 0.0
         self._drift = 1.0
 
     def observe(self, rows: int, prompts: int, seconds: float) -> None:
-        """A step of so many decode rows and prompt tokens took so long."""
-        if prompts >= _TELLING:
+        """A step with `rows` decode rows and `prompts` prompt tokens took `seconds`."""
+        if prompts >= _FEWEST_TOKENS:
             self._prompts.append(max(seconds - self.of(rows, 0), 0.0) / prompts)
             self.each = median(self._prompts)
         elif not prompts:
@@ -36,9 +36,10 @@ class StepTime:
             self.decoding.observe(rows, seconds)
 
     def of(self, rows: int, prompts: int) -> float:
-        """Seconds of such a step; 0 before any was seen."""
+        """Seconds of such a step; 0 before any was measured."""
         return max(self.decoding.of(rows), 0.0) * self._drift + prompts * self.each
 
     def room(self, rows: int, seconds: float) -> float:
-        """How many prompt tokens a step of so many decode rows may have and take no longer than that."""
+        """How many prompt tokens a step with `rows` decode rows may have so that it takes at most
+        `seconds`."""
         return max(seconds - self.of(rows, 0), 0.0) / self.each if self.each else math.inf

@@ -1,4 +1,5 @@
-"""Where sequences wait for a slot: one queue per (tenant, adapter), by priority and order of arrival."""
+"""The queues of sequences that wait for a slot: one per (tenant, adapter), by priority and order of
+arrival."""
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator
@@ -11,9 +12,9 @@ _by_turn = attrgetter("turn", "order")
 
 
 class WaitingQueue:
-    """Every sequence in here may be admitted at once; the policy says whose turn it is.
+    """Every sequence here may be admitted at once. The policy decides whose turn it is.
 
-    A preempted sequence keeps its turn, so it comes back to where it was in its queue.
+    A preempted sequence keeps its turn, so it returns to its old position in its queue.
     """
 
     __slots__ = ("_policy", "_queues", "foreground")
@@ -21,7 +22,7 @@ class WaitingQueue:
     def __init__(self, policy: FairnessPolicy) -> None:
         self._policy = policy
         self._queues: dict[FairnessKey, list[LiveSequence]] = {}
-        self.foreground = 0  # how many that are not background
+        self.foreground = 0  # the number of sequences that are not background
 
     def __bool__(self) -> bool:
         return bool(self._queues)
@@ -32,11 +33,11 @@ class WaitingQueue:
 
     @property
     def tenants(self) -> set[str]:
-        """Those of the sequences that are not background."""
+        """The tenants of the sequences that are not background."""
         return {key.tenant for key in self._queues if not key.background}
 
     def push(self, sequence: LiveSequence) -> None:
-        """Queue it by its turn."""
+        """Queue the sequence by its turn."""
         queue = self._queues.setdefault(sequence.key, [])
         insort(queue, sequence, key=_by_turn)
         self.foreground += not sequence.background
@@ -44,11 +45,11 @@ class WaitingQueue:
             self._policy.offer(sequence.key, sequence.order)
 
     def peek(self, behind: Collection[str] = ()) -> LiveSequence | None:
-        """Whose turn it is; None when nobody waits. `behind`: see FairnessPolicy."""
+        """The sequence whose turn it is; None if none waits. `behind`: see FairnessPolicy."""
         return self._queues[self._policy.choose(behind)][0] if self._queues else None
 
     def remove(self, sequence: LiveSequence) -> None:
-        """Take it out, wherever in its queue it stands."""
+        """Remove the sequence from anywhere in its queue."""
         queue = self._queues[sequence.key]
         index = bisect_left(queue, _by_turn(sequence), key=_by_turn)
         assert queue[index] is sequence, f"sequence {sequence.id} is not in its queue"

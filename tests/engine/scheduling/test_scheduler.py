@@ -78,7 +78,7 @@ def test_what_cannot_be_served_at_all_ends_with_an_error(log):
 def test_an_id_is_taken_while_its_sequence_lives():
     it = bench()
     it.add(make_log("a", range(4)))
-    with pytest.raises(ValueError, match="already here"):
+    with pytest.raises(ValueError, match="already exists"):
         it.scheduler.add(make_log("a", range(4)))
     it.run()
     it.add(make_log("a", range(4)))
