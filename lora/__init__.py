@@ -1,1 +1,1 @@
-"""What an adapter is: its file format, its digest, its place in memory, its rows in a batch."""
+"""LoRA adapters: file format, digest, pages in memory, rows in a batch."""

@@ -1,8 +1,7 @@
-"""What an adapter is: for some modules of some layers, a low-rank change of their weight; its name is its
-content.
+"""Adapters: low-rank changes of some modules' weights in some layers, identified by their content.
 
-An adapter's identity is its digest. A folder's name may change, and may come to mean something else; the
-digest cannot, so it is what requests are bound to and what the prefix cache is keyed by.
+An adapter's identity is its digest. A folder may be renamed, or get other content; the digest cannot change.
+So requests are bound to it, and the prefix cache is keyed by it.
 """
 
 import hashlib
@@ -25,9 +24,9 @@ from personae.lora.vocabulary import VocabularyChange
 class LoraPair:
     """The change of one linear module: W + scaling * B A (https://arxiv.org/abs/2106.09685).
 
-    a: [rank, in], A. b: [rank, out], B^T, contiguous: both halves of one rank are rows. Both on the CPU, in
-    the dtype of their file; the scaling is apart until the pool folds it into b in float32, so it costs one
-    rounding. ready: that has been done, and both are as a device will have them (`lora/writing.py`).
+    a: [rank, in], A. b: [rank, out], B^T, contiguous: both halves of one rank are rows. Both are on the CPU,
+    in the dtype of their file. The scaling is separate until the pool folds it into b in float32, so it costs
+    one rounding. ready: it is folded in, and both are in the device's form (`lora/writing.py`).
     """
 
     a: Tensor
@@ -45,7 +44,7 @@ class LoraPair:
         return magnitude(self.a), magnitude(self.b) * abs(self.scaling)
 
     def reach(self) -> float:
-        """What no entry of scaling * B A exceeds."""
+        """An upper bound of the magnitude of every entry of scaling * B A."""
         a, b = self.peaks()
         return self.rank * a * b
 
@@ -60,7 +59,7 @@ class StoredHalf:
 
 @dataclass(frozen=True, slots=True)
 class StackFile:
-    """A file of stacks, and where the halves, "a" and "b", of its modules lie in it (`lora/stored.py`)."""
+    """A file of stacks, and where the halves, "a" and "b", of its modules are in it (`lora/stored.py`)."""
 
     path: Path
     halves: Mapping[tuple[str, str], StoredHalf]
@@ -68,19 +67,18 @@ class StackFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """An adapter, checked against the base it was read for.
+    """An adapter, checked against the base that it was read for.
 
-    digest: sha256 in hex of its content. pairs: by (layer, module). ranks: by module, the largest over the
-    layers, which is what the adapter occupies in every layer. peak: the largest magnitude of A and of
-    scaling * B, to tell whether a dtype can hold it. reach: what no entry of scaling * B A exceeds, likewise.
-    nbytes: of the tensors as held here.
+    digest: sha256 of its content, in hex. pairs: by (layer, module). ranks: by module, the largest over the
+    layers, which the adapter occupies in every layer. peak: the largest magnitude of A and of scaling * B, to
+    check whether a dtype can hold it. reach: an upper bound of the magnitude of every entry of scaling * B A,
+    for the same purpose. nbytes: of the tensors as held here.
 
-    affine: by (layer, module), what it does to outputs in addition to its low rank. vocabulary: what it does
-    at the embedding and the output. invocation: the tokens whose last occurrence in the prompt activates it
-    (activated LoRA); none: it is active from the first token on. stacks: by module, where the host keeps
-    adapters so (`lora/stacking.py`), A [layers, rank, in] and B^T [layers, rank, out], of which the pairs are
-    parts.
-    stored: the file that the stacks are in, if not in memory; then there are no pairs.
+    dora_bias: by (layer, module), changes of outputs beyond low rank. vocabulary: changes of the embedding
+    and the output. invocation: the tokens whose last occurrence in the prompt activates it (activated LoRA);
+    if empty, it is active from the first token on. stacks: by module, A [layers, rank, in] and B^T [layers,
+    rank, out], if the host keeps adapters this way (`lora/stacking.py`); the pairs are parts of them. stored:
+    the file that has the stacks, if they are not in memory; then there are no pairs.
     """
 
     name: str
@@ -98,16 +96,16 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """The largest rank of all modules; 0 without any."""
+        """The largest rank of all modules; 0 if there are none."""
         return max(self.ranks.values(), default=0)
 
     def extra_bytes(self, shapes: LoraShapes) -> int:
-        """Bytes of device memory that it needs in addition to its ranks, at most."""
+        """The most bytes of device memory that it needs in addition to its ranks."""
         vectors = 2 * 4 * shapes.layers * sum(shapes.modules[m][1] for m in {m for _, m in self.dora_bias})
         return vectors + sum(4 * t.numel() for change in self.vocabulary for _, t in change.tensors())
 
     def traits(self) -> tuple[str, ...]:
-        """What it has in addition to low rank on linear modules, in words."""
+        """Its features beyond low rank on linear modules, in words."""
         names = {name for dora_bias in self.dora_bias.values() for name, _ in dora_bias.tensors()}
         words = {"magnitude": "DoRA", "lora_bias": "a bias on lora_B", "bias": "trained biases"}
         found = [words[name] for name in words if name in names]
@@ -125,8 +123,8 @@ def make_adapter(
     digest: str | None = None,
     rest: Rest = no_rest,
 ) -> Adapter:
-    """The adapter of these; its ranks, peak, size and (unless given) digest are computed. The tensors must be
-    finite. `rest` is called every now and then."""
+    """Makes an adapter. Its ranks, peak, size and (unless given) digest are computed. All tensors must be
+    finite. `rest` is called regularly."""
     ranks: dict[str, int] = {}
     peak, reach, nbytes = 0.0, 0.0, 0
     for (_, module), pair in pairs.items():
@@ -163,7 +161,7 @@ def _digest(
     invocation: tuple[int, ...],
     rest: Rest,
 ) -> str:
-    """sha256 over everything that decides what the adapter computes, and over nothing else."""
+    """sha256 over everything that affects what the adapter computes, and nothing else."""
     digest = hashlib.sha256(b"personae lora 1\n")
     for (layer, module), pair in sorted(pairs.items(), key=lambda item: item[0]):
         digest.update(f"{layer} {module} ".encode() + struct.pack("<d", pair.scaling))

@@ -1,4 +1,4 @@
-"""What some adapters have to know of the base model, since they are defined by what its weights are."""
+"""What some adapters need from the base model's weights."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from torch import Tensor
 _CHUNK = 8192  # rows of a matrix that are converted at a time
 
 Site = tuple[int, str] | Literal["embedding", "output"]
-"""A linear module of a layer, or the embedding (seen as a linear module from token to vector), or the output
+"""A linear module of a layer, the embedding (as a linear module from token to vector), or the output
 matrix."""
 
 
@@ -28,8 +28,8 @@ class BaseWeights(Protocol):
 
 
 def fingerprint(weight: Tensor) -> str:
-    """sha256 of a matrix rounded to bfloat16: what a copy of it in any usual precision has in common with
-    it."""
+    """sha256 of a matrix rounded to bfloat16. Copies of the matrix in all usual precisions have the same
+    one."""
     digest = hashlib.sha256()
     for chunk in chunks(weight):
         digest.update(chunk.to(torch.bfloat16).cpu().contiguous().view(torch.uint8).numpy().data)
@@ -37,6 +37,6 @@ def fingerprint(weight: Tensor) -> str:
 
 
 def chunks(weight: Tensor) -> Iterator[Tensor]:
-    """A matrix in pieces of some rows, so that a conversion of it needs little memory."""
+    """A matrix in chunks of rows, so that converting it needs little memory."""
     for start in range(0, weight.shape[0], _CHUNK):
         yield weight[start : start + _CHUNK]

@@ -11,9 +11,9 @@ MAX_UPDATE = math.sqrt(_MAX_FLOAT32)
 
 @dataclass(frozen=True, slots=True)
 class AdapterBounds:
-    """The base's shapes, the pool's ranks, its dtype's magnitudes, the bytes for what an adapter has in
-    addition to its ranks (`lora/fit.py` checks them). stored: the dtype (safetensors' name) of the file from
-    which it is placed, if there is one (`lora/stored.py`)."""
+    """What an adapter must fit: the base's shapes, the pool's ranks, the range of its dtype, and the bytes
+    for what it needs in addition to its ranks (`lora/fit.py` checks them). stored: the dtype (safetensors'
+    name) of the file from which it is placed, if there is one (`lora/stored.py`)."""
 
     shapes: LoraShapes
     max_rank: int
@@ -23,6 +23,6 @@ class AdapterBounds:
 
     @property
     def max_update(self) -> float:
-        """The most that an entry of scaling * B A may reach: the dtype has it, and float32 its square, which
-        norms are made of."""
+        """The limit for an entry of scaling * B A. The dtype must hold it, and float32 its square, which
+        norms use."""
         return min(self.max_value, MAX_UPDATE)

@@ -1,8 +1,8 @@
-"""Copies from the host to a device: on a GPU in parallel with its steps.
+"""Copies from the host to a device. On a GPU they run in parallel with its steps.
 
-There they are in an order of their own, on a stream of their own: a step goes on while an adapter
-arrives, and one that needs it waits, on the device, for as much of it as it is about to read. Memory of the
-host that the device reads by itself is pinned: copies from elsewhere would hold up the thread that asks.
+They have their own order, on their own stream. A step goes on while an adapter is being copied. A step that
+needs the adapter waits, on the device, for the part that it is about to read. The device reads host memory
+directly only if it is pinned; copies from other memory would delay the calling thread.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -15,50 +15,49 @@ from personae.lora.single import scaled
 
 
 class CopyEvent(Protocol):
-    """A place in the order of the copies."""
+    """A position in the order of the copies."""
 
     @property
     def reached(self) -> bool:
-        """Whether all before it has arrived."""
+        """Whether all copies before it are done."""
 
     def wait(self) -> None:
         """Later work of the device waits for all earlier copies. The caller does not wait."""
 
 
 class Copies(Protocol):
-    """One order of copies."""
+    """An ordered sequence of copies."""
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory on the host to copy from, its values undefined. It may be freed as soon as `copy` returns,
-        and not be written again before the copy has arrived."""
+        """Memory on the host to copy from, with undefined values. It may be freed as soon as `copy` returns.
+        It must not be written again before the copy is done."""
 
     def begin(self) -> None:
-        """Later copies wait for the device's earlier work, which may read what will be
-        written."""
+        """Later copies wait for the device's earlier work, which may read the memory that they write."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy from the host, soon."""
+        """Copy from the host, asynchronously."""
 
     def clear(self, target: Tensor) -> None:
         """Fill with zeros, in the same order."""
 
     def mark(self) -> CopyEvent | None:
-        """The place behind all of them so far; None if they have arrived."""
+        """An event after all copies so far; None if they are done."""
 
     def overlap(self) -> AbstractContextManager[object]:
         """Work launched within the block is ordered with the copies: its readers wait for the copies, and not
-        for the steps that were launched since `begin`."""
+        for the steps launched since `begin`."""
 
 
 class HostCopies:
-    """Copies within the host's memory: done when asked for, by the thread that asks."""
+    """Copies within the host's memory. The calling thread does them at once."""
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See Copies."""
         return torch.empty(shape, dtype=dtype)
 
     def begin(self) -> None:
-        """See Copies; steps run on the same thread."""
+        """See Copies. Steps run on the same thread, so there is nothing to do."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """See Copies."""
@@ -78,13 +77,13 @@ class HostCopies:
 
 
 class StreamCopies:
-    """Copies on a CUDA stream. Made and used on the thread that runs the steps."""
+    """Copies on a CUDA stream. The thread that runs the steps makes and uses it."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types here
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See Copies; torch keeps pinned memory until the copies from it have arrived."""
+        """See Copies. torch keeps pinned memory until the copies from it are done."""
         return pinned(shape, dtype)
 
     def begin(self) -> None:
@@ -125,5 +124,5 @@ class _CudaCopyEvent:
 
 
 def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory of the host that a GPU reads by itself; for any thread."""
+    """Host memory that a GPU reads directly. Any thread may call this."""
     return torch.empty(shape, dtype=dtype, pin_memory=True)

@@ -1,7 +1,7 @@
 """How far a disk may be filled.
 
-The last of it stays free for what must always be possible: deleting, and revoking a key. Whoever writes
-something large asks first.
+Some space stays free for operations that must always work: deleting, and revoking a key. Code that writes
+something large checks first.
 """
 
 import errno
@@ -14,7 +14,7 @@ KEPT_FREE = 4 * 2**20  # bytes
 def check_free(folder: Path, size: int) -> None:
     """Raises OSError (ENOSPC) if `size` more bytes would leave less than KEPT_FREE on the folder's disk."""
     found = os.statvfs(folder)
-    if found.f_blocks and found.f_bavail * found.f_frsize < size + KEPT_FREE:  # else it does not say
+    if found.f_blocks and found.f_bavail * found.f_frsize < size + KEPT_FREE:  # 0 blocks: unknown size
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -1,12 +1,14 @@
-"""What adapters do to the outputs of linear modules in addition to their low rank: y -> gain * y + shift.
+"""How adapters change the outputs of linear modules beyond low rank: y -> gain * y + shift.
 
 - DoRA (https://arxiv.org/abs/2402.09353) gives each output a magnitude m: W' = m (W + s B A) / |W + s B A|,
-  the norm being that of each row. With gain g = m / |W + s B A| that is g W + s (g B) A: the base's output is
-  scaled, and g goes into B, once, when the adapter is placed. A bias is not scaled: the shift gives it back.
+  where the norm is that of each row. With the gain g = m / |W + s B A| this is g W + s (g B) A. So the base's
+  output is scaled by g, and B is multiplied by g once, when the adapter is placed. A bias is not scaled: the
+  shift corrects that.
 - A bias on B (`lora_bias`) is a shift of scaling * bias.
 - A trained bias of the base's module (`bias="lora_only"`, "all") is a shift by the difference.
 
-The norm needs no product of B and A: |W + s B A|^2 = |W|^2 + 2 s <B, W A^T> + s^2 <B, B A A^T>, row by row.
+The norm does not need the product of B and A: |W + s B A|^2 = |W|^2 + 2 s <B, W A^T> + s^2 <B, B A A^T>, row
+by row.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,9 +25,9 @@ from personae.lora.base import BaseWeights, Site
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DoraBias:
-    """What an adapter says of one module, [out] each, as in its file; None where it says nothing.
+    """An adapter's vectors for one module, [out] each, as in its file; None if it has no such vector.
 
-    magnitude: DoRA's m. lora_bias: the bias on B. bias: what replaces the module's own.
+    magnitude: DoRA's m. lora_bias: the bias on B. bias: replaces the module's own.
     """
 
     magnitude: Tensor | None = None
@@ -33,7 +35,7 @@ class DoraBias:
     bias: Tensor | None = None
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of those that are there."""
+        """(name, tensor) of each vector that exists."""
         for name in ("magnitude", "lora_bias", "bias"):
             tensor = getattr(self, name)
             if tensor is not None:
@@ -44,8 +46,8 @@ class DoraBias:
     ) -> tuple[Tensor | None, Tensor | None]:
         """(gain, shift), [out] float32, None for 1 and 0.
 
-        a: [rank, in], b: [rank, out] with the scaling in it, both float32; None without a low rank. The
-        `lora_bias` must have the scaling in it, too. Raises AdapterError when a norm is zero.
+        a: [rank, in], b: [rank, out] multiplied by the scaling, both float32; None without low rank.
+        `lora_bias` must be multiplied by the scaling too. Raises AdapterError if a norm is zero.
         """
         gain = shift = None
         if self.magnitude is not None:
@@ -72,9 +74,9 @@ def _norms(base: BaseWeights, site: Site, a: Tensor | None, b: Tensor | None) ->
 
 
 class DoraBiasTable:
-    """The gains and shifts of the adapters on the device, float32, and whose rows of a step take which.
+    """The gains and shifts of the adapters on the device, float32, and which rows of a step use them.
 
-    It takes memory when there is an adapter for it, and grows by doubling.
+    It allocates memory once an adapter needs it, and grows by doubling.
     """
 
     def __init__(self, layers: int, widths: Mapping[str, int], device: torch.device) -> None:
@@ -93,7 +95,7 @@ class DoraBiasTable:
         return len(self._index)
 
     def put(self, slot: int, layer: int, module: str, gain: Tensor | None, shift: Tensor | None) -> None:
-        """Set one module's vectors; those of the slot that are not set are 1 and 0."""
+        """Set one module's vectors. Until they are set, a slot's vectors are 1 and 0."""
         if slot not in self._index:
             self._index[slot] = self._take()
         if module not in self._vectors:
@@ -104,7 +106,7 @@ class DoraBiasTable:
                 vectors[which, layer, index] = upload(vector.numpy(), self._device)
 
     def drop(self, slot: int) -> None:
-        """The slot's adapter leaves."""
+        """The slot's adapter is unloaded."""
         index = self._index.pop(slot, None)
         if index is None:
             return
@@ -119,7 +121,7 @@ class DoraBiasTable:
             vectors[1, :, index] = 0
 
     def rows(self, segments: list[tuple[int, int, int]]) -> "DoraBiasRows | None":
-        """Which rows of a step change; segments are (first row, rows, slot)."""
+        """The rows of a step that change. Segments are (first row, rows, slot)."""
         rows: list[int] = []
         index: list[int] = []
         for first, count, slot in segments:
@@ -149,14 +151,14 @@ class DoraBiasTable:
 
 @dataclass(frozen=True, slots=True)
 class DoraBiasRows:
-    """A step's rows with a gain or shift, and whose: both [R] int64."""
+    """A step's rows with a gain or shift, and the table index of each row: both [R] int64."""
 
     rows: Tensor
     index: Tensor
     vectors: Mapping[str, Tensor]
 
     def apply(self, layer: int, modules: tuple[str, ...], ys: tuple[Tensor, ...]) -> None:
-        """y[i] = gain * y[i] + shift for the rows, in place; computed in float32, rounded once."""
+        """y[i] = gain * y[i] + shift for the rows, in place. Computed in float32, rounded once."""
         for module, y in zip(modules, ys, strict=True):
             vectors = self.vectors.get(module)
             if vectors is not None:

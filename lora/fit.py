@@ -1,4 +1,4 @@
-"""Does an adapter fit? Uploads and loads are asked the same."""
+"""Checks whether an adapter fits. Uploads and loads use the same checks."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from personae.lora.shapes import LoraShapes
 from personae.lora.single import magnitude
 from personae.lora.weight_pools import pool_bytes
 
-MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by it
+MAX_RANK = 512  # per module of an adapter; kernels size their scratch memory by it
 
 
 def bounds_of_pool(
@@ -27,14 +27,14 @@ def bounds_of_pool(
 
 
 def check_fit(adapter: Adapter, bounds: AdapterBounds) -> None:
-    """Raises AdapterError if the adapter could never be placed."""
+    """Raises AdapterError if the adapter can never be placed."""
     for module, rank in adapter.ranks.items():
         if rank > bounds.max_rank:
             raise AdapterError(f"rank {rank} of {module}: {_most_ranks(rank, bounds)}", param="r")
     if adapter.extra_bytes(bounds.shapes) > bounds.max_extra:
         extra = size_text(adapter.extra_bytes(bounds.shapes), needed=True)
         raise AdapterError(
-            f"{', '.join(adapter.traits())}: that needs {extra} in addition to the ranks; the server has "
+            f"{', '.join(adapter.traits())}: this needs {extra} in addition to the ranks; the server has "
             f"{size_text(bounds.max_extra)}. Start the server with --adapter-memory {extra} or more"
         )
     if not (adapter.peak <= bounds.max_value and adapter.reach <= bounds.max_update):
@@ -42,11 +42,11 @@ def check_fit(adapter: Adapter, bounds: AdapterBounds) -> None:
 
 
 def _most_ranks(rank: int, bounds: AdapterBounds) -> str:
-    """Why a rank is too large, and which memory it would need."""
+    """Why a rank is too large, and how much memory it would need."""
     if rank > MAX_RANK:
-        return f"{MAX_RANK} is the most that is served"
+        return f"the largest supported rank is {MAX_RANK}"
     pages = -(-rank // RANK_PAGE)
-    needed = pages * RANK_PAGE * bounds.max_extra // bounds.max_rank  # a rank's bytes do not depend on others
+    needed = pages * RANK_PAGE * bounds.max_extra // bounds.max_rank  # every rank takes the same bytes
     return (
         f"the memory for adapters holds {bounds.max_rank} ranks; start the server with "
         f"--adapter-memory {size_text(needed, needed=True)} or more"
@@ -54,7 +54,7 @@ def _most_ranks(rank: int, bounds: AdapterBounds) -> str:
 
 
 def _overflow(adapter: Adapter, bounds: AdapterBounds) -> AdapterError:
-    """What is too large, by its tensor."""
+    """The error that names the tensor that is too large."""
     for name, value in _peaks(adapter, bounds.shapes):
         if not value <= bounds.max_value:
             return _out_of_range(f"{name!r}: its", value, name)
@@ -62,22 +62,22 @@ def _overflow(adapter: Adapter, bounds: AdapterBounds) -> AdapterError:
         if not value <= bounds.max_update:
             return AdapterError(
                 f"{name!r}: its product with lora_A may reach {value:.3g} with the scaling, which is "
-                "out of the range that the server computes in",
+                "outside the range of the server's precision",
                 param=name,
             )
-    return _out_of_range("the", adapter.peak)  # of one that is in its file
+    return _out_of_range("the", adapter.peak)  # a stored adapter, whose tensors are in its file
 
 
 def _out_of_range(whose: str, value: float, name: str | None = None) -> AdapterError:
     return AdapterError(
-        f"{whose} largest value, {value:.3g} with the scaling, is out of the range of the precision that "
-        "the server computes in",
+        f"{whose} largest value, {value:.3g} with the scaling, is outside the range of the server's "
+        "precision",
         param=name,
     )
 
 
 def _peaks(adapter: Adapter, shapes: LoraShapes) -> Iterator[tuple[str, float]]:
-    """Each tensor's largest magnitude, with the scaling, by PEFT's name."""
+    """The largest magnitude of each tensor, with the scaling, by PEFT's name."""
     for (layer, module), pair in adapter.pairs.items():
         for role, value in zip("AB", pair.peaks(), strict=True):
             yield tensor_name(layer, module, role, shapes), value
@@ -91,7 +91,7 @@ def _peaks(adapter: Adapter, shapes: LoraShapes) -> Iterator[tuple[str, float]]:
 
 
 def _reaches(adapter: Adapter, shapes: LoraShapes) -> Iterator[tuple[str, float]]:
-    """What no entry of each update exceeds, by PEFT's name of its B."""
+    """An upper bound of the entries of each update, by PEFT's name of its B."""
     for (layer, module), pair in adapter.pairs.items():
         yield tensor_name(layer, module, "B", shapes), pair.reach()
     for change in adapter.vocabulary:

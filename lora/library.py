@@ -1,7 +1,7 @@
-"""Adapters by digest: on disk as many as there are, on the host as many as its memory is meant to hold.
+"""Adapters by digest: all of them on disk, and as many on the host as its memory is meant to hold.
 
-A digest stands for content, so nothing here ever goes stale. A file that has changed under its digest is
-refused, not served.
+A digest identifies content, so nothing here becomes stale. A file that has changed under its digest is
+rejected.
 """
 
 from collections import OrderedDict
@@ -22,32 +22,33 @@ from personae.lora.throttle import Rest, Throttle
 
 
 class Prepare(Protocol):
-    """Gives adapters the form in which the host keeps them."""
+    """Converts adapters to the form in which the host keeps them."""
 
     def __call__(self, adapter: Adapter, *, rest: Rest) -> Adapter:
-        """`rest` is called every now and then."""
+        """`rest` is called regularly."""
 
 
 class AdapterFetcher(Protocol):
-    """Brings adapters from elsewhere to the folder that a library reads; on any thread."""
+    """Fetches adapters from elsewhere to the folder that a library reads. Any thread may call it."""
 
     def fetch(self, digest: str, /) -> None:
-        """Have its files there. Raises AdapterError when it is nowhere, or there is no room."""
+        """Put its files there. Raises AdapterError if it cannot be found, or if there is no room."""
 
     def used(self, digest: str, /) -> None:
-        """It is used now; what was not for longest leaves first."""
+        """It is being used: the least recently used is evicted first."""
 
     def discard(self, digest: str, /) -> None:
-        """What was brought is not what its digest says."""
+        """The fetched files do not match their digest."""
 
 
 class AdapterLibrary:
-    """Reads adapters from `folder`/digest, or from where `known` says, and keeps the latest used.
+    """Reads adapters from `folder`/digest, or from the paths in `known`, and caches the most recently used.
 
-    Whoever wants one on the device has it found or read, on any thread, and hands its digest and source to a
-    worker, which takes it. At most `cache_bytes` are kept, but always the latest, in the form that `prepare`
-    gives them. `stored`: see AdapterBounds; of what can be stored nothing is kept here, and `folder` has a
-    file of it as soon as it was read. What is not in `folder` the `fetcher` brings there.
+    To load an adapter to the device, any thread has it found or read here, and passes its digest and source
+    to a worker, which takes it. The cache keeps at most `cache_bytes`, but always the latest adapter, in the
+    form that `prepare` returns. `stored`: see AdapterBounds; adapters that can be stored are not cached here,
+    and `folder` has a file of each as soon as it was read. The `fetcher` fetches adapters that are not in
+    `folder`.
     """
 
     def __init__(
@@ -69,11 +70,11 @@ class AdapterLibrary:
         self._fetcher = fetcher
         self._cache: OrderedDict[str, Adapter] = OrderedDict()
         self._bytes = 0
-        self._offered: dict[str, Adapter] = {}  # found or read, and not taken yet
-        self._lock = Lock()  # of the cache
+        self._offered: dict[str, Adapter] = {}  # found or read, but not taken yet
+        self._lock = Lock()  # guards the cache
 
     def find(self, digest: str) -> AdapterSource | None:
-        """Where the adapter lies, if it is on the host; `take` will ask for it."""
+        """The source of an adapter that is on the host, which `take` can then take. None if it is not."""
         with self._lock:
             found = self._cache.get(digest)
             if found is None:
@@ -88,15 +89,15 @@ class AdapterLibrary:
         return len(self._cache), self._bytes
 
     def read(self, digest: str) -> AdapterSource:
-        """Have the adapter on the host, from disk; `take` will ask for it. Raises AdapterError when it is not
-        there or not what it was."""
+        """Read an adapter from disk, which `take` can then take. Raises AdapterError if it does not exist or
+        has changed."""
         adapter = self._load(digest, self._folders(digest))
         self.put(adapter)
         self._offered[digest] = adapter
         return self._source(adapter)
 
     def take(self, digest: str, source: AdapterSource) -> Adapter:
-        """The adapter, from the host if it has just been found or read, or is kept; else from its source.
+        """The adapter, from the host if it was just found or read or is cached; otherwise from its source.
         Raises AdapterError as `read` does."""
         adapter = self._offered.pop(digest, None)
         if adapter is None:
@@ -105,11 +106,12 @@ class AdapterLibrary:
         return self._load(digest, source.folders) if adapter is None else adapter
 
     def forget_offered(self) -> None:
-        """Nobody will `take` what was found or read so far."""
+        """Nothing that was found or read so far will be taken."""
         self._offered.clear()
 
     def put(self, adapter: Adapter) -> None:
-        """Keep an adapter that was read, unless it is still in its file; the least recently used leave."""
+        """Cache an adapter that was read, unless it is stored in a file, and evict the least recently used
+        ones."""
         if adapter.stored is not None:
             return
         with self._lock:
@@ -120,7 +122,7 @@ class AdapterLibrary:
                 self._bytes -= self._cache.popitem(last=False)[1].nbytes
 
     def _folders(self, digest: str) -> tuple[str, ...]:
-        """Of the adapter, or of a mix's parts; none if it is not known where one of them is."""
+        """The folder of the adapter, or of each part of a mix; empty if one of them is unknown."""
         parts = parts_of(digest) or [(digest, 1.0)]
         folders = [self._known.get(part) or (self._folder and self._folder / part) for part, _ in parts]
         return tuple(map(str, folders)) if all(folders) else ()
@@ -129,9 +131,9 @@ class AdapterLibrary:
         return AdapterSource(self._folders(adapter.digest), adapter.stored is not None)
 
     def _load(self, digest: str, folders: tuple[str, ...]) -> Adapter:
-        """In the form in which the host keeps it. A mix is made of its parts as their files have them."""
+        """Read it in the form in which the host keeps it. A mix is made from its parts' files."""
         if not folders:
-            raise _gone(digest)
+            raise _missing(digest)
         throttle = Throttle()
         parts = parts_of(digest)
         if parts is None:
@@ -159,18 +161,18 @@ class AdapterLibrary:
         if fetcher is not None and not folder.is_dir():
             fetcher.fetch(digest)
         if not folder.is_dir():
-            raise _gone(digest)
+            raise _missing(digest)
         try:
             adapter = read_adapter(folder, self._shapes, throttle.rest)
         except OSError as error:
             raise AdapterError(f"adapter {digest}: {error.strerror}") from None
         if adapter.digest != digest and fetcher is not None:
             fetcher.discard(digest)
-            raise AdapterError(f"adapter {digest}: the files that were brought are not those of its digest")
+            raise AdapterError(f"adapter {digest}: the fetched files do not match its digest")
         if adapter.digest != digest:
             raise AdapterError(f"adapter {folder.name!r}: its files have changed since it was registered")
         return adapter
 
 
-def _gone(digest: str) -> AdapterError:
-    return AdapterError(f"adapter {digest}: it is not there any more")
+def _missing(digest: str) -> AdapterError:
+    return AdapterError(f"adapter {digest}: its files no longer exist")

@@ -1,8 +1,8 @@
-"""Several adapters at once, weighted: the update is the weighted sum of theirs.
+"""Mixes: several adapters at once, whose updates are added with weights.
 
-That is again an adapter: its rows of A are theirs one after the other, and so are those of B, each with its
-scaling and weight in it (PEFT's `add_weighted_adapter` with "cat"). Its identity says what it is made of, so
-whoever knows it can make it, and nothing has to be kept of it anywhere.
+A mix is an adapter too. Its rows of A are those of its parts, one after the other. So are its rows of B, each
+multiplied by its scaling and weight (PEFT's `add_weighted_adapter` with "cat"). Its identity names its parts,
+so the mix can be made from the identity, and nothing of it must be stored.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from personae.lora.adapter import Adapter, LoraPair, make_adapter
 
 
 def mixed(id: str, parts: Sequence[tuple[Adapter, float]]) -> Adapter:
-    """The mix of that identity. Raises AdapterError for an adapter that is more than low rank."""
+    """The mix with that identity. Raises AdapterError for an adapter that is more than low rank."""
     for adapter, _ in parts:
         if adapter.traits():
             raise AdapterError(f"{adapter.name!r} is {', '.join(adapter.traits())} and cannot be combined")

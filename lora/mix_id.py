@@ -9,12 +9,12 @@ Part = tuple[str, float]
 
 
 def mix_id(parts: Iterable[Part]) -> str:
-    """The identity of a mix; the order of its parts does not matter."""
+    """The identity of a mix. The order of its parts does not matter."""
     return _PREFIX + ",".join(f"{digest}*{float(weight)!r}" for digest, weight in sorted(parts))
 
 
 def parts_of(id: str) -> list[Part] | None:
-    """What a mix is made of; None for the identity of a plain adapter."""
+    """The parts of a mix; None if the identity is that of a plain adapter."""
     if not id.startswith(_PREFIX):
         return None
     pairs = (part.partition("*") for part in id.removeprefix(_PREFIX).split(","))

@@ -1,4 +1,4 @@
-"""What resident adapters hold on the device in addition to their ranks, by slot."""
+"""The parts of resident adapters that are not low-rank updates of linear modules, by slot."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Segment = tuple[int, int, int]
 
 
 class NonLoraDeltas:
-    """Gains and shifts of linear modules, changes of the vocabulary. Empty when no adapter has any."""
+    """Gains and shifts of linear modules, and changes of the vocabulary. Empty if no adapter has any."""
 
     def __init__(
         self, shapes: LoraShapes, base: BaseWeights | None, dtype: torch.dtype, device: torch.device
@@ -38,12 +38,12 @@ class NonLoraDeltas:
         return bool(self._dora_bias) or bool(self._vocabulary)
 
     def gain(self, slot: int, adapter: Adapter, layer: int, module: str, copies: Copies) -> Tensor | None:
-        """Place one module's gain and shift, if the adapter has any; the gain, [out] float32, for B. What
-        they take of the base's weights is computed in parallel with the steps."""
+        """Place one module's gain and shift, if the adapter has any. Returns the gain, [out] float32, for B.
+        The computation with the base's weights runs in parallel with the steps."""
         dora_bias = adapter.dora_bias.get((layer, module))
         if dora_bias is None:
             return None
-        assert self._base is not None, "an adapter with more than ranks needs the base's weights"
+        assert self._base is not None, "an adapter with a gain or shift needs the base's weights"
         pair = adapter.pairs.get((layer, module))
         a, b = (None, None) if pair is None else (pair.a.float(), pair.b.float() * pair.scaling)
         with copies.overlap():
@@ -52,20 +52,20 @@ class NonLoraDeltas:
         return gain
 
     def place(self, slot: int, adapter: Adapter) -> Iterator[None]:
-        """Place the rest, a piece at a time."""
+        """Place the changes of the vocabulary, piece by piece."""
         for change in adapter.vocabulary:
-            assert self._base is not None, "an adapter with more than ranks needs the base's weights"
+            assert self._base is not None, "an adapter with a vocabulary change needs the base's weights"
             placed = change.placed(self._base, self._dtype, self._device)
             self._vocabulary.setdefault(slot, []).append(placed)
             yield
 
     def drop(self, slot: int) -> None:
-        """The slot's adapter leaves."""
+        """The slot's adapter is unloaded."""
         self._dora_bias.drop(slot)
         self._vocabulary.pop(slot, None)
 
     def of_step(self, segments: Sequence[Segment]) -> "StepDeltas | None":
-        """What a step of these segments has to do in addition to SGMV; None for nothing."""
+        """What a step with these segments must do in addition to SGMV; None for nothing."""
         ours = [segment for segment in segments if segment[2] in self]
         if not ours:
             return None
@@ -79,14 +79,14 @@ class NonLoraDeltas:
 
 @dataclass(frozen=True, slots=True)
 class StepDeltas:
-    """The extras of a step's adapters; rows are packed rows."""
+    """The non-LoRA deltas of a step's adapters. Rows are packed rows."""
 
     dora_bias: DoraBiasRows | None
     vocabulary: list[tuple[slice, list[DeviceDelta]]]
     groups: Mapping[str, tuple[str, ...]]
 
     def apply(self, layer: int, group: str, ys: tuple[Tensor, ...]) -> None:
-        """Scale and shift the base's outputs of a group of modules, in place; before SGMV adds to them."""
+        """Scale and shift the base's outputs of a group of modules, in place, before SGMV adds to them."""
         if self.dora_bias is not None:
             self.dora_bias.apply(layer, self.groups[group], ys)
 

@@ -1,8 +1,8 @@
-"""Module patterns, as in PEFT's `rank_pattern` and `target_modules`, matched in bounded time.
+r"""Module patterns, as in PEFT's `rank_pattern` and `target_modules`, matched in bounded time.
 
-PEFT gives a module the entry whose key matches `(.*\\.)?(KEY)$` against its name. The keys come from
-strangers, and Python's `re` can take years over a short one, as `(a+)+b` shows. So a key is matched by the
-package `regex`, which stops at a deadline. A key that the two packages would read differently is refused.
+PEFT gives a module the entry whose key matches `(.*\\.)?(KEY)$` against its name. The keys are untrusted, and
+Python's `re` can take years for a short one, such as `(a+)+b`. So the package `regex` matches keys, because
+it stops at a deadline. A key that the two packages would interpret differently is rejected.
 """
 
 import re
@@ -15,17 +15,20 @@ import regex
 from personae.errors import AdapterError
 
 MAX_PATTERN = 128  # characters of one key
-MAX_KEYS = 4096  # each is looked at for each module
-MAX_REPEATS = 1000  # of a counted repeat, so that compiling is quick
+MAX_KEYS = 4096  # each key may be matched against each module
+MAX_REPEATS = 1000  # of counted repeats, so that compilation is fast
 MAX_SECONDS = 1.0  # for all names together
 
-PLAIN = re.compile(r"\^?[A-Za-z0-9_.]*(?:\\\.[A-Za-z0-9_.]*)*\$?")  # nothing to choose: `re` is linear
+PLAIN = re.compile(r"\^?[A-Za-z0-9_.]*(?:\\\.[A-Za-z0-9_.]*)*\$?")  # no alternatives, so `re` is linear
 _COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
 class NamePattern:
-    """A regular expression for names. Raises AdapterError (the field not named) when PEFT could not read it,
-    when `regex` would read it differently, and when matching has taken more than `MAX_SECONDS` in all."""
+    """A regular expression for names.
+
+    Raises AdapterError (without the field) if PEFT could not compile it, if `regex` would interpret it
+    differently, or if matching has taken more than `MAX_SECONDS` in total.
+    """
 
     def __init__(self, pattern: str) -> None:
         _check(pattern)
@@ -37,7 +40,7 @@ class NamePattern:
         self._left = MAX_SECONDS
 
     def matches(self, name: str) -> bool:
-        """Whether a key selects the module, as PEFT has it."""
+        """Whether a key selects the module, by PEFT's rule."""
         return self._timed(self._key.match, name)
 
     def matches_whole(self, name: str) -> bool:
@@ -55,7 +58,7 @@ class NamePattern:
 
 
 class ModulePatterns:
-    """A pattern field of an adapter's config: the first key that matches a module's name gives its value."""
+    """A pattern field of an adapter's config. The first key that matches a module's name gives its value."""
 
     def __init__(self, field: str, values: Mapping[str, float]) -> None:
         if len(values) > MAX_KEYS:
@@ -72,7 +75,7 @@ class ModulePatterns:
                 raise AdapterError(f"{self._where(key)}: {error.message}", param=field) from None
 
     def get(self, name: str, default: float) -> float:
-        """The value of the first key that matches `name`, else `default`."""
+        """The value of the first key that matches `name`, otherwise `default`."""
         for key, matches, value in self._entries:
             try:
                 if matches(name):
@@ -92,12 +95,13 @@ def _matcher(key: str) -> Callable[[str], object]:
 
 
 def _check(pattern: str) -> None:
-    """Refuse what `re` cannot read, what `regex` reads differently, and what takes long to compile."""
+    """Rejects what `re` cannot compile, what `regex` interprets differently, and what takes long to
+    compile."""
     if not (pattern.isascii() and pattern.isprintable()):
-        raise AdapterError("it has characters that no module's name has")
+        raise AdapterError("it has characters that module names cannot have")
     braces = _COUNT.sub("", pattern)
     if re.search(r"[{}]", braces):
-        raise AdapterError("a brace that is no count has to be written as `[{]`")
+        raise AdapterError("a brace that is not a count must be written as `[{]`")
     counts = [int(number) for low, _, high in _COUNT.findall(pattern) for number in (low, high) if number]
     repeats = 1
     for count in counts:
@@ -106,7 +110,7 @@ def _check(pattern: str) -> None:
         raise AdapterError(f"its counts multiply to more than {MAX_REPEATS}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # `re` warns of sets that are to mean something else one day
+            warnings.simplefilter("error")  # `re` warns of sets whose meaning may change
             re.compile(pattern)
     except (re.error, Warning, RecursionError, OverflowError) as error:
         raise AdapterError(str(error)) from None

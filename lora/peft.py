@@ -1,10 +1,10 @@
 """Reads an adapter folder as PEFT writes it: `adapter_config.json` and `adapter_model.safetensors`.
 
-LoRA on any subset of the base's `LoraSite`s, in any layers, with DoRA's magnitudes and biases; what
-changes the embedding or the output matrix is read by `peft_vocabulary.py`. Where the base has some of these
-as one module, such as Phi-3's qkv_proj, its B is cut by outputs, and each part has the whole A. Every tensor
-in the file is applied or the adapter is refused, with the tensor's name. The order is config, names and
-shapes, data, so that what is wrong costs little.
+It supports LoRA on any subset of the base's `LoraSite`s, in any layers, with DoRA's magnitudes and biases.
+`peft_vocabulary.py` reads changes of the embedding and the output matrix. If the base has several sites as
+one module, such as Phi-3's qkv_proj, its B is cut by outputs, and each part gets the whole A. Every tensor in
+the file is applied, or the adapter is rejected with the tensor's name. The config is read first, then names
+and shapes, then data, so that an error costs little.
 """
 
 import re
@@ -45,9 +45,10 @@ Site = tuple[int, str]  # layer, module
 
 def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adapter:
     """The adapter in `folder`, named after the folder, if all of it can be applied to a base of these shapes.
-    `rest` is called every now and then.
+    `rest` is called regularly.
 
-    Raises AdapterError, with the field or tensor as `param`, for whatever cannot be served as it was meant.
+    Raises AdapterError, with the field or tensor as `param`, for anything that cannot be computed as
+    intended.
     """
     config = read_config(folder / CONFIG_FILE)
     path = folder / TENSORS_FILE
@@ -57,12 +58,12 @@ def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adap
             "(safe_serialization=True)",
             param=PICKLE_FILE,
         )
-    with SafetensorsFile(path, rest) as file, _naming_the_base(config):
+    with SafetensorsFile(path, rest) as file, _with_base_name(config):
         vocabulary = peft_vocabulary.find(file.entries)
-        elsewhere = {name for roles in vocabulary.values() for name in roles.values()}
-        places = _places((name for name in file.entries if name not in elsewhere), shapes)
+        others = {name for roles in vocabulary.values() for name in roles.values()}
+        places = _places((name for name in file.entries if name not in others), shapes)
         if not places and not vocabulary:
-            raise AdapterError(f"{TENSORS_FILE}: there are no tensors in it")
+            raise AdapterError(f"{TENSORS_FILE}: the file has no tensors")
         plans = [_plan(place, names, file, config, shapes) for place, names in places]
         read = {site: change for plan in plans for site, change in _read(file, plan, shapes)}
         return make_adapter(
@@ -76,9 +77,9 @@ def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adap
 
 
 @contextmanager
-def _naming_the_base(config: PeftConfig) -> Iterator[None]:
-    """What is refused of the tensors is refused with the name of the base that they were made for: mostly it
-    is another."""
+def _with_base_name(config: PeftConfig) -> Iterator[None]:
+    """Adds the name of the base that the adapter was made for to errors, because usually it is another
+    one."""
     try:
         yield
     except AdapterError as error:
@@ -88,8 +89,8 @@ def _naming_the_base(config: PeftConfig) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class AdapterTensors:
-    """The tensors of what is one module to PEFT, which fit the config and the base; their data is not read
-    yet. sites: those whose outputs it has."""
+    """The tensors of one PEFT module. They fit the config and the base, and their data is not read yet.
+    sites: those whose outputs the module has."""
 
     sites: tuple[Site, ...]
     names: Mapping[str, str]
@@ -97,7 +98,7 @@ class AdapterTensors:
 
 
 def _places(names: Iterable[str], shapes: LoraShapes) -> list[tuple[tuple[int, str], dict[str, str]]]:
-    """By (layer, PEFT's module), the names of its tensors by role, in a fixed order; every name is placed."""
+    """By (layer, PEFT's module), the names of its tensors by role, in a fixed order. Every name is placed."""
     paths = shapes.paths
     places: dict[tuple[int, str], dict[str, str]] = {}
     for name in names:
@@ -117,14 +118,14 @@ def _places(names: Iterable[str], shapes: LoraShapes) -> list[tuple[tuple[int, s
 
 
 def _no_site(module: str, paths: Collection[str]) -> str:
-    """Why adapters cannot change a module of that path."""
+    """Why adapters cannot change the module of that path."""
     if EXPERTS.search(module):
-        return f"LoRA on experts and their router is not served, only on {', '.join(paths)}"
+        return f"LoRA on experts and their router is not supported, only on {', '.join(paths)}"
     return f"the base has no {module} that adapters can change"
 
 
 def _why_not(name: str, modules: Iterable[str]) -> str:
-    """Why a tensor of that name has no place in any of these modules."""
+    """Why a tensor of that name does not fit any of these modules."""
     if TENSOR_NAME.fullmatch(peft_vocabulary.plain(f"{PREFIX}{name}")) is not None:
         return f"PEFT's names begin with {PREFIX!r}"
     known = (reason for part, reason in REASONS.items() if part in name)
@@ -140,7 +141,7 @@ def _plan(
 ) -> AdapterTensors:
     layer, module = place
     given = next(iter(names.values()))
-    path = given[len(PREFIX) : given.index(module) + len(module)]  # as config's patterns see it
+    path = given[len(PREFIX) : given.index(module) + len(module)]  # the name that the config's patterns match
     parts = shapes.paths[module]
     inputs, outputs = shapes.modules[parts[0]][0], sum(shapes.modules[part][1] for part in parts)
     if names.keys() != {"bias"}:
@@ -166,7 +167,7 @@ def _plan(
 def _read(
     file: SafetensorsFile, plan: AdapterTensors, shapes: LoraShapes
 ) -> Iterator[tuple[Site, tuple[LoraPair | None, DoraBias | None]]]:
-    """What the adapter does to each site. All tensors but A have a row for each output."""
+    """The adapter's change of each site. All tensors but A have a row for each output."""
     tensors = {role: file.read_finite(name) for role, name in plan.names.items()}
     if "lora_bias" in tensors:
         tensors["lora_bias"] = tensors["lora_bias"].float() * plan.scaling

@@ -1,9 +1,8 @@
-"""Reads PEFT's `adapter_config.json`: the rank and the scaling of each module, and a refusal of all else.
+"""Reads PEFT's `adapter_config.json`: the rank and the scaling of each module. Everything else is rejected.
 
-A field counts as off when it is null, false, zero or empty. A field that is on must be one that is read here
-or one known to have no effect on what the trained tensors compute; any other would be ignored in silence, so
-the adapter is refused with the field's name. Field names and defaults are PEFT's (LoraConfig, checked with
-0.21).
+A field is off if it is null, false, zero or empty. A field that is on must be read here, or must be known to
+have no effect on what the trained tensors compute. Any other field would be ignored silently, so the adapter
+is rejected with the field's name. Field names and defaults are PEFT's (LoraConfig, checked with 0.21).
 """
 
 import math
@@ -20,7 +19,8 @@ MAX_CONFIG = 2**20  # bytes
 MAX_RANK = 2**16
 MAX_NAME = 256  # characters of a base's name in messages
 
-# Of no effect on what the trained tensors compute: where they come from, and how they were trained.
+# These have no effect on what the trained tensors compute: they say where they come from and how they were
+# trained.
 HARMLESS = {
     *(
         "base_model_name_or_path",
@@ -39,25 +39,25 @@ READ = {
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
     "alora_invocation_tokens",
 }
-NEUTRAL = {"task_type": "CAUSAL_LM"}  # the values of other fields that are served
+NEUTRAL = {"task_type": "CAUSAL_LM"}  # the supported values of other fields
 BIASES = ("none", "lora_only", "all")
 PATHS = {  # modules outside the layers that can be trained, and their names in a config
     "model.embed_tokens": ("embed_tokens", "model.embed_tokens"),
     "lm_head": ("lm_head",),
 }
-MAX_TOKENS = 4096  # of an invocation or a list of trained tokens
-PLAIN_INITS = {"gaussian", "eva", "orthogonal", "mica"}  # these leave the base weights as they were
+MAX_TOKENS = 4096  # in an invocation or a list of trained tokens
+PLAIN_INITS = {"gaussian", "eva", "orthogonal", "mica"}  # these do not change the base weights
 
 REASONS = {
     "auto_mapping": "it names code for the base, which is never loaded; set it to null",
     "arrow_config": "Arrow routing is not supported",
     "fan_in_fan_out": "transposed (Conv1D) weights are not supported",
     "kasa_config": "KaSA changes the base weights, which many adapters share",
-    "layer_replication": "replicated layers make another base model",
+    "layer_replication": "layer replication changes the base model, which many adapters share",
     "megatron_config": "Megatron's parallel layers are not supported",
     "monteclora_config": "MonteCLoRA samples its weights and is not supported",
     "target_parameters": "LoRA on bare parameters (as in mixtures of experts) is not supported",
-    "task_type": "only adapters for text generation (CAUSAL_LM) are served",
+    "task_type": "only adapters for text generation (CAUSAL_LM) are supported",
     "use_bdlora": "block-diagonal LoRA is not supported",
     "use_qalora": "QALoRA is not supported",
     "velora_config": "VeLoRA is not supported; save the adapter without its training state",
@@ -68,21 +68,19 @@ class PeftConfig:
     """The part of a LoRA config that decides what its tensors mean.
 
     biases: whether biases of the base's modules were trained. saved: paths of modules that were trained in
-    full. trained_tokens: by module path, the ids whose
-    rows were trained. invocation: the tokens that activate the adapter (activated LoRA), none for always.
-    targets: which modules have LoRA. base: the name of the base that it was made for, "" if it is not said.
+    full. trained_tokens: by module path, the ids whose rows were trained. invocation: the tokens that
+    activate the adapter (activated LoRA); if empty, it is always active. targets: which modules have LoRA.
+    base: the name of the base that it was made for, "" if it has none.
 
     Takes the decoded JSON. Raises AdapterError, with the field as `param`.
     """
 
     def __init__(self, fields: dict[str, Any]) -> None:
         if fields.get("peft_type") != "LORA":
-            _refuse("peft_type", fields.get("peft_type"), "only LORA is served")
+            _refuse("peft_type", fields.get("peft_type"), "only LORA is supported")
         for field, value in fields.items():
             if value and field not in READ | HARMLESS and NEUTRAL.get(field) != value:
-                _refuse(
-                    field, value, REASONS.get(field, "a field that is not known here may change the answers")
-                )
+                _refuse(field, value, REASONS.get(field, "an unknown field may change the answers"))
         init = fields.get("init_lora_weights")
         if init not in (None, True, False) and str(init).lower() not in PLAIN_INITS:
             _refuse(
@@ -121,11 +119,11 @@ class PeftConfig:
         return int(self._ranks.get(module, self._rank))
 
     def scaling(self, module: str) -> float:
-        """What B A is multiplied by: alpha / rank, or alpha / sqrt(rank) for rsLoRA (arXiv 2312.03732)."""
+        """The factor of B A: alpha / rank, or alpha / sqrt(rank) for rsLoRA (arXiv 2312.03732)."""
         return self._alphas.get(module, self._alpha) / self._divisor(self.rank(module))
 
     def roles(self, kind: str) -> tuple[str, ...]:
-        """The tensors that belong to a module with low rank: "linear", "embedding" or "output"."""
+        """The tensors that a module with low rank must have. kind: "linear", "embedding" or "output"."""
         roles = ("A", "B", "magnitude") if self._dora else ("A", "B")
         return (*roles, "lora_bias") if self._lora_bias and kind != "embedding" else roles
 
@@ -133,15 +131,15 @@ class PeftConfig:
         known = {name: path for path, names in PATHS.items() for name in names}
         if names and (not isinstance(names, list) or any(str(name) not in known for name in names)):
             _refuse(
-                "modules_to_save", names, f"of modules trained in full only {', '.join(known)} are served"
+                "modules_to_save", names, f"of modules trained in full only {', '.join(known)} are supported"
             )
         return {known[str(name)] for name in names or ()}
 
 
 def read_config(path: Path) -> PeftConfig:
-    """The config in the file. Raises AdapterError when it is missing, malformed or not served."""
+    """The config in the file. Raises AdapterError if it is missing, malformed or not supported."""
     if not path.is_file():
-        raise AdapterError(f"{path.name}: there is no such file in the adapter's folder")
+        raise AdapterError(f"{path.name}: the adapter's folder has no such file")
     with path.open("rb") as file:
         text = file.read(MAX_CONFIG + 1)
     if len(text) > MAX_CONFIG:
@@ -169,28 +167,28 @@ def _token_ids(field: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > MAX_TOKENS:
         _refuse(field, value, f"it must be a list of at most {MAX_TOKENS} token ids")
     if any(type(id) is not int or not 0 <= id < 2**31 for id in value):
-        _refuse(field, value, "a token id is a number from 0 on")
+        _refuse(field, value, "a token id must be an integer of at least 0")
     return tuple(value)
 
 
 def _trained_tokens(value: Any) -> dict[str, tuple[int, ...]]:
-    """By module path; a bare list is the embedding's."""
+    """By module path. A plain list is for the embedding."""
     field = "trainable_token_indices"
     named = value if isinstance(value, dict) else {"embed_tokens": value}
     found: dict[str, tuple[int, ...]] = {}
     for name, ids in named.items():
         path = next((path for path, names in PATHS.items() if name in names), None)
         if path is None or path in found:
-            _refuse(field, value, "only tokens of embed_tokens and lm_head are served")
+            _refuse(field, value, "only tokens of embed_tokens and lm_head are supported")
         found[path] = _token_ids(field, ids)
         if len(set(found[path])) != len(found[path]):
-            _refuse(field, value, "a token stands twice in it")
+            _refuse(field, value, "a token is listed twice")
     return found
 
 
 def _rank(field: str, value: Any) -> int:
     if type(value) is not int or not 1 <= value <= MAX_RANK:
-        _refuse(field, value, f"a rank is an integer from 1 to {MAX_RANK}")
+        _refuse(field, value, f"a rank must be an integer from 1 to {MAX_RANK}")
     return value
 
 

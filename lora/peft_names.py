@@ -24,17 +24,17 @@ PREFIX = "base_model.model."
 
 
 def targets(modules: Collection[str], shapes: LoraShapes) -> list[str]:
-    """These modules as a PEFT config names them."""
+    """The names of these modules in a PEFT config."""
     paths = dict.fromkeys(site.path for key, site in shapes.sites.items() if key in modules)
     return [path.rpartition(".")[2] for path in paths]
 
 
 def tensor_name(layer: int, module: str, role: str, shapes: LoraShapes) -> str:
-    """PEFT's name for a tensor of a module that is ours."""
+    """PEFT's name for a tensor of one of our modules."""
     suffix = next(suffix for suffix, known in ROLES.items() if known == role)
     return f"{PREFIX}model.layers.{layer}.{shapes.sites[module].path}.{suffix}"
 
 
 def refusal(name: str, reason: str) -> AdapterError:
-    """The error that says what is wrong with a tensor."""
+    """An error about a tensor."""
     return AdapterError(f"adapter_model.safetensors: {name!r}: {reason}", param=name)

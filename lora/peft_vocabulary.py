@@ -1,4 +1,4 @@
-"""The tensors of an adapter's file that change the embedding or the output matrix, as PEFT names them."""
+"""Reads the tensors that change the embedding or the output matrix, by PEFT's names."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,22 +33,23 @@ NAME = re.compile(
 
 DECODER = "base_model.model.model."
 
-BESIDE = {"magnitude", "lora_bias"}
+VECTORS = {"magnitude", "lora_bias"}
+"""The roles of vectors that a low-rank change may have."""
 
 Found = dict[str, dict[str, str]]
-"""By path, by role: the tensor's name."""
+"""By path and role: the tensor's name."""
 
 
 def plain(name: str) -> str:
-    """A tensor's name as it is for a base without a part for images, and without the adapter's name, which
-    older versions of PEFT put before the last part."""
+    """A tensor's name for a base without a part for images, and without the adapter's name, which older
+    versions of PEFT put before the last part."""
     name = re.sub(r"\.default(\.weight|\.bias|)$", r"\1", name)
     name = re.sub(r"^base_model\.model\.(model\.language_model|language_model\.model)\.", DECODER, name)
     return name.replace("base_model.model.language_model.lm_head.", "base_model.model.lm_head.", 1)
 
 
 def find(names: Iterable[str]) -> Found:
-    """The tensors of the vocabulary among the names; what else there is, is not looked at."""
+    """The names of tensors that change the vocabulary. Other names are ignored."""
     found: Found = {}
     for name in names:
         match = NAME.fullmatch(plain(name))
@@ -84,13 +85,13 @@ def read(
     for path, ids in config.trained_tokens.items():
         if ids and "tokens" not in found.get(path, {}):
             raise AdapterError(
-                f"adapter_config.json: trainable_token_indices names {path}, and there are no rows for it",
+                f"adapter_config.json: trainable_token_indices names {path}, but there are no rows for it",
                 param="trainable_token_indices",
             )
     for path in config.saved:
         if "full" not in found.get(path, {}):
             raise AdapterError(
-                f"adapter_config.json: modules_to_save names {path}, and there is no weight of it",
+                f"adapter_config.json: modules_to_save names {path}, but there is no weight for it",
                 param="modules_to_save",
             )
     places = [place for change in changes for place in change.places]
@@ -112,7 +113,9 @@ def _read_place(
     if "copy" in roles:
         name = roles["copy"]
         if fingerprint(file.read_checked(name, vocabulary)) != shapes.copies.get(place):
-            raise refusal(name, "it is not this base's own; save the adapter without it or train it in full")
+            raise refusal(
+                name, "it differs from this base's; save the adapter without it or train it in full"
+            )
     if "full" in roles:
         rows = file.read_checked(roles["full"], vocabulary)
         if fingerprint(rows) != shapes.copies.get(place):
@@ -144,16 +147,16 @@ def _low_rank(
     inputs, outputs = (tokens, hidden) if place == "embedding" else (hidden, tokens)
     if config.invocation:
         raise refusal(next(iter(roles.values())), f"activated LoRA on {path} is not supported")
-    name = next(roles[role] for role in ("A", "B", *BESIDE) if role in roles)
+    name = next(roles[role] for role in ("A", "B", *VECTORS) if role in roles)
     last = path.rpartition(".")[2]
     config.targets.check(name, name[len("base_model.model.") : name.index(last) + len(last)])
     for role in config.roles(place):
         if role not in roles:
             raise refusal(name, f"its {role} is missing")
-    for role in roles.keys() & BESIDE:
+    for role in roles.keys() & VECTORS:
         if role not in config.roles(place):
             raise refusal(roles[role], f"the config does not ask for a {role}")
-    found = {role: file.read_checked(roles[role], (outputs,)) for role in roles.keys() & BESIDE}
+    found = {role: file.read_checked(roles[role], (outputs,)) for role in roles.keys() & VECTORS}
     lora_bias = found.get("lora_bias")
     dora_bias = DoraBias(found.get("magnitude"), None if lora_bias is None else lora_bias.float() * scaling)
     a = file.read_checked(roles["A"], (rank, inputs))

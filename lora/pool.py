@@ -1,12 +1,12 @@
 """Adapters in device memory, paged by true rank: an adapter of rank 8 takes an eighth of one of rank 64.
 
-Each module (q, k, v, ...) has a page table for all layers. An adapter occupies, per module, the pages for its
-largest rank over the layers; where a layer has fewer ranks the rest of its rows are zero. Where pages lie,
-and what memory they take: see `lora/weight_pools.py`.
+Each module (q, k, v, ...) has a page table for all layers. Per module, an adapter occupies the pages for its
+largest rank over the layers. If a layer has fewer ranks, the rest of its rows are zero.
+`lora/weight_pools.py` decides where pages lie and what memory they take.
 
-Adapters are known by digest. A pinned one stays; of the others the least recently used leave when room is
-needed. The pool is synchronous and has one owner; its copies to a device run in parallel with the steps
-(`lora/copies.py`), layer by layer, so that a step of a cold adapter begins before the last has arrived.
+Adapters are identified by digest. A pinned adapter stays. Of the others, the least recently used are evicted
+if room is needed. The pool is synchronous and has one owner. Its copies to a device run in parallel with the
+steps (`lora/copies.py`), layer by layer, so a step with a cold adapter begins before the last layer is there.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -33,17 +33,16 @@ from personae.lora.writing import sending
 
 
 class LoraPool:
-    """The arenas and page tables of all modules, and who lives in them.
+    """The weight pools and page tables of all modules, and the adapters in them.
 
-    `stacks`: by module, the arenas of all layers as one tensor.
+    `stacks`: by module, the weight pools of all layers as one tensor.
 
-    capacity_rows: rank rows per module, a multiple of RANK_PAGE. max_adapters: slots. Memory is
+    capacity_rows: rank rows per module, a multiple of RANK_PAGE. max_adapters: slots. The memory is
     `pool_bytes(shapes, capacity_rows, dtype)`, in whole granules if `memory` has them, and up to as much
-    again for what adapters have in addition to their ranks, allocated on demand. spare_rows: so many more
-    rows have a place but no memory. Memory can be lent to the pool (`budget`, in bytes) and reclaimed
-    (`free_up`), and one module's places may have memory that others lack. `memory`: the device's. `base` is
-    asked by adapters that depend on the base's weights. A load may return before what `copies` brings is
-    there: who uses it waits for `arriving`.
+    again for the adapters' non-LoRA deltas, allocated on demand. spare_rows: this many more rows have an
+    address but no memory. Memory can be lent to the pool (`budget`, in bytes) and reclaimed (`free_up`); it
+    may back any module's rows. `memory`: the device's. `base`: for adapters that depend on the base's
+    weights. A load may return before its `copies` are done: users of the adapter wait for `arriving`.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class LoraPool:
         self.num_pages = (capacity_rows + spare_rows) // RANK_PAGE
         self.bounds = bounds_of_pool(shapes, capacity_rows, dtype)
         self.max_adapters = max_adapters
-        most_pages = self.bounds.max_rank // RANK_PAGE  # of one adapter's module
+        most_pages = self.bounds.max_rank // RANK_PAGE  # per module of an adapter
         memory = memory_of(device, 0) if memory is None else memory
         self._halves = RankPools(memory, shapes, self.num_pages, dtype)
         self._tables = {
@@ -98,7 +97,7 @@ class LoraPool:
         self._borrows = spare_rows > 0
         self._copies: Copies = HostCopies() if copies is None else copies
         self._filler = PageReader({module: (a.data, b.data) for module, (a, b) in self._halves.items()})
-        self._arriving: dict[int, list[CopyEvent]] = {}  # by slot, one for each layer
+        self._arriving: dict[int, list[CopyEvent]] = {}  # by slot, one event per layer
         self.begin_sgmv = sgmv_calls(device, dtype)
         self.loads = self.evictions = 0
 
@@ -113,7 +112,7 @@ class LoraPool:
         return self._group_tables
 
     def weight_pools(self, layer: int, group: str) -> tuple[WeightPool, ...]:
-        """The arenas of a group's modules in a layer, in their order."""
+        """The weight pools of a group's modules in a layer, in their order."""
         return self._weight_pools[group][layer]
 
     def tables(self, group: str) -> tuple[RankTable, ...]:
@@ -126,25 +125,25 @@ class LoraPool:
         return None if resident is None else resident.slot
 
     def arriving(self, slots: Collection[int]) -> tuple[Sequence[CopyEvent], ...]:
-        """For each adapter of these slots that may not all be there yet the marks of its layers."""
+        """For each adapter in these slots that is still being copied, the events of its layers."""
         self._arriving = {slot: marks for slot, marks in self._arriving.items() if not marks[-1].reached}
         return tuple(marks for slot, marks in self._arriving.items() if slot in slots)
 
     def pin(self, digest: str) -> int:
-        """Hold an adapter that is in the pool until `unpin`, as often as this is called; its slot."""
+        """Hold an adapter in the pool until as many calls of `unpin`. Returns its slot."""
         resident = self._touch(digest)
         resident.pins += 1
         return resident.slot
 
     def unpin(self, digest: str) -> None:
-        """Take back one `pin`; counts as use."""
+        """Undo one `pin`. It counts as use."""
         resident = self._touch(digest)
         if not resident.pins:
             raise ValueError(f"adapter {digest} is not pinned")
         resident.pins -= 1
 
     def pins(self, digest: str) -> int:
-        """How many hold the adapter; 0 if it is not in the pool."""
+        """How often the adapter is pinned; 0 if it is not in the pool."""
         resident = self._residents.get(digest)
         return 0 if resident is None else resident.pins
 
@@ -153,19 +152,20 @@ class LoraPool:
         return len(self._pages.free[module])
 
     def short_of(self, adapter: Adapter) -> int:
-        """The bytes that an adapter lacks without evictions; 0 if it is here or nothing can be lent."""
+        """The bytes that an adapter needs so that nothing is evicted; 0 if it is in the pool, or if nothing
+        can be lent."""
         if not self._borrows or adapter.digest in self._residents:
             return 0
         return max(self._pages.cost(_pages(adapter)) - self.room, 0)
 
     @property
     def room(self) -> int:
-        """The bytes of its budget that no adapter uses."""
+        """The bytes of the budget that no adapter uses."""
         return self.budget - self._pages.used
 
     def free_up(self, size: int) -> int:
-        """Evict unpinned adapters, the least recently used first, until so many bytes are free; returns how
-        many of them are. Their memory goes with `giving_back`."""
+        """Evict unpinned adapters, the least recently used first, until `size` bytes are free. Returns how
+        many of them are free. `giving_back` then frees their memory."""
         for digest in list(self._residents):
             if self.room >= size:
                 break
@@ -175,23 +175,23 @@ class LoraPool:
         return min(self.room, size)
 
     def giving_back(self) -> Iterator[None]:
-        """Let others have the memory that no adapter uses, a piece at a time, as soon as the device is done
-        with its earlier work."""
+        """Free the memory that no adapter uses, piece by piece, once the device has finished its earlier
+        work."""
         yield from self._halves.giving_back(self._copies)
 
     def check_fits(self, adapter: Adapter) -> None:
-        """Raises AdapterError if the adapter could not be loaded even into an empty pool."""
+        """Raises AdapterError if the adapter does not fit even into an empty pool."""
         try:
             check_fit(adapter, self.bounds)
         except AdapterError as error:
             raise AdapterError(f"adapter {adapter.name!r}: {error.message}") from None
 
     def load(self, adapter: Adapter) -> int:
-        """Bring an adapter in, if it is not there, and mark it used; its slot, which it keeps until it
-        leaves.
+        """Load an adapter, if it is not in the pool, and mark it as used. Returns its slot, which it keeps
+        until it is unloaded.
 
-        Raises AdapterError if it can never fit, Overloaded if the adapters in its way are pinned; then
-        nothing has changed.
+        Raises AdapterError if it can never fit, and Overloaded if pinned adapters leave no room. In both
+        cases nothing has changed.
         """
         if (filled := finished(self.loading(adapter))) is not None:
             try:
@@ -202,19 +202,19 @@ class LoraPool:
         return self._touch(adapter.digest).slot
 
     def loading(self, adapter: Adapter) -> Pieces:
-        """As `load`, in pieces, so that its caller can do other things between them. They are short: the
-        memory may have to be cleared by the system first, 2 MB at a time.
+        """As `load`, but in pieces, so that the caller can do other work between them. They are short: the
+        system may have to clear memory first, 2 MB at a time.
 
-        What `load` raises the first piece raises. The iterator must then be run to its end before the adapter
-        is used; until then it is pinned. One that is stored is then still being read into its pages: whoever
-        runs the pieces pins it until that is done, and unloads it if that failed.
+        The first piece raises what `load` raises. The iterator must be run to its end before the adapter is
+        used; until then the adapter is pinned. A stored adapter is still being read into its pages after
+        that: the caller keeps it pinned until the returned future is done, and unloads it if it failed.
         """
         if adapter.digest in self._residents:
             return None
         self.check_fits(adapter)
-        victims = self._victims(adapter)
+        victims = self._evictions_for(adapter)
         if victims is None:
-            raise Overloaded(f"adapter {adapter.name!r}: the adapters in memory are all in use")
+            raise Overloaded(f"adapter {adapter.name!r}: all adapters in memory are in use")
         for digest in victims:
             self.unload(digest)
         self.evictions += len(victims)
@@ -253,7 +253,8 @@ class LoraPool:
         return None
 
     def unload(self, digest: str) -> None:
-        """Free an adapter's slot and pages. KeyError if it is not in the pool, ValueError if it is pinned."""
+        """Free an adapter's slot and pages. Raises KeyError if it is not in the pool, ValueError if it is
+        pinned."""
         resident = self._residents[digest]
         if resident.pins:
             raise ValueError(f"adapter {digest} is pinned")
@@ -266,8 +267,7 @@ class LoraPool:
             self._set_rank(module, resident.slot, 0)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless every slot and page has one place and the device's tables say the
-        same."""
+        """Raises AssertionError unless every slot and page is used once and the device's tables agree."""
         taken = [resident.slot for resident in self._residents.values()]
         assert sorted(taken + self._free_slots) == list(range(self.max_adapters)), "slots"
         for module, table in self._tables.items():
@@ -288,15 +288,15 @@ class LoraPool:
         assert all(resident.pins >= 0 for resident in self._residents.values()), "pins"
 
     def _set_rank(self, module: str, slot: int, rank: int) -> None:
-        # As a slice: to assign a number to one element is a copy, for which a GPU's host waits.
+        # A slice, because assigning a number to one element is a copy for which the host waits.
         self._tables[module].rank[slot : slot + 1].fill_(rank)
 
     def _touch(self, digest: str) -> Resident:
         resident = self._residents[digest] = self._residents.pop(digest)
         return resident
 
-    def _victims(self, adapter: Adapter) -> list[str] | None:
-        """Whom to evict so that the adapter fits, the least recently used first; None if that is not
+    def _evictions_for(self, adapter: Adapter) -> list[str] | None:
+        """The adapters to evict so that the adapter fits, the least recently used first; None if that is not
         enough."""
         counts, free_pages = _pages(adapter), self._pages.copy()
         slots = 1 - len(self._free_slots)
@@ -324,14 +324,14 @@ class LoraPool:
         return victims if max(slots, extra, size, *missing.values()) <= 0 else None
 
     def _missing(self, free_pages: RankPages, counts: Mapping[str, int]) -> tuple[dict[str, int], int]:
-        """The pages of each module, and the bytes, that so many pages lack."""
+        """The missing pages of each module, and the missing bytes."""
         pages = {module: count - len(free_pages.free[module]) for module, count in counts.items()}
         return pages, free_pages.cost(counts) - (self.budget - free_pages.used)
 
     def _by_layer(
         self, adapter: Adapter, slot: int, pages: Mapping[str, tuple[int, ...]], marks: list[CopyEvent]
     ) -> Iterator[None]:
-        """Copy layer after layer, with a mark behind each that is on its way."""
+        """Copy layer by layer, with an event after each layer that is still being copied."""
         modules = {**pages, **dict.fromkeys(module for _, module in adapter.dora_bias)}
         for layer in range(self.shapes.layers):
             for module in modules:
@@ -342,7 +342,8 @@ class LoraPool:
     def _writing(
         self, adapter: Adapter, layer: int, module: str, slot: int, pages: tuple[int, ...]
     ) -> Iterator[None]:
-        """Copy one module of a layer to its pages, the scaling folded into B; rows past a rank are zeroed."""
+        """Copy one module of a layer to its pages, with the scaling folded into B. Rows past the rank are
+        zeroed."""
         gain = self.deltas.gain(slot, adapter, layer, module, self._copies) if adapter.dora_bias else None
         if not pages:
             yield
@@ -354,5 +355,5 @@ class LoraPool:
 
 
 def _pages(adapter: Adapter) -> dict[str, int]:
-    """How many pages an adapter takes of each module."""
+    """How many pages an adapter needs of each module."""
     return {module: -(-rank // RANK_PAGE) for module, rank in adapter.ranks.items()}

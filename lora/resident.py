@@ -1,4 +1,4 @@
-"""Who lives in a pool."""
+"""The adapters in a pool."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Resident:
-    """An adapter in the pool: its slot, its pages and ranks by module, the bytes of its extras, and how many
-    hold it."""
+    """An adapter in the pool: its slot, its pages and ranks by module, the bytes of its non-LoRA deltas, and
+    its pins."""
 
     slot: int
     pages: Mapping[str, tuple[int, ...]]

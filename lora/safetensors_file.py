@@ -1,9 +1,8 @@
-"""Reads safetensors files that strangers wrote (https://huggingface.co/docs/safetensors, "Format").
+"""Reads untrusted safetensors files (https://huggingface.co/docs/safetensors, "Format").
 
 The file is an 8-byte little-endian header length, a JSON header, and the tensors' bytes. The header is
-believed only after it has been checked against itself and the file: its length, no name twice, offsets that
-cover the data without gap or overlap, sizes that follow from dtype and shape. Nothing is allocated before
-that.
+trusted only after it has been checked against itself and the file: its length, unique names, offsets that
+cover the data without gap or overlap, sizes that match dtype and shape. Nothing is allocated before that.
 """
 
 import math
@@ -31,7 +30,7 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor as the header describes it; `begin` and `end` count from the end of the header."""
+    """One tensor as the header describes it. `begin` and `end` count from the end of the header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -40,15 +39,15 @@ class TensorEntry:
 
 
 class SafetensorsFile:
-    """An open safetensors file of float tensors, its header checked; a context manager. `rest` is called
-    before each tensor. `entries` count from `data_start`; `metadata` is as it was found.
+    """An open safetensors file of float tensors with a checked header; a context manager.
 
-    Raises AdapterError, naming the tensor if there is one, when the file is not what it says.
+    `rest` is called before each tensor. `entries` count from `data_start`; `metadata` is unchecked. Raises
+    AdapterError, with the tensor's name if there is one, if the file is not valid.
     """
 
     def __init__(self, path: Path, rest: Rest = no_rest) -> None:
         if not path.is_file():
-            raise AdapterError(f"{path.name}: there is no such file in the adapter's folder")
+            raise AdapterError(f"{path.name}: the adapter's folder has no such file")
         self.name = path.name
         self._rest = rest
         self._file = path.open("rb")
@@ -67,7 +66,7 @@ class SafetensorsFile:
         self._file.close()
 
     def read(self, name: str) -> Tensor:
-        """The tensor of that name, not an empty one, in the file's dtype, on the CPU."""
+        """The tensor of that name, which must not be empty, in the file's dtype, on the CPU."""
         self._rest()
         entry = self.entries[name]
         data = bytearray(entry.end - entry.begin)
@@ -77,7 +76,7 @@ class SafetensorsFile:
         return torch.frombuffer(data, dtype=entry.dtype).reshape(entry.shape)
 
     def read_checked(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """As `read`, of that shape and without values that are not finite. Raises AdapterError."""
+        """As `read`. Raises AdapterError if the shape differs or a value is not finite."""
         self.check_shape(name, shape)
         return self.read_finite(name)
 
@@ -92,7 +91,7 @@ class SafetensorsFile:
         """Raises AdapterError if the tensor has another shape."""
         found = self.entries[name].shape
         if found != shape:
-            raise refusal(name, f"its shape is {list(found)}; by the base and the config it is {list(shape)}")
+            raise refusal(name, f"its shape is {list(found)}; the base and the config need {list(shape)}")
 
     def _read_header(self) -> tuple[int, dict[str, TensorEntry], Any]:
         size = os.fstat(self._file.fileno()).st_size
@@ -100,7 +99,7 @@ class SafetensorsFile:
         if size < 8 or not 2 <= length <= min(MAX_HEADER, size - 8):
             raise AdapterError(
                 f"{self.name}: a file of {size} bytes cannot have a header of {length} bytes "
-                f"(at most {MAX_HEADER}); it is no safetensors file, or cut short"
+                f"(at most {MAX_HEADER}); it is not a safetensors file, or it is cut short"
             )
         header = decode_object(self._file.read(length), f"{self.name}: the header")
         metadata = header.pop("__metadata__", None)
@@ -130,12 +129,13 @@ class SafetensorsFile:
         dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise AdapterError(
-                f"{self.name}: {name!r} has dtype {dtype!r:.40}; served are {', '.join(DTYPES)}", param=name
+                f"{self.name}: {name!r} has dtype {dtype!r:.40}; supported are {', '.join(DTYPES)}",
+                param=name,
             )
         if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
             raise AdapterError(
                 f"{self.name}: {name!r} has shape {shape!r:.80} and data_offsets {offsets!r:.80}; "
-                f"both must be lists of integers from 0 to 2^48, of at most {MAX_DIMS} and of two",
+                f"these must be lists of at most {MAX_DIMS} and of two integers from 0 to 2^48",
                 param=name,
             )
         need = math.prod(shape) * DTYPES[dtype].itemsize

@@ -1,4 +1,4 @@
-"""From the rows of a step to the adapters' updates inside a model's layers."""
+"""From the rows of a step to the adapters' updates in a model's layers."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -17,13 +17,13 @@ from personae.lora.pool import LoraPool
 
 
 class LoraHooks(Protocol):
-    """What a model's layer calls around its base linears, to let adapters add their updates."""
+    """What a model's layer calls around its base linears, so that adapters can add their updates."""
 
     def begin(self, layer: int, group: str, x: Tensor) -> Finish:
-        """Called before the base's modules of a group compute ys from x: [T, in]; what is returned adds the
-        updates to ys, in place.
+        """Call it before the base's modules of a group compute ys from x: [T, in]. The returned function adds
+        the updates to ys, in place.
 
-        group: that of the modules' `LoraSite`. ys: [T, out_m] each, in the order of the sites, which may be
+        group: that of the modules' `LoraSite`. ys: [T, out_m] each, in the order of the sites. They may be
         strided slices of one tensor.
         """
 
@@ -35,10 +35,10 @@ class LoraHooks(Protocol):
 
 
 def segments_of(slots: Sequence[int | None], counts: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(first row, rows, slot) of a step whose row i has counts[i] >= 1 packed tokens and takes the adapter
-    slots[i], None being the base model.
+    """(first row, rows, slot) of the segments of a step. Row i has counts[i] >= 1 packed tokens and takes the
+    adapter slots[i]; None is the base model.
 
-    Neighbours with one adapter become one segment, so rows sorted by adapter make the shortest list.
+    Neighbours with the same adapter become one segment, so rows sorted by adapter give the shortest list.
     """
     segments: list[tuple[int, int, int]] = []
     start, last = 0, None
@@ -53,7 +53,7 @@ def segments_of(slots: Sequence[int | None], counts: Sequence[int]) -> list[tupl
 
 
 def work_list(slots: Sequence[int | None], counts: Sequence[int], device: torch.device) -> WorkList:
-    """The work list of `segments_of(slots, counts)`. One copy to the device."""
+    """The work list of `segments_of(slots, counts)`, with one copy to the device."""
     return _on_device(segments_of(slots, counts), device)
 
 
@@ -64,7 +64,7 @@ def _on_device(segments: Sequence[tuple[int, int, int]], device: torch.device) -
 
 
 def lora_batch(pool: LoraPool, slots: Sequence[int | None], counts: Sequence[int]) -> "LoraBatch | None":
-    """The LoraHooks of a step, its rows as for `segments_of`; None if there is no adapter in it."""
+    """The LoraHooks of a step, with rows as for `segments_of`; None if the step has no adapter."""
     segments = segments_of(slots, counts)
     if not segments:
         return None
@@ -73,13 +73,13 @@ def lora_batch(pool: LoraPool, slots: Sequence[int | None], counts: Sequence[int
 
 
 def _unchanged(ys: tuple[Tensor, ...]) -> None:
-    """What adapters do to modules that none may change."""
+    """The updates of modules that adapters cannot change: none."""
 
 
 class LoraBatch:
-    """One step's LoraHooks: the pool's adapters applied to the rows of a work list.
+    """The LoraHooks of one step: applies the pool's adapters to the rows of a work list.
 
-    arriving: for each adapter that may not all be there yet the marks of its layers. branch: where updates
+    arriving: the layers' copy events of each adapter that may still be arriving. side_stream: where updates
     begin, in parallel with the base's products.
     """
 
@@ -92,7 +92,7 @@ class LoraBatch:
         side_stream: SideStream | None = None,
     ) -> None:
         assert side_stream is None or not arriving, (
-            "a branch would read adapters before anybody waits for them"
+            "a side stream would read adapters before their copies are done"
         )
         self._pool = pool
         self._work = work
@@ -123,10 +123,10 @@ class LoraBatch:
 
     @property
     def work(self) -> WorkList | None:
-        """The work list, if it is all that there is: None when an adapter of the step is more than ranks, or
-        still on its way."""
+        """The work list, if it describes all adapters completely. None if an adapter of the step has non-LoRA
+        deltas, or is still being copied."""
         return self._work if self._deltas is None and not self._arriving else None
 
     def fused(self) -> LoraStep | None:
-        """See LoraHooks. None where `work` is."""
+        """See LoraHooks. None if `work` is None."""
         return LoraStep(self._pool.stacks, self._work) if self.work is not None else None

@@ -8,11 +8,11 @@ from personae.lora.sites import LoraSite
 
 @dataclass(frozen=True, slots=True)
 class LoraShapes:
-    """What an adapter has to fit: the base's number of layers, and the modules of a layer, by short names.
+    """What an adapter must fit: the base's number of layers, and the modules of a layer, by short names.
 
     vocabulary: (tokens, hidden size), None if the embedding and the output matrix cannot be changed. tied:
-    the output matrix is the embedding. copies: fingerprints of the base's own "embedding" and "output", by
-    which copies of them in a file are known.
+    the output matrix is the embedding. copies: fingerprints of the base's own "embedding" and "output", which
+    identify copies of them in a file.
     """
 
     layers: int
@@ -29,16 +29,16 @@ class LoraShapes:
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
         """The modules that read the same input, one SGMV call each."""
-        return _by(self.sites, lambda site: site.group)
+        return _grouped_by(self.sites, lambda site: site.group)
 
     @property
     def paths(self) -> dict[str, tuple[str, ...]]:
-        """By its name in the base's own files: the modules whose outputs it has, one after the other."""
-        return _by(self.sites, lambda site: site.path)
+        """The modules of each path in the base's files, in the order of their outputs."""
+        return _grouped_by(self.sites, lambda site: site.path)
 
     @property
     def merged(self) -> bool:
-        """Whether some modules are one in the base's own files."""
+        """Whether the base's files have several modules as one."""
         return any(len(modules) > 1 for modules in self.paths.values())
 
 

@@ -1,7 +1,8 @@
-"""What is asked of an adapter's tensors when it is read and placed, by one thread.
+"""Single-threaded operations on an adapter's tensors, for reading and placing it.
 
-Torch would share each of these small operations among its threads. Beside a model that runs on the same cores
-every such operation waits for a turn of each thread, some 100 ms on a busy machine, and there are hundreds.
+Torch would split each of these small operations among its threads. While a model runs on the same cores,
+every such operation would wait until each thread gets its turn: some 100 ms on a busy machine, and there are
+hundreds of operations.
 """
 
 from typing import Any
@@ -11,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-AT_ONCE = 2**15  # elements; torch shares the work among its threads from there on
+AT_ONCE = 2**15  # elements; torch splits larger operations among its threads
 _BITS = {2: (torch.int16, np.uint16, 0x7FFF), 4: (torch.int32, np.uint32, 0x7FFFFFFF)}
 
 
 def magnitude(tensor: Tensor) -> float:
-    """The largest magnitude in a float tensor that is not empty; NaN or infinity if it holds one.
+    """The largest magnitude in a non-empty float tensor; NaN or infinity if it has one.
 
-    Without their sign, floats are in the order of their bits, and NaN is behind infinity.
+    Without their sign, floats are ordered as their bits are, and NaN comes after infinity.
     """
     if tensor.element_size() not in _BITS or not tensor.is_floating_point():
         return float(tensor.abs().max())

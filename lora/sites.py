@@ -17,7 +17,7 @@ MERGED = {
     **dict.fromkeys("qkv", "self_attn.qkv_proj"),
     **dict.fromkeys(("gate", "up"), "mlp.gate_up_proj"),
 }
-"""Their paths in families that have q, k and v as one module, and gate and up."""
+"""Their paths in families that have q, k and v as one module, and gate and up as another."""
 PROJECTIONS = {key: path for key, (path, _) in NAMES.items()}
 
 
@@ -25,8 +25,8 @@ PROJECTIONS = {key: path for key, (path, _) in NAMES.items()}
 class LoraSite:
     """A linear module: [outputs, inputs].
 
-    path: its name within a layer, as checkpoints and PEFT have it; sites that have the same path are one
-    module there, one after the other. group: the sites that read the same input, which share one SGMV call.
+    path: its name within a layer, in checkpoints and in PEFT; sites with the same path are one module there,
+    one after the other. group: the sites that read the same input and share one SGMV call.
     """
 
     path: str
@@ -36,7 +36,7 @@ class LoraSite:
 
 
 def sites(sizes: Mapping[str, tuple[int, int]], *, merged: bool = False) -> dict[str, LoraSite]:
-    """Those with these (inputs, outputs), by their short names: q, k, v, o, gate, up, down."""
+    """The sites with these (inputs, outputs), by short names: q, k, v, o, gate, up, down."""
     return {
         key: LoraSite(MERGED.get(key, path) if merged else path, group, *sizes[key])
         for key, (path, group) in NAMES.items()

@@ -1,13 +1,13 @@
-"""Where an adapter's content lies, as plain data."""
+"""Where an adapter's content is, as plain data."""
 
 import msgspec
 
 
 class AdapterSource(msgspec.Struct, frozen=True):
-    """What any process of this machine can read an adapter of a known digest from.
+    """From where any process of this machine can read an adapter of a known digest.
 
-    folders: the adapter's, as it was uploaded; of a mix those of its parts, in the order of `mix.parts_of`.
-    stored: its folder also has it as pages hold it (`stored.py`).
+    folders: the adapter's folder, as uploaded; for a mix, the folders of its parts, in the order of
+    `mix.parts_of`. stored: its folder also has it in the form of the pool's pages (`stored.py`).
     """
 
     folders: tuple[str, ...]

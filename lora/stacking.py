@@ -1,8 +1,8 @@
-"""Adapters as the host's own pool has them: of each module, a half of all layers is one tensor.
+"""Adapters in the form of the host's own pool: for each module, one tensor per half for all layers.
 
-The thread that reads an adapter brings it into this form. To place it is then a matter of few copies, each of
-a page in many layers: the thread that runs the steps has no time for a call for every page of every layer,
-which takes far longer than the bytes.
+The thread that reads an adapter converts it to this form. Placing it then takes only a few copies, each of
+one page in many layers. The thread that runs the steps has no time for a call per page and layer, which takes
+far longer than copying the bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,8 @@ from personae.lora.writing import fold
 
 
 def stacked(adapter: Adapter, layers: int, dtype: torch.dtype, rest: Rest = no_rest) -> Adapter:
-    """The adapter with `stacks`, zero where a layer has fewer ranks, of which its pairs are parts; as it is,
-    if its B depends on the base (DoRA). `rest` is called every now and then."""
+    """The adapter with `stacks`, of which its pairs are parts. They are zero where a layer has fewer ranks.
+    Unchanged if its B depends on the base (DoRA). `rest` is called regularly."""
     if adapter.dora_bias:
         return adapter
     widths = {module: (pair.a.shape[1], pair.b.shape[1]) for (_, module), pair in adapter.pairs.items()}
@@ -42,10 +42,10 @@ def stacked(adapter: Adapter, layers: int, dtype: torch.dtype, rest: Rest = no_r
 
 
 def stacking(groups: Tensor, pages: Sequence[int], stack: Tensor) -> Iterator[None]:
-    """Copy a half of a module to its pages; the rest of the last page is zeroed.
+    """Copy a half of a module to its pages. The rest of the last page is zeroed.
 
     groups: [groups, layers, pages, RANK_PAGE, width]. stack: [layers, rank, width], of the same dtype. A
-    piece is a page in some of the layers, in parts small enough for torch to copy them on this thread.
+    piece is one page in some of the layers, in parts so small that torch copies them on this thread.
     """
     layers, rank, width = stack.shape
     ranks = min(max(AT_ONCE // width, 1), RANK_PAGE)

@@ -1,9 +1,10 @@
 """Adapters on disk in the form of the host's pool, next to the uploaded files.
 
-A file of the stacks of `stacking.py`, written once: when an upload has been checked, or when the adapter is
-first wanted in another dtype. Placing it then means reading the file into its pages: few system calls, by a
-thread in parallel with the steps, and no memory but the pages. Checksums verify what was read, and the
-header. The file may be deleted at any time, and is when it is damaged; it is made from the upload again.
+The file has the stacks of `stacking.py`. It is written once: when an upload has been checked, or when the
+adapter is first needed in another dtype. Placing the adapter then means reading the file into its pages: few
+system calls, by a thread in parallel with the steps, without further memory. Checksums verify the data and
+the header. The file may be deleted at any time, and is deleted if it is damaged; it is then made from the
+upload again.
 """
 
 import json
@@ -33,20 +34,20 @@ from personae.lora.writing import runs
 
 Bytes = NDArray[np.uint8]
 Pieces = Generator[None, None, Future[None] | None]
-"""Steps of placing an adapter. The last one returns work that still runs in parallel, if any."""
+"""The steps of placing an adapter. The last one returns a future if work still runs in parallel."""
 
 Place = tuple[tuple[int, ...], int, int]
-"""Of a tensor in a file: its shape, and where its data begin and end."""
+"""A tensor in a file: its shape, and where its data begin and end."""
 
 KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
-_SLICE = 2**18  # bytes that are read, written or summed up at a time: a rest may be due
-_PARTS = 1024  # of one call: IOV_MAX on Linux
+_SLICE = 2**18  # bytes that are read, written or checksummed between two rests
+_PARTS = 1024  # per call: IOV_MAX on Linux
 
 
 def store(adapter: Adapter, folder: Path, shapes: LoraShapes, kind: str, rest: Rest = no_rest) -> None:
-    """Write the adapter's file, if it is of low rank on linear modules and no more, and the disk has room.
+    """Write the adapter's file, if it only has low rank on linear modules, and if the disk has room.
 
-    kind: its dtype, as safetensors names it. `rest` is called every now and then.
+    kind: its dtype, by safetensors' name. `rest` is called regularly.
     """
     if adapter.dora_bias or adapter.vocabulary:
         return
@@ -74,7 +75,7 @@ def store(adapter: Adapter, folder: Path, shapes: LoraShapes, kind: str, rest: R
 
 
 def stored_bytes(adapter: Adapter, shapes: LoraShapes, kind: str) -> int:
-    """What `store` would write, but for the header: 0 if there is no file of such an adapter."""
+    """The size of the file that `store` would write, without the header; 0 if it would write none."""
     if adapter.dora_bias or adapter.vocabulary:
         return 0
     elements = sum(rank * sum(shapes.modules[module]) for module, rank in adapter.ranks.items())
@@ -82,13 +83,13 @@ def stored_bytes(adapter: Adapter, shapes: LoraShapes, kind: str) -> int:
 
 
 def find(folder: Path, digest: str, shapes: LoraShapes, kind: str) -> Adapter | None:
-    """The adapter of that digest, its tensors left in its file; None if there is no such file."""
+    """The adapter of that digest, with its tensors still in the file; None if there is no such file."""
     path = _path(folder, kind)
     try:
         with SafetensorsFile(path) as file:
-            notes = _Notes(decode_object(file.metadata["adapter"].encode(), path.name))
+            notes = _Metadata(decode_object(file.metadata["adapter"].encode(), path.name))
             places = {name: (entry.shape, entry.begin, entry.end) for name, entry in file.entries.items()}
-            if file.metadata["checksum"] != _sum_of_header(file.metadata["adapter"], places):
+            if file.metadata["checksum"] != _header_checksum(file.metadata["adapter"], places):
                 return None
             halves, ranks = {}, {}
             for name, entry in file.entries.items():
@@ -105,9 +106,9 @@ def find(folder: Path, digest: str, shapes: LoraShapes, kind: str) -> Adapter | 
     return Adapter(digest, digest, {}, ranks, notes.peak, 0, invocation=notes.invocation, stored=stored)
 
 
-class _Notes:
-    """A file's metadata about its adapter, without the tensors. Raises LookupError, TypeError or ValueError
-    when something is missing."""
+class _Metadata:
+    """A file's metadata about its adapter. Raises LookupError, TypeError or ValueError if something is
+    missing."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.digest = str(fields["digest"])
@@ -117,7 +118,7 @@ class _Notes:
 
 
 def finished(pieces: Pieces) -> Future[None] | None:
-    """Run all pieces; what they end with."""
+    """Run all pieces. Returns what the last one returns."""
     while True:
         try:
             next(pieces)
@@ -126,9 +127,9 @@ def finished(pieces: Pieces) -> Future[None] | None:
 
 
 class PageReader:
-    """Reads adapters into their pages, on threads of its own: a large one does not hold up a small one.
+    """Reads adapters into their pages, on two threads, so that a large one does not delay a small one.
 
-    arenas: by module, A's and B's, [groups, layers, pages, RANK_PAGE, width] in the host's memory.
+    weight_pools: by module, A's and B's, [groups, layers, pages, RANK_PAGE, width] in the host's memory.
     """
 
     def __init__(self, weight_pools: Mapping[str, tuple[Tensor, Tensor]]) -> None:
@@ -138,8 +139,8 @@ class PageReader:
     def begin(
         self, stored: StackFile, pages: Mapping[str, Sequence[int]], ranks: Mapping[str, int]
     ) -> Future[None]:
-        """Done when all is there; the rest of a module's last page is zeroed. It fails with an AdapterError
-        if the file is not what was written; then it is gone."""
+        """The future is done when everything is read; the rest of a module's last page is zeroed. It fails
+        with an AdapterError if the file has changed; then the file is deleted."""
         return self._threads.submit(self._fill, stored, pages, ranks)
 
     def _fill(self, stored: StackFile, pages: Mapping[str, Sequence[int]], ranks: Mapping[str, int]) -> None:
@@ -161,8 +162,8 @@ class PageReader:
 
 
 def _parts(groups: Bytes, pages: Sequence[int], rank: int) -> tuple[list[memoryview], Bytes]:
-    """The bytes of these pages, in the order of the file: of each layer all ranks; and what lies behind the
-    last."""
+    """The bytes of these pages in the order of the file, with all ranks of each layer; and the bytes after
+    the last rank."""
     count, layers, places = groups.shape[:3]
     rows = groups.reshape(count, layers, places * RANK_PAGE, -1)
     found = []
@@ -177,7 +178,7 @@ def _parts(groups: Bytes, pages: Sequence[int], rank: int) -> tuple[list[memoryv
 
 
 def _read(file: int, half: StoredHalf, parts: list[memoryview], rest: Rest) -> bool:
-    """Read what follows each other into the parts; whether it is what was written."""
+    """Read consecutive bytes into the parts. Returns whether they match the checksum."""
     offset, checksum = half.offset, 0
     for some in _batches(parts):
         rest()
@@ -191,7 +192,7 @@ def _read(file: int, half: StoredHalf, parts: list[memoryview], rest: Rest) -> b
 
 
 def _batches(parts: list[memoryview]) -> Iterator[list[memoryview]]:
-    """The parts, as many at a time as make a slice."""
+    """The parts in batches, each about a slice in size."""
     some: list[memoryview] = []
     size = 0
     for part in parts:
@@ -205,7 +206,7 @@ def _batches(parts: list[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def _slices(tensor: Tensor) -> Iterator[memoryview]:
-    """The bytes of a contiguous tensor."""
+    """The bytes of a contiguous tensor, in slices."""
     whole = _bytes_of(tensor).reshape(-1).data
     return (whole[begin : begin + _SLICE] for begin in range(0, len(whole), _SLICE))
 
@@ -219,7 +220,7 @@ def _checksum(tensor: Tensor, rest: Rest) -> int:
 
 
 def _header(adapter: Adapter, halves: Mapping[str, Tensor], kind: str, rest: Rest) -> bytes:
-    """Of a safetensors file, with what else there is to know of the adapter in its metadata."""
+    """The header of a safetensors file, with what else is known about the adapter in its metadata."""
     notes = {
         "digest": adapter.digest,
         "peak": adapter.peak,
@@ -231,18 +232,18 @@ def _header(adapter: Adapter, halves: Mapping[str, Tensor], kind: str, rest: Res
     for name, tensor in halves.items():
         begin, end = end, end + tensor.nbytes
         places[name] = tuple(tensor.shape), begin, end
-    told = json.dumps(notes)
+    encoded = json.dumps(notes)
     header: dict[str, Any] = {
         name: {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
         for name, (shape, begin, end) in places.items()
     }
-    header["__metadata__"] = {"adapter": told, "checksum": _sum_of_header(told, places)}
+    header["__metadata__"] = {"adapter": encoded, "checksum": _header_checksum(encoded, places)}
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text
 
 
-def _sum_of_header(told: str, places: Mapping[str, Place]) -> str:
-    return str(crc32(f"{told} {sorted(places.items())}".encode()))
+def _header_checksum(notes: str, places: Mapping[str, Place]) -> str:
+    return str(crc32(f"{notes} {sorted(places.items())}".encode()))
 
 
 def _bytes_of(tensor: Tensor) -> Bytes:

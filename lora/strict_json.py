@@ -1,4 +1,4 @@
-"""JSON from strangers: an object, in UTF-8, no name twice; anything else is an AdapterError."""
+"""Untrusted JSON: an object in UTF-8 with unique names. Anything else is an AdapterError."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ from personae.errors import AdapterError
 
 
 def decode_object(data: bytes, where: str) -> dict[str, Any]:
-    """The object that `data` is. The error's message begins with `where`."""
+    """The object in `data`. The error's message begins with `where`."""
     try:
         decoded = json.loads(data.decode(), object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
@@ -20,5 +20,5 @@ def decode_object(data: bytes, where: str) -> dict[str, Any]:
 def _without_repeats(members: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(members)
     if len(found) != len(members):
-        raise ValueError("a name stands twice in one object")
+        raise ValueError("an object has the same name twice")
     return found

@@ -1,9 +1,9 @@
-"""Which modules an adapter's config puts LoRA on, as PEFT decides it from a module's name in the base.
+"""Which modules an adapter's config puts LoRA on. PEFT decides this from a module's name in the base.
 
 `target_modules` is a list of names or ends of names, one regular expression for the whole name, or
-"all-linear"; `exclude_modules` is the same for those left out, `layers_to_transform` has the layers of
-what a list names by its end, which `layers_pattern` finds in a name. Rules and precedence are those of
-PEFT 0.21 (`check_target_module_exists`).
+"all-linear". `exclude_modules` is the same for excluded modules. `layers_to_transform` limits the modules
+that a list selects by the end of their name to some layers; `layers_pattern` finds the layer in a name. Rules
+and precedence are those of PEFT 0.21 (`check_target_module_exists`).
 """
 
 import re
@@ -14,7 +14,7 @@ from personae.errors import AdapterError
 from personae.lora.patterns import NamePattern
 from personae.lora.peft_names import refusal
 
-MAX_EXPRESSION = 2048  # characters; trainers write some hundred
+MAX_EXPRESSION = 2048  # characters; trainers write a few hundred
 ALL_LINEAR = "all-linear"  # all but the output matrix
 LAYERS_NAME = re.compile(r"[A-Za-z0-9_.]{1,64}")
 
@@ -30,7 +30,7 @@ class Targets:
     def __init__(self, fields: Mapping[str, Any], saved: frozenset[str]) -> None:
         wanted = fields.get("target_modules")
         self._wanted = None if wanted is None else _selection("target_modules", wanted)
-        self._by_whole_name = frozenset(wanted if isinstance(wanted, list) else ())  # in whatever layer
+        self._by_whole_name = frozenset(wanted if isinstance(wanted, list) else ())  # in any layer
         excluded = fields.get("exclude_modules")
         self._excluded = _selection("exclude_modules", excluded) if excluded else None
         self._layers = _layers(fields)
@@ -39,7 +39,7 @@ class Targets:
         self._tied = {"lm_head"} if fields.get("ensure_weight_tying") else set()
         for field in ("layers_to_transform", "layers_pattern"):
             if isinstance(wanted, str) and fields.get(field) not in (None, []):
-                raise _wrong(field, "it cannot be used when target_modules is a text")
+                raise _wrong(field, "it cannot be used if target_modules is a string")
         if fields.get("layers_to_transform") is None and fields.get("layers_pattern"):
             raise _wrong("layers_pattern", "it needs layers_to_transform")
 
@@ -47,12 +47,12 @@ class Targets:
         """Raises AdapterError, with the tensor as `param`, if its module has no LoRA."""
         field = self.missed_by(module)
         if field is not None:
-            raise refusal(tensor, f"the config's {field} leaves {module} out, and PEFT would not apply it")
+            raise refusal(tensor, f"the config's {field} excludes {module}, so PEFT would not apply it")
 
     def missed_by(self, module: str) -> str | None:
-        """The field that leaves out the module, by its dotted name in the base; None if it has LoRA.
+        """The field that excludes the module, by its dotted name in the base; None if it has LoRA.
 
-        Without `target_modules` PEFT goes by a table of models: then whatever has tensors was chosen.
+        Without `target_modules`, PEFT uses a table of models. Here, every module with tensors then has LoRA.
         """
         if self._excluded is not None and self._excluded(module):
             return "exclude_modules"
@@ -72,7 +72,7 @@ def _selection(field: str, value: Any) -> Selects:
         names, ends = frozenset(value), tuple(f".{name}" for name in value)
         return lambda module: module in names or module.endswith(ends)
     if not isinstance(value, str):
-        raise _wrong(field, "it must be a text or a list of texts")
+        raise _wrong(field, "it must be a string or a list of strings")
     if field == "target_modules" and value.lower() == ALL_LINEAR:
         return lambda module: not module.endswith(("lm_head", "embed_tokens"))
     if len(value) > MAX_EXPRESSION:
@@ -92,16 +92,16 @@ def _selection(field: str, value: Any) -> Selects:
 
 
 def _layers(fields: Mapping[str, Any]) -> frozenset[int] | None:
-    """None for all."""
+    """The selected layers; None for all."""
     value = fields.get("layers_to_transform")
     listed = [value] if type(value) is int else value or []
     if not isinstance(listed, list) or any(type(layer) is not int for layer in listed):
-        raise _wrong("layers_to_transform", "it must be a layer or a list of layers")
+        raise _wrong("layers_to_transform", "it must be a layer number or a list of layer numbers")
     return frozenset(listed) or None
 
 
 def _layer_of(patterns: Any) -> Callable[[str], int | None]:
-    """Finds the layer in a module's name: the number behind one of the patterns, or the first number."""
+    """Finds the layer in a module's name: the number after one of the patterns, or the first number."""
     listed = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(listed, list) or not all(
         isinstance(name, str) and LAYERS_NAME.fullmatch(name) for name in listed

@@ -1,9 +1,9 @@
-"""The pace of work that no token waits for: receiving or reading an adapter takes a core while it lasts.
+"""Throttles background work, such as receiving or reading an adapter, which takes a core while it runs.
 
-The threads of a step wait for each other, so one that loses its core to such work holds up all of them. It
-rests therefore three times as long as it has worked. Threads of lower priority, the obvious way, hold up more
-than they spare: one that the system puts aside for long while it has the interpreter's lock keeps everybody
-from it. On a busy machine the event loop stood still for two seconds behind the JSON of a header.
+The threads of a step wait for each other, so if one loses its core to such work, all of them wait. Therefore
+the work rests three times as long as it runs. Threads of lower priority would do more harm than good: if the
+system suspends one for long while it holds the GIL, all other threads wait for it. On a busy machine the
+event loop once stood still for two seconds while the JSON of a header was parsed.
 """
 
 from collections.abc import Callable
@@ -11,33 +11,33 @@ from time import sleep, thread_time
 
 Rest = Callable[[], object]
 
-_SHORTEST = 0.001  # seconds of work that are worth a rest
-_RESTS = 3  # seconds of rest for one of work
+_SHORTEST = 0.001  # fewest seconds of work that are worth a rest
+_RESTS = 3  # seconds of rest per second of work
 
 
 def no_rest() -> None:
-    """For work that somebody waits for."""
+    """For work that a request waits for."""
 
 
 class Throttle:
-    """Made and used by the thread that works."""
+    """The thread that does the work makes and uses it."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Work is counted from now on."""
+        """Start to count work now."""
         self._since = thread_time()
 
     @property
     def due(self) -> float:
-        """Seconds of rest that are due: three times as long as this thread has had a processor since the last
-        one, 0 while that is short."""
+        """The seconds of rest that are due: three times this thread's processor time since the last rest; 0
+        while that is short."""
         worked = thread_time() - self._since
         return _RESTS * worked if worked >= _SHORTEST else 0.0
 
     def rest(self) -> None:
-        """Sleep as long as is due."""
+        """Sleep for as long as is due."""
         if due := self.due:
             sleep(due)
             self.begin()

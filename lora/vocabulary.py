@@ -1,8 +1,8 @@
-"""What adapters do where tokens come in and go out: at the embedding, and at the output matrix.
+"""How adapters change the embedding and the output matrix.
 
-Each kind of change is a class that knows its tensors, as its file has them, and makes a `DeviceDelta` of
-them: the tensors on the device and what they do to the rows of one adapter. It runs once per step and
-adapter, not per layer, so plain torch is fast enough.
+Each kind of change is a class with its tensors as in the file. It makes a `DeviceDelta`: the tensors on the
+device, and how they change the rows of one adapter. A change runs once per step and adapter, not per layer,
+so plain torch is fast enough.
 """
 
 from collections.abc import Iterator
@@ -27,11 +27,12 @@ class DeviceDelta(Protocol):
         """Change the embedded rows x: [n, hidden] of tokens: [n] int64, in place."""
 
     def output(self, x: Tensor, logits: Tensor) -> None:
-        """Change logits: [n, vocabulary] float32 of the normed rows x: [n, hidden], in place."""
+        """Change logits: [n, vocabulary] float32 of the normalised rows x: [n, hidden], in place."""
 
 
 class VocabularyChange(Protocol):
-    """A change as it was read. `places` says what it changes; `kind` is its name in digests and messages."""
+    """A change as it was read. `places` says which matrices it changes; `kind` is its name in digests and
+    messages."""
 
     @property
     def kind(self) -> str:
@@ -39,23 +40,23 @@ class VocabularyChange(Protocol):
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """What it changes."""
+        """The matrices that it changes."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of all that decides what it computes."""
+        """(name, tensor) of everything that affects what it computes."""
 
     def reach(self) -> float:
-        """What no entry of the change of a matrix exceeds, where it is a product; else 0."""
+        """An upper bound of the entries of the change, if it is a product; otherwise 0."""
 
     def placed(self, base: BaseWeights, dtype: torch.dtype, device: torch.device) -> DeviceDelta:
-        """Its form on the device. Raises AdapterError if its numbers cannot be computed with."""
+        """Its form on the device. Raises AdapterError if its numbers cannot be computed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """W + scaling * B A, perhaps with DoRA's magnitude or a bias on B.
+    """W + scaling * B A, optionally with DoRA's magnitude or a bias on B.
 
-    a: [rank, in], b: [rank, out]; at the embedding `in` is the vocabulary and `out` the hidden size, at the
+    a: [rank, in], b: [rank, out]. At the embedding `in` is the vocabulary and `out` the hidden size, at the
     output the reverse. The scaling is folded into b in float32.
     """
 
@@ -72,7 +73,7 @@ class LowRank:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """What it changes."""
+        """The matrix that it changes."""
         return (self.place,)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -108,7 +109,7 @@ class DeviceEmbeddingDelta:
     shift: Tensor | None
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
-        """See Placed."""
+        """See DeviceDelta."""
         wide = x.float()
         if self.gain is not None:
             wide = wide * self.gain
@@ -117,7 +118,7 @@ class DeviceEmbeddingDelta:
         x.copy_(torch.addmm(wide, F.embedding(tokens, self.a).float(), self.b.float()))
 
     def output(self, x: Tensor, logits: Tensor) -> None:
-        """Nothing changes there."""
+        """Changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,10 +131,10 @@ class DeviceOutputDelta:
     shift: Tensor | None
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
-        """Nothing changes there."""
+        """Changes nothing."""
 
     def output(self, x: Tensor, logits: Tensor) -> None:
-        """See Placed."""
+        """See DeviceDelta."""
         if self.gain is not None:
             logits.mul_(self.gain)
         if self.shift is not None:
@@ -143,9 +144,9 @@ class DeviceOutputDelta:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Rows of the embedding, of the output matrix, or of both, that are others than the base's.
+    """Rows of the embedding, of the output matrix, or of both, that replace the base's.
 
-    ids: [n] int64 of tokens, ascending, or None for all of them; rows: [n, hidden].
+    ids: [n] int64 of tokens, ascending, or None for all of them. rows: [n, hidden].
     """
 
     places: tuple[Place, ...]
@@ -164,7 +165,7 @@ class Rows:
         yield "rows", self.rows
 
     def reach(self) -> float:
-        """It is no product."""
+        """It is not a product."""
         return 0.0
 
     def placed(self, base: BaseWeights, dtype: torch.dtype, device: torch.device) -> DeviceDelta:
@@ -182,7 +183,7 @@ class DeviceRows:
     rows: Tensor
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
-        """See Placed."""
+        """See DeviceDelta."""
         if "embedding" not in self.places:
             return
         if self.ids is None:
@@ -193,7 +194,7 @@ class DeviceRows:
         x.copy_(torch.where(theirs, self.rows[at], x))
 
     def output(self, x: Tensor, logits: Tensor) -> None:
-        """See Placed."""
+        """See DeviceDelta."""
         if "output" not in self.places:
             return
         found = F.linear(x, self.rows).float()

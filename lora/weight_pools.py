@@ -1,14 +1,15 @@
 """Where rank pages lie: halves of modules, in chunks of memory that are allocated and freed.
 
 A half (A or B) of a module is one tensor, [groups, layers, pages, RANK_PAGE, width]. On the CPU a group is
-eight pages: what one layer reads of neighbouring pages is one run of memory, and all that a page needs lies
-close together. On a GPU whose memory can be lent it is one page, so that the page takes few granules; on
-another all pages are one group. The layers are views that begin one layer's share of a group after the other,
-and kernels know a page by its place in such a view (`place`).
+eight pages. So what one layer reads of neighbouring pages is contiguous, and all memory of a page lies close
+together. On a GPU whose memory can be lent a group is one page, so that a page needs few granules. On any
+other GPU all pages are one group. The layers are views, each of which begins one layer's share of a group
+after the one before. Kernels address a page by its number in such a view (`place`).
 
-Memory comes and goes in frames: on a GPU that lends a granule, elsewhere a page. `RankPages` knows what is in
-use, `RankPools` what has memory. Granules of page 0 always have: there all layers' views begin, and
-kernels are not launched with the address of nothing (see `kernels.memory.Memory.reserve`).
+Memory is allocated and freed in chunks: on a GPU that lends memory a granule, elsewhere a page. `RankPages`
+tracks which chunks are in use, `RankPools` which have memory. The granules of page 0 always have memory,
+because all layers' views begin there, and a kernel's arguments must have memory at their address (see
+`kernels.memory.Memory.reserve`).
 """
 
 from collections import Counter
@@ -22,11 +23,11 @@ from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.copies import Copies
 from personae.lora.shapes import LoraShapes
 
-GROUP = 8  # pages: in all layers some 2 MB, as much as the system gives at a time
+GROUP = 8  # pages; in all layers about 2 MB, as much as the system allocates at once
 
 
 class RankPool:
-    """A half of a module. `chunk`: bytes; `kept`: the frames that have memory whoever is there."""
+    """A half of a module. `chunk`: bytes per chunk. `kept`: the chunks that always have memory."""
 
     def __init__(self, memory: Memory, layers: int, pages: int, width: int, dtype: torch.dtype) -> None:
         self._memory = memory
@@ -35,7 +36,7 @@ class RankPool:
         self.data = memory.reserve(shape, dtype)
         self._page_bytes = layers * RANK_PAGE * width * dtype.itemsize
         self.chunk = memory.granule or self._page_bytes
-        self._backed: set[int] = set()  # frames of granules
+        self._backed: set[int] = set()  # chunks with memory, if chunks are granules
         self._stale: dict[int, int] = {}
         self._changes = 0
         self.kept = self.chunks(0) if memory.granule else range(0)
@@ -43,53 +44,53 @@ class RankPool:
             self.back(chunk)
 
     def chunks(self, page: int) -> range:
-        """The frames that a page lies in."""
+        """The chunks that contain a page."""
         first, last = page * self._page_bytes, (page + 1) * self._page_bytes
         return range(first // self.chunk, -(-last // self.chunk))
 
     def layers(self) -> Tensor:
-        """The rows of each layer [L, rows, width]: of layer 0 all but the last layers', of layer 1 those from
-        its share of the first group on, and so on."""
+        """The rows of each layer [L, rows, width]. Layer 0's view has all rows but the last layers' shares,
+        layer 1's begins at its share of the first group, and so on."""
         _, layers, pages, _, width = self.data.shape
         share = pages * RANK_PAGE
         rows = self.data.numel() // width - (layers - 1) * share
         return self.data.as_strided((layers, rows, width), (share * width, width, 1))
 
     def place(self, page: int) -> int:
-        """The number of a page in the view of each layer."""
+        """The number of a page in each layer's view."""
         return page // self.group * self.group * self.data.shape[1] + page % self.group
 
     def used(self, chunks: Iterable[int]) -> None:
-        """Pages in these frames are in use."""
+        """Pages in these chunks are in use."""
         for chunk in chunks:
             self._stale.pop(chunk, None)
 
     def left(self, chunks: Iterable[int]) -> None:
-        """No page in these frames is in use any more."""
+        """No page in these chunks is in use any more."""
         self._changes += 1
         self._stale.update(dict.fromkeys(chunks, self._changes))
 
     def lacking(self, chunks: Iterable[int]) -> list[int]:
-        """Those of the frames that have no memory, where it does not come by itself."""
+        """The chunks without memory, unless memory comes when it is written."""
         return [chunk for chunk in chunks if chunk not in self._backed] if self._memory.granule else []
 
     def back(self, chunk: int) -> None:
-        """Have memory there."""
+        """Put memory behind a chunk."""
         self._memory.back(self._bytes(chunk))
         self._backed.add(chunk)
 
     @property
     def stale(self) -> dict[int, int]:
-        """The frames that no page in use lies in and that were not given back, and since which change."""
+        """The chunks that no used page needs and that were not freed, and since which change."""
         return dict(self._stale)
 
     @property
     def stale_bytes(self) -> int:
-        """What `stale` takes."""
+        """The bytes of the `stale` chunks."""
         return len(self._stale) * self.chunk
 
     def giving_back(self, stale: Mapping[int, int]) -> Iterator[None]:
-        """Give back what has been `stale` ever since, a piece at a time."""
+        """Free the chunks that have been `stale` ever since, piece by piece."""
         while chunks := [chunk for chunk, since in stale.items() if self._stale.get(chunk) == since]:
             if self._memory.granule:
                 del self._stale[chunks[0]]
@@ -104,7 +105,7 @@ class RankPool:
             yield
 
     def _give_back_pages(self, group: Tensor, pages: Collection[int]) -> None:
-        """Pages of a group [L, pages, RANK_PAGE, width]."""
+        """Free pages of a group [L, pages, RANK_PAGE, width]."""
         if len(pages) == group.shape[1]:
             self._memory.give_back(group)
             return
@@ -138,8 +139,8 @@ class RankPools(Mapping[str, tuple[RankPool, RankPool]]):
         return len(self._halves)
 
     def backing(self, taken: Mapping[str, Collection[int]], copies: Copies, room: int) -> Iterator[None]:
-        """Have memory behind pages that were taken, a piece at a time. What no adapter uses and was not given
-        back is, as far as it is more than `room` bytes: what is wanted now are other pages."""
+        """Put memory behind allocated pages, piece by piece. If unused memory exceeds `room` bytes, it is
+        freed first, because the new pages need it."""
         lacking = []
         for module, pages in taken.items():
             for half in self[module]:
@@ -152,18 +153,18 @@ class RankPools(Mapping[str, tuple[RankPool, RankPool]]):
         for half, chunk in lacking:
             if not self._memory.free:
                 yield from self.giving_back(copies)
-            if half.lacking([chunk]):  # or another that comes has had it meanwhile
+            if half.lacking([chunk]):  # another load may have backed it in the meantime
                 half.back(chunk)
                 yield
 
     def left(self, module: str, chunks: tuple[Collection[int], Collection[int]]) -> None:
-        """No page in these frames of A, and of B, is in use any more."""
+        """No page in these chunks of A, and of B, is in use any more."""
         for half, own in zip(self[module], chunks, strict=True):
             half.left(own)
 
     def giving_back(self, copies: Copies) -> Iterator[None]:
-        """Give back what no adapter uses, a piece at a time: when the device has done its earlier work, which
-        may still read it, and the copies have arrived that were for those who have left."""
+        """Free what no adapter uses, piece by piece: after the device has done its earlier work, which may
+        still read it, and after the copies for evicted adapters are done."""
         halves = [half for pair in self.values() for half in pair]
         while stale := [(half, half.stale) for half in halves if half.stale]:
             copies.begin()
@@ -175,9 +176,9 @@ class RankPools(Mapping[str, tuple[RankPool, RankPool]]):
 
 
 class RankPages:
-    """The books: of each module the pages that are free, the lowest first, so that those in use share
-    frames; of each frame how many pages in use lie there, and one more if it is kept. `used`: the bytes of
-    frames in use."""
+    """Which pages and chunks are in use. `free`: by module, the free pages, the lowest first, so that used
+    pages share chunks. For each chunk it counts the used pages, plus one if the chunk is kept. `used`: the
+    bytes of the chunks in use."""
 
     def __init__(self, weight_pools: Mapping[str, tuple[RankPool, RankPool]], pages: int) -> None:
         self._weight_pools = weight_pools
@@ -186,7 +187,7 @@ class RankPages:
         self.used = sum(half.chunk * len(half.kept) for pair in weight_pools.values() for half in pair)
 
     def copy(self) -> "RankPages":
-        """To try what would be."""
+        """A copy, to try out changes."""
         other = RankPages(self._weight_pools, 0)
         other.free = {module: free.copy() for module, free in self.free.items()}
         other._users = {module: (a.copy(), b.copy()) for module, (a, b) in self._users.items()}
@@ -194,7 +195,7 @@ class RankPages:
         return other
 
     def cost(self, counts: Mapping[str, int]) -> int:
-        """The bytes by which `used` would grow if so many pages of modules were taken."""
+        """The bytes by which `used` would grow if this many pages of each module were taken."""
         total = 0
         for module, count in counts.items():
             pages = self.free[module][:count]
@@ -204,7 +205,7 @@ class RankPages:
         return total
 
     def take(self, module: str, count: int) -> tuple[int, ...]:
-        """So many free pages are in use from now on."""
+        """Take this many free pages."""
         pages = tuple(self.free[module][:count])
         del self.free[module][:count]
         for weight_pool, users in zip(self._weight_pools[module], self._users[module], strict=True):
@@ -215,7 +216,7 @@ class RankPages:
         return pages
 
     def put(self, module: str, pages: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Pages are free again; the frames of A, and of B, that nobody uses any more."""
+        """Free pages. Returns the chunks of A, and of B, that are not used any more."""
         self.free[module] += pages
         self.free[module].sort()
         idle: tuple[list[int], list[int]] = ([], [])
@@ -238,12 +239,12 @@ class RankPages:
             for module, pages in adapter.items():
                 free_pages.free[module] = sorted(pages)
                 free_pages.take(module, len(pages))
-        assert self._users == free_pages._users, "users of frames"
+        assert self._users == free_pages._users, "users of chunks"
         assert self.used == free_pages.used, f"{self.used} bytes are used, or {free_pages.used}"
 
 
 def pool_bytes(shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype, granule: int = 0) -> int:
-    """The bytes of a pool's arenas with this many rank rows a module, each in whole granules."""
+    """The bytes of a pool's weight pools with this many rank rows per module, each in whole granules."""
     widths = [width for pair in shapes.modules.values() for width in pair]
     sizes = [shapes.layers * capacity_rows * width * dtype.itemsize for width in widths]
     return sum(-(-size // granule) * granule if granule else size for size in sizes)

@@ -1,7 +1,8 @@
-"""How an adapter's halves get into their pages.
+"""Copies an adapter's halves to their pages.
 
-They are made ready, as the pages have them, when the adapter is read (`made_ready`) or else now; then
-neighbouring pages of a module of a layer are copied at a time. Within the host's memory: `stacking.py`.
+The halves are converted to the pages' form when the adapter is read (`made_ready`), or otherwise here. Then
+the neighbouring pages of a module in a layer are copied together. For copies within the host's memory see
+`stacking.py`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from personae.lora.throttle import Rest, no_rest
 
 Half = Literal["a", "b"]
 Host = Callable[[tuple[int, ...], torch.dtype], Tensor]
-"""Gives memory that the device can read by itself."""
+"""Allocates host memory that the device can read directly."""
 
 
 def sending(
@@ -30,9 +31,9 @@ def sending(
     half: Half,
     gain: Tensor | None,
 ) -> Iterator[None]:
-    """Copy a half to its pages, neighbours at a time; rows past the rank are zeroed.
+    """Copy a half to its pages, neighbours together. Rows past the rank are zeroed.
 
-    groups: [groups, pages, RANK_PAGE, width], of a layer. gain: [width] float32, a factor of B.
+    groups: [groups, pages, RANK_PAGE, width], of one layer. gain: [width] float32, a factor of B.
     """
     rank, ready = 0, None
     if pair is not None:
@@ -53,7 +54,8 @@ def sending(
 
 
 def fold(out: Tensor, pair: LoraPair, half: Half, gain: Tensor | None = None) -> None:
-    """Fill [rank, width] with a half as the device has it: in its dtype, in B the scaling and the gain."""
+    """Fill [rank, width] with a half in the device's form: its dtype, and B multiplied by scaling and
+    gain."""
     if half == "a":
         scaled(out, pair.a)
     else:
@@ -61,11 +63,11 @@ def fold(out: Tensor, pair: LoraPair, half: Half, gain: Tensor | None = None) ->
 
 
 def made_ready(adapter: Adapter, dtype: torch.dtype, host: Host, rest: Rest = no_rest) -> Adapter:
-    """The adapter as the device will have it, in memory from `host`; as it is, if its B depends on the base
-    (DoRA). `rest` is called every now and then."""
+    """The adapter in the device's form, in memory from `host`. Unchanged if its B depends on the base (DoRA).
+    `rest` is called regularly."""
     if adapter.dora_bias:
         return adapter
-    # All in one: asking a driver for such memory takes long, and holds up whoever launches work meanwhile.
+    # One allocation for all: the driver takes long to allocate such memory, and delays launches meanwhile.
     memory = host((sum(pair.a.numel() + pair.b.numel() for pair in adapter.pairs.values()),), dtype)
     pairs, first = {}, 0
     for site, pair in adapter.pairs.items():
@@ -82,7 +84,8 @@ def made_ready(adapter: Adapter, dtype: torch.dtype, host: Host, rest: Rest = no
 
 
 def runs(pages: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:
-    """Of pages in groups of this size: (group, first place, place past the last) of neighbours, in order."""
+    """Runs of neighbouring pages, in order: (group, first place, place past the last). A group has `size`
+    pages."""
     places = [(*divmod(page, size), number) for number, page in enumerate(pages)]
     for _, run in groupby(places, key=lambda at: (at[0], at[1] - at[2])):
         found = list(run)

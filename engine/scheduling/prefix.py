@@ -102,7 +102,7 @@ MISS = PrefixHit([], None, 0, 0)
 class PrefixCache:
     """The trie, and the page memory: if no page is free, pages that no sequence holds are evicted."""
 
-    __slots__ = ("_page_size", "_pool", "_roots", "_unleased", "observer")
+    __slots__ = ("_evictable", "_page_size", "_pool", "_roots", "observer")
 
     def __init__(self, pool: PagePool, page_size: int) -> None:
         self.observer: CacheObserver | None = None

@@ -24,7 +24,7 @@ class SlotQuota:
     """Counts the sequences of each tenant: all that have not ended, and those with a slot. Background
     sequences do not count, because they yield to all others anyway."""
 
-    __slots__ = ("_lately", "_live", "_slots_total", "_step", "_weights", "_with_slot")
+    __slots__ = ("_live", "_recent", "_slots_total", "_step", "_weights", "_with_slot")
 
     def __init__(self, slots: int) -> None:
         self._slots_total = slots

@@ -128,7 +128,7 @@ def _watch(engine: Any, parts: Parts) -> None:
     own.samples = parts.samples
     engine.finish = _watched(engine.finish, "finish", own)
     engine.fill = _watched(engine.fill, "masks", own)
-    engine.sampler._ask = _watched(engine.sampler._ask, "asking", parts)
+    engine.sampler._verify = _watched(engine.sampler._verify, "asking", parts)
 
 
 def _watched(function: Callable[..., Any], part: str, parts: Parts) -> Callable[..., Any]:

@@ -66,7 +66,7 @@ def test_lora_on_experts_or_their_router_is_refused_by_name(module: str, tmp_pat
     name = f"base_model.model.model.layers.0.{module}.lora_A.weight"
     tensors = load_file(folder / TENSORS_FILE)
     save_file(tensors | {name: torch.ones(8, 64)}, folder / TENSORS_FILE)
-    with pytest.raises(AdapterError, match="LoRA on experts and their router is not served") as refused:
+    with pytest.raises(AdapterError, match="LoRA on experts and their router is not supported") as refused:
         read_adapter(folder, lora_shapes(load_model(base, device=CPU)))
     assert refused.value.param == name
 

@@ -237,5 +237,5 @@ def test_the_memory_of_extras_is_given_back_and_bounded(tmp_path: Path) -> None:
         pool.unload(digest)
     assert not pool.deltas
     pool.bounds = replace(pool.bounds, max_extra=100)
-    with pytest.raises(AdapterError, match="DoRA: that needs"):
+    with pytest.raises(AdapterError, match="DoRA: this needs"):
         pool.load(made[0])

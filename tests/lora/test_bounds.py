@@ -30,5 +30,5 @@ def test_a_rank_that_is_too_large_says_which_memory_would_do(tmp_path: Path) -> 
 def test_a_rank_over_the_most_that_is_served_is_not_told_to_take_more_memory(tmp_path: Path) -> None:
     base = tiny_config()
     adapter = read_adapter(make_adapter_folder(tmp_path / "wide", base, rank=520), lora_shapes(base))
-    with pytest.raises(AdapterError, match=r"rank 520 of \w+: 512 is the most that is served$"):
+    with pytest.raises(AdapterError, match=r"rank 520 of \w+: the largest supported rank is 512$"):
         check_fit(adapter, bounds_of_pool(lora_shapes(base), 16, torch.float32))

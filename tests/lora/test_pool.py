@@ -62,7 +62,7 @@ def test_the_scaling_is_folded_in_float32_before_the_one_rounding(
 
 def test_a_value_out_of_the_pool_s_range_is_refused() -> None:
     adapter = adapter_of(1, {"q": 2}, scaling=1e6)
-    with pytest.raises(AdapterError, match="out of the range of the precision"):
+    with pytest.raises(AdapterError, match="outside the range of the server"):
         make_pool(dtype=torch.float16).load(adapter)
     make_pool(dtype=torch.bfloat16).load(adapter)
 

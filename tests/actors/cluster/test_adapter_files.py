@@ -168,6 +168,6 @@ async def test_files_that_do_not_match_their_digest_are_refused_and_removed(anyi
     (tmp_path / "one").rename(tmp_path / "store" / DIGESTS[1])
     async with cache_of(AdapterFiles({}, tmp_path / "store"), tmp_path / "cache") as cache:
         library = AdapterLibrary(shapes, {}, tmp_path / "cache", 2**30, fetcher=cache)
-        with pytest.raises(AdapterError, match="are not those of its digest"):
+        with pytest.raises(AdapterError, match="do not match its digest"):
             await in_thread(partial(library.read, DIGESTS[1]))
         assert list((tmp_path / "cache").iterdir()) == []

@@ -234,7 +234,7 @@ def test_what_is_said_of_an_adapter_can_be_written_down_and_read_from_by_another
     other = AdapterLibrary(BOUNDS.shapes, {}, None, 10**6)
     assert other.take(heard.adapter, heard.source).digest == digest
     shutil.rmtree(folder)
-    with pytest.raises(AdapterError, match="not there any more"):
+    with pytest.raises(AdapterError, match="its files no longer exist"):
         other.take(heard.adapter, heard.source)
 
 
@@ -250,7 +250,7 @@ def test_what_was_read_is_taken_although_the_cache_has_let_go_of_it(tmp_path: Pa
         shutil.rmtree(folder)
     assert [library.take(*told).digest for told in sources.items()] == list(folders)
     first = next(iter(folders))
-    with pytest.raises(AdapterError, match="not there any more"):
+    with pytest.raises(AdapterError, match="its files no longer exist"):
         library.take(first, sources[first])
     library.read = None  # type: ignore[assignment, method-assign]  # nothing is read any more
     last = list(folders)[-1]
@@ -410,7 +410,7 @@ async def test_a_disk_without_room_for_an_upload_is_told_and_locks_nobody_out(
 
 def test_a_library_says_what_it_does_not_have(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
-        with pytest.raises(AdapterError, match="not there any more"):
+        with pytest.raises(AdapterError, match="its files no longer exist"):
             AdapterLibrary(BOUNDS.shapes, {}, folder, 1).read("0" * 64)
 
 

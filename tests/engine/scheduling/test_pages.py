@@ -33,7 +33,7 @@ def test_a_page_is_free_when_its_last_holder_lets_go():
 
 def test_more_pages_than_there_are_is_refused_before_anything_changes():
     pool = PagePool(2)
-    with pytest.raises(AssertionError, match="3 pages wanted, 2 free"):
+    with pytest.raises(AssertionError, match="3 pages are needed, 2 are free"):
         pool.allocate(3)
     pool.check_integrity([])
 

@@ -63,7 +63,7 @@ def test_an_adapter_whose_finite_weights_overflow_is_refused_with_the_tensor(
             tensors[each][0, 0] = value
 
     edit_tensors(folder, spoil)
-    assert "out of the range" in refused(folder, dtype, name)
+    assert "outside the range" in refused(folder, dtype, name)
 
 
 def test_what_is_beside_the_low_rank_is_named_too(folder: Path) -> None:

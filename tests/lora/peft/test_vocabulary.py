@@ -23,7 +23,7 @@ VOCABULARY = LoraShapes(2, SHAPES.sites, (64, 32), False, {"embedding": "e", "ou
         ("model.embed_tokens.lora_embedding_B", (32, 4), {}, "its A is missing"),
         ("lm_head.lora_A.weight", (4, 32), {}, "its B is missing"),
         ("lm_head.lora_A.weight", (4, 32), {"alora_invocation_tokens": [1]}, "activated LoRA on lm_head"),
-        ("lm_head.base_layer.weight", (64, 32), {}, "not this base's own"),
+        ("lm_head.base_layer.weight", (64, 32), {}, "differs from this base"),
         ("lm_head.base_layer.weight", (63, 32), {}, "its shape is"),
         ("model.embed_tokens.weight", (65, 32), {}, "its shape is"),
         ("model.embed_tokens.token_adapter.trainable_tokens_delta", (1, 32), {}, "does not name its tokens"),
