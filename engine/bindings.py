@@ -88,9 +88,9 @@ class Bindings:
         """What appends forced text to these slots."""
         return [self._jumps.get(slot) for slot in slots]
 
-    def sits_out(self, packed: PackedStep) -> list[int]:
+    def find_deferred(self, packed: PackedStep) -> list[int]:
         """The indices of the samples that this step cannot choose. Waits briefly for their masks."""
-        return self.deferrals.sits_out(packed, self._matchers) if self.deferrals.any else []
+        return self.deferrals.find_deferred(packed, self._matchers) if self.deferrals.any else []
 
     def resumable(self) -> list[int]:
         """The slots whose masks have arrived, each once."""

@@ -47,7 +47,7 @@ class Deferrals:
         """Whether a row may have to be deferred."""
         return bool(self.count or self._deferred or self._replaced)
 
-    def misread(self, slots: Iterable[int]) -> None:
+    def mark_replaced(self, slots: Iterable[int]) -> None:
         """The step that has begun computes these slots' rows with a token that was replaced."""
         self._replaced = frozenset(slots)
 
@@ -59,7 +59,7 @@ class Deferrals:
         self._deferred.pop(slot, None)
         self._reported.discard(slot)
 
-    def sits_out(self, packed: PackedStep, matchers: Mapping[int, Binding]) -> list[int]:
+    def find_deferred(self, packed: PackedStep, matchers: Mapping[int, Binding]) -> list[int]:
         """The indices of the samples that this step cannot choose. Waits briefly for their masks."""
         deadline = time.monotonic() + STEP_PATIENCE
         out = []

@@ -159,7 +159,7 @@ class StepEngine:
             return self.worker.forward(packed, overlap, lambda: self._logit_mask(packed))
         launched = self.worker.forward(packed)
         # Only a row that is being verified waits for its verification.
-        self._bindings.deferrals.misread(self._settle())
+        self._bindings.deferrals.mark_replaced(self._settle())
         overlap()
         return launched
 
@@ -191,7 +191,7 @@ class StepEngine:
         """Fill the masks and start sampling. The tokens of the step before must have been read."""
         if forward is None:
             return LaunchedStep(plan, None, [], [], [], None, {}, None)
-        if out := self._bindings.sits_out(forward.packed):
+        if out := self._bindings.find_deferred(forward.packed):
             launched = self._sample_others(plan, forward, out)
         else:
             launched = self._sample(plan, forward)

@@ -34,8 +34,8 @@ class WorkList:
     adapter[i]. Segments ascend and do not overlap. An adapter whose rows are contiguous has one segment. A
     segment without rows is skipped: a captured graph has a list of fixed length.
 
-    plans: what a backend has derived from this list for the other layers of its step. Whoever changes the
-    tensors, or the ranks and pages of a listed adapter, makes a new WorkList.
+    plans: what a backend has derived from this list for the other layers of its step. Code that changes the
+    tensors, or the ranks and pages of a listed adapter, must make a new WorkList.
     """
 
     first_row: Tensor

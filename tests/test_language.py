@@ -1,7 +1,9 @@
 """Names are the field's standard words: the metaphors of the first version do not come back."""
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -36,6 +38,16 @@ WHOLE_NAMES = listed("""
 """)
 # No module may have one of these names. A class may: a `Choice` is one of several answers, or expressions.
 MODULES = listed("choice")
+# No docstring or comment of these folders may have one of these words or phrases: they read like riddles.
+# To hold another folder to this, rewrite its sentences and add it.
+PLAIN_FOLDERS = ("engine", "kernels", "lora")
+RIDDLES = listed("""
+    aboard arena arenas beside crowd crowded crowds lease leased leases outlook seat seated seats sitting
+    troupe untold whoever whomever
+""")
+RIDDLE = re.compile(
+    r"\b(gives? way|sits? (the step |it )?out|sat (it )?out|(is|are) told|that there (is|are) (no|not))\b"
+)
 # A list of words, and an OpenTelemetry collector.
 PLAIN = frozenset({"evals/demo/words.py: words", "tests/api/telemetry/test_otel.py: Collector"})
 
@@ -100,6 +112,53 @@ def test_every_exception_is_still_needed() -> None:
         if is_private(kind, name)
     }
     assert found >= PLAIN
+
+
+def prose(source: str) -> Iterator[tuple[int, str]]:
+    """The docstrings and comments of a file, each with its line."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            yield node.lineno, " ".join(node.value.value.split())
+
+
+def riddles(text: str) -> set[str]:
+    """What a sentence has of the private language."""
+    plain = text.lower()
+    return RIDDLES.intersection(re.findall(r"[a-z]+", plain)) | {match[0] for match in RIDDLE.finditer(plain)}
+
+
+@pytest.mark.parametrize("folder", PLAIN_FOLDERS)
+def test_no_docstring_or_comment_is_in_the_private_language(folder: str) -> None:
+    files = [path for path in python_files() if path.relative_to(ROOT).parts[0] == folder]
+    assert len(files) > 20
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {', '.join(sorted(words))}"
+        for path in files
+        for line, text in prose(path.read_text(encoding="utf-8"))
+        if (words := riddles(text))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Work that gives way to others.", {"gives way"}),
+        ("# rows that sit the step out, beside the rest", {"sit the step out", "beside"}),
+        ("A format that there is not is told.", {"that there is not", "is told"}),
+        ("An unknown `--tool-format` is rejected before the model loads.", set()),
+        ("The released slots are besides the point.", set()),
+    ],
+)
+def test_a_sentence_of_the_private_language_is_found(text: str, found: set[str]) -> None:
+    assert riddles(text) == found
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from personae.engine.stats import EngineCounters
 class SequenceTable:
     """All sequences that have not ended, each in exactly one state (see `SequenceState`).
 
-    `news` are endings that no step's result contains. Whoever delivers them clears them. `counters` are the
-    engine's.
+    `news` are endings that no step's result contains. They are cleared when they are delivered. `counters`
+    are the engine's.
     """
 
     __slots__ = (
@@ -121,10 +121,10 @@ class SequenceTable:
         if head is None or head.background:
             return
         while not self.running.has_slot_for(head, self.waiting.foreground - 1):
-            victim = self.running.displaceable()
-            if victim is None:
+            preempted = self.running.displaceable()
+            if preempted is None:
                 return
-            self.preempt(victim, last_step)
+            self.preempt(preempted, last_step)
 
     def share_out(self, last_step: int | None) -> None:
         """If no slot is free for the sequence whose turn it is, a tenant with more than its share may give
@@ -133,9 +133,9 @@ class SequenceTable:
         if not self._sharing or head is None or head.background or self.running.has_slot:
             return
         giver = self._quota.giver_for(head.key.tenant)
-        if giver is not None and (victim := self.running.last_of(giver)) is not None:
-            victim.was_preempted = True
-            self.preempt(victim, last_step)
+        if giver is not None and (preempted := self.running.last_of(giver)) is not None:
+            preempted.was_preempted = True
+            self.preempt(preempted, last_step)
 
     def preempt(self, sequence: LiveSequence, last_step: int | None) -> None:
         """Move a sequence from its slot back to the head of its queue, after `last_step`, if any, is

@@ -105,14 +105,14 @@ class StepBuilder:
         while not table.can_grow():
             if self._drafts and table.reclaim(sequence):
                 continue
-            victim = table.last()
+            last = table.last()
             if len(table) == 1 and sequence.planned > sequence.computed:
                 return False  # its last token is in flight and may end it
             if len(table) > 1 or sequence.doubled:
-                self._sequences.preempt(victim, self._last_step)
+                self._sequences.preempt(last, self._last_step)
             else:
                 self._sequences.fail(sequence)
-            if victim is sequence:
+            if last is sequence:
                 return False
         return True
 

@@ -211,7 +211,7 @@ def test_an_index_that_names_no_files_of_the_folder_is_refused(weight_map: objec
 def test_shards_that_are_not_there_are_named(tmp_path: Path) -> None:
     make_model_folder(tmp_path, shards=3)
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match=r"not there: model-00002-of-00003\.safetensors$"):
+    with pytest.raises(ModelLoadError, match=r"missing files: model-00002-of-00003\.safetensors$"):
         load(tmp_path)
 
 

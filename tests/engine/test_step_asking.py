@@ -105,19 +105,19 @@ def test_a_device_that_runs_by_itself_begins_the_next_step_before_anybody_is_ask
 ) -> None:
     expected = played()
     events: list[str] = []
-    forward, veto, misread = Runner.forward, BudgetMatcher.veto, Deferrals.misread
+    forward, veto, mark_replaced = Runner.forward, BudgetMatcher.veto, Deferrals.mark_replaced
 
     def note(event: str, then: Any) -> Any:
         def noted(self: Any, *arguments: Any) -> Any:
             found = then(self, *arguments)
-            events.append("replaced" if event == "misread" and arguments[0] else event)
+            events.append("replaced" if event == "mark_replaced" and arguments[0] else event)
             return found
 
         return noted
 
     monkeypatch.setattr(Runner, "forward", note("forward", forward))
     monkeypatch.setattr(BudgetMatcher, "veto", note("veto", veto))
-    monkeypatch.setattr(Deferrals, "misread", note("misread", misread))
+    monkeypatch.setattr(Deferrals, "mark_replaced", note("mark_replaced", mark_replaced))
     found = played(runs_ahead=True)
     assert {id: one.tokens for id, one in found.items()} == {id: one.tokens for id, one in expected.items()}
     beside = [one for before, one in pairwise(events) if before == "forward"]

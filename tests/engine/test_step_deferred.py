@@ -120,7 +120,7 @@ def test_what_is_not_bound_so_is_never_asked(monkeypatch) -> None:
     def asked(*_: object) -> None:
         raise AssertionError("a step without such grammars looked for their masks")
 
-    monkeypatch.setattr(Deferrals, "sits_out", asked)
+    monkeypatch.setattr(Deferrals, "find_deferred", asked)
     harness = EngineHarness(model_folder("qwen3", vocab_size=VOCABULARY.size), max_seqs=4)
     assert harness.play([harness.log("free", [5, 6, 8])])["free"].finish == "length"
     assert masks.UNDECIDED is not None

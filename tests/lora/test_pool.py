@@ -142,7 +142,7 @@ def test_an_adapter_that_can_never_fit_is_refused_with_its_rank() -> None:
 def test_no_adapter_is_larger_than_the_kernels_scratch_memory_however_large_the_pool() -> None:
     pool = make_pool(capacity_rows=1024)
     pool.load(adapter_of(1, {"k": 512}))
-    with pytest.raises(AdapterError, match="rank 513 of k: 512 is the most"):
+    with pytest.raises(AdapterError, match="rank 513 of k: the largest supported rank is 512"):
         pool.load(adapter_of(2, {"k": 513}))
     pool.check_integrity()
 

@@ -91,7 +91,7 @@ def test_a_tensor_that_peft_would_not_apply_is_refused_with_the_field_that_leave
     folder: Path, fields: dict[str, Any], tensor: str, field: str
 ) -> None:
     set_config(folder, **fields)
-    with pytest.raises(AdapterError, match=f"the config's {field} leaves") as refused:
+    with pytest.raises(AdapterError, match=f"the config's {field} excludes") as refused:
         read_adapter(folder, SHAPES)
     assert tensor in (refused.value.param or "")
 

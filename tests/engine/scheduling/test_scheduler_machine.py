@@ -235,7 +235,7 @@ def test_integrity_catches_a_cache_handle_that_is_kept(monkeypatch):
     monkeypatch.setattr(PrefixCache, "unpin", lambda cache, node: None)
     it.run()
     it.add(make_log("copies", [*range(5, 11), 99]))
-    with pytest.raises(AssertionError, match="leases"):
+    with pytest.raises(AssertionError, match="handles"):
         it.run()
 
 

@@ -14,7 +14,7 @@ def test_a_prompt_larger_than_memory_fails_and_holds_back_nobody():
     small = make_log("small", range(4))
     it.add(make_log("big", range(20)), small)
     brought = it.run()
-    assert "KV memory 16" in (brought["big"].error or "")
+    assert "KV memory has 16" in (brought["big"].error or "")
     assert brought["small"].tokens == solo(small, 100).tokens
 
 

@@ -34,7 +34,7 @@ REFUSED_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"use_dora": True, "alora_invocation_tokens": [1, 2]}, "activated LoRA"),
     ({"bias": "all", "alora_invocation_tokens": [1, 2]}, "activated LoRA"),
     ({"fan_in_fan_out": True}, "transposed"),
-    ({"layer_replication": [[0, 1], [0, 1]]}, "replicated"),
+    ({"layer_replication": [[0, 1], [0, 1]]}, "layer replication changes"),
     ({"megatron_config": {"x": 1}}, "Megatron"),
     ({"target_parameters": ["experts.gate_up_proj"]}, "bare parameters"),
     ({"use_qalora": True}, "QALoRA"),
@@ -199,8 +199,8 @@ def test_a_wrong_shape_is_refused(folder: Path, half: str, shape: tuple[int, ...
     [
         ("meta-llama/Llama-3.2-1B", r" \(the adapter was made for 'meta-llama/Llama-3.2-1B'\)$"),
         ("x" * 5000, r"'x{256}'\)$"),
-        (None, r"by the base and the config it is \[4, 32\]$"),
-        (["a"], r"it is \[4, 32\]$"),
+        (None, r"the base and the config need \[4, 32\]$"),
+        (["a"], r"the base and the config need \[4, 32\]$"),
     ],
 )
 def test_a_refusal_of_what_does_not_fit_names_the_base_that_the_adapter_was_made_for(
@@ -213,7 +213,7 @@ def test_a_refusal_of_what_does_not_fit_names_the_base_that_the_adapter_was_made
 
 def test_a_rank_that_the_config_does_not_say_is_refused(folder: Path) -> None:
     set_config(folder, rank_pattern={r"layers\.1\..*": 8})
-    assert_refused(folder, f"{PREFIX}.1.self_attn.q_proj.lora_A.weight", r"is \[4, 32\].*it is \[8, 32\]")
+    assert_refused(folder, f"{PREFIX}.1.self_attn.q_proj.lora_A.weight", r"is \[4, 32\].*need \[8, 32\]")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
