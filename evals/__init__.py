@@ -1,1 +1,1 @@
-"""Drives the server from outside, and the engine directly where it measures it."""
+"""Programs that drive the server from outside, and measure the engine directly."""

@@ -1,4 +1,4 @@
-"""What a server and others have of a Linux machine: memory, and time on its processors."""
+"""The memory and processor time of a server and of other processes on a Linux machine."""
 
 import os
 import time
@@ -19,7 +19,7 @@ def memory_of(pid: int, proc: Path = _PROC) -> int:
 
 
 def processor_of(*pids: int, proc: Path = _PROC) -> float:
-    """Seconds that processes and their children have had a processor."""
+    """Processor seconds of processes and their children."""
     total = 0
     for stat in _read_all(proc, "stat"):
         number, _, rest = stat.partition(" ")
@@ -30,7 +30,7 @@ def processor_of(*pids: int, proc: Path = _PROC) -> float:
 
 
 class Others:
-    """Who is neither a server nor this process, from now on: what a clock says depends on them."""
+    """All processes except the servers and this one, from now on. Wall-clock times depend on them."""
 
     def __init__(self, server: int, proc: Path = _PROC) -> None:
         self._server = server
@@ -38,7 +38,7 @@ class Others:
         self._since, self._begun = self._had(), time.monotonic()
 
     def share(self) -> float:
-        """What they had of all processors, of 1."""
+        """Their share of all processors, from 0 to 1."""
         seconds = max(time.monotonic() - self._begun, 0.01)
         return max(self._had() - self._since, 0.0) / seconds / (os.cpu_count() or 1)
 

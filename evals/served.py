@@ -1,4 +1,4 @@
-"""A `personae serve` process for the length of a `with` block."""
+"""A `personae serve` process for the duration of a `with` block."""
 
 import re
 import signal
@@ -16,7 +16,8 @@ _READY = re.compile(r"personae ready (\S+)")
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block with SystemExit, or a server begun in it would stay. On the main thread only."""
+    """On SIGTERM the block ends with SystemExit; otherwise a server started in it would keep running. On the
+    main thread only."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
@@ -25,7 +26,7 @@ def exit_on_sigterm() -> Iterator[None]:
 
 
 class Served:
-    """`url` is there once the block is entered. What the server says besides goes to the file `log`."""
+    """`url` is set once the block is entered. The server's other output goes to the file `log`."""
 
     def __init__(self, arguments: Sequence[str], log: Path | None = None) -> None:
         self._arguments = arguments
@@ -33,7 +34,7 @@ class Served:
         self.url = ""
 
     def __enter__(self) -> "Served":
-        """Raises ModelLoadError when the server ends before it is ready."""
+        """Raises ModelLoadError if the server ends before it is ready."""
         command = [sys.executable, "-c", "from personae.api.cli import main; main()", "serve"]
         self._stderr: IO[bytes] | None = None if self._log is None else self._log.open("wb")
         self._process = subprocess.Popen(  # noqa: S603  # ourselves
@@ -54,11 +55,11 @@ class Served:
 
     @property
     def pid(self) -> int:
-        """Of the server; the model's process is its child."""
+        """The server's process id. The model's process is its child."""
         return self._process.pid
 
     def kill(self) -> None:
-        """End it at once, as a crash does (SIGKILL); the block may go on without it."""
+        """End it at once, as a crash does (SIGKILL). The block may go on without it."""
         self._process.kill()
         self._process.wait(60)
 

@@ -1,1 +1,1 @@
-"""Benchmarks: speed as a ratio to a peer or a roofline in the same run."""
+"""Benchmarks. They report speed as a ratio to a peer or a roofline in the same run."""

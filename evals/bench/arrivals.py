@@ -16,7 +16,7 @@ OnAnswer = Callable[[Answer], None]
 
 
 class RequestTime(msgspec.Struct, frozen=True):
-    """A line of a trace: seconds since its beginning, and if it says so the tokens of prompt and answer."""
+    """A line of a trace: seconds since its beginning and, optionally, the tokens of prompt and answer."""
 
     at: float
     prompt_tokens: int | None = None
@@ -42,7 +42,7 @@ class Closed(msgspec.Struct, frozen=True, tag="closed"):
 
 
 class Poisson(msgspec.Struct, frozen=True, tag="poisson"):
-    """`rate` requests a second on average, independent of each other."""
+    """`rate` requests per second on average, independent of each other."""
 
     rate: float
     seed: int = 0
@@ -52,7 +52,7 @@ class Poisson(msgspec.Struct, frozen=True, tag="poisson"):
         await _open(url, make, self.times(count), on_answer)
 
     def times(self, count: int) -> Iterator[RequestTime]:
-        """When."""
+        """The times of `count` requests."""
         rng, at = random.Random(f"arrivals {self.seed}"), 0.0
         for _ in range(count):
             at += rng.expovariate(self.rate)
@@ -70,12 +70,12 @@ class Bursts(msgspec.Struct, frozen=True, tag="bursts"):
         await _open(url, make, self.times(count), on_answer)
 
     def times(self, count: int) -> Iterator[RequestTime]:
-        """When."""
+        """The times of `count` requests."""
         return (RequestTime(number // self.size * self.every) for number in range(count))
 
 
 class Trace(msgspec.Struct, frozen=True, tag="trace"):
-    """As a file says: JSON Lines of `at` in seconds, `prompt_tokens`, `output_tokens`. `speed` 2 is twice as
+    """Replays a file: JSON Lines of `at` in seconds, `prompt_tokens`, `output_tokens`. `speed` 2 is twice as
     fast."""
 
     path: str
@@ -86,7 +86,7 @@ class Trace(msgspec.Struct, frozen=True, tag="trace"):
         await _open(url, make, self.times(count), on_answer)
 
     def times(self, count: int) -> Iterator[RequestTime]:
-        """When. Raises RequestError naming the line that is no arrival."""
+        """The times of the trace. Raises RequestError, which names the line that is not valid."""
         lines = Path(self.path).read_text(encoding="utf-8").splitlines()[:count]
         for number, line in enumerate(lines, 1):
             try:
@@ -100,7 +100,7 @@ Arrivals = Closed | Poisson | Bursts | Trace
 
 
 async def _open(url: str, make: Make, times: Iterator[RequestTime], on_answer: OnAnswer) -> None:
-    """Send each at its time, however many are on their way."""
+    """Send each request at its time, however many are still running."""
     begun = time.perf_counter()
 
     async def send(request: Request) -> None:

@@ -1,16 +1,16 @@
-"""What binding costs over HTTP: time a token of 32 answers bound by a schema and of as many free ones.
+"""What binding costs over HTTP: the time per token of 32 answers bound by a schema, and of as many free ones.
 
     python -m personae.evals.bench.bound --model models/smol135 --rounds 5
 
-A wave is `rows` greedy answers of the same length that begin together; bound waves and free ones take turns,
-since the speed of a machine drifts, and time counts while all of a wave are being written. Answers that end
-early would leave the others alone with the machine, and a load of them says nothing of what a mask costs; so
-there are two loads whose answers do not:
+A wave is `rows` greedy answers of the same length that begin together. Bound and free waves alternate,
+because a machine's speed drifts. Time counts while all answers of a wave are being written. If some answers
+ended early, the others would have the machine to themselves, and the result would not show the cost of a
+mask. So there are two loads whose answers do not end early:
 
-far      budgets that are far larger than what is read; then the client goes away
-closing  budgets that are spent to the last token, in which nearly every token is asked about
+    far      the budgets are far larger than what is read; then the client disconnects
+    closing  the budgets are used to the last token, and nearly every token is verified
 
-The second is for a model that never wants to end, as one with random weights: an answer that is shorter is an
+The second load needs a model that never wants to end, such as one with random weights: a shorter answer is an
 error. With `--url` a running server is measured; it needs as many slots as there are rows.
 """
 
@@ -42,7 +42,7 @@ KINDS = ("free", "bound")
 
 
 def requests(load: str, model: str, rows: int, tokens: int, occasion: str, *, bound: bool) -> list[Request]:
-    """A wave; bound and free ones of the same occasion have the same prompts."""
+    """The requests of a wave. Bound and free waves of one occasion have the same prompts."""
     maker = Maker(Workload(api="completions", prompt=str(PROMPT)), [model], occasion=occasion)
     made = []
     for number in range(rows):
@@ -64,7 +64,7 @@ def requests(load: str, model: str, rows: int, tokens: int, occasion: str, *, bo
 
 
 async def wave(url: str, sent: Sequence[Request]) -> list[Answer]:
-    """All of them at once. Raises RequestError when one is not answered, or ends before its budget."""
+    """Sends all requests at once. Raises RequestError if one is not answered, or ends before its budget."""
     answers = await asyncio.gather(*(ask(url, request) for request in sent))
     for answer in answers:
         if answer.error:
@@ -78,8 +78,8 @@ async def wave(url: str, sent: Sequence[Request]) -> list[Answer]:
 
 
 def seconds_a_token(answers: Sequence[Answer]) -> float:
-    """From where the last answer has begun to where the first one ends, the mean of the answers. Events may
-    carry several tokens, or say nothing for a while."""
+    """The mean seconds per token, from where the last answer has begun to where the first one ends. Events
+    may have several tokens, or come with pauses."""
     told = [list(zip(_times(answer), answer.counts, strict=True)) for answer in answers]
     begin, end = max(one[0][0] for one in told), min(one[-1][0] for one in told)
     each = []
@@ -97,9 +97,9 @@ def _times(answer: Answer) -> Iterator[float]:
 async def measure(
     url: str, model: str, load: str, rows: int, tokens: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Seconds a token of free and bound waves, one of each a round."""
+    """Seconds per token of free and bound waves, one of each per round."""
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for number in range(-1, rounds):  # the first compiles, and wakes every thread
+    for number in range(-1, rounds):  # the first round compiles and starts every thread
         for kind in KINDS if number % 2 else KINDS[::-1]:
             sent = requests(load, model, rows, tokens, f"{load} {number}", bound=kind == "bound")
             seconds = seconds_a_token(await wave(url, sent))

@@ -1,4 +1,4 @@
-"""The default benchmark: a few loads that say what a server is good at. One run of all is a few minutes."""
+"""The default benchmark: a few loads that show what a server is good at. All of them run in a few minutes."""
 
 import msgspec
 from msgspec.structs import replace
@@ -8,7 +8,7 @@ from personae.evals.bench.workload import Workload
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """A load with a name: what is asked, when, and how often."""
+    """A named load: what is requested, when, and how often."""
 
     name: str
     about: str

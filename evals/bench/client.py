@@ -1,6 +1,6 @@
-"""One streamed request to an OpenAI-compatible server, by a client that hardly takes any of a core's time.
+"""A client that streams one request to an OpenAI-compatible server and uses very little processor time.
 
-A streamed event counts when its bytes arrive; tokens are those of the answer's `usage`.
+A streamed event counts when its bytes arrive. Tokens are those of the answer's `usage`.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 
 from personae.errors import RequestError, Unauthorized
 
-_LONGEST = 2**20  # bytes of a line of a head
+_LONGEST = 2**20  # bytes of a header line
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to send. `tenant` and `kind` are names for the report; the client goes away after `leave_after`
-    events."""
+    """A request to send. `tenant` and `kind` are names for the report. The client disconnects after
+    `leave_after` events."""
 
     path: str
     body: dict[str, Any]
@@ -32,9 +32,9 @@ class Request:
 
 @dataclass(slots=True)
 class Answer:
-    """What came of it. Times in seconds: `sent` on `time.perf_counter`'s clock, `first` and `seconds` since
-    then; `gaps` between events that carry something, `counts` the tokens so far at each of these, where every
-    event tells (`continuous_usage_stats`)."""
+    """The result of a request. Times in seconds: `sent` is on `time.perf_counter`'s clock, `first` and
+    `seconds` count from there. `gaps` are the times between events with content. `counts` are the tokens so
+    far at each of these, if every event has usage (`continuous_usage_stats`)."""
 
     request: Request
     sent: float
@@ -50,12 +50,13 @@ class Answer:
 
     @property
     def complete(self) -> bool:
-        """Whether it came to its end."""
+        """Whether the answer came to its end."""
         return self.error is None and not self.left
 
 
 async def ask(url: str, request: Request) -> Answer:
-    """Send it and read the answer to its end, or to where the client goes away. Errors are in the answer."""
+    """Send the request and read the answer to its end, or until the client disconnects. Errors are in the
+    answer."""
     answer = Answer(request, time.perf_counter())
     try:
         await _read(url, request, answer)
@@ -108,7 +109,7 @@ async def _read(url: str, request: Request, answer: Answer) -> None:
 
 
 async def get_json(url: str, path: str, key: str | None = None) -> Any:
-    """A GET. Raises RequestError when there is no server or it refuses."""
+    """A GET. Raises RequestError if there is no server or it refuses."""
     where = urlsplit(url)
     try:
         reader, writer = await _connect(url)
@@ -130,7 +131,7 @@ async def get_json(url: str, path: str, key: str | None = None) -> Any:
 
 
 async def _code(reader: asyncio.StreamReader, headers: dict[str, str]) -> str:
-    """A refusal's `code`, in brackets; nothing where it has none."""
+    """A refusal's `code` in brackets; empty if it has none."""
     text = b"".join([line async for line in _lines(reader, headers)])
     try:
         code = json.loads(text)["error"]["code"]
@@ -140,7 +141,7 @@ async def _code(reader: asyncio.StreamReader, headers: dict[str, str]) -> str:
 
 
 def _says_something(event: dict[str, Any]) -> bool:
-    """Whether an event carries text, reasoning or a piece of a tool call."""
+    """Whether an event has text, reasoning or a part of a tool call."""
     for choice in event.get("choices") or ():
         if choice.get("text"):
             return True
@@ -180,7 +181,7 @@ async def _answer_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str
 
 
 async def _lines(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
-    """The body's lines as they come, whatever pieces it comes in."""
+    """The body's lines as they arrive, however they are split into chunks."""
     rest = b""
     async for piece in _pieces(reader, headers):
         *lines, rest = (rest + piece).split(b"\n")

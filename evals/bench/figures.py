@@ -1,4 +1,4 @@
-"""From answers to figures."""
+"""Computes figures from answers."""
 
 import math
 import statistics
@@ -11,7 +11,8 @@ from personae.evals.bench.client import Answer
 
 
 class Goals(msgspec.Struct, frozen=True):
-    """What a good answer is: seconds to the first token, between two events, and to the end; None: any."""
+    """What counts as a good answer: seconds to the first token, between events, and to the end. None: no
+    limit."""
 
     first: float | None = 1.0
     gap: float | None = 0.2
@@ -27,7 +28,7 @@ class Goals(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Quantiles of some times, in seconds; NaN where there are none."""
+    """Quantiles of times, in seconds; NaN if there are none."""
 
     p50: float
     p90: float
@@ -37,7 +38,7 @@ class Spread(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, samples: Iterable[float]) -> "Spread":
-        """Of these."""
+        """The quantiles of these times."""
         ordered = sorted(samples)
         if not ordered:
             return cls(math.nan, math.nan, math.nan, math.nan, math.nan)
@@ -47,10 +48,10 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a load came to. Times in seconds, rates per second of the whole run.
+    """The results of a load. Times are in seconds, rates are per second of the whole run.
 
-    `fairness` is Jain's index of the tokens that tenants got (or models, if there is one tenant): 1 when
-    all got the same, 1 / n when one got all. `goodput` is the rate of requests that met the goals.
+    `fairness` is Jain's index of the tokens that tenants got (or models, if there is one tenant): 1 if all
+    got the same, 1 / n if one got all. `goodput` is the rate of requests that met the goals.
     """
 
     requests: int
@@ -70,12 +71,12 @@ class Figures(msgspec.Struct, frozen=True):
 
     @property
     def output_rate(self) -> float:
-        """Tokens a second, of answers."""
+        """Answer tokens per second."""
         return self.output_tokens / self.seconds
 
     @property
     def request_rate(self) -> float:
-        """Completed requests a second."""
+        """Completed requests per second."""
         return self.completed / self.seconds
 
 
@@ -106,7 +107,7 @@ def figures(answers: Sequence[Answer], goals: Goals) -> Figures:
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Jain's fairness index, (sum x)^2 / (n sum x^2); NaN when no tenant got anything.
+    """Jain's fairness index, (sum x)^2 / (n sum x^2); NaN if no tenant got anything.
 
     R. Jain, D. Chiu, W. Hawe, "A Quantitative Measure of Fairness", DEC-TR-301, 1984.
     """
@@ -125,11 +126,11 @@ MEASURES = {
     "end p50": ("end.p50", False),
     "end p99": ("end.p99", False),
 }
-"""What servers are compared by: where it is in `Figures`, and whether more is better."""
+"""The measures by which servers are compared: the field of `Figures`, and whether more is better."""
 
 
 def measure(found: Figures, name: str) -> float:
-    """One of MEASURES."""
+    """The value of one of MEASURES."""
     value: object = found
     for part in MEASURES[name][0].split("."):
         value = getattr(value, part)
@@ -146,7 +147,7 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 def ratio(ours: Sequence[Figures], theirs: Sequence[Figures], name: str) -> Ratio:
-    """Of rounds that were measured one after the other. NaN if there is nothing to divide."""
+    """The ratio over rounds that were measured one after the other. NaN if there is nothing to divide."""
     pairs = [(measure(a, name), measure(b, name)) for a, b in zip(ours, theirs, strict=True)]
     found = sorted(a / b for a, b in pairs if b and not math.isnan(a / b))
     if not found:

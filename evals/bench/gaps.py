@@ -1,12 +1,12 @@
-"""The host's time between two steps of 64 rows, when the device costs the processor next to nothing.
+"""The host's time between two steps of 64 rows, with a device that costs the processor next to nothing.
 
     python -m personae.evals.bench.gaps --rows 64 --step-ms 5 --rounds 5
 
-In place of the model's forward pass the device sleeps for `--step-ms`; packing, sampling, scheduler,
-executor, supervision, processes, the line and streaming are real (`paced_core.py`). So nothing but the host's
-own work, and other programs, stands between the end of one step and the beginning of the next. In turn in one
-process and in two, on the executor's own clock; of every round the median and the 95th percentile, then the
-medians of the rounds. With the real model: `personae bench steps`.
+The device sleeps for `--step-ms` instead of running the model. Packing, sampling, scheduler, executor,
+supervision, processes, the connection between them and streaming are real (`paced_core.py`). So only the
+host's own work, and other programs, are between the end of one step and the beginning of the next. One
+process and two processes alternate, on the executor's own clock. It prints the median and the 95th percentile
+of every round, then the medians of the rounds. With the real model: `personae bench steps`.
 """
 
 import statistics

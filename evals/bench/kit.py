@@ -1,10 +1,10 @@
-"""How long a message takes between actors: one hop, from `tell` or `post` to the first line of `receive`.
+"""How long a message between actors takes: one hop, from `tell` or `post` to the first line of `receive`.
 
     python -m personae.evals.bench.kit [MESSAGES]
 
-Three kinds of hop on each event loop, one message in flight at a time, loop and thread otherwise idle: that
-is the latency which the executor sees between two steps. `burst` is the cost of a message when a mailbox is
-filled and emptied in one go.
+There are three kinds of hop on each event loop, with one message in flight at a time and loop and thread
+otherwise idle. That is the latency which the executor has between two steps. `burst` is the cost per message
+when a mailbox is filled and emptied at once.
 """
 
 import statistics
@@ -30,13 +30,13 @@ Count = int | Reply[None]
 
 
 class Pong(Actor[int]):
-    """The loop's side: notes how long the message was on its way, and serves again."""
+    """The loop's side: records how long the message took, and sends it back."""
 
     def __init__(self, serve: Ref[int], hops: list[int], rounds: int, done: anyio.Event) -> None:
         self.serve, self.hops, self.rounds, self.done = serve, hops, rounds, done
 
     async def receive(self, message: int) -> None:
-        """`message`: when it was sent, in nanoseconds; 0 opens the game."""
+        """`message`: when it was sent, in nanoseconds; 0 starts."""
         if message:
             self.hops.append(perf_counter_ns() - message)
         if len(self.hops) == self.rounds:
@@ -58,7 +58,7 @@ class Ping(Actor[int]):
 
 
 class ThreadPing(ThreadActor[int]):
-    """The other side, on a thread of its own."""
+    """The other side, on its own thread."""
 
     def __init__(self, back: list[Ref[int]], hops: list[int]) -> None:
         self.back, self.hops = back, hops
@@ -70,7 +70,7 @@ class ThreadPing(ThreadActor[int]):
 
 
 class Counter(Actor[Count]):
-    """Counts, and answers when asked."""
+    """Counts messages, and answers when asked."""
 
     async def receive(self, message: Count) -> None:
         """Take a number or answer a Reply."""
@@ -79,7 +79,7 @@ class Counter(Actor[Count]):
 
 
 async def play(threaded: bool, there: list[int], home: list[int], rounds: int) -> None:
-    """Send a message to and fro until `home` has as many hops as asked for."""
+    """Send a message back and forth until `home` has the requested number of hops."""
     done = anyio.Event()
     back: list[Ref[int]] = []
     async with Supervisor("bench") as top:
@@ -93,7 +93,7 @@ async def play(threaded: bool, there: list[int], home: list[int], rounds: int) -
 
 
 async def burst(costs: list[int], rounds: int) -> None:
-    """Fill a mailbox, let it be emptied, note the time for each message."""
+    """Fill a mailbox, let it be emptied, and record the time per message."""
     async with Supervisor("bench") as top:
         counter = top.spawn("counter", Counter, capacity=BURST + 1)
         for _ in range(rounds):

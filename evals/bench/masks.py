@@ -2,18 +2,18 @@
 
     python -m personae.evals.bench.masks --model models/smol135 --rows 32 --rounds 3
 
-The engine alone, bound and free in one process: they take a step each in turn, so that what the
-machine does to one it does to the other. Half of the bound rows write one text after the other, half fill in
-a form of short values, all of them far from the end of their budgets. Of each step the median of the rounds,
-of these the mean; and where the difference goes: advancing grammars ("finish") and filling masks ("masks"),
-both beside the forward pass, and what is asked about tokens near an answer's end ("asking"); all three are
-within "forward". The first two are processor time of that thread, and so is all with `--busy`, on one thread:
-what the work costs, whoever else is there. Over HTTP: `evals/bench/bound.py`.
+The engine alone, bound and free in one process. They take turns step by step, so that the machine affects
+both equally. Half of the bound rows write one text after another, half fill in a form of short values, all
+far from the end of their budgets. For each step it takes the median of the rounds, then the mean of these. It
+also shows where the difference goes: advancing grammars ("finish") and filling masks ("masks"), both
+overlapped with the forward pass, and the verification of tokens near an answer's end ("asking"); all three
+are part of "forward". The first two are processor time of that thread. With `--busy` everything is, on one
+thread: this is the cost of the work, whatever else runs. Over HTTP: `evals/bench/bound.py`.
 
     python -m personae.evals.bench.masks --model models/smol135 --budget 128
 
-With a budget all rows run to its end, where the tokens cost the most: a form with a text that may go on, or
-what `--schema` says. Free rows and bound ones write as many tokens.
+With a budget all rows run to its end, where tokens cost the most: a form with a text that may go on, or the
+schema in `--schema`. Free and bound rows write the same number of tokens.
 """
 
 import json
@@ -44,7 +44,7 @@ from personae.evals.bench.steps import WARM_UP, Parts, logs
 from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarSpec
 
-FAR = 1900  # tokens, a budget whose end is not reached
+FAR = 1900  # tokens; a budget whose end is not reached
 PARTS = ("step", "prepare", "forward", "finish", "masks", "asking", "sample")
 TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 60}
 SHORT: list[dict[str, Any]] = [
@@ -56,7 +56,7 @@ SHORT: list[dict[str, Any]] = [
 
 
 def form(fields: int, kinds: list[dict[str, Any]]) -> dict[str, Any]:
-    """A schema of so many fields, all of them required, of these kinds in turn."""
+    """A schema of this many required fields, whose kinds alternate."""
     names = [f"field_{number}" for number in range(fields)]
     return {
         "type": "object",
@@ -77,7 +77,7 @@ def decode(
     parts: Parts,
     budget: int | None,
 ) -> Iterator[None]:
-    """Decode `rows` rows, bound by the grammars in turn if there are any, to the budget's end; stops after
+    """Decode `rows` rows, bound by the grammars in turn if there are any, to the budget's end. Yields after
     each step that decodes all of them."""
     engine: Any = engine_spec.build_step_engine()
     scheduler = engine_spec.build_scheduler()
@@ -110,7 +110,7 @@ def decode(
 def _overlap(
     engine: StepEngine, scheduler: Scheduler, unread: LaunchedStep | None, packed: PackedStep | None
 ) -> None:
-    """As the executor."""
+    """What the executor does during a forward pass."""
     if unread is not None:
         _read(engine, scheduler, unread)
     engine.fill(packed)
@@ -123,8 +123,8 @@ def _read(engine: StepEngine, scheduler: Scheduler, unread: LaunchedStep) -> Non
 
 
 def _watch(engine: Any, parts: Parts) -> None:
-    """Time what is done about grammars by itself."""
-    own = Parts(time.thread_time)  # beside the forward pass the process's time would be both's
+    """Time the work on grammars separately."""
+    own = Parts(time.thread_time)  # the process's time would include the forward pass
     own.samples = parts.samples
     engine.finish = _watched(engine.finish, "finish", own)
     engine.fill = _watched(engine.fill, "masks", own)
@@ -190,7 +190,7 @@ def main(
 
 
 def _typical(rounds: list[Parts], part: str, budget: int | None) -> float:
-    """The mean over the steps of the median over the rounds, microseconds a step."""
+    """The mean over the steps of the median over the rounds, in microseconds per step."""
     steps = len(rounds[0].samples["step"])
     if budget is None:
         steps -= WARM_UP

@@ -2,8 +2,8 @@
 
     python -m personae.evals.bench.paced_core STEP_SECONDS FD
 
-Everything else is the real thing: scheduler, actors, the executor's thread, packing, sampling, the line to
-Front.
+Everything else is real: scheduler, actors, the executor's thread, packing, sampling, the connection to the
+frontend.
 """
 
 import sys
@@ -19,11 +19,11 @@ from personae.actors.spec import EngineSpec
 from personae.engine.config import ModelConfig
 from personae.engine.step import StepEngine
 
-TOKEN = 7  # the likeliest, always
+TOKEN = 7  # always the likeliest
 
 
 class PacedModel:
-    """Each forward pass blocks its thread for so many seconds, as on a CPU, and holds no lock."""
+    """Each forward pass blocks its thread for a fixed time, as on a CPU, and holds no lock."""
 
     def __init__(self, config: ModelConfig, seconds: float) -> None:
         self.config = config
@@ -38,7 +38,7 @@ class PacedModel:
         lora: object = None,
         overlap: Callable[[], None] | None = None,
     ) -> torch.Tensor:
-        """Take the time, what is to be done meanwhile included. tokens [T]; returns [T, 1]."""
+        """Take the time, including the overlap callback. tokens [T]; returns [T, 1]."""
         begun = time.perf_counter()
         if overlap is not None:
             overlap()
@@ -46,25 +46,25 @@ class PacedModel:
         return torch.zeros(len(tokens), 1)
 
     def logits(self, hidden: torch.Tensor, output: object, logit_mask: object = None) -> torch.Tensor:
-        """The same for every row: hidden [S, 1] to [S, V]."""
+        """The same logits for every row: hidden [S, 1] to [S, V]."""
         logits = torch.zeros(len(hidden), self.config.vocab_size)
         logits[:, TOKEN] = 1.0
         return logits
 
 
 def paced(engine_spec: EngineSpec, seconds: float) -> EngineSpec:
-    """The same script with such a model."""
+    """The same engine with such a model."""
 
     def build() -> StepEngine:
         engine: Any = engine_spec.build_step_engine()
         engine.worker.model = PacedModel(engine.worker.model.config, seconds)
-        return cast(StepEngine, engine)  # but for its model
+        return cast(StepEngine, engine)  # except for its model
 
     return replace(engine_spec, build_step_engine=build)
 
 
 def main() -> None:
-    """Be the engine core."""
+    """Run the engine core."""
     seconds = float(sys.argv[1])
     assemble = vars(core)["assemble"]
 

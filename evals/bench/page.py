@@ -1,4 +1,4 @@
-"""A benchmark as one HTML page that needs nothing else: styles and plots are inside, no script."""
+"""A benchmark as one self-contained HTML page: styles and plots are inside, and there is no script."""
 
 import statistics
 from collections.abc import Sequence

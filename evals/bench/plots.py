@@ -1,4 +1,4 @@
-"""A benchmark's pictures as SVG text, coloured by the reports' style sheet."""
+"""A benchmark's plots as SVG text, coloured by the reports' style sheet."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ COLOURS = 4
 
 
 def shares(series: Mapping[str, Sequence[float]], unit: float = 1000.0) -> Markup:
-    """The share of samples (up) that took at most so long (right; samples times `unit`), a line each."""
+    """A line per server: the share of samples (y) that took at most that long (x; samples times `unit`)."""
     top = rounded(max((samples[-1] for samples in series.values() if samples), default=1.0) * unit)
     lines = []
     for place, samples in enumerate(series.values()):
@@ -21,7 +21,7 @@ def shares(series: Mapping[str, Sequence[float]], unit: float = 1000.0) -> Marku
 
 
 def over_time(series: Mapping[str, Sequence[int]]) -> Markup:
-    """Tokens (up) by second (right), a line each."""
+    """A line per server: tokens (y) by second (x)."""
     top = rounded(max((len(counts) for counts in series.values()), default=1))
     high = rounded(max((max(counts, default=0) for counts in series.values()), default=1))
     lines = []
@@ -32,7 +32,7 @@ def over_time(series: Mapping[str, Sequence[int]]) -> Markup:
 
 
 def rounded(most: float) -> float:
-    """The end of an axis: at least `most`, and so that its quarters are short numbers."""
+    """The end of an axis: at least `most`, such that its quarters are short numbers."""
     if most <= 0:
         return 1.0
     unit = 10.0 ** math.floor(math.log10(most))

@@ -2,8 +2,9 @@
 
     python -m personae.evals.bench.scheduler [--steps 2000]
 
-Lines: decode steps (every row one token, two plans in flight, 8 adapters, virtual token counters, a sixteenth
-of the rows at a page's end), then the admission of one prompt, cold and with its whole prefix in the cache.
+It measures decode steps (one token per row, two plans in flight, 8 adapters, virtual token counters, a
+sixteenth of the rows at the end of a page), then the admission of one prompt, cold and with its whole prefix
+in the cache.
 """
 
 import argparse
@@ -23,13 +24,13 @@ LOOKAHEAD = 2
 
 
 def log(id: str, prompt: range, max_tokens: int, adapter: int) -> SequenceLog:
-    """A sequence that ends by length only."""
+    """A sequence that ends only by its length."""
     params = SamplingParams(max_tokens=max_tokens, seed=0)
     return SequenceLog(id, tuple(prompt), len(prompt), params, adapter=f"adapter-{adapter}")
 
 
 def answer(plan: StepPlan) -> StepResult:
-    """A device that samples token 7 everywhere."""
+    """The result of a device that samples token 7 everywhere."""
     return StepResult(plan.step, tuple((7,) if row.samples else () for row in plan.rows))
 
 

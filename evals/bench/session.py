@@ -1,4 +1,4 @@
-"""Plays loads against one or several servers, in alternation, and gathers what they came to."""
+"""Plays loads against one or several servers, in alternation, and collects the results."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from personae.evals.bench.figures import MEASURES, Figures, Goals, Ratio, figure
 from personae.evals.bench.workload import Maker, Workload
 
 _CALIBRATION = 200  # words
-_SHOWN_SAMPLES = 400  # points of a plot
+_SHOWN_SAMPLES = 400  # points in a plot
 
 OnAnswer = Callable[[Answer], None]
 
 
 class ServerUnderTest(msgspec.Struct, frozen=True, kw_only=True):
-    """A server under load: its name in reports, where it is, what may be asked of it, and as whom."""
+    """A server under load: its name in reports, its URL, its models and the keys to use."""
 
     name: str
     url: str
@@ -31,8 +31,8 @@ class ServerUnderTest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell once on one server. `firsts`, `gaps` and `ends` are quantiles for plots, `done` the tokens of
-    answers that had ended by each second."""
+    """One run of one cell on one server. `firsts`, `gaps` and `ends` are quantiles for plots. `done` are the
+    tokens of answers that had ended by each second."""
 
     cell: str
     server: str
@@ -45,7 +45,7 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it; the first server is the one that others are compared with."""
+    """The whole report. The other servers are compared with the first one."""
 
     started: str
     servers: list[ServerUnderTest]
@@ -54,7 +54,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     played: list[Played]
 
     def rounds(self, cell: str, server: str) -> list[Figures]:
-        """Of one cell on one server, in order."""
+        """The rounds of one cell on one server, in order."""
         return [one.figures for one in self.played if (one.cell, one.server) == (cell, server)]
 
     def ratios(self, cell: str, server: str) -> dict[str, Ratio]:
@@ -66,9 +66,9 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
 async def subject(
     url: str, models: Sequence[str] = (), keys: Sequence[str] = (), name: str = ""
 ) -> ServerUnderTest:
-    """What may be asked of a server: `models`, else those in the URL's fragment, else what it says it serves.
+    """The server with the models to use: `models`, or those in the URL's fragment, or all that it lists.
 
-    Raises RequestError when it does not answer.
+    Raises RequestError if it does not answer.
     """
     url, _, named = url.partition("#")
     url = server_root(url)
@@ -82,7 +82,7 @@ async def subject(
 
 
 async def calibrate(one: ServerUnderTest, workload: Workload) -> float:
-    """How many of our words make a token of this server's, by asking it. Raises RequestError."""
+    """How many of our words make a token of this server, found by asking it. Raises RequestError."""
     sizes = []
     for count in (0, _CALIBRATION):
         maker = Maker(Workload(api=workload.api, prompt=str(count + 1), output="1"), one.models, one.keys)
@@ -95,14 +95,14 @@ async def calibrate(one: ServerUnderTest, workload: Workload) -> float:
 
 
 async def warm_up(one: ServerUnderTest, workload: Workload) -> None:
-    """Ask every model once, so that its adapter is on the device and every thread awake."""
+    """Ask every model once, so that its adapter is on the device and every thread has started."""
     for model in one.models:
         maker = Maker(Workload(api=workload.api, prompt="4", output="4"), [model], one.keys)
         await ask(one.url, maker.make(0))
 
 
 async def play(cell: Cell, one: ServerUnderTest, round: int, goals: Goals, on_answer: OnAnswer) -> Played:
-    """One cell once on one server. Raises RequestError when no request was answered."""
+    """Run one cell once on one server. Raises RequestError if no request was answered."""
     maker = Maker(cell.workload, one.models, one.keys, one.words_per_token, f"{cell.name} {round}")
     answers: list[Answer] = []
 
@@ -133,8 +133,8 @@ async def compare(
     goals: Goals,
     on_answer: OnAnswer = lambda answer: None,
 ) -> BenchReport:
-    """Every cell `rounds` times on every server: in each round one server after the other, since a machine's
-    speed drifts."""
+    """Run every cell `rounds` times on every server. In each round the servers take turns, because a
+    machine's speed drifts."""
     words_per_token = await calibrate(servers[0], cells[0].workload)
     servers = [msgspec.structs.replace(one, words_per_token=words_per_token) for one in servers]
     for one in servers:
@@ -146,19 +146,19 @@ async def compare(
         for cell in cells
         for one in (servers if round % 2 == 0 else servers[::-1])
     ]
-    # Keys are secrets: the report is for others to read.
+    # Keys are secrets, and the report may be shared.
     shown = [msgspec.structs.replace(one, keys=()) for one in servers]
     return BenchReport(started=started, servers=shown, cells=list(cells), goals=goals, played=played)
 
 
 def write_json(report: BenchReport, path: Path) -> None:
-    """All figures, for programs. What is not a number is null."""
+    """All figures for programs. A value that is not a number is null."""
     tree: Any = msgspec.to_builtins(report)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(tree), indent=1))
 
 
 def _thinned(samples: list[float]) -> list[float]:
-    """At most so many of them, spread evenly over their order."""
+    """At most `count` of the values, evenly spread over their order."""
     ordered = sorted(samples)
     if len(ordered) <= _SHOWN_SAMPLES:
         return ordered

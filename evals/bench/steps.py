@@ -1,13 +1,14 @@
-"""Where a step goes, without HTTP: the parts of a decode step, and the host's time between two steps.
+"""Where a step's time goes, without HTTP: the parts of a decode step, and the host's time between two steps.
 
     personae bench steps --model models/smol135 --adapters models/lora --rows 64 --profile
 
-First the engine alone, each part timed by itself. Then the same rows through the actors, in one process and
+First the engine alone, each part timed separately. Then the same rows through the actors, in one process and
 in two: the gap is the time from the end of one step's reading to the beginning of the next step, on the
 executor's own clock.
 
-On a busy machine wall time says who got a core. `--busy` takes CPU time on one thread instead, of the engine
-alone, and shows the least: what the work costs, memory and caches still being shared.
+On a busy machine wall time mainly shows which program got a core. `--busy` measures CPU time on one thread
+instead, for the engine alone, and shows the minimum: the cost of the work, although memory and caches are
+still shared.
 """
 
 import statistics
@@ -39,8 +40,8 @@ from personae.engine.step import StepEngine
 from personae.lora.stored import finished
 
 WARM_UP = 8  # steps
-PROMPTS = 8  # tokens a row, from which on a step mostly reads prompts
-OPERATORS = 15  # shown
+PROMPTS = 8  # tokens per row from which on a step counts as mostly prompts
+OPERATORS = 15  # the number of operators in the table
 
 
 class Parts:
@@ -60,7 +61,7 @@ class Parts:
 
 
 def digests(engine_spec: EngineSpec) -> list[str]:
-    """The adapters that are there from the start."""
+    """The adapters that are loaded from the start."""
     return [card.adapter for card in engine_spec.models.values() if card.adapter is not None]
 
 
@@ -87,8 +88,8 @@ def engine_parts(
     steps: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Parts:
-    """The engine alone: plan, prepare, forward, sample, finish, commit of pure decode steps; of steps before
-    them that mostly read prompts, the forward pass."""
+    """The engine alone: plan, prepare, forward, sample, finish and commit of pure decode steps; for earlier
+    steps that are mostly prompts, the forward pass."""
     engine, scheduler, parts = engine_spec.build_step_engine(), engine_spec.build_scheduler(), Parts(clock)
     assert isinstance(engine, StepEngine)
     for digest in digests(engine_spec):
@@ -152,8 +153,7 @@ async def multi_process_gaps(
     steps: int,
     command: Sequence[str] = COMMAND,
 ) -> tuple[list[float], list[float]]:
-    """The same with the engine core in a process of its own: every step's figures are in the load that it
-    tells."""
+    """The same with the engine core in a separate process: its load messages have every step's figures."""
     gaps: list[float] = []
     seconds: list[float] = []
     update = LatestStats.update
@@ -190,7 +190,7 @@ async def _drain(client: EngineClient, log: SequenceLog) -> None:
 def operators(
     engine_spec: EngineSpec, rows: int, mixed: bool, prompt: int, steps: int
 ) -> list[tuple[str, int, float]]:
-    """What the host's time goes to: operators by name, how often each is called and its own seconds in all,
+    """Where the host's time goes: operators by name, how often each is called and its own seconds in total,
     the longest first. Profiling itself takes time, more for small operators."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         engine_parts(engine_spec, rows, mixed, prompt, steps)
@@ -270,6 +270,6 @@ def _profile(found: list[tuple[str, int, float]], title: str) -> Table:
 
 def _quantiles(samples: list[float]) -> tuple[str, str]:
     ordered = sorted(samples)
-    if not ordered:  # no step carried all rows past the warm-up
+    if not ordered:  # no step after the warm-up had all rows
         return "-", "-"
     return f"{1e6 * statistics.median(ordered):.0f}", f"{1e6 * ordered[int(len(ordered) * 0.95)]:.0f}"

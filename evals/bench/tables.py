@@ -11,7 +11,7 @@ from personae.evals.bench.session import BenchReport
 
 
 def tables(report: BenchReport) -> Iterator[Table]:
-    """One for each server, then the ratios of the first to each of the others."""
+    """One table per server, then the ratios of the first to each of the others."""
     for server in report.servers:
         yield _figures(report, server.name)
     for server in report.servers[1:]:
@@ -65,7 +65,7 @@ def errors(runs: Sequence[Figures]) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """As a whole number, or with one digit where it is small."""
+    """As a whole number, or with one decimal if it is small."""
     if math.isnan(seconds):
         return "–"
     return f"{1000 * seconds:.0f}" if seconds >= 0.1 else f"{1000 * seconds:.1f}"

@@ -1,4 +1,4 @@
-"""What a load consists of: how long prompts and answers are, who asks which model, what is bound by a schema.
+"""What a load consists of: the lengths of prompts and answers, the models, and the schemas that bind.
 
 Everything follows from the workload and its seed, so several servers get the same requests.
 """
@@ -51,12 +51,12 @@ TOOL = {
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked. Lengths are in tokens, written as `length` reads them; shares are from 0 to 1.
+    """What is requested. Lengths are in tokens, in the form that `length` reads. Shares are from 0 to 1.
 
-    `prefix` tokens are the same for all requests of one of `prefixes` groups. `schema` and `tools` are the
-    shares of requests bound by a JSON Schema and by a tool that must be called, `disconnect` that of clients
-    that go away at a random place. With `full` answers run to their full length (`ignore_eos`, which servers
-    other than OpenAI's own know).
+    All requests of one of `prefixes` groups share the first `prefix` tokens. `schema` and `tools` are the
+    shares of requests bound by a JSON Schema and by a required tool. `disconnect` is the share of clients
+    that disconnect at a random point. With `full`, answers run to their full length (`ignore_eos`, which
+    OpenAI's own servers do not know).
     """
 
     api: Api = "chat"
@@ -99,10 +99,10 @@ def length(text: str) -> Draw:
 def chooser(
     popularity: Popularity, models: Sequence[str], zipf: float
 ) -> Callable[[int, random.Random], str]:
-    """Which model request number i asks for.
+    """The model of request number i.
 
-    identical: the first; uniform: any; zipf: the i-th with a weight of 1 / i ** `zipf`; distinct: in turn, so
-    that as many different ones as can be are asked for at the same time.
+    identical: the first. uniform: any. zipf: the i-th with a weight of 1 / i ** `zipf`. distinct: in turn, so
+    that as many different models as possible are used at the same time.
     """
     match popularity:
         case "identical":
@@ -116,15 +116,15 @@ def chooser(
 
 
 def words(rng: random.Random, count: int) -> str:
-    """Plain text of so many words."""
+    """Plain text of this many words."""
     return " ".join(rng.choices(NOUNS, k=max(count, 0)))
 
 
 class Maker:
-    """Makes the requests of a workload. `words_per_token` is the server's, as `calibrate` found it.
+    """Makes the requests of a workload. `words_per_token` is the server's, found by `calibrate`.
 
-    Requests of the same `occasion` (a load's name, a round) are the same; others have other prompts, so that
-    no cache knows them.
+    Requests of the same `occasion` (a load's name, a round) are the same. Other occasions have other prompts,
+    so that no cache has them.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Maker:
         self._prefixes = [words(random.Random(f"prefix {self._drawn} {seed}"), size) for seed in seeds]
 
     def make(self, number: int, prompt: int | None = None, output: int | None = None) -> Request:
-        """Request `number`; a trace may say how long its prompt and answer are."""
+        """Request `number`. A trace may set the lengths of its prompt and answer."""
         load = self._workload
         rng = random.Random(f"{self._drawn} {number}")
         prompt = self._prompt(rng) if prompt is None else prompt

@@ -1,1 +1,1 @@
-"""Running suites: targets, records, the runner, statistics."""
+"""Runs suites: targets, records, the runner, statistics."""

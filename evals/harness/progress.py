@@ -1,4 +1,4 @@
-"""A line for each suite while a run is under way: how far it is, its score so far, and its first error."""
+"""A line per suite during a run: its progress, its score so far, and its first error."""
 
 from types import TracebackType
 from typing import Self
@@ -28,7 +28,7 @@ class Board:
         self._tallies: dict[str, Tally] = {}
 
     def begin(self, suite: str, total: int, done: list[OutcomeRecord]) -> None:
-        """Show a suite; `done` are outcomes of an earlier session."""
+        """Show a suite. `done` are outcomes of an earlier session."""
         self._lines[suite] = self._progress.add_task(suite, total=total, score="")
         self._tallies[suite] = Tally()
         for record in done:
@@ -60,14 +60,14 @@ class Tally:
         self.judged = self.passed = self.errors = self.skipped = 0
 
     def count(self, record: OutcomeRecord) -> None:
-        """One more."""
+        """Count one more outcome."""
         self.judged += record.judged
         self.passed += record.judged and record.passed
         self.errors += bool(record.error)
         self.skipped += bool(record.skipped)
 
     def shown(self) -> str:
-        """For a line of text."""
+        """The counts as text."""
         parts = []
         if self.judged:
             share, low, high = wilson(self.passed, self.judged)

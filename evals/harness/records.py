@@ -1,7 +1,7 @@
-"""A run on disk: a folder whose `results.jsonl` has a head, and one line for each outcome as it came.
+"""A run on disk: a folder whose `results.jsonl` has a head, and one line per outcome.
 
-Lines are only ever added, so a run that was interrupted is continued by playing what has no line yet. A last
-line that was not finished is cut off then.
+Lines are only appended. So an interrupted run is continued by playing the cases without a line. An unfinished
+last line is cut off then.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ RESULTS = "results.jsonl"
 
 
 class Head(msgspec.Struct, tag_field="type", tag="run", kw_only=True):
-    """What was asked for. `suites` maps each to its settings, `tasks` to its rows in order. Adapters are
-    compared with `base`, if it was asked."""
+    """What was requested. `suites` maps each suite to its settings, `tasks` to its rows in order. Adapters
+    are compared with `base`, if it is part of the run."""
 
     name: str
     target: str
@@ -33,7 +33,7 @@ class Head(msgspec.Struct, tag_field="type", tag="run", kw_only=True):
 
 
 class OutcomeRecord(msgspec.Struct, tag_field="type", tag="case", omit_defaults=True, kw_only=True):
-    """One outcome; `part` counts those of one case. With `error` or `skipped` nothing was judged."""
+    """One outcome. `part` numbers the outcomes of one case. With `error` or `skipped` nothing was judged."""
 
     suite: str
     task: str
@@ -73,12 +73,12 @@ Key = tuple[str, str, str, str, int]
 
 
 def key_of(record: OutcomeRecord) -> Key:
-    """What tells one play from another."""
+    """Identifies a play."""
     return record.suite, record.case, record.model, record.mode, record.seed
 
 
 class Run(msgspec.Struct):
-    """A run as it was read."""
+    """A run that was read from disk."""
 
     head: Head
     records: list[OutcomeRecord]
@@ -87,9 +87,9 @@ class Run(msgspec.Struct):
 
 
 def read_run(folder: Path) -> Run:
-    """The run in a folder, or in a file. Raises RequestError when there is none, or it cannot be read.
+    """The run in a folder or file. Raises RequestError if there is none, or it cannot be read.
 
-    When a case was played again after an error, the later outcome counts.
+    If a case was played again after an error, the later outcome counts.
     """
     path = folder / RESULTS if folder.is_dir() else folder
     lines = list(_lines(path))
@@ -124,10 +124,10 @@ def _lines(path: Path) -> Iterator[Line]:
 
 
 class Log:
-    """A run that is being written; a context manager. Opens what is there to be continued."""
+    """A run that is being written; a context manager. It opens an existing run to continue it."""
 
     def __init__(self, folder: Path, head: Head, *, resume: bool = False) -> None:
-        """Raises RequestError: there is a run that is not to be continued, or of other things."""
+        """Raises RequestError if there is a run that may not be continued, or a run with other settings."""
         self.path = folder / RESULTS
         self.done: set[Key] = set()
         exists = self.path.exists() and self.path.stat().st_size > 0
@@ -172,7 +172,7 @@ class Log:
 
 
 def _difference(old: Head, new: Head) -> str:
-    """What may not change while a run is continued."""
+    """The setting that differs and may not change when a run is continued."""
     if old.sampling != new.sampling:
         return "sampling"
     for name, settings in new.suites.items():

@@ -1,4 +1,4 @@
-"""Plays every case with every model in every mode, some at a time, and writes down what came."""
+"""Plays every case with every model in every mode, some at the same time, and writes the outcomes."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,15 +39,15 @@ class Plan:
         return list(dict.fromkeys(play.case.task for play in self.plays))
 
     def key(self, play: Play) -> Key:
-        """How the record of a play is found."""
+        """The key of a play's record."""
         return self.name, play.case.id, play.model.name, play.mode, play.seed
 
 
 def choose_models(served: Sequence[TargetModel], asked: Sequence[str]) -> list[TargetModel]:
-    """Those that were asked for by name; without any the base and its adapters. "base" is the first base.
+    """The named models, or by default the base and its adapters. "base" is the first base.
 
-    Raises RequestError for a name that is not there, or when there are several bases and none was chosen:
-    nobody means to play everything with every model that a vendor has.
+    Raises RequestError for an unknown name, or if there are several bases and none was chosen: playing
+    everything with every model of a vendor is hardly intended.
     """
     bases = [model.name for model in served if model.base]
     if not asked:
@@ -78,7 +78,8 @@ def plan(
     tasks: Sequence[str] = (),
     seeds: Sequence[int] = (0,),
 ) -> Plan:
-    """Every combination that makes sense to the suite. Empty `modes` and `tasks` mean its own and all."""
+    """Every combination that the suite supports. Empty `modes` and `tasks` mean its default modes and all
+    tasks."""
     plays = tuple(
         Play(case, model, mode, seed)
         for case in suite.cases()
@@ -94,7 +95,7 @@ def plan(
 async def run(
     plan: Plan, target: Target, log: Log, *, sampling: Body, concurrency: int, on_record: OnRecord
 ) -> None:
-    """Play what the log does not have yet, at most `concurrency` at a time."""
+    """Play everything that the log does not have yet, at most `concurrency` at a time."""
     waiting = iter([play for play in plan.plays if plan.key(play) not in log.done])
     width = min(concurrency, plan.suite.concurrency or concurrency)
     async with anyio.create_task_group() as tasks:
@@ -128,7 +129,7 @@ async def _play(plan: Plan, play: Play, target: Target, sampling: Body) -> list[
     except PersonaeError as error:
         record.error = f"{type(error).__name__}: {error.message}"
         return [record]
-    except Exception as error:  # a suite that stumbles over one case must not cost the others
+    except Exception as error:  # an error in one case must not end the others
         record.error = f"{type(error).__name__}: {error}"
         return [record]
     finally:

@@ -27,9 +27,9 @@ from personae.evals.suites.registry import Settings, default_suites, open_suite,
 
 
 class EvalOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is asked for. Without `url` it is an engine of our own: in this process, or with `serve` a
-    server started for the run. Without `suites` they are chosen by what is served. `settings` are those of
-    suites, as {"suite.name": text}."""
+    """The options of a run. Without `url` the target is our own engine: in this process, or with `serve` in a
+    server started for the run. Without `suites` the served models decide which suites run. `settings` are
+    those of suites, as {"suite.name": text}."""
 
     suites: tuple[str, ...]
     out: Path
@@ -53,10 +53,10 @@ class EvalOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_session(options: EvalOptions, console: Console) -> Path:
-    """Play everything that has not been played, and return the folder: it is made when there is something to
-    put there, and stays as it is when the session breaks off, which is said.
+    """Play everything that has not been played, and return the folder. The folder is created when there is
+    something to write. If the session is interrupted, it keeps the results so far, and a message says so.
 
-    Raises RequestError for options that make no sense, LoadError when our own engine does not start.
+    Raises RequestError for options that make no sense, LoadError if our own engine does not start.
     """
     chosen: dict[str, Settings] = {name: {} for name in options.suites}
     chosen = chosen or default_suites(await _served(options))
@@ -124,7 +124,7 @@ async def run_session(options: EvalOptions, console: Console) -> Path:
 
 
 def suite_settings(name: str, options: EvalOptions, defaults: Settings) -> Settings:
-    """The settings of one suite; `count` is that of every suite that has one."""
+    """The settings of one suite. `count` applies to every suite that has such a setting."""
     prefix = f"{name}."
     own = {key.removeprefix(prefix): text for key, text in options.settings.items() if key.startswith(prefix)}
     fields = {field.name for field in msgspec.structs.fields(suite_type(name).settings)}
@@ -134,14 +134,14 @@ def suite_settings(name: str, options: EvalOptions, defaults: Settings) -> Setti
 
 
 def _asked(models: list[TargetModel], served: list[TargetModel], settings: Settings) -> list[TargetModel]:
-    """The models that one suite asks: its setting chooses among those of the run. Raises RequestError."""
+    """The models that one suite uses: its setting chooses among those of the run. Raises RequestError."""
     names = [name for name in settings.get("models", "").split(",") if name]
     own = choose_models(served, names) if names else models
     return [model for model in models if model in own]
 
 
 async def _served(options: EvalOptions) -> list[str]:
-    """The names of the models that the target has, before an engine of our own is started."""
+    """The names of the target's models, before our own engine is started."""
     if options.url is None:
         return names_of(options.model, options.adapters)
     async with open_server(options.url, options.key, options.timeout) as server:

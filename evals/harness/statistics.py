@@ -1,4 +1,4 @@
-"""How sure a share is, and how sure it is that two shares differ."""
+"""Confidence intervals of a share, and of the difference of two shares."""
 
 import math
 from typing import NamedTuple
@@ -15,7 +15,8 @@ class Interval(NamedTuple):
 
 
 def wilson(successes: float, count: int) -> Interval:
-    """Wilson's score interval. `successes` may be a sum of scores from 0 to 1: then it is on the wide side.
+    """Wilson's score interval. `successes` may be a sum of scores from 0 to 1; then the interval is rather
+    wide.
 
     E. B. Wilson, Probable inference, the law of succession, and statistical inference, JASA 22 (1927).
     """
@@ -33,9 +34,10 @@ def wilson(successes: float, count: int) -> Interval:
 
 
 class Difference(NamedTuple):
-    """What changed on the same cases: `gained` pass now and did not, `lost` the other way round.
+    """The change on the same cases: `gained` pass now and did not before, `lost` the reverse.
 
-    `low` and `high` are the ends of the 95 % interval of `change`; `p` is McNemar's exact test's, two-sided.
+    `low` and `high` are the ends of the 95 % interval of `change`. `p` is that of McNemar's exact two-sided
+    test.
     """
 
     change: float

@@ -1,4 +1,4 @@
-"""One model of one target in one mode, as a suite's case meets it."""
+"""One model of one target in one mode, as a suite's case uses it."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ LONGEST_PAUSE = 30.0
 
 @dataclass(slots=True)
 class CaseUsage:
-    """Tokens of a case's answers."""
+    """The tokens of a case's answers."""
 
     prompt: int = 0
     completion: int = 0
@@ -23,7 +23,7 @@ class CaseUsage:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`sampling` are the fields that every request gets (temperature, seed), unless the case has its own."""
+    """`sampling` are the fields of every request (temperature, seed), unless the case sets its own."""
 
     target: Target
     model: str
@@ -33,11 +33,11 @@ class Subject:
     usage: CaseUsage = field(default_factory=CaseUsage)
 
     async def chat(self, messages: list[Body], **fields: Any) -> Body:
-        """Answer a conversation. A server that is full is asked again."""
+        """Answer a conversation. Retries while the server is full."""
         return await self._ask(self.target.chat, {"messages": messages, **fields})
 
     async def complete(self, prompt: str | list[int], **fields: Any) -> Body:
-        """Continue a prompt. A server that is full is asked again."""
+        """Continue a prompt. Retries while the server is full."""
         return await self._ask(self.target.complete, {"prompt": prompt, **fields})
 
     def stream_chat(self, messages: list[Body], **fields: Any) -> AsyncIterator[Body]:

@@ -1,6 +1,6 @@
 """What is evaluated: a server at a URL, or an engine in this process. Both take the bodies of OpenAI's API.
 
-What goes wrong is raised as the class of `personae.errors` that our server would have sent.
+Errors are raised as the class of `personae.errors` that our server would send.
 """
 
 import json
@@ -37,7 +37,7 @@ _BY_CODE: dict[str, type[RequestError]] = {
 
 
 class TargetModel(msgspec.Struct, frozen=True):
-    """A name to ask for; it is the base's or an adapter's."""
+    """A model's name; it is a base or an adapter."""
 
     name: str
     base: bool
@@ -51,19 +51,19 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Target(Protocol):
-    """Something that answers."""
+    """Something that answers requests."""
 
     url: str | None
-    """Where it is reached over HTTP, if it is."""
+    """Its URL, if it is reached over HTTP."""
     about: str
-    """For the report's head."""
+    """The text for the report's head."""
     source: "Source | None"
-    """The folders that were loaded, if the engine is our own."""
+    """The loaded folders, if the engine is our own."""
     key: str | None
-    """What a server is asked with."""
+    """The server's API key."""
 
     async def models(self) -> list[TargetModel]:
-        """What may be asked for, bases first."""
+        """The available models, bases first."""
 
     async def chat(self, body: Body) -> Body:
         """POST /v1/chat/completions."""
@@ -86,7 +86,7 @@ class Server:
         self.key = key
 
     async def models(self) -> list[TargetModel]:
-        """As /v1/models has it; an entry without `parent` is a base."""
+        """The models of /v1/models. An entry without `parent` is a base."""
         try:
             response = await self._client.get("/models")
         except httpx.TransportError as error:
@@ -104,7 +104,7 @@ class Server:
         return await self._post("/completions", body)
 
     async def stream_chat(self, body: Body) -> AsyncIterator[Body]:
-        """Server-sent events as they come."""
+        """Server-sent events as they arrive."""
         async with self._client.stream(
             "POST", "/chat/completions", json={**body, "stream": True}
         ) as response:
@@ -130,7 +130,7 @@ class Server:
 
 
 class InProcess:
-    """An engine in this process, as `personae.open` gives it."""
+    """An engine in this process, from `personae.open`."""
 
     url: str | None = None
     key: str | None = None
@@ -156,7 +156,7 @@ class InProcess:
         return answer
 
     async def stream_chat(self, body: Body) -> AsyncIterator[Body]:
-        """Chunks as they come."""
+        """Chunks as they arrive."""
         async with self._engine.stream_chat(**body) as chunks:
             async for chunk in chunks:
                 yield msgspec.to_builtins(chunk)
@@ -164,7 +164,7 @@ class InProcess:
 
 @asynccontextmanager
 async def open_server(url: str, key: str | None = None, patience: float = 600.0) -> AsyncIterator[Server]:
-    """The server at `url`, asked with `key`; an answer may take `patience` seconds."""
+    """The server at `url` with `key`. An answer may take `patience` seconds."""
     root = server_root(url)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     limits = httpx.Limits(max_connections=None)
@@ -178,14 +178,14 @@ async def open_server(url: str, key: str | None = None, patience: float = 600.0)
 async def open_in_process(
     model: Path | None, adapters: tuple[Path, ...] = (), **options: Any
 ) -> AsyncIterator[InProcess]:
-    """An engine of our own. Raises LoadError."""
+    """Our own engine. Raises LoadError."""
     async with open_library(model, adapters=adapters, **options) as engine:
         about = f"in process: {model.name if model else engine.models[0]}"
         yield InProcess(engine, about, source_of(model, adapters))
 
 
 def source_of(model: Path | None, adapters: tuple[Path, ...]) -> Source:
-    """What an engine of our own loads for these options."""
+    """What our own engine loads for these options."""
     if (ours := bundled(model)) is not None:
         model, adapters = ours.model, (*ours.adapters, *adapters)
     assert model is not None
@@ -195,7 +195,7 @@ def source_of(model: Path | None, adapters: tuple[Path, ...]) -> Source:
 
 
 def names_of(model: Path | None, adapters: tuple[Path, ...]) -> list[str]:
-    """The names of the models that an engine of our own will have, the base first."""
+    """The names of the models that our own engine will have, the base first."""
     ours = bundled(model)
     base = ours.name if ours is not None else str(model)
     return [base, *source_of(model, adapters).adapters]
@@ -203,7 +203,7 @@ def names_of(model: Path | None, adapters: tuple[Path, ...]) -> list[str]:
 
 @asynccontextmanager
 async def closing(chunks: AsyncIterator[Body]) -> AsyncIterator[AsyncIterator[Body]]:
-    """The stream for a `with` block, ended with it."""
+    """The stream for a `with` block, which closes it."""
     try:
         yield chunks
     finally:
@@ -212,7 +212,7 @@ async def closing(chunks: AsyncIterator[Body]) -> AsyncIterator[AsyncIterator[Bo
 
 
 def _checked(response: httpx.Response) -> Body:
-    """The body, unless it is an error."""
+    """The body, unless it is an error, which is raised."""
     if response.is_success:
         body: Body = response.json()
         return body

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: styles and plots are inside, and there is no script."""
+"""A report as one self-contained HTML page: styles and plots are inside, and there is no script."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from personae.evals.report.tables import tables
 
 HERE = Path(__file__).parent
 SHOWN = 20
-"""Failing cases of one task, model and mode that the page has; the results file has all."""
+"""The most failing cases of one task, model and mode on the page. The results file has all."""
 
 
 def page(runs: Sequence[Run], title: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Small pictures as SVG text, coloured by the page's style sheet, so that they follow light and dark."""
+"""Small plots as SVG text, coloured by the page's style sheet, so that they follow light and dark mode."""
 
 import math
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from markupsafe import Markup
 from personae.evals.harness.statistics import Difference, Interval
 
 WIDTH, ROW, PAD = 180, 16, 6
-SERIES = 4  # colours in the style sheet
+SERIES = 4  # the number of colours in the style sheet
 
 
 def share(interval: Interval, series: int = 0) -> Markup:
-    """From 0 to 100 %: a dot where the share is, a bar over its interval, in the colour of a series."""
+    """From 0 to 100 %: a dot for the share and a bar for its interval, in the colour of a series."""
     parts = [_grid((0.0, 0.25, 0.5, 0.75, 1.0), 0.0, 1.0)]
     if not math.isnan(interval.share):
         middle, low, high = (100 * part for part in interval)
@@ -23,7 +23,7 @@ def share(interval: Interval, series: int = 0) -> Markup:
 
 
 def change(difference: Difference) -> Markup:
-    """One line from -100 to 100 points: green when surely better, red when surely worse."""
+    """A line from -100 to 100 points: green if surely better, red if surely worse."""
     verdict = "better" if difference.low > 0 else "worse" if difference.high < 0 else "same"
     label = (
         f"{100 * difference.change:+.1f} points, "

@@ -1,4 +1,4 @@
-"""From runs to what a report shows: cells, differences, failing cases. No markup here."""
+"""Turns runs into the content of a report: cells, differences, failing cases. No markup here."""
 
 import statistics
 from collections import Counter
@@ -21,7 +21,7 @@ class TableCell:
 
     @property
     def judged(self) -> list[OutcomeRecord]:
-        """Those that count."""
+        """The outcomes that count."""
         return [record for record in self.records if record.judged]
 
     @property
@@ -31,7 +31,7 @@ class TableCell:
 
     @property
     def errors(self) -> int:
-        """How many could not be judged because something went wrong."""
+        """How many could not be judged because of an error."""
         return sum(bool(record.error) for record in self.records)
 
     @property
@@ -57,7 +57,7 @@ class TableCell:
 
 @dataclass
 class Change:
-    """What one side does that the other does not, on the cases that both have."""
+    """How two sides differ on the cases that both have."""
 
     label: tuple[str, str, str]
     before: Interval
@@ -67,7 +67,7 @@ class Change:
 
 @dataclass
 class SuiteTable:
-    """One suite over all runs; `rows` maps task, model and mode to a cell for each run."""
+    """One suite over all runs. `rows` maps task, model and mode to a cell per run."""
 
     name: str
     rows: dict[RowKey, list[TableCell]]
@@ -76,11 +76,11 @@ class SuiteTable:
     skips: list[tuple[str, int]]
 
     def total(self, run: int) -> TableCell:
-        """Everything of one run together."""
+        """All cells of one run together."""
         return TableCell([record for row in self.rows.values() for record in row[run].records])
 
     def series(self, mode: str) -> int:
-        """Which colour a mode has."""
+        """The colour of a mode."""
         return list(dict.fromkeys(key[2] for key in self.rows)).index(mode)
 
     @property
@@ -93,7 +93,7 @@ class SuiteTable:
         return list(_changes((key, row[0].records, row[run].records) for key, row in self.rows.items()))
 
     def by_constraint(self, run: int) -> list[Change]:
-        """How binding the answers differs from leaving them free, in one run."""
+        """How binding the answers changes the results of one run."""
         free = {(task, model): row[run] for (task, model, mode), row in self.rows.items() if mode == FREE}
         bound = {
             (task, model): row[run] for (task, model, mode), row in self.rows.items() if mode == CONSTRAINED
@@ -105,7 +105,7 @@ class SuiteTable:
         )
 
     def by_adapter(self, run: int, base: str) -> list[Change]:
-        """How adapters differ from the base, in one run; none where no case went another way."""
+        """How adapters differ from the base in one run; empty if no case differs."""
         pairs = ((own, (own[0], base, own[2])) for own in self.rows if own[1] != base)
         changes = list(
             _changes(
@@ -117,7 +117,7 @@ class SuiteTable:
         return changes if any(one.difference.gained or one.difference.lost for one in changes) else []
 
     def failures(self, run: int) -> dict[RowKey, list[OutcomeRecord]]:
-        """What did not pass, errors included."""
+        """The cases that did not pass, including errors."""
         failed = {
             key: [record for record in row[run].records if not record.skipped and not record.passed]
             for key, row in self.rows.items()
@@ -126,7 +126,7 @@ class SuiteTable:
 
 
 def tables(runs: Sequence[Run]) -> list[SuiteTable]:
-    """One table a suite, in the order in which they were run."""
+    """One table per suite, in the order in which they ran."""
     names = list(dict.fromkeys(name for run in runs for name in run.head.suites))
     names += sorted({record.suite for run in runs for record in run.records} - set(names))
     made = []
@@ -163,7 +163,7 @@ def tables(runs: Sequence[Run]) -> list[SuiteTable]:
 
 
 def _places(names: Iterable[str]) -> dict[str, int]:
-    """Where each name comes first."""
+    """The first position of each name."""
     return {name: place for place, name in enumerate(dict.fromkeys(names))}
 
 

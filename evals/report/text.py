@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them, and where two texts differ."""
+"""Numbers for readers, and where two texts differ."""
 
 import difflib
 import math
@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 from personae.evals.harness.statistics import Interval
 
 _WORDS = re.compile(r"\w+|\s+|[^\w\s]")
-LONGEST_DIFF = 3000  # characters: beyond it a comparison takes too long and does not help
+LONGEST_DIFF = 3000  # characters; a comparison of longer texts takes too long and does not help
 
 
 def percent(share: Interval | None) -> str:
@@ -18,12 +18,12 @@ def percent(share: Interval | None) -> str:
 
 
 def interval(share: Interval | None) -> str:
-    """`85–98`, or nothing."""
+    """`85–98`, or an empty text."""
     return "" if share is None or math.isnan(share.share) else f"{100 * share.low:.0f}–{100 * share.high:.0f}"
 
 
 def quantity(value: float | None) -> str:
-    """Four digits of it."""
+    """Rounded to four digits."""
     return "–" if value is None else f"{value:.4g}"
 
 
@@ -39,7 +39,7 @@ def duration(seconds: float | None) -> str:
 
 
 def marked(text: str, other: str) -> Markup:
-    """The text, with `<mark>` around what `other` does not have there."""
+    """The text, with `<mark>` around the parts that `other` lacks there."""
     if not other or len(text) + len(other) > LONGEST_DIFF:
         return escape(text)
     words, others = _WORDS.findall(text), _WORDS.findall(other)

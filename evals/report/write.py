@@ -9,7 +9,7 @@ from personae.evals.report.page import page
 
 
 def write_reports(runs: Sequence[Run], folder: Path) -> tuple[Path, Path]:
-    """`report.html` and `report.md` in a folder. Several runs are each compared to the first."""
+    """Writes `report.html` and `report.md` to a folder. Several runs are each compared with the first."""
     folder.mkdir(parents=True, exist_ok=True)
     html, plain = folder / "report.html", folder / "report.md"
     html.write_text(page(runs), encoding="utf-8")
