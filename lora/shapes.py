@@ -29,12 +29,12 @@ class LoraShapes:
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
         """The modules that read the same input, one SGMV call each."""
-        return _grouped_by(self.sites, lambda site: site.group)
+        return (self.sites, lambda site: site.group)
 
     @property
     def paths(self) -> dict[str, tuple[str, ...]]:
         """The modules of each path in the base's files, in the order of their outputs."""
-        return _grouped_by(self.sites, lambda site: site.path)
+        return (self.sites, lambda site: site.path)
 
     @property
     def merged(self) -> bool:
