@@ -29,12 +29,12 @@ class LoraShapes:
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
         """The modules that read the same input, one SGMV call each."""
-        return (self.sites, lambda site: site.group)
+        return _grouped_by(self.sites, lambda site: site.group)
 
     @property
     def paths(self) -> dict[str, tuple[str, ...]]:
         """The modules of each path in the base's files, in the order of their outputs."""
-        return (self.sites, lambda site: site.path)
+        return _grouped_by(self.sites, lambda site: site.path)
 
     @property
     def merged(self) -> bool:
@@ -42,7 +42,7 @@ class LoraShapes:
         return any(len(modules) > 1 for modules in self.paths.values())
 
 
-def _by(sites: Mapping[str, LoraSite], name: Callable[[LoraSite], str]) -> dict[str, tuple[str, ...]]:
+def _grouped_by(sites: Mapping[str, LoraSite], name: Callable[[LoraSite], str]) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for key, site in sites.items():
         found[name(site)] = (*found.get(name(site), ()), key)

@@ -85,7 +85,7 @@ def list_adapters(
             record.get("tenant", ""),
             record["name"],
             record["version"],
-            max(record["ranks"].values(), default=0),
+            str(max(record["ranks"].values(), default=0)),
             ",".join(record["targets"]),
             size_text(record["bytes"]),
             "shared" if record["shared"] else "",
