@@ -1,4 +1,4 @@
-"""Reads `config.json` of a model folder, strictly.
+"""Reads a model folder's `config.json`, strictly.
 
 `ModelConfig` holds exactly what the decoder needs, in one form for all families and file versions. If a field
 would change the model's arithmetic and is not understood, loading fails with its name. So a model that loads

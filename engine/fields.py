@@ -1,4 +1,4 @@
-"""The fields of JSON files in a model folder, read strictly."""
+"""Reads the fields of JSON files in a model folder, strictly."""
 
 import json
 from collections.abc import Mapping

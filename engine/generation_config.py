@@ -1,4 +1,4 @@
-"""What a model folder recommends for sampling: `generation_config.json`, read strictly."""
+"""The sampling defaults that a model folder recommends: `generation_config.json`, read strictly."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Numerics classes: two engines of one class compute the same tokens.
 
 The digest of the weights is made of samples: all of a small file; the head and evenly spaced blocks of a
-large one. It distinguishes weights that differ by training or conversion, in milliseconds. It does not detect
-a changed byte.
+large one. It distinguishes weights that differ by training or conversion, in milliseconds. It may miss a
+single changed byte.
 """
 
 import hashlib

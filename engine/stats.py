@@ -119,8 +119,8 @@ class EngineCounters(msgspec.Struct):
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One step that was run, in this `epoch` of the engine core: its rows and tokens, how long it took, and
-    how long the device was idle before it. Tokens beyond one for each row are of prompts."""
+    """One step in this `epoch` of the engine core: its rows and tokens, how long it took, and how long the
+    device was idle before it. Tokens beyond one per row are prompt tokens."""
 
     epoch: int
     rows: int

@@ -1,4 +1,4 @@
-"""How many GPUs there are, for a process that does not load torch."""
+"""Counts the GPUs without loading torch."""
 
 import ctypes
 import sys
@@ -9,8 +9,8 @@ _DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 
 def cuda_devices() -> int:
-    """The GPUs that torch would use, those that CUDA_VISIBLE_DEVICES hides left out; 0 where torch has no
-    CUDA."""
+    """The number of GPUs that torch would use, without those hidden by CUDA_VISIBLE_DEVICES; 0 if torch has
+    no CUDA."""
     return _counted() if _torch_has_cuda() else 0
 
 

@@ -1,4 +1,4 @@
-"""What every adapter of a server must fit, as plain data."""
+"""The bounds that an adapter must fit; `fit.py` checks them."""
 
 import math
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ MAX_UPDATE = math.sqrt(_MAX_FLOAT32)
 @dataclass(frozen=True, slots=True)
 class AdapterBounds:
     """What an adapter must fit: the base's shapes, the pool's ranks, the range of its dtype, and the bytes
-    for what it needs in addition to its ranks (`lora/fit.py` checks them). stored: the dtype (safetensors'
-    name) of the file from which it is placed, if there is one (`lora/stored.py`)."""
+    for what it needs in addition to its ranks. stored: the dtype (safetensors' name) of the file from which
+    it is placed, if there is one (`lora/stored.py`)."""
 
     shapes: LoraShapes
     max_rank: int

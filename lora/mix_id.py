@@ -1,11 +1,11 @@
-"""The identity of several adapters at once: it says what the mix is made of."""
+"""The identity of a mix of several adapters, which names its parts."""
 
 from collections.abc import Iterable
 
 _PREFIX = "mix:"
 
 Part = tuple[str, float]
-"""An adapter's digest, and its weight."""
+"""An adapter's digest and its weight."""
 
 
 def mix_id(parts: Iterable[Part]) -> str:

@@ -1,4 +1,4 @@
-"""The files of an adapter folder, and PEFT's names for what is in them."""
+"""The files of an adapter folder, and PEFT's names for their tensors."""
 
 from collections.abc import Collection
 
@@ -20,7 +20,7 @@ ROLES = {
 }
 
 PREFIX = "base_model.model."
-"""What every name begins with."""
+"""The prefix of every name."""
 
 
 def targets(modules: Collection[str], shapes: LoraShapes) -> list[str]:

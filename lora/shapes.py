@@ -1,4 +1,4 @@
-"""The shapes of a base, as adapters see it."""
+"""The shapes of a base that adapters must fit."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

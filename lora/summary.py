@@ -1,11 +1,11 @@
-"""What a server keeps of an adapter that it has checked, as plain data."""
+"""What a server keeps about a checked adapter, as plain data."""
 
 import msgspec
 
 
 class AdapterSummary(msgspec.Struct, frozen=True):
-    """An adapter's digest, its ranks by module, what it has in addition to low rank on linear modules
-    (`traits`), and its activating tokens (aLoRA). bytes: what its folder takes on the disk."""
+    """An adapter's digest, its ranks by module, its features beyond low rank on linear modules (`traits`),
+    and its invocation tokens (aLoRA). bytes: the size of its folder on disk."""
 
     digest: str
     ranks: dict[str, int]

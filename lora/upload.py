@@ -1,4 +1,4 @@
-"""Checks an uploaded adapter against the base, and writes the file that it will be placed from."""
+"""Checks an uploaded adapter against the base, and writes the file from which it will be placed."""
 
 from pathlib import Path
 
@@ -13,10 +13,10 @@ from personae.lora.throttle import Throttle
 
 
 def check_upload(folder: Path, bounds: AdapterBounds, most: int | None) -> AdapterSummary:
-    """Read all of an uploaded adapter. The file that it is placed from, which takes many layers' worth if
-    only one has ranks, is written unless the folder would have more than `most` bytes.
+    """Read all of an uploaded adapter. The file from which it is placed is written, unless the folder would
+    then have more than `most` bytes; the file has all layers even if only one has ranks.
 
-    Raises AdapterError, with the field or tensor as `param`, if the server cannot serve it.
+    Raises AdapterError, with the field or tensor as `param`, if the server cannot serve the adapter.
     """
     throttle, shapes, kind = Throttle(), bounds.shapes, bounds.stored
     adapter = read_adapter(folder, shapes, throttle.rest)

@@ -24,7 +24,7 @@ def open_checkpoint(path: Path) -> "Checkpoint":
 
 
 def tokenizer_files(path: Path) -> TokenizerFiles:
-    """How the text of the model at `path` is tokenized, read without torch. Raises ModelLoadError."""
+    """The tokenizer of the model at `path`, read without torch. Raises ModelLoadError."""
     if (file := _gguf_at(path)) is None:
         return read_tokenizer_files(path)
     from personae.engine.checkpoints.gguf.files import metadata_of, read_headers

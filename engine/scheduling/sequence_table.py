@@ -87,8 +87,9 @@ class SequenceTable:
         No sequence is passed over: a long prompt that does not fit yet delays those behind it. A sequence
         that was preempted for lack of memory is not overtaken by others of its kind on its way back. Without
         `background`, no background sequence is admitted, unless one was passed over for too long. Without
-        `over_quota`, no sequence of a tenant over quota is admitted either, unless only such tenants wait.
-        Input is charged once, at the first admission, without the tokens from the prefix cache.
+        `over_quota`, no sequence of a tenant over quota is admitted either, unless sequences of other tenants
+        wait behind it. Input is charged once, at the first admission, without the tokens from the prefix
+        cache.
         """
         sequence = self.waiting.peek(self.over_quota_tenants)
         if sequence is None:

@@ -1,4 +1,4 @@
-"""The files of a model in GGUF, and what their headers say."""
+"""The files of a GGUF model, and their headers."""
 
 import re
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def read_headers(path: Path) -> list[Header]:
-    """The headers of a model's files, of which `path` is the only one or the first. Raises ModelLoadError."""
+    """The headers of a model's files. `path` is the only file or the first. Raises ModelLoadError."""
     return [read_header(part) for part in parts(path)]
 
 
 def metadata_of(headers: Sequence[Header]) -> Metadata:
-    """The metadata of a model: that of its first file. Raises ModelLoadError if the files are not the parts
-    of one model."""
+    """The metadata of a model, from its first file. Raises ModelLoadError if the files are not the parts of
+    one model."""
     first = headers[0]
     metadata = Metadata(first.metadata, first.path.name)
     count = metadata.integer("split.count", default=1)

@@ -1,10 +1,10 @@
 """Finds what top_k and top_p keep of a row, without sorting and without atomics.
 
 The bits of a float ascend with its value, so the largest weights are all weights from some bits on. Three
-kernels narrow these bits down. `weigh_kernel` counts and sums the weights of each chunk above 32 fixed edges,
-which are three quarters of an octave apart, and eight octaves below 2^-19 (`chunk_levels`). From these
-`gather_kernel`, with several programs per row, finds the one interval that has the least kept weight, and
-lists the weights that matter. `draw_kernel` searches that list.
+kernels narrow these bits down. `weigh_kernel` counts and sums the weights of each chunk above 32 fixed edges
+(`chunk_levels`). The edges are three quarters of an octave apart down to 2^-19, and eight octaves apart
+below. From these `gather_kernel`, with several programs per row, finds the one interval that has the least
+kept weight, and lists the weights that matter. `draw_kernel` searches that list.
 """
 
 import triton
