@@ -1,11 +1,11 @@
-"""Asks a server whatever its own /openapi.json allows and forbids: no 5xx, no answer that is not described.
+"""Fuzzes a server by its own /openapi.json: no 5xx, and no answer that the document does not describe.
 
     python -m personae.evals.api_fuzz http://127.0.0.1:8000 --examples 500 [--key KEY]
 
-Requests come from schemathesis (https://schemathesis.readthedocs.io), valid ones and ones that are wrong in
-one place. What is valid by the schema is seldom sensible in every field at once; so that many get as far as
-an answer, half of them keep few of their fields, and ask a model that is served. Deleting routes are asked
-too: not a thing to do to a server that is in use.
+schemathesis (https://schemathesis.readthedocs.io) makes the requests: valid ones, and ones with one error. A
+request that is valid by the schema seldom makes sense in every field. So that many requests are answered,
+half of them keep few of their fields and name a served model. Deleting routes are fuzzed too, so do not run
+this against a server in use.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from personae.api.deadline import HEADER
 
 
 def not_a_failure(context: CheckContext, response: Response, case: Case[Any]) -> bool | None:
-    """No 5xx, except for the 504 of a request that asked for little time."""
+    """No 5xx, except the 504 of a request with a short timeout."""
     asked = (isinstance(case.body, dict) and "timeout" in case.body) or HEADER in (case.headers or {})
     return None if response.status_code == 504 and asked else not_a_server_error(context, response, case)
 
@@ -40,7 +40,7 @@ CHECKS = [
     checks.content_type_conformance,
     checks.response_schema_conformance,
 ]
-_DONE = b"data: [DONE]\n\n"  # ends OpenAI's streams, and is no JSON as their other events are
+_DONE = b"data: [DONE]\n\n"  # ends OpenAI's streams; unlike the other events it is not JSON
 MODES = tuple(GenerationMode)
 FEW = 3
 SOUND: dict[str, Any] = {
@@ -55,7 +55,8 @@ PLAIN: dict[str, str] = {
     "/v1/responses": "input",
     "/tokenize": "prompt",
 }
-"""The one field that a route needs besides `model`. It is sent first: every drawn request may be a 400."""
+"""The one field that a route needs besides `model`. A plain request is sent first, because every drawn one
+may be a 400."""
 
 Described = APIOperation[Any, Any, Any, Any]
 
@@ -78,10 +79,10 @@ def ask(
     headers: dict[str, str] | None = None,
     fixed: bool = True,
 ) -> Counter[int]:
-    """Ask this many times, and plainly once, and check every answer; the statuses that came.
+    """Send this many requests, and a plain one, and check every answer. Returns the statuses.
 
-    With `fixed` the requests are the same each time. Raises schemathesis's failures, which say how to ask
-    again.
+    With `fixed` the requests are the same each time. Raises schemathesis's failures, which say how to repeat
+    the request.
     """
     statuses: Counter[int] = Counter()
 
@@ -114,7 +115,7 @@ def ask(
         send(operation.Case(body={"model": model, name: SOUND[name]}, media_type="application/json"))
     try:
         once()
-    except Unsatisfiable:  # there is no wrong way to ask for this
+    except Unsatisfiable:  # no invalid request exists for this operation
         assert not operation.body
     return statuses
 

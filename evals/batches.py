@@ -1,14 +1,14 @@
-"""A batch together with interactive traffic, on a server that is killed half way.
+"""A batch together with interactive traffic, on a server that is killed halfway.
 
     python -m personae.evals.batches --requests 1000 --rate 2 --interactive 60 --rounds 5
 
-Starts a server on the bundled model and a data directory of its own. In each round interactive requests come
-at the same random times (Poisson) twice: alone, and during a batch over the base and all adapters, which is
-then cancelled; the order changes from round to round, since the speed of a machine drifts. The batch of the
-last round stays: the server is killed (`kill -9`) in the middle of it and started again. At the end every
-`custom_id` must have one answer, and greedy answers must be those that the same requests get over HTTP.
-Prints the times of interactive requests with and without, and their ratios: the median of the rounds, the
-least and the most. Exit code 1 if anything was lost, doubled or differs.
+Starts a server on the bundled model with its own data directory. In each round interactive requests come at
+the same random times (Poisson) twice: alone, and during a batch over the base and all adapters, which is then
+cancelled. The order changes from round to round, because a machine's speed drifts. The batch of the last
+round is kept: the server is killed (`kill -9`) in the middle of it and started again. At the end every
+`custom_id` must have one answer, and greedy answers must equal those of the same requests over HTTP. Prints
+the times of interactive requests with and without the batch, and their ratios: the median of the rounds, the
+least and the most. Exit code 1 if an answer is missing, duplicated or different.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ from personae.evals.served import Served
 
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
-CHECKED = 40  # answers that are asked for again over HTTP
+CHECKED = 40  # answers that are compared with those over HTTP
 
 
 def interactive(url: str, rate: float, count: int, seed: int, name: str) -> Figures:
-    """`count` requests to all models in turn, at random times that follow from `seed`; their texts also from
-    `name`, so that no prompt comes twice."""
+    """`count` requests to all models in turn, at random times that depend on `seed`. Their texts also depend
+    on `name`, so no prompt repeats."""
     answers: list[Answer] = []
     load = Workload(prompt="uniform:16,64", output="32", popularity="distinct", seed=seed)
 
@@ -57,7 +57,7 @@ def interactive(url: str, rate: float, count: int, seed: int, name: str) -> Figu
 
 
 def lines(models: Sequence[str], count: int, tokens: int) -> list[dict[str, Any]]:
-    """The batch: every line its own prompt, the models in turn, greedy."""
+    """The batch: every line has its own prompt, the models alternate, greedy."""
     made = []
     for number in range(count):
         text = words(random.Random(f"line {number}"), 8 + number % 24)
@@ -73,7 +73,7 @@ def lines(models: Sequence[str], count: int, tokens: int) -> list[dict[str, Any]
 
 
 def start_batch(client: httpx.Client, requests: list[dict[str, Any]]) -> str:
-    """Upload and begin; the batch's id."""
+    """Upload the file and start the batch. Returns its id."""
     content = "\n".join(map(json.dumps, requests)).encode()
     file = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", content)}).json()
     body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
@@ -81,7 +81,7 @@ def start_batch(client: httpx.Client, requests: list[dict[str, Any]]) -> str:
 
 
 def wait(client: httpx.Client, id: str, done: int, console: Console) -> dict[str, Any]:
-    """Until so many requests are done, or the batch has ended."""
+    """Wait until this many requests are done, or the batch has ended."""
     while True:
         batch: dict[str, Any] = client.get(f"/v1/batches/{id}").json()
         if batch["request_counts"]["completed"] >= done or batch["status"] in ENDED:
@@ -91,7 +91,7 @@ def wait(client: httpx.Client, id: str, done: int, console: Console) -> dict[str
 
 
 def wait_for_end(client: httpx.Client, id: str) -> dict[str, Any]:
-    """Until it has ended."""
+    """Wait until the batch has ended."""
     while True:
         batch: dict[str, Any] = client.get(f"/v1/batches/{id}").json()
         if batch["status"] in ENDED:
@@ -102,7 +102,8 @@ def wait_for_end(client: httpx.Client, id: str) -> dict[str, Any]:
 def judge(
     client: httpx.Client, batch: dict[str, Any], requests: list[dict[str, Any]]
 ) -> tuple[int, int, int]:
-    """Requests that have no answer, that have several, and that have another one than over HTTP."""
+    """Requests without an answer, with several answers, and with an answer that differs from the one over
+    HTTP."""
     text = client.get(f"/v1/files/{batch['output_file_id']}/content").text
     answers = [json.loads(line) for line in text.splitlines()]
     counts = Counter(answer["custom_id"] for answer in answers)

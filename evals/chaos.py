@@ -1,19 +1,20 @@
-"""Kills the engine core again and again under load, and compares every answer with that of a calm run.
+"""Kills the engine core repeatedly under load, and compares every answer with that of an undisturbed run.
 
     python -m personae.evals.chaos --model models/smol135 --adapters models/lora --kills 50 --streams 64
     python -m personae.evals.chaos --replicas 2 --kills 50
     python -m personae.evals.chaos --ray --replicas 3 --kills 3
 
-Streams are greedy and seeded, of the base and of every adapter in turn, a third of them bound to a schema,
-some with two choices, half with logprobs, and what a schema forces is appended in the other half. Each of
-the `--streams` clients asks for one answer after the other, until the engine core has been killed (`kill -9`,
-with --stop hung by SIGSTOP, with --crash by an exception in the executor) so many times at random moments. A
-sequence that was aboard in two hangs or crashes in a row would be ended, so these wait until as many answers
-have come as there are streams. With --replicas one engine of several is killed at a time, and streams go on
-at another. With --ray each engine is on a node of a Ray cluster on loopback addresses. A whole node is killed
-or stopped, with all that Ray has there, and another one joins. Meanwhile one request kills every engine that
-computes it; it has to end, and no other. Prints the answers that were lost or differ, and of each kill the
-longest pause of any stream that was under way. Exit code 1 if any was lost or differs.
+Streams are greedy and seeded, of the base and of every adapter in turn. A third of them is bound to a schema,
+some have two choices, half have logprobs, and in the other half forced text is appended (jump-forward). Each
+of the `--streams` clients requests one answer after another, until the engine core has been killed this many
+times at random moments: by `kill -9`, with --stop hung by SIGSTOP, with --crash by an exception in the
+executor. A sequence that runs in two hangs or crashes in a row would be quarantined, so the next of these
+waits until as many answers have arrived as there are streams. With --replicas one of several engines is
+killed at a time, and its streams continue on another. With --ray each engine is on a node of a Ray cluster on
+loopback addresses. A whole node is killed or stopped, with all of Ray's processes there, and another one
+joins. Meanwhile one request kills every engine that computes it; this request must be ended, and no other.
+Prints the answers that are missing or differ, and for each kill the longest pause of any running stream. Exit
+code 1 if an answer is missing or differs.
 """
 
 import json
@@ -58,7 +59,7 @@ SCHEMA = {
 }
 STOPPED_SECONDS = 8.0
 Strike = Callable[[random.Random, signal.Signals], Awaitable[str]]
-"""Loses an engine; returns which."""
+"""Takes an engine down; returns which."""
 Answer = tuple[tuple[tuple[int, ...], str, int], ...]  # of each choice: tokens, its end, logprobs
 
 
@@ -75,9 +76,9 @@ class Chaos:
         self.done = False
         self.killed_at = 0.0
         self.strike: Strike = _strike_process
-        self.longest = 0.0  # pause of a stream since the last kill
-        self.pauses: list[float] = []  # the longest of each kill
-        self.waits: list[float] = []  # of every stream that was under way at a kill
+        self.longest = 0.0  # the longest pause of a stream since the last kill
+        self.pauses: list[float] = []  # the longest pause of each kill
+        self.waits: list[float] = []  # the pauses of every stream that ran at a kill
 
     def log(self, number: int, id: str) -> SequenceLog:
         """Request `number` under a fresh id."""
@@ -127,7 +128,7 @@ class Chaos:
         return tuple((tuple(tokens[id]), finish[id], logprobs[id]) for id in tokens)
 
     async def client(self, name: int) -> None:
-        """Ask, compare, ask again, until the killer has done its work."""
+        """Ask, compare and repeat, until the killer is done."""
         rng = random.Random(name)
         turn = 0
         while not self.done:
@@ -135,7 +136,7 @@ class Chaos:
             turn += 1
             try:
                 answer = await self.ask(number, f"{name}-{turn}")
-            except Exception as error:  # whatever it is, this answer is lost
+            except Exception as error:  # after any error this answer is missing
                 self.lost += 1
                 print(f"lost: request {number}: {error}")
                 continue
@@ -153,7 +154,7 @@ class Chaos:
         return all(each.ready for each in stats.replicas.values() or (stats,))
 
     async def killer(self, kills: int, pause: float, how: signal.Signals) -> None:
-        """Kill the engine core at random moments, each time when it is ready again."""
+        """Kill the engine core at random moments, each time after it is ready again."""
         for number in range(kills):
             enough = self.answers + self.streams if number and how != signal.SIGKILL else 0
             while self.answers < enough:  # noqa: ASYNC110  nobody tells when it is
@@ -171,7 +172,7 @@ class Chaos:
         self.done = True
 
     async def poison(self) -> str:
-        """Play a request that kills each engine that computes it; returns how it ended."""
+        """Play a request that kills each engine that computes it. Returns how it ended."""
         log = self.log(1, "poison")
         try:
             async with self.engine_processes.client.stream(
@@ -194,7 +195,7 @@ async def _strike_process(rng: random.Random, how: signal.Signals) -> str:
 async def here(
     engines: AbstractAsyncContextManager[MultiProcessEngine],
 ) -> AsyncIterator[tuple[MultiProcessEngine, Strike]]:
-    """Engines on this machine; and how to lose one."""
+    """Engines on this machine, and a function that takes one down."""
     async with engines as engine_processes:
         yield engine_processes, _strike_process
 
@@ -203,7 +204,7 @@ async def here(
 async def on_ray(
     options: EngineOptions, replicas: int, restarts: int, report: Report
 ) -> AsyncIterator[tuple[MultiProcessEngine, Strike]]:
-    """Engines on the nodes of a cluster, with a weak spot; and how to lose a node."""
+    """Engines on the nodes of a cluster, with a planted fault, and a function that takes a node down."""
     nodes = await to_thread.run_sync(RayNodes, replicas)
     cluster = ClusterOptions(ray=nodes.address, cluster_host=nodes.host)
     ray_cluster.COMMAND = (sys.executable, "-m", "personae.evals.ray_driver")
@@ -214,7 +215,7 @@ async def on_ray(
         return address
 
     async def renew() -> None:
-        await anyio.sleep(STOPPED_SECONDS)  # a node that is stopped must be noticed as such
+        await anyio.sleep(STOPPED_SECONDS)  # long enough to detect that the node is stopped
         nodes.bury()
         await to_thread.run_sync(nodes.add)
 
@@ -254,13 +255,13 @@ async def run(
     replicas: int = 1,
     ray: bool = False,
 ) -> bool:
-    """True if nothing was lost and nothing differs."""
+    """True if no answer is missing or different."""
     _note_processes()
     hang = 3.0 if how == signal.SIGSTOP else 60.0
     command = (sys.executable, "-m", "personae.evals.crashing_core") if how == signal.SIGUSR2 else COMMAND
 
     def report(incident: Incident) -> None:
-        """Deaths are no news."""
+        """Deaths are expected and not reported."""
 
     engines: AbstractAsyncContextManager[tuple[MultiProcessEngine, Strike]]
     if ray:

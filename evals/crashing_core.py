@@ -1,10 +1,10 @@
-"""The engine core's process with a weak spot, for `evals/chaos.py`: after SIGUSR2 its next step raises, and
-so does one that admits a prompt of `POISON` tokens.
+"""The engine core's process with a planted fault, for `evals/chaos.py`: after SIGUSR2 its next step raises,
+and so does a step that admits a prompt of `POISON` tokens.
 
     python -m personae.evals.crashing_core FD
     python -m personae.evals.crashing_core dial FD
 
-Nobody but who starts the process can choose this module, and nothing that a client sends reaches it.
+Only the program that starts the process can choose this module. Nothing that a client sends can reach it.
 """
 
 import signal
@@ -18,7 +18,7 @@ POISON = (7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7)
 
 
 def plant() -> None:
-    """Make the step after a signal fail, and each that admits poison."""
+    """Make the step after a signal fail, and each step that admits poison."""
     forward, prepare = StepEngine.forward, StepEngine.prepare
     struck: list[int] = []
 

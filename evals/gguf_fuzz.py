@@ -1,10 +1,10 @@
-"""Files in GGUF that lie: loads what is left of a good one after a few bytes of its header were changed.
+"""Fuzzes GGUF files: loads good files in which a few bytes of the header were changed.
 
     python -m personae.evals.gguf_fuzz --count 10000
 
-Each file is read as a server does when it starts: config, tokenizer, sampling defaults, weights. It loads, or
-a sentence says what is wrong. Anything else fails: another exception, more than SECONDS, or more memory than
-the file's size asks for. A crash of the process is one, too.
+Each file is read as a server does when it starts: config, tokenizer, sampling defaults, weights. It either
+loads, or a sentence says what is wrong. Everything else is a failure: another exception, more than SECONDS,
+more memory than the file's size justifies, or a crash of the process.
 """
 
 import argparse
@@ -30,8 +30,8 @@ from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError
 
 SECONDS = 20.0
-MEMORY = 64 * 2**20  # bytes for the arithmetic's own needs, beside
-PER_BYTE = 40  # of the file: two bits become 32, and a string in Python has 50 bytes of its own
+MEMORY = 64 * 2**20  # additional bytes that the arithmetic may use
+PER_BYTE = 40  # bytes per byte of the file: two bits become 32, and a Python string has 50 bytes of overhead
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, VOCAB = 2, 64, 96, 4, 2, 300
 NUMBERS = (
     0,
@@ -55,7 +55,7 @@ TYPES = {"llama": Type.Q4_0, "qwen2": Type.Q8_0, "gemma3": Type.Q5_1, "phi3": Ty
 
 
 def write_model(path: Path, architecture: str) -> None:
-    """A good file of a small model, random."""
+    """A good file of a small random model."""
     random_ = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(LAYERS)
@@ -163,7 +163,7 @@ def _shapes(architecture: str) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 class Mutator:
-    """Changes a good file's header: most often a number of it, such as a value, a length or an offset."""
+    """Changes a good file's header, mostly its numbers: a value, a length or an offset."""
 
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(path)
@@ -215,7 +215,7 @@ def _value(field: gguf.ReaderField) -> int:
 
 
 def _places(field: gguf.ReaderField) -> Iterator[int]:
-    """Where the numbers of an entry of the header begin: lengths, types, values. Of an array a few."""
+    """Where the numbers of a header entry begin: lengths, types, values; for an array only a few."""
     at = field.offset
     for part in field.parts[:12]:
         if part.dtype != np.uint8:
@@ -224,7 +224,7 @@ def _places(field: gguf.ReaderField) -> Iterator[int]:
 
 
 def load(path: Path) -> str | None:
-    """Everything that a server reads of a file; what is wrong with it, if something is."""
+    """Reads everything that a server reads of a file. Returns what is wrong with it, if anything."""
     try:
         checkpoint = open_checkpoint(path)
         config = checkpoint.config()
@@ -237,7 +237,7 @@ def load(path: Path) -> str | None:
 
 
 def play(seed: int, count: int, folder: Path) -> Counter[str]:
-    """How often files loaded, and how often they were refused. Raises AssertionError if one failed."""
+    """How often files loaded, and how often they were rejected. Raises AssertionError on a failure."""
     rng, found = random.Random(seed), Counter[str]()
     mutators = []
     for name in TYPES:
@@ -246,7 +246,7 @@ def play(seed: int, count: int, folder: Path) -> Counter[str]:
         mutators.append(Mutator(folder / "good.gguf"))
     for place in range(count):
         data = rng.choice(mutators).mutate(rng)
-        path = folder / f"{place}.gguf"  # another name for each: what was read before is still in memory
+        path = folder / f"{place}.gguf"  # a new name for each, because the last file is still in memory
         path.write_bytes(data)
         peak, begun = Peak(), time.monotonic()
         try:
@@ -265,7 +265,7 @@ def play(seed: int, count: int, folder: Path) -> Counter[str]:
 
 
 class Peak:
-    """The most memory of this process since now, where the system tells."""
+    """The peak memory of this process from now on, if the system reports it."""
 
     def __init__(self) -> None:
         with contextlib.suppress(OSError):
@@ -273,7 +273,7 @@ class Peak:
         self._before = _status("VmRSS")
 
     def grown(self) -> int:
-        """Bytes more than then."""
+        """How many bytes the peak has grown."""
         return _status("VmHWM") - self._before
 
 

@@ -1,12 +1,12 @@
-"""What hostile schemas cost their senders, and the others.
+"""What hostile schemas cost their senders and other clients.
 
     python -m personae.evals.hostile
 
-Schemas that mean far more than they say are sent to a server one by one, from a process of their sender's,
-while another client reads an answer that goes on and on. Prints what each sender got, after how long, and the
-longest that the other had to wait for a token meanwhile, against its longest wait in as much time of calm
-after each: medians of the rounds. It is meant to be no more than one step longer. A harmless schema as large
-as any of them is sent too: what that costs is the price of a long request.
+Short schemas with a very large meaning are sent to a server one by one, from a separate process, while
+another client reads an endless answer. Prints what each sender got and after how long, and the longest time
+that the other client waited for a token meanwhile, compared with its longest wait in an equal time of calm
+afterwards: medians of the rounds. The goal is at most one step more. A harmless schema as large as the others
+is sent too, to show the cost of a long request.
 """
 
 import statistics
@@ -52,7 +52,7 @@ def doubling(depth: int) -> dict[str, Any]:
 
 
 def retried(depth: int) -> dict[str, Any]:
-    """Alternatives that a validator tries twice on each level, all in vain for a short text."""
+    """Alternatives that a validator tries twice at each level, all in vain for a short text."""
     twice = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(depth)}
     leaf = {"type": "string", "not": {"maxLength": 9}}
     return {"$ref": "#/$defs/d0", "$defs": {**twice, f"d{depth}": leaf}}
@@ -67,7 +67,7 @@ def deep(levels: int) -> dict[str, Any]:
 
 
 def wide(properties: int) -> dict[str, Any]:
-    """An object with so many properties, all of them wanted."""
+    """An object with this many required properties."""
     names = [f"property_{n}" for n in range(properties)]
     return {
         "type": "object",
@@ -78,7 +78,7 @@ def wide(properties: int) -> dict[str, Any]:
 
 
 def alternatives(objects: int, properties: int) -> dict[str, Any]:
-    """So many objects, each with so many properties of its own, none of them wanted."""
+    """This many objects, each with this many optional properties of its own."""
     return {
         "anyOf": [
             {
@@ -92,7 +92,7 @@ def alternatives(objects: int, properties: int) -> dict[str, Any]:
 
 
 def complements(objects: int, properties: int) -> dict[str, Any]:
-    """Objects, each of which has one of its own properties otherwise: as many alternatives as choices."""
+    """Objects, each of which changes one of its own properties: as many alternatives as choices."""
     barred = ({f"property_{n}_{m}": {"type": "string"} for m in range(properties)} for n in range(objects))
     return {"type": "object", "allOf": [{"not": {"properties": one}} for one in barred]}
 
@@ -135,7 +135,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "a far multiple": {"type": "integer", "multipleOf": 9_999_991, "minimum": 1, "maximum": 10**15},
 }
 
-# Grammars that a client writes: (field, value). Ambiguous ones have as many readings as a tree has shapes.
+# Grammars from clients: (field, value). An ambiguous one has as many parses as there are shapes of trees.
 GRAMMARS: dict[str, tuple[str, Any]] = {
     "GBNF: ambiguous": ("grammar", "root ::= s\ns ::= s s | [a-z] | [a-z] s | s [a-z]"),
     "GBNF: ambiguous, of any text": ("grammar", 'root ::= s\ns ::= s s | s s s | [^x] | ""'),
@@ -150,12 +150,12 @@ GRAMMARS: dict[str, tuple[str, Any]] = {
 
 CONTROL = "(harmless, and as long)"
 HARMLESS: dict[str, Any] = {"type": "string", "maxLength": 8, "description": "word " * 150_000}
-AFTERWARDS = 0.1  # seconds in which what an answer leaves to be done still counts as its own
+AFTERWARDS = 0.1  # seconds after an answer in which its remaining work still counts as its own
 
 
 @dataclass(slots=True)
 class Rounds:
-    """What was seen of one schema, a round each; the waits are the longest, in seconds."""
+    """The results of one schema, one per round. Waits are the longest, in seconds."""
 
     outcomes: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -164,11 +164,11 @@ class Rounds:
 
     @property
     def longer(self) -> float:
-        """By how many seconds others wait longer than in the calm."""
+        """How many seconds longer other clients wait than in calm."""
         return statistics.median(self.meanwhile) - statistics.median(self.calm)
 
     def row(self, step: float) -> list[str]:
-        """Of the table; `step` is how long one takes."""
+        """A row of the table. `step` is the duration of a step."""
         longest, calm = (1e3 * statistics.median(waits) for waits in (self.meanwhile, self.calm))
         outcomes = ", ".join(dict.fromkeys(self.outcomes))
         within = "yes" if self.longer <= step else "no"
@@ -176,7 +176,7 @@ class Rounds:
 
 
 class Bystander:
-    """Reads a long answer, token by token, again and again; `gaps` are the seconds between two."""
+    """Reads long answers token by token, again and again. `gaps` are the seconds between two tokens."""
 
     def __init__(self, client: httpx.AsyncClient, model: str) -> None:
         self._client = client
@@ -191,7 +191,7 @@ class Bystander:
         self.gaps: list[float] = []
 
     async def read(self) -> None:
-        """For ever."""
+        """Runs forever."""
         while True:
             async with self._client.stream("POST", "/v1/completions", json=self._body) as response:
                 response.raise_for_status()
@@ -221,7 +221,7 @@ def body_of(model: str, schema: Any, max_tokens: int = 64) -> dict[str, Any]:
 
 
 def bound_by(model: str, field: str, value: Any, max_tokens: int = 64) -> dict[str, Any]:
-    """The request of a grammar's sender; the answer does not end of itself."""
+    """The request of a grammar's sender. The answer does not end by itself."""
     return {
         "model": model,
         "messages": [{"role": "user", "content": "?"}],
@@ -233,7 +233,7 @@ def bound_by(model: str, field: str, value: Any, max_tokens: int = 64) -> dict[s
 
 
 def outcome_of(response: httpx.Response) -> str:
-    """What a sender got, in few words."""
+    """The sender's result in a few words."""
     error = response.json().get("error")
     return f"{response.status_code} {error['code'] if error else ''}".strip()
 
@@ -241,21 +241,21 @@ def outcome_of(response: httpx.Response) -> str:
 async def send(
     client: httpx.AsyncClient, model: str, schema: Any, *, max_tokens: int = 64
 ) -> tuple[str, float]:
-    """What a schema's sender gets, and after how many seconds."""
+    """A schema's sender: its result, and after how many seconds."""
     started = time.perf_counter()
     response = await client.post("/v1/chat/completions", json=body_of(model, schema, max_tokens))
     return outcome_of(response), time.perf_counter() - started
 
 
 def post(url: str, body: bytes) -> str:
-    """What the sender of this request gets. For a process of its own: to write half a megabyte takes time, in
-    which the other client would not see its tokens come."""
+    """The result of a request. It runs in a separate process: writing half a megabyte takes time, in which
+    the other client could not read its tokens."""
     json = {"content-type": "application/json"}
     return outcome_of(httpx.post(f"{url}/v1/chat/completions", content=body, headers=json, timeout=300))
 
 
 def new_body(model: str, name: str, number: int) -> bytes:
-    """A sender's request of which nothing is known from the rounds before."""
+    """A sender's request that differs from those of the rounds before."""
     if name in GRAMMARS:
         field, value = GRAMMARS[name]
         mark = "//" if name.startswith("Lark") else "#"
@@ -267,14 +267,14 @@ def new_body(model: str, name: str, number: int) -> bytes:
 
 @dataclass(slots=True)
 class HostileFindings:
-    """What was seen of each schema, and all waits of the other client, in seconds."""
+    """The results of each schema, and all waits of the other client, in seconds."""
 
     rounds: dict[str, Rounds]
     calm: list[float] = field(default_factory=list)
     meanwhile: list[float] = field(default_factory=list)
 
     def print(self) -> None:
-        """As a table."""
+        """Print the table."""
         step = statistics.median(self.calm)
         columns = (
             "schema",
@@ -297,7 +297,7 @@ class HostileFindings:
 
 
 async def measure(url: str, calm: float, rounds: int, names: Sequence[str] = ()) -> HostileFindings:
-    """Send each of these schemas (default: all) so often, and look at another client meanwhile."""
+    """Send each of these schemas (default: all) repeatedly, and measure another client meanwhile."""
     found = HostileFindings({name: Rounds() for name in names or (CONTROL, *SCHEMAS, *GRAMMARS)})
     async with httpx.AsyncClient(base_url=url, timeout=120) as client, anyio.create_task_group() as tasks:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]

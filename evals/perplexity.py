@@ -1,10 +1,9 @@
-"""The perplexity of one GGUF file over a text: through Personae, transformers and llama.cpp.
+"""The perplexity of one GGUF file over a text, in Personae, transformers and llama.cpp.
 
     python -m personae.evals.perplexity MODEL.gguf docs/*.md --llama PYTHON
 
-All are given the same tokens, in windows that do not overlap, and score every token of a window but its
-first.
-PYTHON is an interpreter that has the package `llama-cpp-python`.
+All get the same tokens, in windows that do not overlap, and score every token of a window but its first.
+PYTHON is an interpreter with the package `llama-cpp-python`.
 """
 
 import json
@@ -45,7 +44,7 @@ print(json.dumps(total))
 
 
 def windows(model: Path, texts: list[Path], width: int) -> Windows:
-    """The texts, one after the other, as tokens; what is left at the end is left out."""
+    """The texts, one after the other, as windows of tokens. The incomplete last window is dropped."""
     ids = Tokenizer.load(model).encode("\n".join(path.read_text(encoding="utf-8") for path in texts))
     return [ids[start : start + width] for start in range(0, len(ids) - width + 1, width)]
 

@@ -1,14 +1,14 @@
-"""Compares placement policies in the simulator, and looks for violations over many replicas.
+"""Compares placement policies in the simulator, and searches for violations with many replicas.
 
     python -m personae.evals.placement                      # a table of the policies
     python -m personae.evals.placement --property --seconds 300
     python -m personae.evals.placement --large --replicas 32 --requests 100000 --seed 7
 
-The table is of one day of traffic: adapters by Zipf's law, prompts that begin alike, bursts. Each policy
-serves the same requests. Times are virtual seconds. Goodput is the share of answers whose first token comes
-within 500 ms and each after it within 50 ms; the policies do not know of these targets. With --property
-scenarios are drawn from seeds, with faults, for so many real seconds; with --large one large one, of that
-seed. Exit code 1 if anything happened that must not.
+The table is for one day of traffic: adapters by Zipf's law, prompts with common beginnings, bursts. Each
+policy serves the same requests. Times are virtual seconds. Goodput is the share of answers whose first token
+comes within 500 ms and each further one within 50 ms; the policies do not know these targets. With
+--property, scenarios with faults are drawn from seeds for this many real seconds; with --large one large
+scenario of that seed. Exit code 1 if an invariant was violated.
 """
 
 import time
@@ -29,7 +29,7 @@ from personae.engine.sequence import LatencyTargets
 
 
 def day(placement: PlacementName, replicas: int, requests: int, rate: float, seed: int) -> Scenario:
-    """`rate` requests a second for each replica."""
+    """`rate` requests per second for each replica."""
     return Scenario(
         seed,
         SimulatedWorkload(
@@ -79,7 +79,7 @@ def row(placement: str, replicas: int, report: SimulationReport) -> str:
 
 
 def check(scenarios: Iterable[Scenario]) -> bool:
-    """Run scenarios, and say of all together what happened. True if nothing was wrong."""
+    """Run scenarios and sum up what happened. True if nothing was wrong."""
     outcomes, faults = Counter[str](), Counter[str]()
     runs, requests, restarts, moved, wrong = 0, 0, 0, 0, 0
     for scenario in scenarios:

@@ -1,10 +1,10 @@
-"""The study of placement policies over numbers of replicas: runs it, and draws its plots.
+"""A study of placement policies over numbers of replicas: runs it and draws its plots.
 
     python -m personae.evals.placement_study run results.jsonl --replicas 4 --requests 1000
     python -m personae.evals.placement_study draw results.jsonl docs/internals/placement
 
-`run` adds a line for each policy to a file, so that a long study can be run in parts. `draw` makes a table
-and an SVG for each figure from all lines of the file.
+`run` appends a line per policy to a file, so a long study can run in parts. `draw` makes a table, and an SVG
+for each figure, from all lines of the file.
 """
 
 import math
@@ -100,7 +100,7 @@ def table(found: list[Result]) -> str:
 
 
 def plot(title: str, found: list[Result], value: Callable[[Result], float]) -> str:
-    """An SVG that needs nothing else: a line for each policy, by number of replicas."""
+    """A self-contained SVG: a line per policy, by number of replicas."""
     counts = sorted({one.replicas for one in found})
     most = max(map(value, found)) * 1.1 or 1.0
     step = (_WIDTH - _LEFT - _RIGHT) / max(len(counts) - 1, 1)

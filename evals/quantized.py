@@ -2,9 +2,8 @@
 
     python -m personae.evals.quantized --count 64
 
-Each task with the model that it is for, in bfloat16 and with each `--quantize`, through the same API: the
-perplexity of the true answers, how many greedy answers are right in full, and how many are the same text as
-in bfloat16.
+Each task with its model, in bfloat16 and with each `--quantize`, through the same API: the perplexity of the
+true answers, how many greedy answers are completely right, and how many are the same text as in bfloat16.
 """
 
 import math
@@ -30,7 +29,7 @@ BASE = "personae-demo"
 
 @dataclass(slots=True)
 class TokenTrace:
-    """Of one sample: the true answer's logprob and tokens, and what the model answered."""
+    """The result of one sample: the true answer's logprob and number of tokens, and the model's answer."""
 
     logprob: float = 0.0
     tokens: int = 0
@@ -61,12 +60,12 @@ async def ask(tasks: dict[str, list[Sample]], quantize: str | None) -> dict[str,
 
 
 def perplexity(delivered: Sequence[TokenTrace]) -> float:
-    """Of the true answers, a token."""
+    """The perplexity per token of the true answers."""
     return math.exp(-sum(one.logprob for one in delivered) / sum(one.tokens for one in delivered))
 
 
 def right(samples: Sequence[Sample], delivered: Sequence[TokenTrace]) -> float:
-    """Share of answers that are right in full."""
+    """The share of answers that are completely right."""
     grades = [grade(sample, one.text)["exact"] for sample, one in zip(samples, delivered, strict=True)]
     return sum(grades) / len(grades)
 

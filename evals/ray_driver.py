@@ -1,4 +1,4 @@
-"""The process that talks to Ray, for `evals/chaos.py --ray`: its engines have a weak spot.
+"""The process that talks to Ray, for `evals/chaos.py --ray`. Its engines have a planted fault.
 
 python -m personae.evals.ray_driver FD
 """
@@ -16,7 +16,7 @@ class WeakHost(EngineHost):
 
 
 if __name__ == "__main__":
-    from personae.evals.ray_driver import WeakHost as Weak  # by a name that nodes can import
+    from personae.evals.ray_driver import WeakHost as Weak  # a name that nodes can import
 
     ray_driver.Driver.host = Weak
     ray_driver.main()

@@ -13,9 +13,9 @@ _HEAD = "127.0.0.2"
 
 
 class RayNodes:
-    """The head has no engines, each of `count` nodes has room for one. Blocks, for seconds.
+    """The head has no engines. Each of `count` nodes has room for one. The constructor blocks for seconds.
 
-    Ray's processes end with the thread that starts them, so all are started on one that stays.
+    Ray's processes end with the thread that starts them, so one long-lived thread starts them all.
     """
 
     def __init__(self, count: int) -> None:
@@ -31,7 +31,7 @@ class RayNodes:
             self.add()
 
     def add(self) -> None:
-        """One more node, under an address that none has had."""
+        """Add a node, with an address that was not used before."""
         adding = self._thread.submit(
             self._cluster.add_node,
             num_cpus=1,
@@ -41,7 +41,7 @@ class RayNodes:
         self._nodes.append(adding.result())
 
     def strike(self, rng: random.Random, how: signal.Signals) -> str:
-        """Send a signal to all processes of a node; returns its address. The node does not come back: `add`
+        """Send a signal to all processes of a node. Returns its address. The node does not come back; `add`
         another."""
         node = self._nodes.pop(rng.randrange(len(self._nodes)))
         raylet = node.all_processes["raylet"][0].process.pid
@@ -55,7 +55,7 @@ class RayNodes:
         return address
 
     def bury(self) -> None:
-        """Kill what was stopped."""
+        """Kill the stopped processes."""
         for pid in self._stopped:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -79,7 +79,7 @@ def _head() -> Any:
 
 
 def descendants(pid: int) -> list[int]:
-    """The numbers of all processes that a process has started, and those have."""
+    """The ids of all direct and indirect child processes of a process."""
     parent: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError):

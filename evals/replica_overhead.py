@@ -1,8 +1,8 @@
-"""What the dispatcher costs: one engine behind it beside one without it, in alternation.
+"""What the dispatcher costs: one engine behind it compared with one without it, in alternation.
 
     python -m personae.evals.replica_overhead --rounds 20
 
-Both engines are open all the time, and one of them works at a time. Each round measures both: the tokens a
+Both engines are open all the time, and one of them works at a time. Each round measures both: the tokens per
 second of `--streams` streams, and the first tokens of requests one after the other. Prints the medians, and
 the median of the rounds' ratios and differences.
 """
@@ -24,18 +24,18 @@ from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 
 PROMPT = 64
-FIRSTS = 20  # requests one after the other in a round
+FIRSTS = 20  # consecutive requests per round
 
 
 class Client:
-    """Asks one of the two."""
+    """A client of one of the two."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
         self._number = 0
 
     async def ask(self, tokens: int) -> float:
-        """One answer of so many tokens, of a prompt that was never asked before; seconds to its first."""
+        """One answer of this many tokens, for a new prompt. Returns the seconds to its first token."""
         self._number += 1
         number = self._number
         prompt = tuple(4 + (number * 7919 + at * 104729) % 250 for at in range(PROMPT))

@@ -22,7 +22,7 @@ def seeds(
     first: Annotated[int, typer.Option(help="The first seed.")] = 0,
     requests: Annotated[int, typer.Option(min=1, help="Requests in each.")] = 120,
 ) -> None:
-    """Draw random scenarios with faults. Looks for anything that must not happen."""
+    """Draw random scenarios with faults, and search for violated invariants."""
     from personae.actors.simulation.swarm import draw
     from personae.actors.simulation.world import InvariantViolated, simulate
 
@@ -47,7 +47,7 @@ def traffic(
     parts: Annotated[int, typer.Option(min=1, help="Independent parts, each with a seed of its own.")] = 1,
     processes: Annotated[int, typer.Option(min=1, help="Parts that are simulated at once.")] = 1,
 ) -> None:
-    """Simulate much traffic with faults, over many adapters. The books are checked every 64 steps."""
+    """Simulate much traffic with faults, over many adapters. The invariants are checked every 64 steps."""
     begun = perf_counter()
     jobs = [
         (requests // parts + (part < requests % parts), adapters, rate, faults_every, seed + part)

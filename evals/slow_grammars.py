@@ -1,11 +1,11 @@
-"""What grammars whose masks take long cost the others.
+"""What grammars with slow masks cost other clients.
 
     python -m personae.evals.slow_grammars
 
-Ambiguous grammars are sent to a server, one and then eight at a time, again and again, while another client
-asks for 16 tokens, again and again. Prints what the other saw, in turns calm and attacked: its first token
-(p50 and p99), its longest wait between two tokens, the time of the 16 (median), how the attackers' answers
-ended, and the server's memory, its processes together.
+Ambiguous grammars are sent to a server repeatedly, first one and then eight at a time, while another client
+repeatedly requests 16 tokens. Calm and attack alternate. Prints the other client's first token (p50 and p99),
+its longest wait between two tokens, the time of the 16 tokens (median), how the attackers' answers ended, and
+the memory of the server's processes together.
 """
 
 import os
@@ -35,7 +35,7 @@ SETTLE = 3.0  # seconds after an attack
 
 @dataclass(slots=True)
 class Seen:
-    """By the other client, in seconds; and how the attackers' answers ended."""
+    """The other client's times in seconds, and how the attackers' answers ended."""
 
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Seen:
     bytes: list[int] = field(default_factory=list)
 
     def row(self) -> list[str]:
-        """Of the table: milliseconds, and MiB."""
+        """A row of the table: milliseconds and MiB."""
         first = sorted(self.first)
         p99 = first[min(int(0.99 * len(first)), len(first) - 1)]
         times = (statistics.median(first), p99, max(self.gaps), statistics.median(self.whole))
@@ -54,7 +54,8 @@ class Seen:
 
 
 def memory_of(root: int) -> int:
-    """Bytes of a process and all that it has started: what each has of its own, and shares in parts (PSS)."""
+    """Bytes of a process and all processes that it has started: each one's own memory and its part of shared
+    memory (PSS)."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -98,7 +99,7 @@ async def ask(client: httpx.AsyncClient, model: str, seen: Seen) -> None:
 
 
 async def attack(client: httpx.AsyncClient, model: str, name: str, number: Iterator[int], seen: Seen) -> None:
-    """For ever, a new grammar each time."""
+    """Runs forever, with a new grammar each time."""
     headers = {"content-type": "application/json"}
     while True:
         body = new_body(model, name, next(number)).replace(b'"max_tokens":64', b'"max_tokens":256')
@@ -114,7 +115,7 @@ async def measure(
     number = count(os.getpid() * 1000)
     async with httpx.AsyncClient(base_url=served.url, timeout=300) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        for _ in range(2):  # the library is loaded where it has to be
+        for _ in range(2):  # so that every process has loaded the library
             warm = new_body(model, name, next(number)).replace(b'"min_tokens":64', b'"min_tokens":0')
             await client.post(
                 "/v1/chat/completions", content=warm, headers={"content-type": "application/json"}

@@ -1,11 +1,11 @@
-"""Full load for a long time, with clients that leave and clients that read slowly: does anything grow?
+"""Full load for a long time, with clients that disconnect and clients that read slowly: does anything grow?
 
-Every third answer is bound by one of many schemas, so grammars come and go as well.
+Every third answer is bound by one of many schemas, so grammars are compiled and dropped as well.
 
     python -m personae.evals.soak --model evals/demo/model --adapters evals/demo/adapters --minutes 60
 
 Samples, every `--every` seconds: resident memory and open files of the frontend and the engine core, and the
-frontend's tasks. The first fifth of the samples is warming up. Exit code 1 if anything grows by more than
+frontend's tasks. The first fifth of the samples is the warm-up. Exit code 1 if anything grows by more than
 `--growth` (a share) from the second fifth to the last.
 """
 
@@ -28,12 +28,12 @@ from personae.grammar.spec import GrammarSpec
 
 NAMES = ("front MiB", "back MiB", "front files", "back files", "tasks")
 SCHEMAS = 512
-ENOUGH = 64  # tokens in which an answer to any of them is complete
+ENOUGH = 64  # tokens in which an answer to any of the schemas is complete
 SLACK = {"front MiB": 8, "back MiB": 8, "front files": 2, "back files": 2, "tasks": 4}
 
 
 class Soak:
-    """One run: `samples` has a row for each look, in the order of NAMES."""
+    """One run. `samples` has a row per sample, in the order of NAMES."""
 
     def __init__(self, engine_processes: MultiProcessEngine, seconds: float, tokens: int) -> None:
         self.engine_processes = engine_processes
@@ -43,7 +43,7 @@ class Soak:
         self.samples: list[tuple[float, ...]] = []
 
     async def client(self, number: int) -> None:
-        """Ask again and again; every fourth client leaves early, every eighth reads slowly."""
+        """Send requests repeatedly. Every fourth client disconnects early, every eighth reads slowly."""
         dice = random.Random(number)
         client = self.engine_processes.client
         cards = list(client.models("default").values())
@@ -75,7 +75,7 @@ class Soak:
             self.answers += 1
 
     async def watch(self, back: int, every: float) -> None:
-        """Look, until the end."""
+        """Take samples until the end."""
         print(f"{'minute':>7}" + "".join(f"{name:>13}" for name in NAMES) + f"{'answers':>10}{'left':>7}")
         begun = time.monotonic()
         while time.monotonic() < self.ends:
@@ -88,7 +88,7 @@ class Soak:
             print(f"{minute:>7.1f}{row}{self.answers:>10}{self.left:>7}", flush=True)
 
     def grown(self, share: float) -> list[str]:
-        """What is larger at the end than at the beginning, by more than a share and a little."""
+        """What has grown from the beginning to the end by more than a share and a small constant."""
         fifth = max(len(self.samples) // 5, 1)
         found = []
         for index, name in enumerate(NAMES):
@@ -100,7 +100,7 @@ class Soak:
 
 
 def grammar(number: int) -> GrammarSpec:
-    """One of the schemas, each with names of its own."""
+    """One of the schemas, each with different names."""
     names = {f"field_{number}_{part}": {"type": kind} for part, kind in enumerate(("integer", "boolean"))}
     schema = {"type": "object", "properties": names, "required": list(names), "additionalProperties": False}
     return GrammarSpec("json_schema", json.dumps(schema))

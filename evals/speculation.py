@@ -1,9 +1,10 @@
-"""What `--speculate` changes in speed: five loads through two servers, in alternation.
+"""How `--speculate` changes the speed: five loads through two servers, in alternation.
 
     python -m personae.evals.speculation --clients 1,8,32 --rounds 3
 
 One server speculates, the other does not. Every load is sent to both, the order changes each round, and all
-answers must be the same. The speed of a round is completion tokens by the seconds until the last answer.
+answers must be the same. The speed of a round is its completion tokens divided by the seconds until the last
+answer.
 """
 
 import functools
@@ -32,7 +33,7 @@ _CHAT = (
     "Write a short letter to a friend about a {}.",
     "What should I know before I buy a {}?",
 )
-_HELD = 512  # questions of a task
+_HELD = 512  # questions per task
 _THINGS = ("bicycle", "kite", "radio", "violin", "clock", "boat", "camera", "stove", "lantern", "tent")
 
 
@@ -52,7 +53,7 @@ def tool_call(index: int) -> Body:
 
 
 def edit(index: int) -> Body:
-    """A class gets another name; the code as it was is the `prediction`."""
+    """A class is renamed; the old code is the `prediction`."""
     draw = random.Random(index)
     old, new = draw.sample(_NAMES, 2)
     fields = draw.sample(_FIELDS, 4)
@@ -87,7 +88,7 @@ LOADS: dict[str, Callable[[int], Body]] = {
 
 
 async def run(url: str, bodies: list[Body], clients: int) -> tuple[float, list[str]]:
-    """Tokens a second over all answers, and the answers.
+    """Tokens per second over all answers, and the answers.
 
     Raises httpx.HTTPStatusError if a request is refused.
     """
@@ -126,7 +127,7 @@ async def compare(urls: dict[str, str], load: str, clients: int, requests: int, 
     speeds: dict[str, list[float]] = {way: [] for way in urls}
     different = 0
     for turn in range(rounds + 1):
-        # No round repeats a prompt: the prefix cache would make it another load.
+        # No round repeats a prompt, because the prefix cache would change the load.
         bodies = [LOADS[load](turn * requests + index) for index in range(requests)]
         bodies = [{**body, "max_tokens": 160} for body in bodies]
         answers = {}

@@ -1,1 +1,2 @@
-"""A model that always prefers what is not allowed, served over HTTP, and what is made of it."""
+"""A model that always prefers forbidden tokens, served over HTTP, and a suite that checks its bound
+answers."""

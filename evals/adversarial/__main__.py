@@ -1,11 +1,11 @@
-"""Schemas put over HTTP to a server whose model always prefers what is not allowed.
+"""Sends schemas over HTTP to a server whose model always prefers forbidden tokens.
 
     python -m personae.evals.adversarial ../shared/data/jsonschemabench --every 24 --out runs/adversarial
 
-Without a folder it is a sample of our own. Prints how many schemas were accepted, how many of their answers
-were not whole or not valid, and the refusals by keyword. Object schemas are also the parameters of a function
-that the model has to call, in the format `--tool-format`. `--resume` goes on with a run that was interrupted;
-`personae eval report` shows the answers. Exit code 1 if an accepted schema's answer is not what was promised.
+Without a folder it uses our own sample. It prints how many schemas were accepted, how many of their answers
+were incomplete or invalid, and the refusals by keyword. Object schemas are also used as the parameters of a
+function that the model must call, in the format `--tool-format`. `--resume` continues an interrupted run;
+`personae eval report` shows the answers. Exit code 1 if an accepted schema's answer breaks its promise.
 """
 
 import sys
@@ -29,7 +29,7 @@ SUITE = "adversarial"
 
 
 def tally(records: list[OutcomeRecord], mode: str) -> tuple[list[str], int]:
-    """Lines about the records of a mode, and how many answers are not what was promised."""
+    """Lines about the records of a mode, and how many answers break their promise."""
     played = [record for record in records if record.mode == mode]
     judged = [record for record in played if record.judged]
     accepted = [record for record in judged if record.scores["accepted"]]
@@ -53,7 +53,7 @@ def tally(records: list[OutcomeRecord], mode: str) -> tuple[list[str], int]:
 async def play(
     options: EvalOptions, engine: EngineOptions, console: Console, tool_format: str = "hermes"
 ) -> Path:
-    """Serve, and put the suite to it."""
+    """Start the server and run the suite against it."""
     async with serving(engine, tool_format) as url:
         return await run_session(msgspec.structs.replace(options, url=url), console)
 

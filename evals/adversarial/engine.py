@@ -1,9 +1,8 @@
-"""A model of ill will: the tokens that it likes best are those that the grammar does not allow.
+"""An adversarial model: its favourite tokens are those that the grammar forbids.
 
-Among those that are allowed it takes the worst for an answer that has to end: in one answer the longest, in
-another those that open brackets, blanks, digits, new members, or any at random. It stops only when nothing
-else is left. Scheduler, grammars, masks, sampling and serving are the real ones; the forward pass takes no
-time.
+Among the allowed tokens it prefers those that make an answer hard to end: in one answer the longest, in
+another those that open brackets, blanks, digits, new members, or any at random. It stops only if nothing else
+is allowed. Scheduler, grammars, masks, sampling and serving are real; the forward pass takes no time.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -43,7 +42,7 @@ _FORBIDDEN, _STOP = 1e6, -1e6
 
 
 class _Inner(HttpServer):
-    """Leaves signals to the program around it."""
+    """Leaves signals to the surrounding program."""
 
     def capture_signals(self) -> Any:
         """None of them."""
@@ -51,7 +50,7 @@ class _Inner(HttpServer):
 
 
 class Adversary:
-    """Stands before a sampler. An answer's seed says which taste it has."""
+    """Wraps a sampler. An answer's seed decides what it prefers."""
 
     def __init__(self, sampler: Sampler, vocabulary: Vocabulary) -> None:
         self._sampler = sampler
@@ -77,7 +76,7 @@ class Adversary:
         bitmask: Tensor | None = None,
         verifications: Mapping[int, HostVerification] = NO_VERIFICATION,
     ) -> SampledTokens:
-        """As the sampler's, of other logits: a function of the seed, the position and the mask."""
+        """As the sampler's, with other logits: a function of the seed, the position and the mask."""
         for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
             noise = np.random.default_rng((self._seeds[slot], position)).random(logits.shape[1], np.float32)
             logits[row] = self._tastes[self._seeds[slot] % len(TASTES)] + torch.from_numpy(noise)
@@ -88,20 +87,21 @@ class Adversary:
 
 
 def adversarial(engine_spec: EngineSpec, vocabulary: Vocabulary) -> EngineSpec:
-    """The same script with such a model."""
+    """The same engine with such a model."""
     blank = paced(engine_spec, 0.0)
 
     def build() -> StepEngine:
         engine: Any = blank.build_step_engine()
         engine.sampler = Adversary(engine.sampler, vocabulary)
-        return cast(StepEngine, engine)  # but for its sampler
+        return cast(StepEngine, engine)  # except for its sampler
 
     return replace(blank, build_step_engine=build)
 
 
 @asynccontextmanager
 async def serving(options: EngineOptions, tool_format: str = "hermes") -> AsyncIterator[str]:
-    """The URL of a server with such a model, which has the tokenizer and the sizes of a real one's folder."""
+    """The URL of a server with such a model, which has the tokenizer and the sizes of a real model's
+    folder."""
     assembly = await anyio.to_thread.run_sync(assemble, options)
     vocabulary = Vocabulary.from_tokenizer_json(
         (Path(options.model) / "tokenizer.json").read_bytes(),

@@ -1,6 +1,6 @@
-"""From conversations to batches of nearly equal length.
+"""Turns conversations into batches of nearly equal length.
 
-Batches are a pure function of (seed, chunk, worker), so that training can stop and go on anywhere without a
+Batches are a pure function of (seed, chunk, worker), so training can stop and continue anywhere without a
 saved data state.
 """
 
@@ -33,14 +33,14 @@ class TrainingRow(NamedTuple):
     """One conversation as tokens."""
 
     ids: list[int]
-    taught: list[int]  # indices of the tokens that the model is to predict
+    taught: list[int]  # indices of the tokens that the model learns to predict
 
 
 def encode(tokenizer: Tokenizer, sample: Sample, *, lists: bool = False) -> TrainingRow:
-    """Tokens of prompt and completion; what is taught is the completion.
+    """Tokens of prompt and completion. The completion is taught.
 
-    With `lists`, the prompt's lists of required properties are taught too: they are exercises in
-    going through a schema in order, and cost nothing more. The prompt is encoded apart, as when generating.
+    With `lists`, the prompt's lists of required properties are taught too: they are exercises in going
+    through a schema in order, at no extra cost. The prompt is encoded separately, as when generating.
     """
     prompt: list[int] = tokenizer.encode(sample.prompt, add_special_tokens=False).ids
     ids: list[int] = prompt + tokenizer.encode(sample.completion, add_special_tokens=False).ids
@@ -59,10 +59,10 @@ def _required(tokenizer: Tokenizer, prompt: list[int]) -> list[int]:
 
 
 def collate(rows: list[TrainingRow], rng: Random | None = None, context: int = 2048) -> TrainingBatch:
-    """Pads rows; with `rng`, one in ten gets a jump in its positions.
+    """Pads rows. With `rng`, one in ten gets a jump in its positions.
 
-    The jump lets a model that trains on short conversations meet every distance within its context
-    (PoSE, Zhu et al., 2023).
+    The jump lets a model that trains on short conversations see every distance within its context (PoSE, Zhu
+    et al., 2023).
     """
     length = -(-max(len(row.ids) for row in rows) // ROUND) * ROUND
     tokens = torch.zeros(len(rows), length, dtype=torch.int64)

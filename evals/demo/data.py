@@ -1,4 +1,4 @@
-"""The mixture that the base model is trained on, and the tasks that it is measured on.
+"""The data on which the base model is trained, and the tasks on which it is measured.
 
 Everything is a pure function of (split, seed): `samples` gives the same conversations wherever it runs.
 """

@@ -1,4 +1,4 @@
-"""What is right about an answer to one of the demo's held-out conversations."""
+"""Grades an answer to one of the demo's held-out conversations."""
 
 import itertools
 import json
@@ -20,17 +20,17 @@ def held_out(task: str, count: int) -> list[Sample]:
 
 
 def visible(text: str) -> str:
-    """The text behind the thoughts that it opens with, if it does."""
+    """The text after the thoughts with which it begins, if it has any."""
     text = text.strip()
     return text.partition("</think>")[2].strip() if text.startswith("<think>") else text
 
 
 def grade(sample: Sample, text: str) -> Scores:
-    """What is right about one answer; each figure is 0 or 1 and is averaged later.
+    """The scores of one answer, each 0 or 1.
 
     exact: the whole visible answer. For calls also tool (the right names, in order) and valid (they parse and
-    satisfy the offered schema); for records valid alone; for requests that no tool fits,
-    quiet (nothing is called).
+    satisfy the offered schema); for records only valid; for requests that no tool fits, quiet (nothing is
+    called).
     """
     said, gold = visible(text), sample.answer
     scores = {"exact": float(said == gold)}
@@ -59,7 +59,7 @@ def grade(sample: Sample, text: str) -> Scores:
 def malformed(sample: Sample, text: str) -> bool:
     """Whether something was called or written that does not parse, or does not satisfy its schema.
 
-    An answer in words where a call was wanted is wrong, but not malformed.
+    An answer in words instead of a call is wrong, but not malformed.
     """
     said = visible(text)
     if sample.tools:

@@ -1,4 +1,4 @@
-"""What base and adapters are trained for, and the measure of how far they are."""
+"""The training objective of base and adapters, and the measure of their progress."""
 
 import itertools
 
@@ -12,7 +12,8 @@ from personae.evals.demo.batches import IGNORE, TrainingBatch, collate, encode
 
 
 def loss_of(model: Qwen3ForCausalLM, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of the completion's tokens, and for each row whether all of them are the likeliest.
+    """Mean cross-entropy of the completion's tokens, and for each row whether all its tokens are the
+    likeliest.
 
     All-likeliest under teacher forcing is the same as an exact match of greedy decoding.
     """

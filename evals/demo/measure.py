@@ -1,7 +1,6 @@
 """Held-out exact match of base and adapters: `python -m personae.evals.demo.measure`.
 
-A backend is any callable from samples to the texts that the model writes for them, so that another engine
-is one function.
+A backend is any function from samples to the model's texts, so another engine is one function.
 """
 
 import argparse
@@ -63,7 +62,7 @@ def measure(generate: Generate, task: str, count: int) -> Scores:
 
 
 def main() -> None:
-    """Measures the named models, adds their figures to those that are there, and prints all."""
+    """Measures the named models, adds their figures to the existing ones, and prints all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--only", nargs="*", choices=("base", *data.ADAPTER_TASKS), help="measure these models instead of all"

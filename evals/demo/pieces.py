@@ -1,7 +1,7 @@
-"""A drill that shows the words of the whole vocabulary: to repeat some of them at random.
+"""A drill that shows all words of the vocabulary: the model repeats some of them at random.
 
-A token that training never shows is only ever pushed away, in the same direction as every other such token:
-after some thousand steps their embeddings are nearly one vector, and no adapter can tell `angry` from
+A token that training never shows is only ever pushed away, in the same direction as every other such token.
+After some thousand steps their embeddings are nearly one vector, and no adapter can distinguish `angry` from
 `neutral` again. Words of the open classes that belong to the test split stay unseen.
 """
 

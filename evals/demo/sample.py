@@ -1,4 +1,4 @@
-"""One conversation with its gold answer, and how it becomes text.
+"""One conversation with its gold answer, and its text.
 
 The template is the one that ships with the model; `prompt` renders it as transformers and Personae do.
 """
@@ -39,7 +39,7 @@ class Sample:
 
     @property
     def prompt(self) -> str:
-        """The rendered conversation, ending where the model is to go on."""
+        """The rendered conversation, up to where the model continues."""
         return render(self.messages, self.tools, self.thinking)
 
     @property
@@ -50,7 +50,7 @@ class Sample:
 
 
 def dumps(value: Json) -> str:
-    """JSON in the one spelling that the model is taught."""
+    """JSON in the single form that the model learns."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -63,7 +63,7 @@ def call_text(calls: list[Call]) -> str:
 
 
 def read_calls(text: str) -> list[Call] | None:
-    """The tool calls of an answer: none for plain text, `None` when a call does not parse."""
+    """The tool calls of an answer: none for plain text, `None` if a call does not parse."""
     calls: list[Call] = []
     for piece in text.split("<tool_call>")[1:]:
         body, closed, _ = piece.partition("</tool_call>")

@@ -1,8 +1,8 @@
 """A byte-level BPE tokenizer made for copying.
 
-A value must have the same tokens in the user's words and in the JSON that the model writes. So a space never
-joins the word behind it, digits stand alone, words break at case borders, and everything that is neither
-letter nor digit forms its own pieces (`": "`, `"}, "`), whatever its neighbours are.
+A value must have the same tokens in the user's words and in the model's JSON. So a space never joins the next
+word, digits are separate, words are split at case borders, and all other characters form their own pieces
+(`": "`, `"}, "`), whatever their neighbours are.
 """
 
 import itertools

@@ -1,7 +1,7 @@
-"""Values with a large combinatorial space, dealt to the two splits by a hash of their text.
+"""Values from a large combinatorial space, assigned to the two splits by a hash of their text.
 
-What a model copies well it must copy without having seen it: `belongs` gives every eighth text to the test
-split, by CRC-32, so that no list has to be stored and both splits can be checked by anybody.
+The model must be able to copy values that it has not seen: `belongs` assigns every eighth text to the test
+split, by CRC-32. So no list has to be stored, and anyone can check both splits.
 """
 
 import datetime

@@ -1,1 +1,2 @@
-"""Whether a sequence's tokens depend on anything but its log: random traffic against each request alone."""
+"""Checks that a sequence's tokens depend only on its log: random traffic, compared with each request
+alone."""

@@ -2,13 +2,13 @@
 
     python -m personae.evals.isolation --seeds 100
 
-A seed stands for some requests (base and adapters, prompts that share beginnings or go on with answers, free
-and bound, all sampling parameters), the sizes of an engine with memory for a few of them, and the order in
-which they come, are planned, computed, read, leave, or have the engine lost under them. So sequences are
-preempted, chunked, jumped, guessed, cached, and adapters come and go. Alone is a new engine for every
-request, with nothing else in it. Tokens, ends and log-probabilities have to be the same: with AVX-512 in
-bfloat16 to the last bit, in float32 log-probabilities to rounding, which may also choose another token once
-in 10,000. Prints what differs; exit code 1 if more does.
+A seed defines some requests (base and adapters, prompts that share beginnings or continue answers, free and
+bound, all sampling parameters), the sizes of an engine with memory for a few of them, and the order of
+events: requests arrive, are planned, computed, read and withdrawn, and the engine is lost. So sequences are
+preempted, chunked, jumped, guessed and cached, and adapters are loaded and evicted. Alone means a new engine
+for every request. Tokens, ends and log-probabilities must be the same: with AVX-512 in bfloat16 to the last
+bit; in float32 log-probabilities up to rounding, which may also choose another token once in 10,000. Prints
+the differences. Exit code 1 if there are more.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from personae.evals.isolation.load import Load
 from personae.evals.isolation.traffic import Past, RandomTraffic, draw_scene
 
 ROUNDING = 2e-4  # of a log-probability in float32
-BETWEEN = 10_000  # tokens from one that rounding chose to the next
+BETWEEN = 10_000  # tokens per token that rounding may choose
 WAYS: dict[str, tuple[str, str | None]] = {
     "bfloat16": ("bfloat16", None),
     "int8": ("bfloat16", "int8"),
@@ -35,7 +35,8 @@ WAYS: dict[str, tuple[str, str | None]] = {
 
 
 class StreamDifference(NamedTuple):
-    """Where a stream is not what it is alone. `chosen`: another token was, which rounding may have done."""
+    """Where a stream differs from the same request alone. `chosen`: another token was chosen, perhaps by
+    rounding."""
 
     id: str
     what: str
@@ -45,7 +46,7 @@ class StreamDifference(NamedTuple):
 def difference(
     id: str, found: ObservedStream, alone: ObservedStream, rounding: float, *, left: bool = False
 ) -> StreamDifference | None:
-    """The first one; None if there is none. A stream that was left may be shorter."""
+    """The first difference; None if there is none. A stream that was withdrawn may be shorter."""
     for what, mine, theirs in (
         ("token", found.tokens, alone.tokens),
         ("logprob of token", found.logprobs, alone.logprobs),
@@ -63,8 +64,8 @@ def difference(
 
 
 def _near(a: object, b: object, rounding: float) -> bool:
-    """Whether two log-probabilities of the same token are the same but for rounding; ranks and the order of
-    the others may hang on it."""
+    """Whether two log-probabilities of the same token differ only by rounding. Ranks and the order of the
+    others may then differ too."""
     if not (isinstance(a, TokenLogprobs) and isinstance(b, TokenLogprobs)):
         return False
     return a.token == b.token and abs(a.logprob - b.logprob) <= rounding
@@ -73,7 +74,7 @@ def _near(a: object, b: object, rounding: float) -> bool:
 def play(
     fixture: EngineFixture, seed: int, requests: int, rounding: float
 ) -> tuple[list[StreamDifference], Counter[str]]:
-    """What differs in one seed, and what happened in it."""
+    """The differences of one seed, and what happened in it."""
     dice = Random(seed)
     scene, traffic = draw_scene(dice, fixture), RandomTraffic(dice, fixture)
     past: Past = []
@@ -94,7 +95,7 @@ def play(
 
 
 def judged(differ: list[StreamDifference], tokens: int, rounding: float) -> int:
-    """How many of the differences are wrong, in so many tokens."""
+    """How many of the differences are errors, for this many tokens."""
     chosen = sum(one.chosen for one in differ)
     forgiven = min(chosen, 1 + tokens // BETWEEN) if rounding else 0
     return len(differ) - forgiven

@@ -1,4 +1,4 @@
-"""A model with its adapters and grammars, and a request played alone on an engine of its own: the truth."""
+"""A model with its adapters and grammars, and requests played alone on a new engine, which is the truth."""
 
 import tempfile
 from collections.abc import Iterable
@@ -33,20 +33,20 @@ from personae.lora.source import AdapterSource
 from personae.lora.stacking import stacked
 
 LONGEST = 192  # tokens of a sequence
-RANDOM_RANKS = (1, 5, 24, 64)  # of adapters that are made beside those given
+RANDOM_RANKS = (1, 5, 24, 64)  # the ranks of additional random adapters
 
 
 @dataclass
 class ObservedStream:
-    """What a client has seen of one sequence."""
+    """What a client has received of one sequence."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    end: tuple[str, str | None] | None = None  # how it finished, and its error
+    end: tuple[str, str | None] | None = None  # its finish reason, and its error
 
     def take(self, delta: Delta) -> None:
-        """What a step brought."""
+        """Add a step's delta."""
         assert self.end is None, f"sequence {delta.id} goes on after its end"
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
@@ -62,8 +62,8 @@ def device_of(engine: StepEngine) -> Runner:
 
 
 class EngineFixture:
-    """Everything that engines share. `adapters` are by digest: those of the sub-folders of `roots`, and
-    random ones."""
+    """What all engines share. `adapters` are by digest: those of the sub-folders of `roots`, and random
+    ones."""
 
     def __init__(self, folder: Path, roots: Iterable[Path], dtype: str, quantize: str | None) -> None:
         cpu = torch.device("cpu")
@@ -89,7 +89,7 @@ class EngineFixture:
         return stacked(read_adapter(folder, self._shapes), self.model.config.layers, self.model.dtype)
 
     def bound(self, spec: GrammarSpec) -> AnyGrammar | None:
-        """The grammar; None if it is refused."""
+        """The grammar; None if it is rejected."""
         if spec not in self.grammars:
             try:
                 self.grammars[spec] = self._compiler.compile(spec)
@@ -98,8 +98,8 @@ class EngineFixture:
         return self.grammars[spec]
 
     def engine(self, layout: MemoryLayout, ranks: int, speculate: str = "off") -> StepEngine:
-        """A new one, with places for so many ranks of adapters; NaN is where nothing has been written.
-        `speculate`: as `--speculate`."""
+        """A new engine with room for this many ranks of adapters. Unwritten memory is NaN. `speculate`: as
+        `--speculate`."""
         sizes = Sizes(layout, self.model.dtype, 0, ranks, 0, 0)
         engine = EngineBuilder(
             self.model, self._shapes, sizes, self._retokenizer, False, self._taken, speculate
@@ -111,8 +111,8 @@ class EngineFixture:
         return self.adapters[digest]
 
     def alone(self, log: SequenceLog) -> ObservedStream:
-        """One sequence on a new engine: whole prompt at once, then a token a step, each read before the next
-        step is planned."""
+        """One sequence on a new engine: the whole prompt at once, then one token per step, each read before
+        the next step is planned."""
         layout = MemoryLayout(LONGEST // 16, 16, 1, LONGEST, LONGEST)
         engine, scheduler = self.engine(layout, self.ranks[-1]), Scheduler(layout, VirtualTokenCounters())
         if log.adapter is not None:

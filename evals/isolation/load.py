@@ -1,4 +1,4 @@
-"""Requests in each other's way on one small engine. What happens next is drawn, not timed."""
+"""Requests that disturb each other on one small engine. Events are drawn at random, not timed."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -21,8 +21,8 @@ from personae.evals.isolation.traffic import IsolationScenario
 
 
 class Load:
-    """Plays `logs` to their ends. `streams` has what each client saw, `left` who went away; `happened` counts
-    what disturbed them."""
+    """Plays `logs` to their ends. `streams` has what each client received, `left` who disconnected.
+    `happened` counts the disturbances."""
 
     def __init__(
         self, fixture: EngineFixture, scene: IsolationScenario, logs: Iterable[SequenceLog], dice: Random
@@ -35,7 +35,7 @@ class Load:
         self._open()
 
     def play(self) -> None:
-        """One thing after the other, until nothing is left to be done."""
+        """One event after another, until nothing is left to do."""
         in_vain = 0
         while self._coming or self._live or self._queue or self._unread is not None:
             moves: list[Callable[[], bool]] = []
@@ -62,12 +62,12 @@ class Load:
         policy = TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters(), patience=400)
         self._scheduler = Scheduler(self._scene.layout, policy, background=4, sharing=True, drafts=MAX_DRAFTS)
         self._live: dict[str, SequenceLog] = {}
-        self._held: Counter[str] = Counter()  # adapters, by the sequences that have them
-        self._queue: deque[StepPlan | str] = deque()  # what the executor has before it: steps, and releases
+        self._held: Counter[str] = Counter()  # how many sequences hold each adapter
+        self._queue: deque[StepPlan | str] = deque()  # the executor's queue: steps and releases
         self._unread: LaunchedStep | None = None
 
     def _come(self) -> bool:
-        """The next request, if there is room for its adapter."""
+        """The next request arrives, if there is room for its adapter."""
         log = self._coming[0]
         if log.adapter is not None:
             if not device_of(self._engine).place(self._fixture.adapters[log.adapter]):
@@ -84,7 +84,8 @@ class Load:
         return plan is not None
 
     def _run(self) -> bool:
-        """What is next in the executor's queue; the step before is read beside it, if it was not."""
+        """Run the next item of the executor's queue. The step before is read in parallel, if it was not read
+        yet."""
         task = self._queue.popleft()
         if isinstance(task, str):
             if not self._held[task]:
@@ -118,7 +119,7 @@ class Load:
                 self._queue.append(adapter)
 
     def _leave(self) -> None:
-        """A client goes away."""
+        """A client disconnects."""
         id = self._dice.choice(list(self._live))
         assert self._scheduler.cancel(id)
         self._end(id)
@@ -126,7 +127,8 @@ class Load:
         self.happened["left"] += 1
 
     def _lose(self) -> None:
-        """The engine is lost, with all that was in flight: those that live come again with their logs."""
+        """The engine is lost, with everything in flight. The live sequences are submitted again with their
+        logs."""
         self._count()
         for id, log in reversed(self._live.items()):
             stream = self.streams[id]
@@ -137,7 +139,7 @@ class Load:
         self._open()
 
     def _count(self) -> None:
-        """What the engine knows of itself."""
+        """The engine's own counters."""
         self.happened["preemptions"] += self._scheduler.counters.preemptions
         self.happened["jumped tokens"] += self._scheduler.counters.jumped
         self.happened["right drafts"] += self._scheduler.counters.accepted_tokens

@@ -1,4 +1,4 @@
-"""Random requests, and an engine too small for them: what a seed stands for."""
+"""Random requests, and an engine that is too small for them, both drawn from a seed."""
 
 import json
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from personae.grammar.bitmask import mask_of
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import compacted
 
-PROMPT, ANSWER = (12, 40, 80), (16, 60, 100)  # most tokens of a seed's
-ROOM = 100  # tokens of a bound answer that does not feel its end
+PROMPT, ANSWER = (12, 40, 80), (16, 60, 100)  # the most tokens in a seed
+ROOM = 100  # tokens of a bound answer whose budget is not tight
 TEXT = "No refund is given for a parcel that was opened, used, worn or washed by whoever sends it back."
 SPECS = (
     *(GrammarSpec("json_schema", json.dumps(case.schema), strict=False) for case in read_schemas(SAMPLE)),
@@ -35,7 +35,7 @@ Past = list[tuple[SequenceLog, ObservedStream]]
 @dataclass(frozen=True, slots=True)
 class IsolationScenario:
     """`clients` sequences at a time on an engine of these sizes, with up to `lookahead` plans in flight. At
-    each turn a client leaves or the engine is lost with these probabilities."""
+    each event a client leaves or the engine is lost with these probabilities."""
 
     layout: MemoryLayout
     ranks: int
@@ -61,8 +61,8 @@ def draw_scene(dice: Random, fixture: EngineFixture) -> IsolationScenario:
 
 
 class RandomTraffic:
-    """The requests of one seed. Each kind comes with a share of its own, so that seeds differ in more than
-    their tokens."""
+    """The requests of one seed. Each kind has its own share, so that seeds differ in more than their
+    tokens."""
 
     def __init__(self, dice: Random, fixture: EngineFixture) -> None:
         self._dice, self._fixture = dice, fixture
@@ -75,7 +75,7 @@ class RandomTraffic:
         ]
 
     def draw(self, id: str, past: Past) -> SequenceLog:
-        """A request that may begin like an earlier one, go on with its answer, or be its sibling."""
+        """A request that may begin like an earlier one, continue its answer, or share its prompt."""
         dice = self._dice
         if past and self._is("sibling"):
             leader = dice.choice(past)[0]

@@ -1,1 +1,1 @@
-"""Suites that measure what the engine promises, on data that others made."""
+"""Suites that measure what the engine promises, mostly on public data."""

@@ -1,7 +1,7 @@
-"""What the grammars accept, without a model: instances of schemas are put to them byte by byte.
+"""What the grammars accept, without a model: instances of schemas are matched byte by byte.
 
-strict: as with `strict: true`, what cannot be enforced is refused. lenient: as without. Runs in the command's
-own process whatever the target is, once, for the base.
+strict: as with `strict: true`, a schema that cannot be enforced is rejected. lenient: as without. The suite
+runs in the command's own process, whatever the target is, once, for the base.
 """
 
 import json
@@ -21,15 +21,15 @@ STRICT, LENIENT = "strict", "lenient"
 
 
 class AcceptanceSettings(SuiteSettings, frozen=True):
-    """data: MaskBench-format files or a folder of JSON-Schema-Test-Suite; without it a sample of our own.
-    every: each so-many-th schema."""
+    """data: MaskBench-format files or a folder of JSON-Schema-Test-Suite; without it our own sample. every:
+    use only every n-th schema."""
 
     data: str = ""
     every: int = 1
 
 
 class Acceptance(Suite):
-    """One case a schema; it passes if it is taken, and exactly its valid instances are accepted."""
+    """One case per schema. It passes if the schema is accepted, and exactly its valid instances are."""
 
     settings: ClassVar = AcceptanceSettings
     about: ClassVar = "instances that grammars accept (JSON-Schema-Test-Suite, MaskBench); needs no model"
@@ -49,11 +49,12 @@ class Acceptance(Suite):
         ]
 
     def plays(self, case: Case, model: str, mode: str, *, base: bool) -> bool:
-        """Once: no model has a part in it."""
+        """Once, because no model is involved."""
         return base and mode in self.modes
 
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
-        """sound: no invalid instance is accepted; complete: no valid one is refused, in any order of keys."""
+        """sound: no invalid instance is accepted. complete: no valid one is rejected, in any order of
+        keys."""
         return [await to_thread.run_sync(self._try, case.data, subject.mode == STRICT)]
 
     def close(self) -> None:

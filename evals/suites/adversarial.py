@@ -1,8 +1,8 @@
-"""Bound answers of a model that does not want to be: are they whole and valid, whatever it prefers?
+"""Bound answers of an adversarial model: are they complete and valid, whatever it prefers?
 
-Made for the server of `python -m personae.evals.adversarial`, but any can be asked. strict: what cannot be
-enforced is refused, and what is accepted is valid. lenient: all is accepted, and what is not valid is said to
-be so. tools: the same as strict, of the arguments of a call that the model has to make.
+Made for the server of `python -m personae.evals.adversarial`, but any server works. strict: a schema that
+cannot be enforced is rejected, and the answer of an accepted one is valid. lenient: every schema is accepted,
+and the server says if an answer is invalid. tools: the same as strict, for the arguments of a required call.
 """
 
 import json
@@ -24,8 +24,8 @@ _KEYWORD = re.compile(r"[Tt]he (?:keywords?|format|reference) '([^']+)'")
 
 
 class AdversarialSettings(SuiteSettings, frozen=True):
-    """data: a file or folder of schemas; without it a sample of our own. every: each so-many-th schema.
-    limit: tokens of an answer; more where the shortest has more, and `room` beside it."""
+    """data: a file or folder of schemas; without it our own sample. every: use only every n-th schema. limit:
+    tokens of an answer; if the shortest answer needs more, it gets that and `room` more."""
 
     data: str = ""
     every: int = 1
@@ -34,7 +34,8 @@ class AdversarialSettings(SuiteSettings, frozen=True):
 
 
 class Adversarial(Suite):
-    """One case a schema; it passes if it is refused by a keyword, or answered as promised."""
+    """One case per schema. It passes if the schema is rejected with a keyword, or the answer keeps its
+    promise."""
 
     settings: ClassVar = AdversarialSettings
     about: ClassVar = "bound answers are whole and valid, whatever the model prefers"
@@ -44,7 +45,7 @@ class Adversarial(Suite):
         self._settings = settings
 
     def cases(self) -> Sequence[Case]:
-        """Schemas that no validator takes are left out: nothing could be said about answers to them."""
+        """Schemas that no validator accepts are skipped, because answers to them cannot be judged."""
         path = Path(self._settings.data) if self._settings.data else SAMPLE
         schemas = read_schemas(path, self._settings.every)
         return [
@@ -54,21 +55,21 @@ class Adversarial(Suite):
         ]
 
     def plays(self, case: Case, model: str, mode: str, *, base: bool) -> bool:
-        """By the base alone: what is asked does not depend on the model. Only an object can be arguments."""
+        """By the base alone, because the requests do not depend on the model. Arguments must be an object."""
         is_object = isinstance(case.data.schema, dict) and case.data.schema.get("type") == "object"
         return base and mode in self.modes and (mode != TOOLS or is_object)
 
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
-        """accepted: not refused; whole: it is JSON; valid: as the schema says; told: if not, the server says
-        so.
+        """accepted: not rejected. whole: it is JSON. valid: it matches the schema. told: if it does not, the
+        server says so.
 
-        `note` begins with the keyword of a refusal, or says what is wrong.
+        `note` begins with the keyword of a rejection, or says what is wrong.
         """
         schema: SchemaCase = case.data
         fields: dict[str, Any] = {
             "messages": [{"role": "user", "content": "?"}],
             **_asked(schema.schema, subject.mode),
-            # Several tastes over the schemas, all of them over the seeds.
+            # The schemas get several of the model's preferences; over all seeds each schema gets all of them.
             "seed": subject.sampling["seed"] + zlib.crc32(case.id.encode()) % 2**31,
             "max_tokens": self._settings.limit,
         }
@@ -100,7 +101,7 @@ class Adversarial(Suite):
 
 
 def _asked(schema: Any, mode: str) -> dict[str, Any]:
-    """What binds the answer."""
+    """The fields that bind the answer."""
     if mode == TOOLS:
         function = {"name": "answer", "parameters": schema, "strict": True}
         return {
@@ -113,7 +114,7 @@ def _asked(schema: Any, mode: str) -> dict[str, Any]:
 
 
 def _said(message: dict[str, Any], mode: str) -> str:
-    """The JSON that was asked for; "" where there is none."""
+    """The requested JSON; "" if there is none."""
     if mode != TOOLS:
         return str(message.get("content") or "")
     calls = message.get("tool_calls") or [{"function": {"arguments": ""}}]

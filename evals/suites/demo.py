@@ -1,8 +1,8 @@
 """The demo model's own tasks on held-out conversations: unseen tools, parameters and values.
 
-free: the rendered conversation to /v1/completions, nothing bound. constrained: the conversation to
+free: the rendered conversation to /v1/completions, not bound. constrained: the conversation to
 /v1/chat/completions with strict tools or schema. transformers: the same conversations through plain
-transformers and PEFT, to compare with; not run unless it is asked for.
+transformers and PEFT, for comparison; runs only if it is named.
 """
 
 import json
@@ -21,14 +21,15 @@ TRANSFORMERS = "transformers"
 
 
 class DemoSettings(SuiteSettings, frozen=True):
-    """count: conversations a task. limit: tokens of an answer."""
+    """count: conversations per task. limit: tokens of an answer."""
 
     count: int = 64
     limit: int = 192
 
 
 class DemoTasks(Suite):
-    """Tools, extraction and chat of the base; each adapter's task for it and, to compare, for the base."""
+    """Tools, extraction and chat for the base; each adapter's task for the adapter and, for comparison, for
+    the base."""
 
     settings: ClassVar = DemoSettings
     about: ClassVar = "held-out tasks of the bundled demo model and its adapters"
@@ -48,7 +49,8 @@ class DemoTasks(Suite):
         ]
 
     def plays(self, case: Case, model: str, mode: str, *, base: bool) -> bool:
-        """The base plays everything, an adapter its own task; `constrained` only where something binds."""
+        """The base plays everything, an adapter its own task; `constrained` only if something binds the
+        answer."""
         sample: Sample = case.data[1]
         if not base and model != case.task:
             return False
@@ -57,7 +59,7 @@ class DemoTasks(Suite):
         return mode in (FREE, TRANSFORMERS)
 
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
-        """Exact is what passes; the other scores are those of evals/demo/grading.py, and how it came out."""
+        """`exact` passes. The other scores are those of evals/demo/grading.py, and how the answer ended."""
         number, sample = case.data
         if subject.mode == FREE:
             text = await self._free(sample, subject)
@@ -105,7 +107,8 @@ class DemoTasks(Suite):
         return as_text(answer["choices"][0]["message"])
 
     async def _transformers(self, task: str, number: int, adapter: str | None) -> str:
-        """All of a task at once, when its first conversation is wanted: alone each would take far longer."""
+        """All conversations of a task at once, when the first is needed: one by one they would take far
+        longer."""
         self._lock = self._lock or Lock()
         async with self._lock:
             key = (task, adapter or "")
@@ -121,7 +124,7 @@ class DemoTasks(Suite):
 
 
 def wire(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as the API takes them: arguments of calls are JSON text, calls and results have ids."""
+    """Messages in the API's form: arguments of calls are JSON text, calls and results have ids."""
     made = []
     for message in messages:
         if calls := message.get("tool_calls"):
@@ -143,7 +146,7 @@ def wire(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def as_text(message: dict[str, Any]) -> str:
-    """An answer of the API as the model writes it, thoughts left out."""
+    """An answer of the API in the model's own form, without thoughts."""
     pieces = [message.get("content") or ""]
     for call in message.get("tool_calls") or ():
         function = call["function"]

@@ -1,8 +1,8 @@
-"""Whether an answer depends on anything but its request.
+"""Checks whether an answer depends only on its request.
 
-Through the target: the same request again, beside many others, streamed, and after its prompt has been seen
-before; greedy and seeded. On engines of our own besides: with so little memory for the KV cache that requests
-are preempted, and with the engine killed in the middle of its answers.
+Through the target: the same request repeated, among many others, streamed, and after its prompt is in the
+cache; greedy and seeded. On our own engines also: with so little memory for the KV cache that requests are
+preempted, and with the engine killed in the middle of its answers.
 """
 
 import random
@@ -27,7 +27,8 @@ AGAIN, COMPANY, STREAMED, PREEMPTED, RESTARTED = (
 
 
 class DeterminismSettings(SuiteSettings, frozen=True):
-    """tokens: length of the answers. requests: how many are compared. crowd: how many others run beside."""
+    """tokens: length of the answers. requests: how many are compared. crowd: how many other requests run at
+    the same time."""
 
     tokens: int = 48
     requests: int = 4
@@ -35,7 +36,7 @@ class DeterminismSettings(SuiteSettings, frozen=True):
 
 
 class Determinism(Suite):
-    """One case a disturbance; it passes if every answer is what it was undisturbed."""
+    """One case per disturbance. It passes if every answer is the same as without it."""
 
     settings: ClassVar = DeterminismSettings
     about: ClassVar = "answers do not depend on batch, cache, streaming, preemption or restarts"
@@ -46,7 +47,7 @@ class Determinism(Suite):
         self._settings = settings
 
     def cases(self) -> Sequence[Case]:
-        """Each disturbance, greedy and seeded; what needs engines of our own does both at once."""
+        """Each disturbance, greedy and seeded. Those with our own engines do both at once."""
         return [
             *(
                 Case(f"{disturbance}/{sampling}", disturbance, sampling)
@@ -57,7 +58,7 @@ class Determinism(Suite):
         ]
 
     def plays(self, case: Case, model: str, mode: str, *, base: bool) -> bool:
-        """What needs an engine of its own is done once, over base and adapters."""
+        """A case with its own engine runs once, over base and adapters."""
         return mode == FREE and (base or case.task not in (PREEMPTED, RESTARTED))
 
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
@@ -95,7 +96,7 @@ class Determinism(Suite):
         return calm, [await how(subject, *request) for request in requests]
 
     async def _multi_process(self, subject: Subject, requests: list[Any], fields: Body) -> list[str]:
-        """The same requests among a crowd of others, which come and go meanwhile."""
+        """The same requests among many others, which come and go."""
         answers = [""] * len(requests)
 
         async def one(place: int) -> None:

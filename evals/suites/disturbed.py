@@ -1,4 +1,4 @@
-"""Engines of our own that are disturbed while they answer: too little memory, or a process that is killed."""
+"""Our own engines, disturbed while they answer: by too little memory, or by killing their process."""
 
 import logging
 import os
@@ -18,32 +18,34 @@ from personae.evals.harness.target import Body, Source
 WORDS = ["lamp", "tea", "mask", "red", "seven", "river", "parcel", "stage", "actor", "verse", "moon", "bread"]
 SAMPLING: dict[str, Body] = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 1.0, "top_p": 0.9}}
 REQUESTS = 12
-TOKENS = 96  # of an answer, so that there is time to be disturbed
-ROUNDS = 10  # of questions at most, until they were disturbed while they were answered
+TOKENS = 96  # per answer, so that there is time for a disturbance
+ROUNDS = 10  # the most rounds until answers were disturbed
 
 Answers = tuple[list[str], list[str], int]
-"""Undisturbed, disturbed, and how often it was."""
+"""The answers undisturbed and disturbed, and the number of disturbances."""
 
 
 def messages(number: int, words: int = 24) -> list[Body]:
-    """A conversation that is the same for a number, and another for every other."""
+    """A conversation that is the same for a number, and different for other numbers."""
     rng = random.Random(number)
     return [{"role": "user", "content": " ".join(rng.choices(WORDS, k=words))}]
 
 
 async def preempted(source: Source) -> Answers:
-    """All at once with plenty of KV cache, and with room for a few, so that requests take turns."""
+    """All requests at once, first with plenty of KV cache, then with room for a few, so that they are
+    preempted."""
     calm, _ = await _all_at_once(source, {})
     tight, happened = await _all_at_once(source, {"kv_memory": _tight(source), "max_model_len": 256})
     return calm, tight, happened
 
 
 async def restarted(source: Source) -> Answers:
-    """All at once, and again with the engine's process killed, twice if there is time, while it answers."""
+    """All requests at once, first undisturbed, then with the engine's process killed while it answers, twice
+    if there is time."""
     calm, _ = await _all_at_once(source, {})
     supervision = logging.getLogger("personae")
     level = supervision.level
-    supervision.setLevel(logging.CRITICAL)  # what it will report is what is done to it here
+    supervision.setLevel(logging.CRITICAL)  # the reported deaths are caused here
     try:
         killed, happened = await _all_at_once(source, {"one_process": False}, _kill_twice)
     finally:
@@ -52,7 +54,7 @@ async def restarted(source: Source) -> Answers:
 
 
 def _tight(source: Source) -> int:
-    """Bytes of KV cache, in single precision, for some 500 tokens: a quarter of what all requests want."""
+    """Bytes of KV cache, in single precision, for about 500 tokens: a quarter of what all requests need."""
     config = open_checkpoint(source.model).config()
     return KVCache.bytes_per_page(config.kv_specs, 500, torch.float32)
 
@@ -97,7 +99,7 @@ async def _all_at_once(
 
 
 async def _kill_twice(engine: Any) -> None:
-    """`kill -9` of the engine's process, when it has begun to answer."""
+    """`kill -9` of the engine's process after it has begun to answer."""
     for _ in range(2):
         restarts = engine.stats().restarts
         while not engine.stats().ready or engine.stats().running == 0:  # noqa: ASYNC110  nobody tells
@@ -110,7 +112,7 @@ async def _kill_twice(engine: Any) -> None:
 
 
 def _children() -> list[int]:
-    """Engine processes of this one."""
+    """The engine processes started by this process."""
     listed = [file.read_text().split() for file in Path("/proc/self/task").glob("*/children")]
     return [
         int(pid)

@@ -1,8 +1,7 @@
 """The tasks of the real model's adapters, on held-out questions (evals/demo/finetune).
 
 free: the prompt alone. constrained: strict tools, or a schema or regular expression for the answer.
-transformers: the free prompts through plain transformers and PEFT, to compare with; not run unless it is
-asked for.
+transformers: the free prompts through plain transformers and PEFT, for comparison; runs only if it is named.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ TRANSFORMERS = "transformers"
 
 
 class FinetunedSettings(SuiteSettings, frozen=True):
-    """count: questions a task. limit: tokens of an answer. dtype: of transformers and PEFT."""
+    """count: questions per task. limit: tokens of an answer. dtype: of transformers and PEFT."""
 
     count: int = 50
     limit: int = 256
@@ -29,7 +28,7 @@ class FinetunedSettings(SuiteSettings, frozen=True):
 
 
 class Finetuned(Suite):
-    """One case a question: for the base, and for the adapter that is called as the task."""
+    """One case per question: for the base, and for the adapter with the task's name."""
 
     settings: ClassVar = FinetunedSettings
     about: ClassVar = "held-out tasks of the adapters of SmolLM2: tools, extract, sql, triage, verse"
@@ -53,7 +52,7 @@ class Finetuned(Suite):
         return (base or model == case.task) and mode in (FREE, CONSTRAINED, TRANSFORMERS)
 
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
-        """Right is what passes. A refusal by the server is a failure, and says so."""
+        """`right` passes. If the server rejects the request, the case fails with that message."""
         question: Question = case.data
         shown: dict[str, Any] = {
             "prompt": "\n\n".join(str(one["content"]) for one in question.body(bound=False)["messages"]),
@@ -77,7 +76,7 @@ class Finetuned(Suite):
         return message
 
     async def _through_transformers(self, question: Question, subject: Subject) -> str:
-        """The server says which tokens the prompt is; everything else is transformers' and PEFT's."""
+        """The server tokenizes the prompt; transformers and PEFT do everything else."""
         source = source_for(subject)
         body = question.body(bound=False)
         ids = (await subject.chat(**body, max_tokens=1, return_token_ids=True))["prompt_token_ids"]
@@ -89,7 +88,7 @@ class Finetuned(Suite):
 
 
 def _written(message: dict[str, Any]) -> str:
-    """An answer for whoever reads it."""
+    """The answer as text for the report."""
     calls = [
         f'<tool_call>{{"name": "{one["name"]}", "arguments": {one["arguments"]}}}</tool_call>'
         for one in (call["function"] for call in message.get("tool_calls") or ())

@@ -1,7 +1,7 @@
 """Any task of lm-evaluation-harness, through its `local-completions` and `local-chat-completions` models.
 
 A task is named `completions:TASK` or `chat:TASK`; log-likelihood tasks need completions. Every sample of a
-task is an outcome, so that intervals, comparisons and failing cases are those of the other suites.
+task is an outcome, so intervals, comparisons and failing cases are the same as in other suites.
 """
 
 import importlib.util
@@ -22,10 +22,10 @@ OWN_TASKS = ("completions:personae_which_tool", "completions:personae_repeat", "
 
 
 class LmEvalSettings(SuiteSettings, frozen=True):
-    """tasks: what to run; without it three of ours. include: a folder of task files, beside ours and the
-    harness's. count: samples a task, 0 for all. tokenizer: a folder or name as transformers takes it; without
-    it that of our own engine's model. tokenized: whether prompts are sent as token ids. length: the context.
-    requests: how many at a time."""
+    """tasks: what to run; without it three of our own. include: a folder of additional task files. count:
+    samples per task, 0 for all. tokenizer: a folder or name in transformers' form; without it that of our own
+    engine's model. tokenized: whether prompts are sent as token ids. length: the context. requests: how many
+    at a time."""
 
     tasks: tuple[str, ...] = OWN_TASKS
     include: str = ""
@@ -37,7 +37,7 @@ class LmEvalSettings(SuiteSettings, frozen=True):
 
 
 class LmEval(Suite):
-    """One case a task."""
+    """One case per task."""
 
     settings: ClassVar = LmEvalSettings
     about: ClassVar = "tasks of lm-evaluation-harness (needs lm-eval[api])"
@@ -64,7 +64,8 @@ class LmEval(Suite):
         return mode == FREE
 
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
-        """The task's metrics from 0 to 1 are scores, the others values; the first of them is what passes."""
+        """The task's metrics from 0 to 1 are scores, the others values. The first score decides whether it
+        passes."""
         if subject.target.url is None:
             raise Skipped("lm-evaluation-harness asks over HTTP: run with --url or --serve")
         tokenizer = self._settings.tokenizer
@@ -116,9 +117,9 @@ class LmEval(Suite):
 
 
 def _task_manager(task: str, include: str) -> Any:
-    """Who knows this task. The harness takes most of a minute to read its own thousands of task files, so it
-    reads them only for a task that neither we nor the `include` folder define; a group may need any of them.
-    """
+    """The task manager that knows this task. The harness takes most of a minute to read its own thousands of
+    task files. So it reads them only for a task that neither we nor the `include` folder define; a group may
+    need any of them."""
     from lm_eval.tasks import TaskManager
 
     folders = [str(OWN), *([include] if include else [])]

@@ -1,7 +1,7 @@
 """LoRA parity: log-probabilities of given texts through the server, and through PEFT on the same folders.
 
-Every token of every text is compared, so that an adapter that is applied to the wrong layer, row or scale
-shows at once. Needs an engine of our own, whose folders are known, and transformers and PEFT.
+Every token of every text is compared, so an adapter that is applied to the wrong layer, row or scale is
+detected at once. The suite needs our own engine, whose folders are known, and transformers and PEFT.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ TEXTS = (
 
 
 class LoraSettings(SuiteSettings, frozen=True):
-    """tolerance: the largest difference of a token's log-probability; in half precision it has to be more."""
+    """tolerance: the largest difference of a token's log-probability; half precision needs a larger one."""
 
     tolerance: float = 1e-3
 
 
 class LoraParity(Suite):
-    """One case a text."""
+    """One case per text."""
 
     settings: ClassVar = LoraSettings
     about: ClassVar = "log-probabilities of base and adapters against transformers and PEFT"
@@ -50,7 +50,7 @@ class LoraParity(Suite):
         return mode == FREE
 
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
-        """differs: an adapter's log-probabilities are not the base's."""
+        """differs: whether an adapter's log-probabilities differ from the base's."""
         source = source_for(subject)
         fields = {"max_tokens": 1, "echo": True, "logprobs": 1, "return_token_ids": True}
         choice = (await subject.complete(case.data, **fields))["choices"][0]

@@ -1,8 +1,8 @@
-"""MaskBench: JSON Schemas with instances, put to the grammar compiler.
+"""MaskBench: JSON Schemas with instances for the grammar compiler.
 
-For each schema: is it taken, how long does that take, and are exactly its valid instances accepted, token by
-token? The data are MaskBench's (https://github.com/guidance-ai/jsonschemabench, one JSON object a line) and
-the official JSON-Schema-Test-Suite's, where the repository has them beside it:
+For each schema: is it accepted, how long does that take, and are exactly its valid instances accepted, token
+by token? The data are MaskBench's (https://github.com/guidance-ai/jsonschemabench, one JSON object per line)
+and the official JSON-Schema-Test-Suite's, if they are next to the repository:
 
     python -m personae.evals.suites.maskbench --every 10 --tokenizer TOKENIZER.json
 """
@@ -32,7 +32,7 @@ from personae.grammar.vocabulary import Vocabulary
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
-# How many properties are tried when an instance's order of properties is looked for.
+# How many properties are tried when searching for an accepted order of an instance's properties.
 MAX_ATTEMPTS = 20_000
 
 Encode = Callable[[str], list[int]]
@@ -40,7 +40,7 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(slots=True)
 class MaskbenchReport:
-    """What came of a suite. False accepts and rejects are (case, instance) names."""
+    """The results of a suite. False accepts and rejects are (case, instance) names."""
 
     strict: bool
     schemas: int = 0
@@ -55,7 +55,7 @@ class MaskbenchReport:
 
     @property
     def share(self) -> float:
-        """The share of schemas that were taken."""
+        """The share of accepted schemas."""
         return self.compiled / max(1, self.schemas)
 
     def lines(self) -> Iterator[str]:
@@ -90,7 +90,7 @@ def run(
     strict: bool,
     masks: bool = False,
 ) -> MaskbenchReport:
-    """Put every case to the compiler; `encode` makes tokens of an instance's text.
+    """Compile every case. `encode` tokenizes an instance's text.
 
     With `masks`, the mask before each token of the valid instances is filled and timed.
     """
@@ -122,7 +122,7 @@ def run(
 
 
 def _reason(refusal: GrammarError | Overloaded) -> str:
-    """A refusal's keyword, or the first words of its message."""
+    """The keyword of a rejection, or the first words of its message."""
     words = refusal.message.split("'")
     return words[1] if refusal.message.startswith("The keyword") else refusal.message[:80]
 
@@ -136,7 +136,7 @@ def _accepts(grammar: CompiledGrammar, vocabulary: Vocabulary, encode: Encode, i
 def _time_masks(
     grammar: CompiledGrammar, vocabulary: Vocabulary, encode: Encode, instance: Any
 ) -> list[float]:
-    """Seconds to fill each mask on the way through an instance."""
+    """Seconds to fill each mask along an instance."""
     matcher = grammar.matcher()
     bitmask = np.full((1, words_of(vocabulary.size)), -1, np.int32)
     seconds = []
@@ -151,7 +151,7 @@ def _time_masks(
 def _accepts_reordered(
     grammar: CompiledGrammar, vocabulary: Vocabulary, encode: Encode, instance: Any
 ) -> bool:
-    """Whether the instance is accepted with the properties of its objects in some other order."""
+    """Whether the instance is accepted with the properties of its objects in another order."""
     attempts = iter(range(MAX_ATTEMPTS))
 
     def write(matcher: Matcher, text: str) -> Matcher | None:
@@ -189,14 +189,15 @@ def _accepts_reordered(
 
 
 def byte_vocabulary() -> Vocabulary:
-    """One token for each byte, and one to stop: enough to ask what a grammar accepts."""
+    """One token per byte, and a stop token: enough to test what a grammar accepts."""
     return Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (256,), {})
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
     """From a `tokenizer.json`, or from Mistral's `tekken.json`, which transformers converts.
 
-    Older ones of these do not name their special tokens, for which there is room at the beginning.
+    Older files of the latter kind do not name their special tokens; ids for them are reserved at the
+    beginning.
     """
     if "tekken" not in path.name:
         return Tokenizer.from_file(str(path))

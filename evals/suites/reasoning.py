@@ -1,7 +1,7 @@
-"""Whether what a model thinks is kept apart from what it answers, streamed and not.
+"""Checks that a model's thoughts are separated from its answer, streamed and not.
 
-free: nothing is bound. constrained: what follows the thoughts is bound by a schema, or by strict tools. Each
-conversation is asked with thinking on and off, as far as the chat template knows that.
+free: nothing is bound. constrained: a schema or strict tools bind the text after the thoughts. Each
+conversation is played with thinking on and off, if the chat template supports that.
 """
 
 import json
@@ -53,7 +53,8 @@ class ReasoningSettings(SuiteSettings, frozen=True):
 
 
 class Reasoning(Suite):
-    """One case a conversation and switch; it passes if nothing is mixed up, whatever the answer is worth."""
+    """One case per conversation and switch. It passes if nothing is mixed up, whatever the answer's quality
+    is."""
 
     settings: ClassVar = ReasoningSettings
     about: ClassVar = "reasoning apart from content, streamed as whole, and bound after it"
@@ -71,13 +72,14 @@ class Reasoning(Suite):
         ]
 
     def plays(self, case: Case, model: str, mode: str, *, base: bool) -> bool:
-        """Where there is something to bind, it is bound in `constrained`."""
+        """In `constrained` only the conversations with something to bind."""
         return mode == FREE or (mode == CONSTRAINED and case.data[0] != _WORDS)
 
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
-        """No tags are left on either side, it is silent when told so, and streams the same.
+        """No tags are left on either side, there are no thoughts when they are off, and the stream gives the
+        same.
 
-        Whether what is cut off is valid JSON is no question of this suite.
+        This suite does not check whether a truncated answer is valid JSON.
         """
         kind, text = case.data
         messages = [{"role": "user", "content": text}]
@@ -127,7 +129,7 @@ class Reasoning(Suite):
 
 
 def _unbound(kind: str, message: Body) -> list[str]:
-    """Why what follows the thoughts does not satisfy what binds it."""
+    """Why the text after the thoughts does not satisfy its binding."""
     if kind == _JSON:
         texts, schema = [message.get("content") or ""], _PERSON
     else:

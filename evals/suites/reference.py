@@ -1,4 +1,4 @@
-"""The models of a run through plain transformers and PEFT, to compare with."""
+"""The models of a run through plain transformers and PEFT, for comparison."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from personae.evals.suites.suite import Skipped
 
 
 class Reference:
-    """A base with all its adapters, loaded when first asked for. Not for several threads at once."""
+    """A base with all its adapters, loaded when first needed. Not thread-safe."""
 
     def __init__(self, source: Source, dtype: str = "float32") -> None:
         self._source = source
@@ -32,7 +32,7 @@ class Reference:
             yield self._loaded
 
     def logprobs(self, adapter: str | None, ids: list[int]) -> list[float]:
-        """Of all tokens but the first."""
+        """The log-probabilities of all tokens but the first."""
         import torch
 
         with torch.inference_mode(), self.model(adapter) as model:
@@ -75,7 +75,7 @@ class Reference:
 
 
 def source_for(subject: Subject) -> Source:
-    """The folders that hold the subject's model. Raises Skipped when a reference cannot be made."""
+    """The folders of the subject's model. Raises Skipped if a reference cannot be made."""
     source = subject.target.source
     if source is None:
         raise Skipped("the folders that the server has loaded are not known here")

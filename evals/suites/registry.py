@@ -1,4 +1,4 @@
-"""The suites by name. A suite's module is imported when it is asked for."""
+"""The suites by name. A suite's module is imported when it is first used."""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -24,7 +24,7 @@ SUITES = {
 }
 
 Settings = dict[str, str]
-"""Of one suite, as text."""
+"""The settings of one suite, as text."""
 
 ANY_MODEL = ("schemas", "bfcl", "reasoning", "lora", "determinism", "acceptance")
 DEMO = ("demo", *ANY_MODEL)
@@ -36,19 +36,20 @@ SMOLLM2: dict[str, Settings] = {
     "determinism": {"models": "base,tools", "requests": "3", "crowd": "12"},
     "acceptance": {},
 }
-"""Chosen so that the run takes less than a quarter of an hour on two cores: docs/guide/evals.md."""
+"""Chosen so that a run takes less than a quarter of an hour on two cores: docs/guide/evals.md."""
 FINETUNED = frozenset({"tools", "extract", "sql", "triage", "verse"})
 
 
 def default_suites(models: Sequence[str]) -> dict[str, Settings]:
-    """What is run where no suite is named, by the names of the models that are served."""
+    """The suites that run if none is named, by the names of the served models."""
     if set(models) >= FINETUNED:
         return {name: dict(settings) for name, settings in SMOLLM2.items()}
     return {name: {} for name in (DEMO if "personae-demo" in models else ANY_MODEL)}
 
 
 def suite_type(name: str) -> type[Suite]:
-    """The class of that name. Raises RequestError when there is none, or what it needs is not installed."""
+    """The class of that name. Raises RequestError if there is none, or a package that it needs is not
+    installed."""
     if name not in SUITES:
         raise RequestError(f"There is no suite {name!r}; there are {', '.join(SUITES)}.", param="suites")
     module, _, attribute = SUITES[name].partition(":")
@@ -60,7 +61,7 @@ def suite_type(name: str) -> type[Suite]:
 
 
 def open_suite(name: str, settings: Mapping[str, str]) -> Suite:
-    """The suite with these settings, given as text. Raises RequestError naming the one that is wrong."""
+    """The suite with these settings, given as text. Raises RequestError, which names the wrong setting."""
     suite = suite_type(name)
     known = {field.name: field.type for field in msgspec.structs.fields(suite.settings)}
     for key in settings:

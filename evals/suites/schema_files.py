@@ -16,7 +16,7 @@ SAMPLE = Path(__file__).parent / "sample" / "schemas.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class SchemaCase:
-    """A schema and its instances: (what it shows, the instance, whether it is valid)."""
+    """A schema and its instances: (a description, the instance, whether it is valid)."""
 
     name: str
     file: str
@@ -25,7 +25,7 @@ class SchemaCase:
 
 
 def read_schemas(path: Path, every: int = 1) -> list[SchemaCase]:
-    """Each `every`-th schema of a file, or of all files of a folder. Raises RequestError."""
+    """Every n-th schema of a file, or of all files of a folder. Raises RequestError."""
     files = sorted(file for file in path.iterdir() if _known(file)) if path.is_dir() else [path]
     cases = [case for file in files for case in _file(file)]
     if not cases:

@@ -1,7 +1,7 @@
-"""JSON Schema conformance: a model is asked for an instance of a schema; is what it writes valid?
+"""JSON Schema conformance: a model is asked for an instance of a schema. Is its answer valid?
 
-constrained: the schema is the request's `response_format`. free: it is only in the prompt. In both the model
-is shown the schema, so that the grammar is the only difference.
+constrained: the schema is the request's `response_format`. free: it is only in the prompt. In both modes the
+prompt has the schema, so the grammar is the only difference.
 """
 
 import json
@@ -18,8 +18,8 @@ from personae.evals.suites.suite import CONSTRAINED, FREE, Case, Outcome, Suite,
 
 
 class SchemaSettings(SuiteSettings, frozen=True):
-    """data: a file or folder; without it a sample of our own. every: each so-many-th schema. count: schemas,
-    0 for all. limit: tokens of an answer. strict: of the response format."""
+    """data: a file or folder; without it our own sample. every: use only every n-th schema. count: schemas, 0
+    for all. limit: tokens of an answer. strict: of the response format."""
 
     data: str = ""
     every: int = 1
@@ -29,7 +29,7 @@ class SchemaSettings(SuiteSettings, frozen=True):
 
 
 class Schemas(Suite):
-    """One case a schema; it passes if the answer is valid."""
+    """One case per schema. It passes if the answer is valid."""
 
     settings: ClassVar = SchemaSettings
     about: ClassVar = "JSON Schema conformance of answers (MaskBench-format files)"
@@ -39,7 +39,7 @@ class Schemas(Suite):
         self._settings = settings
 
     def cases(self) -> Sequence[Case]:
-        """Schemas that no validator takes are left out: nothing could be said about answers to them."""
+        """Schemas that no validator accepts are skipped, because answers to them cannot be judged."""
         path = Path(self._settings.data) if self._settings.data else SAMPLE
         schemas = read_schemas(path, self._settings.every)
         judged = [schema for schema in schemas if validator(schema.schema) is not None]
@@ -53,7 +53,7 @@ class Schemas(Suite):
         return mode in self.modes
 
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
-        """accepted: the schema was not refused; finished: the answer was not cut off."""
+        """accepted: the schema was not rejected. finished: the answer was not cut off."""
         schema: SchemaCase = case.data
         written = json.dumps(schema.schema, ensure_ascii=False)
         prompt = f"Write a JSON value for this schema, and nothing else.\nSchema: {written}"
@@ -89,7 +89,7 @@ class Schemas(Suite):
 
 
 def validator(schema: Any) -> Any | None:
-    """A validator of the schema's draft, formats included; None if it takes the schema for malformed."""
+    """A validator of the schema's draft, including formats; None if it considers the schema malformed."""
     try:
         return jsonschema_rs.validator_for(schema, validate_formats=True)
     except (ValueError, jsonschema_rs.ReferencingError):
@@ -97,7 +97,7 @@ def validator(schema: Any) -> Any | None:
 
 
 def why_invalid(schema: Any, text: str) -> str | None:
-    """Why an answer is not one of the schema, None if it is."""
+    """Why an answer does not match the schema; None if it does."""
     try:
         instance = json.loads(text)
     except ValueError as error:

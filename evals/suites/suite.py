@@ -1,7 +1,8 @@
-"""What a suite is: cases, and how one of them is put to one model in one mode.
+"""The interface of a suite: its cases, and how to play one of them with one model in one mode.
 
-A suite is one file in this folder with one class that keeps the Protocol `Suite`; `registry.py` knows it by
-name. It says what is right and wrong; targets, concurrency, records and reports are not its business.
+A suite is one file in this folder with one class that follows the Protocol `Suite`; `registry.py` knows it by
+name. A suite decides what is right and wrong. Targets, concurrency, records and reports are handled
+elsewhere.
 """
 
 from collections.abc import Sequence
@@ -15,16 +16,16 @@ FREE, CONSTRAINED = "free", "constrained"
 
 
 class SuiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What can be set of a suite, as `--set SUITE.NAME=VALUE`; suites add fields of their own.
+    """The settings of a suite, as `--set SUITE.NAME=VALUE`. Suites add their own fields.
 
-    models: only these of the models that are asked, `base` for the first base.
+    models: only these of the run's models, `base` for the first base.
     """
 
     models: tuple[str, ...] = ()
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One thing to be tried. `id` is unique in its suite, `task` is its row of the report."""
+    """One test case. `id` is unique in its suite, `task` is its row of the report."""
 
     id: str
     task: str
@@ -32,10 +33,10 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """What came of a case.
+    """The outcome of a case.
 
     scores: from 0 to 1, averaged in the report. values: measured quantities, shown by median and maximum.
-    prompt, expected, answer, note: for whoever reads why it failed.
+    prompt, expected, answer, note: for a reader who wants to know why it failed.
     """
 
     passed: bool
@@ -48,7 +49,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 class Skipped(Exception):
-    """Raised by `play`: this case cannot be tried on this target; the message says why."""
+    """Raised by `play` if the case cannot run on this target. The message says why."""
 
 
 class Suite(Protocol):
@@ -56,21 +57,21 @@ class Suite(Protocol):
 
     settings: ClassVar[type[SuiteSettings]]
     about: ClassVar[str]
-    """One line for people."""
+    """A one-line description."""
     modes: ClassVar[tuple[str, ...]]
-    """Run unless others are asked for; `plays` may know more."""
+    """The default modes. `plays` may support more."""
     concurrency: ClassVar[int | None] = None
-    """The most cases at a time, if the suite minds."""
+    """The most cases at a time, if the suite limits them."""
 
     def cases(self) -> Sequence[Case]:
-        """All cases, in the report's order. Raises RequestError when the data are missing or malformed."""
+        """All cases, in the report's order. Raises RequestError if the data are missing or malformed."""
 
     def plays(self, case: Case, model: str, mode: str, *, base: bool) -> bool:
-        """Whether the case makes sense for this model, which is an adapter unless `base`, in this mode."""
+        """Whether the case makes sense in this mode for this model, which is an adapter unless `base`."""
 
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
-        """Try it: one outcome, or several of one kind. Raises Skipped, or PersonaeError if it went wrong."""
+        """Run the case: one outcome, or several of one kind. Raises Skipped, or PersonaeError on an error."""
 
     def close(self) -> None:
-        """Let go of what playing has opened."""
+        """Release what playing has opened."""
         return

@@ -1,17 +1,16 @@
-"""One tenant sends the worst that it may: what does another notice, and what memory is kept?
+"""One tenant attacks with the worst allowed requests: how much does another notice, and what memory is kept?
 
     python -m personae.evals.tenants.attacked
 
-A tenant asks for short streamed answers, a few at a time, and its first tokens and the gaps between tokens
-are timed; so is `/health`. In each round it is first alone, then beside a tenant that attacks (`attacks.py`)
-from a process of its own; then nobody asks for a while and the server's memory is read. Each attack has a
-server of its own. Prints a table: p50
-and p99 of the first token and the longest gap, calm and attacked, the longest `/health`, the memory before,
-at most and after, and the attacker's answers. Exit code 1 if a p99 is over `--most` times the calm one,
-or more than `--kept` MiB are kept.
+A tenant requests short streamed answers, a few at a time. Its first tokens and the gaps between tokens are
+timed, and so is `/health`. In each round it is first alone, then another tenant attacks from a separate
+process (`attacks.py`); after that both pause and the server's memory is read. Each attack has its own server.
+Prints a table: p50 and p99 of the first token and the longest gap, calm and attacked, the longest `/health`,
+the memory before, at most and after, and the attacker's answers. Exit code 1 if a p99 is over `--most` times
+the calm one, or if more than `--kept` MiB are kept.
 
-What happens on two cores depends on everything else that runs there; how much of them others had, the
-attackers among them, is printed.
+The results depend on everything else that runs on the machine, so the processor share of other processes,
+including the attackers, is printed.
 """
 
 import json
@@ -47,20 +46,20 @@ PROMPT, TOKENS = 64, 32
 HEALTH_SECONDS = 0.1
 SETTLE_SECONDS = 4.0
 KV_MEMORY = "128MiB"
-FILLED, FILLING = 24_000, 2000  # tokens in all, and of a prompt
+FILLED, FILLING = 24_000, 2000  # tokens in all, and per prompt
 NOTHING = [math.inf]
 
 
 @dataclass(slots=True)
 class Span:
-    """What was seen in a time, in seconds."""
+    """Measurements of a time span, in seconds."""
 
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     health: list[float] = field(default_factory=list)
 
     def add(self, other: "Span") -> None:
-        """Take in what another span has seen."""
+        """Add another span's measurements."""
         self.first += other.first
         self.gaps += other.gaps
         self.health += other.health
@@ -68,7 +67,7 @@ class Span:
 
 @dataclass(slots=True)
 class Found:
-    """All rounds of one attack; memory is in bytes."""
+    """All rounds of one attack. Memory is in bytes."""
 
     calm: Span = field(default_factory=Span)
     attacked: Span = field(default_factory=Span)
@@ -79,16 +78,16 @@ class Found:
 
     @property
     def ratio(self) -> float:
-        """How much longer the p99 of the first token is than when calm."""
+        """The p99 of the first token over that in calm."""
         return p99(self.attacked.first) / p99(self.calm.first)
 
     @property
     def kept(self) -> int:
-        """MiB that are in use after the attack and were not before."""
+        """MiB that are used after the attack and were not before."""
         return (self.after - self.before) // MIB
 
     def row(self) -> list[str]:
-        """Of the table."""
+        """A row of the table."""
         spans = (self.calm, self.attacked)
         return [
             _pair(statistics.median(span.first or NOTHING) for span in spans),
@@ -115,7 +114,7 @@ COLUMNS = (
 
 
 def p99(seconds: list[float]) -> float:
-    """Infinite if nothing came."""
+    """The p99; infinite if nothing arrived."""
     return sorted(seconds)[int(0.99 * len(seconds))] if seconds else math.inf
 
 
@@ -124,7 +123,7 @@ def _pair(seconds: Iterable[float]) -> str:
 
 
 class Quiet:
-    """The tenant that is looked after. What it sees goes to `span`, if there is one."""
+    """The observed tenant. Its measurements go to `span`, if there is one."""
 
     def __init__(self, client: httpx.AsyncClient, model: str) -> None:
         self._client = client
@@ -133,7 +132,7 @@ class Quiet:
         self.span: Span | None = None
 
     async def ask(self) -> None:
-        """One answer after the other, for ever."""
+        """One answer after another, forever."""
         while True:
             prompt = self._rng.choices(range(100, 1000), k=PROMPT)
             body = {"model": self._model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
@@ -150,14 +149,14 @@ class Quiet:
                     last = now
 
     async def fill(self) -> None:
-        """Have all memory for keys and values in use, which would seem to be the attack's otherwise."""
+        """Fill the memory for keys and values, which would otherwise be counted as the attack's."""
         for _ in range(FILLED // FILLING):
             prompt = self._rng.choices(range(100, 1000), k=FILLING)
             body = {"model": self._model, "prompt": prompt, "max_tokens": 1}
             (await self._client.post("/v1/completions", json=body)).raise_for_status()
 
     async def look(self) -> None:
-        """`/health`, now and then."""
+        """Request `/health` regularly."""
         while True:
             span, begun = self.span, time.perf_counter()
             (await self._client.get("/health")).raise_for_status()
@@ -166,7 +165,7 @@ class Quiet:
             await anyio.sleep(HEALTH_SECONDS)
 
     async def watched(self, seconds: float) -> Span:
-        """What it sees in so many seconds from now."""
+        """Its measurements during the next seconds."""
         self.span = span = Span()
         await anyio.sleep(seconds)
         self.span = None
@@ -193,7 +192,7 @@ class Loud:
         self._file = folder / "request"
 
     async def prepare(self, attack: Attack, model: str) -> None:
-        """Write the request, or have the batch's file at the server."""
+        """Write the request, or upload the batch's file to the server."""
         body = await anyio.to_thread.run_sync(attack.body, model)
         path = attack.path
         if path == "/v1/files":

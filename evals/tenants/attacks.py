@@ -1,4 +1,4 @@
-"""What one tenant sends to keep a server from serving the others: requests as bytes, and who sends them."""
+"""What one tenant sends to keep a server from serving the others: requests as bytes, and their senders."""
 
 import json
 import sys
@@ -54,10 +54,10 @@ print(json.dumps(seen))
 
 @dataclass(frozen=True)
 class Attack:
-    """So many clients at once, each of which sends this body again and again.
+    """This many clients at once, each of which sends this body again and again.
 
-    way: "ask" reads the answer, "hold" sends most of the body and waits, "leave" hangs up at once. A body for
-    /v1/files is a batch's file, and the batch is then created again and again.
+    way: "ask" reads the answer, "hold" sends most of the body and waits, "leave" disconnects at once. A body
+    for /v1/files is a batch's file; the batch is then created repeatedly.
     """
 
     path: str
@@ -67,7 +67,7 @@ class Attack:
 
 
 def words(size: int) -> str:
-    """Text of so many bytes in which every other character begins a token."""
+    """Text of this many bytes in which every other character begins a token."""
     return "a b " * (size // 4)
 
 
@@ -165,7 +165,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def http_request(path: str, key: str, body: bytes) -> bytes:
-    """The whole request, on a connection of its own."""
+    """The whole request, on its own connection."""
     head = (
         f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"authorization: Bearer {key}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
@@ -174,5 +174,5 @@ def http_request(path: str, key: str, body: bytes) -> bytes:
 
 
 def sender(host: str, port: int, file: str, way: Way, clients: int, seconds: float) -> list[str]:
-    """The command of a process that sends a file's request, and prints how it was answered."""
+    """The command of a process that sends a file's request and prints the response."""
     return [sys.executable, "-IS", "-c", _SENDER, host, f"{port}", file, way, f"{clients}", f"{seconds}"]

@@ -1,7 +1,7 @@
-"""Ways to spoil an upload of an adapter. Each is a function of a random generator and a whole upload.
+"""Ways to corrupt an upload of an adapter. Each is a function of a random generator and a complete upload.
 
-`SPOILERS` has them by name. What one returns must be refused, unless it says `judged`: then chance decides,
-and an upload that is accepted must be one that another reader finds whole.
+`SPOILERS` has them by name. The result must be rejected, unless it says `judged`: then chance decides, and an
+accepted upload must be one that another reader finds complete.
 """
 
 import json
@@ -21,7 +21,7 @@ ODD: list[Any] = [None, True, -1, 0, 2**63, 1e308, "", "x", [], {}, [[]], {"a": 
 
 @dataclass(frozen=True)
 class Upload:
-    """The parts of the form. judged: it may be all right, and then is accepted."""
+    """The parts of the form. judged: it may be valid, and is then accepted."""
 
     name: str
     config: bytes
@@ -31,7 +31,7 @@ class Upload:
 
 
 def whole(inputs: int, outputs: int, name: str = "x") -> Upload:
-    """A small adapter that is all right: rank 2 on q of two layers."""
+    """A small valid adapter: rank 2 on q of two layers."""
     generator = torch.Generator().manual_seed(0)
     tensors = {}
     for layer in range(2):
@@ -43,7 +43,7 @@ def whole(inputs: int, outputs: int, name: str = "x") -> Upload:
 
 
 def is_whole(corrupted: Upload, original: Upload) -> bool:
-    """Whether another reader finds in it what the original says, whatever the values are."""
+    """Whether another reader finds the same structure in it as in the original, whatever the values are."""
     if corrupted.config != original.config:
         return False
     found, right = load(corrupted.tensors), load(original.tensors)
@@ -63,14 +63,14 @@ def _file(header: object, data: bytes, length: int | None = None) -> bytes:
 
 
 def truncated(rng: random.Random, upload: Upload) -> Upload:
-    """Either file ends too early."""
+    """One of the files ends too early."""
     if rng.random() < 0.5:
         return replace(upload, config=upload.config[: rng.randrange(len(upload.config))])
     return replace(upload, tensors=upload.tensors[: rng.randrange(len(upload.tensors))])
 
 
 def lying_length(rng: random.Random, upload: Upload) -> Upload:
-    """The header's length is another."""
+    """The header's length is wrong."""
     header, data = _header(upload)
     right = len(json.dumps(header).encode())
     length = rng.choice([0, 1, right - 1, right + 1, 2**63, 2**64 - 1, rng.randrange(2**64)])
@@ -112,7 +112,7 @@ def not_finite(rng: random.Random, upload: Upload) -> Upload:
 
 
 def wrong_shape(rng: random.Random, upload: Upload) -> Upload:
-    """A tensor has another shape, or a dtype that is not served."""
+    """A tensor has another shape, or an unsupported dtype."""
     tensors = load(upload.tensors)
     name = rng.choice(sorted(tensors))
     rows, columns = tensors[name].shape
@@ -132,7 +132,7 @@ def wrong_shape(rng: random.Random, upload: Upload) -> Upload:
 
 
 def huge_rank(rng: random.Random, upload: Upload) -> Upload:
-    """The config says a rank that the tensors have not, or that no memory holds."""
+    """The config has a rank that the tensors do not have, or that no memory can hold."""
     rank = rng.choice([0, -1, 3, 2**16, 2**40, 10**30, 2.0, "2", None, [2], rng.randrange(3, 2**31)])
     config = json.loads(upload.config)
     if rng.random() < 0.5 and rank is not None:
@@ -143,7 +143,7 @@ def huge_rank(rng: random.Random, upload: Upload) -> Upload:
 
 
 def other_names(rng: random.Random, upload: Upload) -> Upload:
-    """A tensor has a name that is no place in the base."""
+    """A tensor has a name that does not exist in the base."""
     header, data = _header(upload)
     name = rng.choice(sorted(header))
     layer = f"{PREFIX}.{rng.choice([99, '00', '-1', '٠', '1e1'])}.self_attn.q_proj.lora_A.weight"
@@ -156,14 +156,14 @@ def other_names(rng: random.Random, upload: Upload) -> Upload:
 
 
 def missing_half(rng: random.Random, upload: Upload) -> Upload:
-    """A, or B, is not there."""
+    """A or B is missing."""
     tensors = load(upload.tensors)
     del tensors[rng.choice(sorted(tensors))]
     return replace(upload, tensors=save(tensors))
 
 
 def odd_config(rng: random.Random, upload: Upload) -> Upload:
-    """A field that would have to be ignored, or whose value means nothing."""
+    """A field that would have to be ignored, or whose value is meaningless."""
     fields: list[dict[str, Any]] = [
         {"peft_type": rng.choice(["IA3", None, 1, [], "lora"])},
         {"task_type": rng.choice(["SEQ_CLS", 5, ["CAUSAL_LM"]])},
@@ -192,7 +192,7 @@ def odd_config(rng: random.Random, upload: Upload) -> Upload:
 
 
 def odd_variant(rng: random.Random, upload: Upload) -> Upload:
-    """Tensors of LoRA's variants that the config does not ask for, or that do not fit the base."""
+    """Tensors of LoRA variants that the config does not enable, or that do not fit the base."""
     tensors = load(upload.tensors)
     path = f"{PREFIX}.0.self_attn.q_proj"
     tokens, head = "base_model.model.model.embed_tokens", "base_model.model.lm_head"
@@ -217,7 +217,7 @@ def odd_variant(rng: random.Random, upload: Upload) -> Upload:
     return replace(upload, tensors=save(tensors))
 
 
-# A pickle of version 4 that, if ever it were read, would call `builtins.print("code ran")`.
+# A pickle of version 4 that would call `builtins.print("code ran")` if it were loaded.
 _PICKLE = b"\x80\x04\x8c\x08builtins\x8c\x05print\x93\x8c\x08code ran\x85R."
 
 
@@ -239,7 +239,7 @@ def other_format(rng: random.Random, upload: Upload) -> Upload:
 
 
 def odd_name(rng: random.Random, upload: Upload) -> Upload:
-    """A name outside of the alphabet."""
+    """A name with characters outside the alphabet."""
     names = ["", ".", "..", "../x", "a/b", "a\\b", "/etc/passwd", "a\0b", "-a", ".hidden", "a b", "a" * 65]
     names += ["ä", "\u0430", "a\u202eb", "a\u200b", "\uff41", "a\n", "a\r\nx: y", "%2e%2e", "🦜", "~", "con:"]
     name = rng.choice(names)
@@ -250,7 +250,7 @@ def odd_name(rng: random.Random, upload: Upload) -> Upload:
 
 
 def odd_fields(rng: random.Random, upload: Upload) -> Upload:
-    """Other fields of the form that are wrong, unknown, or not the caller's to set."""
+    """Other fields of the form that are wrong, unknown, or not for the caller to set."""
     fields = [{"replace": "perhaps"}, {"shared": "2"}, {"base_model": "another"}, {"base_model": ""}]
     fields += [{"path": "/etc/passwd"}, {"x" * 300: "1"}, {"\u202e": "1"}, {"tenant": "default"}]
     return replace(upload, fields=rng.choice(fields))

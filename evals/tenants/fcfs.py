@@ -1,4 +1,4 @@
-"""What the server's policy is measured against."""
+"""The policy that the server's own is compared with."""
 
 from bisect import bisect_left, insort
 from collections.abc import Collection
@@ -7,7 +7,7 @@ from personae.engine.scheduling.fairness import FairnessKey
 
 
 class FirstComeFirstServed:
-    """A FairnessPolicy that knows no tenants: in order of arrival, whoever it is."""
+    """A FairnessPolicy that ignores tenants: only the order of arrival counts."""
 
     def __init__(self) -> None:
         self._queue: list[tuple[int, FairnessKey]] = []
@@ -32,12 +32,12 @@ class FirstComeFirstServed:
         """Service does not count here."""
 
     def forget(self, key: FairnessKey) -> None:
-        """Nothing is remembered of a key that does not wait."""
+        """A key that does not wait leaves no state."""
 
     def gap(self) -> float:
-        """Nobody counts."""
+        """Service is not counted."""
         return 0.0
 
     def lead(self, key: FairnessKey) -> float:
-        """Nobody counts."""
+        """Service is not counted."""
         return 0.0

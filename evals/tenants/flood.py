@@ -1,12 +1,13 @@
-"""One tenant has 200 requests there, always: how long another waits for its first tokens, compared with FCFS.
+"""One tenant always has 200 requests waiting: how long does another wait for its first tokens, compared with
+FCFS?
 
     python -m personae.evals.tenants.flood --model models/smol135
 
-The engine in this process, without HTTP. The quiet tenant asks one thing after the other, first alone, then
-beside the other's flood; by virtual token counters, and first come, first served, where one request has to do
-for each, as it waits for all of the flood. Prints p50, p99 and the most of its times to the first token, how
-long steps took, tokens a second, and the bound that p99 is meant to keep: twice its unloaded value plus one
-step, by the mean of the steps and by their p99 (many prompts of the flood at once).
+The engine runs in this process, without HTTP. The quiet tenant sends one request after another, first alone,
+then during the other tenant's flood: with virtual token counters, and first come, first served. In the
+latter, one request is enough, because it waits for the whole flood. Prints p50, p99 and maximum of its times
+to the first token, how long steps took, tokens per second, and the bound for p99: twice its unloaded value
+plus one step, by the mean of the steps and by their p99 (many prompts of the flood at once).
 """
 
 import math
@@ -49,7 +50,7 @@ def log(id: str, tenant: str, prompt: int, tokens: int) -> SequenceLog:
 
 
 async def first_token(client: LocalClient, sequence: SequenceLog) -> float:
-    """Seconds to the first token; the answer is waited for."""
+    """Seconds to the first token. Waits for the whole answer."""
     begun, first = anyio.current_time(), 0.0
     async with client.stream([sequence]) as stream:
         async for delta in stream:
@@ -64,7 +65,7 @@ async def quiet(client: LocalClient, name: str, requests: int, prompt: int) -> l
 
 
 class Timed(Scheduler):
-    """Notes what steps take, and how many tokens they bring."""
+    """Records how long steps take and how many tokens they emit."""
 
     def __init__(self, layout: MemoryLayout, policy: FairnessPolicy, *, sharing: bool) -> None:
         super().__init__(layout, policy, sharing=sharing)
@@ -80,18 +81,18 @@ class Timed(Scheduler):
 
 
 async def flood(client: LocalClient, policy: str, number: int, prompt: int, tokens: int) -> None:
-    """One of the flood's requests after the other, for ever."""
+    """Send the flood's requests one after another, forever."""
     for turn in count():
         await first_token(client, log(f"{policy}-flood-{number}-{turn}", "loud", prompt, tokens))
 
 
 def percentile(times: list[float], share: float) -> float:
-    """The least of them that so many per cent are not above."""
+    """The smallest value that at least this percentage does not exceed."""
     return sorted(times)[max(math.ceil(len(times) * share / 100) - 1, 0)]
 
 
 async def play(model: Path, policy: str, requests: int, prompt: int, tokens: int, max_seqs: int) -> None:
-    """One engine with that policy: alone, and under the flood."""
+    """One engine with that policy: alone, and during the flood."""
     options = EngineOptions(model, device="cpu", max_seqs=max_seqs, max_model_len=1024)
     engine_spec = assemble(options).engine_spec
     scheduler = Timed(engine_spec.layout, POLICIES[policy](), sharing=policy == "vtc")
@@ -120,7 +121,7 @@ async def play(model: Path, policy: str, requests: int, prompt: int, tokens: int
 
 
 def in_words(times: list[float]) -> str:
-    """In words."""
+    """The result as text."""
     return (
         f"p50 {statistics.median(times) * 1e3:.0f} ms, p99 {percentile(times, 99) * 1e3:.0f}, "
         f"most {max(times) * 1e3:.0f}"

@@ -1,11 +1,12 @@
-"""A thousand adapters against eight in the engine's own steps: what no scheduling can change.
+"""A thousand adapters compared with eight in the engine's own steps: the part that no scheduling can change.
 
     python -m personae.evals.tenants.floor --model models/smol135 --rounds 8
 
-Steps of decode rows, without actors or HTTP, all adapters on the device: rows of the base, of eight adapters
-by Zipf's law, and of a thousand, in turn, as `scale.py` asks for them. A step reads every adapter in it once,
-so more of them are more bytes. Processor time on one thread, the least of each round, and what a prompt's
-token takes: on a machine that others use, clocks say who had a core. From both follows what a request takes.
+Steps of decode rows, without actors or HTTP, with all adapters on the device: rows of the base, of eight
+adapters by Zipf's law, and of a thousand, in turn, with the popularity of `scale.py`. A step reads every
+adapter in it once, so more adapters mean more bytes. It measures processor time on one thread, the least of
+each round, and the time per prompt token, because on a shared machine wall time mainly shows which program
+got a core. Together they give the time of a request.
 """
 
 import random
@@ -37,7 +38,7 @@ STEPS = 16
 def steps(
     engine_spec: EngineSpec, engine: StepRunner, digests: list[str | None], prompt: int
 ) -> tuple[float, float]:
-    """Seconds of the least step in which all rows decode, and of a prompt's token."""
+    """Seconds of the fastest step in which all rows decode, and of a prompt's token."""
     scheduler, decoding, prompts = engine_spec.build_scheduler(), [], []
     for row, digest in enumerate(digests):
         text = tuple((1000 + row * 977 + i * 131) % engine_spec.vocab_size for i in range(prompt))
@@ -58,7 +59,7 @@ def steps(
 
 
 def made(maker: AdapterMaker, shapes: LoraShapes, number: int) -> Adapter:
-    """The adapter of that number."""
+    """The adapter with that number."""
     with tempfile.TemporaryDirectory() as folder:
         for name, content in maker.make(RANKS[number % len(RANKS)], number, torch.float16).items():
             (Path(folder) / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""Random adapters of a base, as PEFT would save them."""
+"""Random adapters of a base, in PEFT's format."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from personae.lora.sites import PROJECTIONS
 
 
 class AdapterMaker:
-    """Makes adapters for the model in a folder. The same seed makes the same adapter."""
+    """Makes adapters for the model in a folder. The same seed gives the same adapter."""
 
     def __init__(self, model: Path, targets: tuple[str, ...] = tuple(PROJECTIONS)) -> None:
         self._config = read_config(model)
@@ -36,7 +36,7 @@ class AdapterMaker:
         return {CONFIG_FILE: json.dumps(config).encode(), TENSORS_FILE: save(tensors)}
 
     def bytes_per_rank(self, dtype: torch.dtype = torch.float32) -> int:
-        """What a rank takes in the file."""
+        """The bytes of one rank in the file."""
         sites = [self._config.lora_sites[module] for module in self._targets]
         widths = sum(site.inputs + site.outputs for site in sites)
         return self._config.layers * widths * dtype.itemsize

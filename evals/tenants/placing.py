@@ -1,10 +1,11 @@
-"""How long a large adapter takes to be read and to be placed, and the longest piece of it; without a server.
+"""How long reading and placing a large adapter takes, and its longest piece; without a server.
 
     python -m personae.evals.tenants.placing --model models/smol135 --megabytes 100
 
-Placed twice: from the host's memory, in pieces of which a running step can lose one, or a fifth of its time;
-and from the file that an upload has on a CPU, which a thread reads in parallel with the steps.
-Processor time is given as well as the clock's, which on a busy machine says more about other programs.
+The adapter is placed twice: from the host's memory, in pieces of which a running step can lose one, or a
+fifth of its time; and from the file that an upload has on a CPU, which a thread reads in parallel with the
+steps. It prints processor time as well as wall time, because on a busy machine wall time depends on other
+programs.
 """
 
 import tempfile

@@ -1,16 +1,15 @@
-"""A thousand adapters against eight: throughput, memory, and whether each answers as it does alone.
+"""A thousand adapters compared with eight: throughput, memory, and whether each answers as it does alone.
 
     python -m personae.evals.tenants.scale --model models/smol135 --bfloat16 --requests 96 --memory 512
 
-Serves a model, uploads adapters of ranks 4 to 64, and asks them by Zipf's law, so many at a time; as many
-requests go to the first eight of them. Every round has prompts of its own; in the first of the thousand
-nearly all adapters are read from disk. A machine's own speed may change by a fifth within a minute, so
-rounds are short and come in pairs, the thousand first in every other, and what counts is the median of the
-pairs' ratios. Then the thousand's last requests are asked again alone and must bring the same tokens (in
-float32 that is promised). Prints tokens per second, where a step's time went and what was loaded from
-where, the ratios, the server's memory and what `/metrics` says of adapters. Exit code 1 if an answer
-differs. How much of the ratio is in the engine's own steps: `floor.py`. With `--data` the adapters stay for
-the next run.
+Serves a model, uploads adapters of ranks 4 to 64, and sends them requests by Zipf's law, many at a time. As
+many requests go to the first eight adapters. Every round has new prompts. In the first round of the thousand
+nearly all adapters are read from disk. A machine's speed may change by a fifth within a minute. So rounds are
+short and come in pairs, in alternating order, and the result is the median of the pairs' ratios. Then the
+last requests of the thousand are sent again alone and must give the same tokens (which float32 guarantees).
+Prints tokens per second, where a step's time went and what was loaded from where, the ratios, the server's
+memory and what `/metrics` says about adapters. Exit code 1 if an answer differs. `floor.py` shows how much of
+the ratio is in the engine's own steps. With `--data` the adapters are kept for the next run.
 """
 
 import random
@@ -32,7 +31,7 @@ from personae.evals.processes import Others, memory_of, processor_of
 from personae.evals.served import Served, exit_on_sigterm
 from personae.evals.tenants.making import AdapterMaker, push
 
-# In this order a request has about as many ranks on average whether eight are asked or a thousand.
+# In this order the mean rank of a request is about the same for eight adapters as for a thousand.
 RANKS = (16, 32, 4, 64, 8)
 FEW = 8
 TOLD = ("personae:adapter", "personae:fairness_gap")
@@ -42,14 +41,14 @@ Requests = list[tuple[int, list[int], int]]
 
 
 def popularity(adapters: int) -> list[float]:
-    """By Zipf's law with exponent 1."""
+    """Zipf's law with exponent 1."""
     return [1 / (n + 1) for n in range(adapters)]
 
 
 class Traffic:
-    """Requests, (adapter's number, prompt, tokens of the answer); the numbers follow Zipf's law with
-    exponent 1. Answers have from half to one and a half times `tokens`: if all were as long as each other,
-    those that began together would end together, and their successors' prompts be one large batch."""
+    """Requests, (adapter's number, prompt, tokens of the answer). The numbers follow Zipf's law with exponent
+    1. Answers have from half to one and a half times `tokens`. If all had the same length, those that began
+    together would end together, and the next prompts would be one large batch."""
 
     def __init__(self, adapters: int, requests: int, tokens: int, prompt: int) -> None:
         self.tokens = tokens
@@ -58,8 +57,8 @@ class Traffic:
         self.prompt = prompt
 
     def over(self, adapters: int, number: int) -> Requests:
-        """The requests of a round, of the first so many adapters. No prompt comes twice; answers are as long
-        whichever adapters are asked."""
+        """The requests of a round, of the first adapters. No prompt repeats. The lengths of answers do not
+        depend on the adapters."""
         rng, lengths = random.Random(f"{adapters} {number}"), random.Random(number)
         numbers = rng.choices(range(adapters), popularity(adapters), k=self.requests)
         return [
@@ -121,19 +120,19 @@ def where(before: dict[str, float], after: dict[str, float]) -> str:
 
 
 def say(*words: Any) -> None:
-    """The report."""
+    """Print the report."""
     print(*words, flush=True)
 
 
 async def figures_of(client: httpx.AsyncClient) -> dict[str, float]:
-    """What `/metrics` says, by name and labels."""
+    """The figures of `/metrics`, by name and labels."""
     lines = (await client.get("/metrics")).text.splitlines()
     pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
     return {name: float(value) for name, _, value in pairs}
 
 
 async def upload(client: httpx.AsyncClient, maker: AdapterMaker, adapters: int) -> None:
-    """All that the server has not yet."""
+    """Upload all adapters that the server does not have yet."""
     begun = time.monotonic()
     there = {adapter["name"] for adapter in (await client.get("/v1/adapters")).json()["data"]}
     missing = [number for number in range(adapters) if f"a{number}" not in there]
@@ -145,7 +144,7 @@ async def upload(client: httpx.AsyncClient, maker: AdapterMaker, adapters: int) 
 async def play(
     served: Served, client: httpx.AsyncClient, traffic: Traffic, asked: Requests, concurrency: int
 ) -> tuple[float, list[Answer]]:
-    """One round: tokens per second, and the answers; says where the time went."""
+    """One round: tokens per second, and the answers. Prints where the time went."""
     before, busy, others = await figures_of(client), processor_of(served.pid), Others(served.pid)
     speed, answers = await traffic.run(client, asked, concurrency)
     share = others.share()
@@ -160,7 +159,7 @@ async def play(
 async def measure(
     served: Served, maker: AdapterMaker, traffic: Traffic, concurrency: int, rounds: int
 ) -> bool:
-    """Upload, measure, verify; whether all answers are right."""
+    """Upload, measure and verify. Returns whether all answers are right."""
     limits = httpx.Limits(max_connections=concurrency + 2)
     async with httpx.AsyncClient(base_url=served.url, timeout=600, limits=limits) as client:
         await upload(client, maker, traffic.adapters)

@@ -1,12 +1,12 @@
-"""A large adapter is uploaded and loaded cold while others stream: how much longer do their gaps get?
+"""A large adapter is uploaded and loaded cold while others stream: how much longer do their gaps become?
 
     python -m personae.evals.tenants.stall --model models/smol135 --megabytes 100
 
-Sixteen streams run all the while. In each round first nothing else happens; then an adapter of that size is
-uploaded, and as soon as it is there, asked. Prints p50, p99 and the largest gap between tokens of the streams
-in each span, and by how many steps (median gaps of the first span) the p99 of the others is longer than that
-of the first. It is meant to be no more than one. A round in which other processes had the processors says
-nothing of the server; how much they had is printed.
+Sixteen streams run all the time. In each round first nothing else happens; then an adapter of that size is
+uploaded, and used as soon as it is there. Prints p50, p99 and the largest gap between the streams' tokens in
+each span, and by how many steps (median gaps of the first span) the p99 of the later spans exceeds that of
+the first. The goal is at most one. A round in which other processes used the processors says nothing about
+the server, so their share is printed.
 """
 
 import random
@@ -30,7 +30,7 @@ from personae.evals.served import Served, exit_on_sigterm
 from personae.evals.tenants.making import AdapterMaker, upload_of
 
 STREAMS = 16
-MOST_RANKS = 512  # of one adapter
+MOST_RANKS = 512  # per adapter
 _SENDER = """
 import os, socket, sys
 os.nice(10)
@@ -42,7 +42,7 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as connection, op
 
 
 async def stream(client: httpx.AsyncClient, model: str, number: int, arrivals: list[float]) -> None:
-    """Notes when each event of an endless answer comes, starting over when it ends."""
+    """Records when each event of an endless answer arrives. Starts again when it ends."""
     prompt = random.Random(number).choices(range(10, 1000), k=32)
     body = {"model": model, "prompt": prompt, "max_tokens": 900, "temperature": 0, "ignore_eos": True}
     while True:
@@ -50,11 +50,11 @@ async def stream(client: httpx.AsyncClient, model: str, number: int, arrivals: l
             async for line in response.aiter_lines():
                 if line.startswith("data:"):
                     arrivals.append(time.perf_counter())  # noqa: PERF401  seen while it grows
-        arrivals.append(float("nan"))  # the pause between two answers is no gap
+        arrivals.append(float("nan"))  # the pause between two answers is not a gap
 
 
 def gaps(arrivals: list[list[float]], begin: float, end: float) -> list[float]:
-    """Seconds between neighbours within the span."""
+    """Seconds between neighbouring events within the span."""
     found = []
     for times in arrivals:
         found += [b - a for a, b in pairwise(times) if begin <= a and b <= end]
@@ -67,7 +67,7 @@ def p99(found: list[float]) -> float:
 
 
 def say(what: str, found: list[float]) -> None:
-    """One line of the report."""
+    """Print one line of the report."""
     print(
         f"{what}: {len(found)} gaps, p50 {statistics.median(found) * 1e3:.1f} ms, "
         f"p99 {p99(found) * 1e3:.1f}, largest {found[-1] * 1e3:.1f}",
@@ -85,8 +85,8 @@ def write_form(maker: AdapterMaker, rank: int, seed: int, url: str, path: Path) 
 
 
 async def send(url: str, form: Path) -> None:
-    """Upload from a process of its own, which takes no time from the streams' client and little from the
-    server, as one on another machine would."""
+    """Upload from a separate process, which takes no time from the streams' client and little from the
+    server, as another machine would."""
     server = httpx.URL(url)
     command = [sys.executable, "-IS", "-c", _SENDER, server.host, str(server.port), str(form)]
     answer = (await anyio.run_process(command)).stdout
@@ -104,7 +104,7 @@ class Round:
 
     @property
     def growth(self) -> float:
-        """By how much the upload and the cold load made the p99 longer, in steps."""
+        """How much longer the upload and the cold load made the p99, in steps."""
         step = statistics.median(self.quiet)
         return (p99(sorted(self.upload + self.cold)) - p99(self.quiet)) / step
 
@@ -112,7 +112,7 @@ class Round:
 async def play(
     served: Served, client: httpx.AsyncClient, arrivals: list[list[float]], form: Path, seconds: float
 ) -> Round:
-    """Nothing, an upload, a cold load; tells of each."""
+    """Nothing, an upload, a cold load. Prints each."""
     quiet, others = time.perf_counter(), Others(served.pid)
     await anyio.sleep(seconds)
     begun = time.perf_counter()

@@ -1,11 +1,12 @@
-"""Corrupted uploads by the thousand, to a real server: each must be a 4xx with a reason and leave nothing.
+"""Thousands of corrupted uploads to a real server: each must get a 4xx with a reason and leave nothing
+behind.
 
     python -m personae.evals.tenants.uploads --count 10000
 
-Serves the bundled model with a data directory of its own and sends uploads that are broken in the ways of
-`spoiling.py`. Checks each answer, and the disk every hundred. In the end the server must still be the same
-process, and must accept and serve a good upload. Exit code 1 if anything was wrong;
-what was sent is told by its number, from which and the seed it can be made again.
+Serves the bundled model with its own data directory and sends uploads that are corrupted in the ways of
+`corruption.py`. Checks each answer, and the disk after every hundred. At the end the server must still be the
+same process, and must accept and serve a valid upload. Exit code 1 if anything was wrong. Each upload has a
+number, from which it can be made again with the seed.
 """
 
 import random
@@ -28,7 +29,7 @@ CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
 
 class UploadStress:
-    """One run against one server. `wrong` lists what should not have been."""
+    """One run against one server. `wrong` lists the errors."""
 
     def __init__(self, client: httpx.Client, data: Path, seed: int) -> None:
         self.client = client
@@ -40,13 +41,13 @@ class UploadStress:
         self.statuses: Counter[int] = Counter()
 
     def corrupted(self, number: int) -> tuple[str, Upload]:
-        """The upload of that number, and how it is corrupted."""
+        """The upload with that number, and how it is corrupted."""
         names = list(SPOILERS)
         how = names[number % len(names)]
         return how, SPOILERS[how](random.Random(f"{self.seed}/{number}"), self.good)
 
     def send(self, upload: Upload) -> httpx.Response:
-        """As any client would."""
+        """Send it as any client would."""
         files = {
             name: ("x", content, "application/octet-stream")
             for name, content in ((CONFIG, upload.config), (TENSORS, upload.tensors))
@@ -54,7 +55,7 @@ class UploadStress:
         return self.client.post("/v1/adapters", data={"name": upload.name, **upload.fields}, files=files)
 
     def attack(self, number: int) -> None:
-        """Send one and judge the answer."""
+        """Send one and check the answer."""
         how, upload = self.corrupted(number)
         where = f"{number} ({how})"
         try:
@@ -75,9 +76,9 @@ class UploadStress:
             self.wrong.append(f"{where}: tells a path of the server: {response.text[:200]}")
 
     def look_around(self, number: int) -> None:
-        """Nothing may lie on disk, nothing be registered, and the server must be well."""
+        """Nothing may be left on disk or registered, and the server must be healthy."""
         adapters = self.data / "adapters"
-        for _ in range(50):  # what was refused is thrown away beside the answers
+        for _ in range(50):  # rejected files are deleted in parallel with the answers
             left = [path.name for path in adapters.iterdir() if path.name != "staging"]
             left += [path.name for path in (adapters / "staging").iterdir()]
             if not left:
@@ -91,7 +92,7 @@ class UploadStress:
             self.wrong.append(f"by {number}: the server is not ready")
 
     def end_well(self) -> None:
-        """A good upload is taken, answers, and goes."""
+        """A valid upload is accepted, answers requests, and is deleted."""
         created = self.send(self.good)
         answer = self.client.post("/v1/completions", json={"model": "x", "prompt": "Hello", "max_tokens": 4})
         removed = self.client.delete("/v1/adapters/x")

@@ -1,1 +1,2 @@
-"""The kernels on a GPU: are they right, and how far from the floor. Needs torch, NumPy and Triton."""
+"""Checks the kernels on a GPU, and measures how far they are from the hardware's limits. Needs torch, NumPy
+and Triton."""

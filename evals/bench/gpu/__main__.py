@@ -2,14 +2,14 @@
 
     python -m personae.evals.bench.gpu [--out FOLDER] [--seconds 480] [--seed N] [--resume]
 
-First correctness, then the tables, in order of importance, until the time is up; what did not fit says so. A
-part that fails is a failed check, and the others go on: in a new process, if the part has broken the device
-for this one, as an illegal access does, or does not end. gpu.json and gpu.md are written after each part, so
-that they hold what was found whatever ends the run; `--resume` goes on with the parts that they do not have.
-Ends with 1 if a check failed, with 2 where there is no GPU.
+The correctness checks run first, then the tables in order of importance, until the time is up; the report
+lists what was left out. A part that fails is a failed check, and the other parts go on. They go on in a new
+process if the part hangs, or has broken the device for this process, as an illegal access does. gpu.json and
+gpu.md are written after each part, so they have all findings however the run ends. `--resume` continues with
+the parts that they lack. The exit status is 1 if a check failed, 2 if there is no GPU.
 
-Of Personae's dependencies this needs torch, triton, numpy and msgspec alone; where it is not installed, a
-checkout's `.pkg` on PYTHONPATH will do.
+Of Personae's dependencies this only needs torch, triton, numpy and msgspec. If Personae is not installed, a
+checkout's `.pkg` on PYTHONPATH is enough.
 """
 
 import argparse
@@ -60,14 +60,14 @@ from personae.kernels.triton import FP8_CAPABILITY
 from personae.lora.copies import Copies, StreamCopies, pinned
 
 Operators = dict[str, Callable[..., Any]]
-LONGEST = 200.0  # seconds of a part; one that takes longer hangs
-OPEN_FILES = 4096  # at most
+LONGEST = 200.0  # seconds; a part that takes longer hangs
+OPEN_FILES = 4096  # the most open files
 
 
 def check_parts(
     operators: Operators, generator: torch.Generator
 ) -> Iterator[tuple[str, Callable[[], Iterable[Check]]]]:
-    """Every operator in every dtype, graphs, the engine's steps; by name."""
+    """Every operator in every dtype, graphs, and the engine's steps, by name."""
     for dtype in LIMITS:
         yield f"sgmv, {dtype}", partial(sgmv_checks, operators, dtype, generator)
         yield f"attention, {dtype}", partial(attention_checks, operators, dtype, generator)
@@ -105,15 +105,15 @@ def table_parts(
 
 
 def rig(generator: torch.Generator, copies: Copies | None = None, *, lends: bool = False) -> Rig:
-    """A fresh one of the shape that is measured."""
+    """A new rig of the measured shape."""
     return Rig(SHAPE, CudaCapture(), generator, copies=copies, side_stream=SideStream(), lends=lends)
 
 
 class Findings:
-    """The report (see `markdown` for its fields), in a folder: written before and after each part, and read
-    again by a process that resumes it.
+    """The report (see `markdown` for its fields) in a folder. It is written before and after each part, and
+    read again by a process that resumes it.
 
-    again: goes on in a new process; called by any thread.
+    again: continues in a new process; any thread may call it.
     """
 
     def __init__(self, folder: Path, report: dict[str, Any], again: Callable[[], Never]) -> None:
@@ -123,7 +123,7 @@ class Findings:
 
     @classmethod
     def of(cls, folder: Path, seed: int, again: Callable[[], Never], *, resume: bool) -> "Findings":
-        """Those in the folder, if they are to be resumed, else none."""
+        """The folder's findings if they are to be resumed, otherwise empty ones."""
         if resume:
             return cls(folder, json.loads((folder / "gpu.json").read_text(encoding="utf-8")), again)
         import triton
@@ -139,17 +139,17 @@ class Findings:
 
     @property
     def seconds(self) -> float:
-        """Since the first process began."""
+        """The seconds since the first process began."""
         return time.time() - float(self._report["begun"])
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a microsecond."""
+        """Bytes per microsecond."""
         return float(self._report["bandwidth"])
 
     def part(self, name: str, items: Callable[[], Iterable[Any]], take: Callable[[Any], object]) -> None:
-        """Take what a part finds, one after the other; that it failed is a finding, too. Nothing if it was
-        begun before."""
+        """Add a part's findings one by one; a failure is a finding too. Does nothing if the part was begun
+        before."""
         if name in self._report["parts"]:
             return
         self._report["parts"].append(name)
@@ -178,13 +178,13 @@ class Findings:
         self._again()
 
     def check(self, check: Check) -> None:
-        """Take one in."""
+        """Add a check."""
         self.checks.append(check_entry(check))
         if not check.passed:
             print(f"FAILED {check.name}: error {check.error:.3g}, at most {check.limit:.3g}", flush=True)
 
     def write(self) -> str:
-        """gpu.json and gpu.md as they are now; the latter's text."""
+        """Writes gpu.json and gpu.md. Returns the text of the latter."""
         self._report["seconds"] = self.seconds
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / "gpu.json").write_text(json.dumps(self._report, indent=1), encoding="utf-8")
@@ -194,7 +194,7 @@ class Findings:
 
 
 def device_answers() -> bool:
-    """Whether this process can still use the device: some faults end that for good."""
+    """Whether this process can still use the device: some faults make that impossible."""
     try:
         torch.cuda.synchronize()
     except RuntimeError:
@@ -203,7 +203,7 @@ def device_answers() -> bool:
 
 
 def measure(findings: Findings, seconds: float, seed: int) -> None:
-    """All parts, none begun after so many seconds but the checks."""
+    """Run all parts. After this many seconds only checks begin."""
     deadline = Deadline.after(seconds - findings.seconds)
     generator = torch.Generator("cuda").manual_seed(seed)
     operators = {name: own.run for name, own in registry.operators("triton").items()}
@@ -221,7 +221,7 @@ def measure(findings: Findings, seconds: float, seed: int) -> None:
 
 
 def main() -> int:
-    """Run it all; the exit status."""
+    """Run everything. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m personae.evals.bench.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--seconds", type=float, default=480.0, help="begin no table after so long")
@@ -234,9 +234,9 @@ def main() -> int:
     seed = secrets.randbits(32) if options.seed is None else options.seed
 
     def again() -> Never:
-        """In this process's place, which ends its hold on the device whatever its threads do."""
+        """Replaces this process, which releases the device whatever its threads do."""
         sys.stdout.flush()
-        for number in range(3, OPEN_FILES):  # what the driver has open would keep the old context alive
+        for number in range(3, OPEN_FILES):  # the driver's open files would keep the old context alive
             with suppress(OSError):
                 os.set_inheritable(number, False)
         own = ("--out", str(options.out), "--seconds", str(options.seconds), "--seed", str(seed))

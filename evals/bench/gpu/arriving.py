@@ -1,4 +1,5 @@
-"""Adapters that arrive during the steps: does a step that needs one wait for it, and what do others lose?"""
+"""Adapters that arrive during steps: does a step that needs one wait for it, and how much do other steps
+lose?"""
 
 import statistics
 import time
@@ -17,12 +18,12 @@ from personae.lora.writing import Host, made_ready
 
 ROWS = 16
 STEPS = 300
-SHARE = 0.2  # of a step for placing, as the executor has it
+SHARE = 0.2  # the share of a step for placing, as in the executor
 CYCLES = 2 * 10**8  # about a tenth of a second
 
 
 class DelayedStream(StreamCopies):
-    """What is copied comes long after the step that needs it has been launched."""
+    """Copies arrive long after the step that needs them was launched."""
 
     def begin(self) -> None:
         """See Copies."""
@@ -32,10 +33,10 @@ class DelayedStream(StreamCopies):
 
 
 def arriving_checks(rig: Rig, host: Host) -> Iterator[Check]:
-    """A step launched right behind the copies of its adapters, beside the same step with adapters that were
-    there. What has not arrived is NaN.
+    """A step launched right after its adapters' copies, compared with the same step with adapters that were
+    already there. Memory that has not arrived is NaN.
 
-    rig: with copies that are late. host: memory for adapters that are made ready.
+    rig: with late copies. host: memory for adapters in the device's form.
     """
     mixes: dict[str, list[int | None]] = {
         "one adapter": [2] * ROWS,
@@ -59,7 +60,7 @@ def arriving_checks(rig: Rig, host: Host) -> Iterator[Check]:
 
 
 def _spoil(rig: Rig, adapter: Adapter) -> None:
-    """The adapter leaves, and NaN takes its place."""
+    """The adapter is evicted, and NaN takes its place."""
     slot = rig.pool.slot(adapter.digest)
     assert slot is not None
     rows = {module: stack.table.rows(slot) for module, stack in rig.pool.stacks.items()}
@@ -75,8 +76,9 @@ def _run(rig: Rig, step: RigStep, mix: list[int | None]) -> Tensor:
 
 
 def arriving_table(rig: Rig, host: Host) -> Iterator[dict[str, object]]:
-    """Decode steps of all adapters but the one of rank 64, which comes and goes all the while: microseconds
-    from a step's launch to its end, with what the host does beside. rig: with a `StreamCopies`."""
+    """Decode steps of all adapters but the one of rank 64, which is loaded and evicted all the time:
+    microseconds from a step's launch to its end, including the host's parallel work. rig: with a
+    `StreamCopies`."""
     mix: list[int | None] = [row % 2 for row in range(ROWS)]
     step = rig.step(mix, [rig.config.max_position // 2] * ROWS)
     step.replayed()

@@ -1,7 +1,9 @@
-"""Are the kernels right? Each against its reference in float64 (attention: float32), on fresh random inputs.
+"""Are the kernels right? Each is compared with its reference in float64 (attention: float32), on new random
+inputs.
 
-The error is |ours - truth| / |truth|, norms over the whole output. Memory that the kernels should not read is
-NaN, and so is their output before they write it: what is read or left by mistake shows as NaN and fails.
+The error is |ours - truth| / |truth|, with norms over the whole output. Memory that the kernels should not
+read is NaN, and so is their output before they write it. So a wrong read or a missing write gives NaN and
+fails.
 """
 
 import math
@@ -41,7 +43,7 @@ Operators = dict[str, Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison. error: NaN where the output has NaN."""
+    """One comparison. error: NaN if the output has NaN."""
 
     name: str
     error: float
@@ -55,7 +57,7 @@ class Check:
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """What torch.empty returns within the block is NaN."""
+    """Within the block torch.empty returns NaN."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
@@ -64,7 +66,7 @@ def poisoned_memory() -> Iterator[None]:
 
 
 def relative_error(ours: Tensor, truth: Tensor) -> float:
-    """|ours - truth| / |truth|; NaN where anything is NaN."""
+    """|ours - truth| / |truth|; NaN if anything is NaN."""
     return float((ours.double() - truth.double()).norm() / truth.double().norm().clamp_min(1e-30))
 
 
@@ -113,7 +115,7 @@ def attention_checks(
     kept: torch.dtype | None = None,
 ) -> Iterator[Check]:
     """Every mix of rows with and without a window. shrink: divides lengths, for slow machines. kept: the
-    cache's dtype, where it is not the same."""
+    cache's dtype, if it differs."""
     for name, full in ATTENTION_CASES.items():
         rows = [(max(1, q // shrink), max(1, q // shrink, kv // shrink)) for q, kv in full]
         for window in (None, 100):
@@ -194,9 +196,9 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def sampling_checks(operators: Operators, generator: torch.Generator, width: int = VOCAB) -> Iterator[Check]:
-    """The share of 64 rows with another token than the reference's, and the error of their largest logits.
+    """The share of 64 rows whose token differs from the reference's, and the error of their largest logits.
 
-    A token on an edge may differ (see `reference.choose`): one row of the 64 is let pass.
+    A token at an edge may differ (see `reference.choose`): one row of the 64 is tolerated.
     """
     seed = int(torch.randint(1 << 31, (), generator=generator, device=generator.device))
     rows = sampling_rows(64, seed)
@@ -242,8 +244,8 @@ def graph_checks(operators: Operators, generator: torch.Generator) -> Iterator[C
 
 
 def step_graph_checks(generator: torch.Generator) -> Iterator[Check]:
-    """A layer of a decode step captured once, with shrink behind the product and beside it, replayed with
-    other adapters, lengths and positions."""
+    """A layer of a decode step captured once, with shrink after the product and in parallel with it, replayed
+    with other adapters, lengths and positions."""
     rows, dtype = 16, torch.bfloat16
     batch, num_pages = attention_batch([(1, 900)] * rows, generator.device, seed=4)
     layers, inputs = [BenchLayer(num_pages, generator)], step_inputs(rows, 900, generator)

@@ -1,4 +1,5 @@
-"""The engine's own decode step as a graph: does it say what its kernels say, and what does it take?"""
+"""The engine's own decode step as a graph: does it match its kernels without a graph, and how long does it
+take?"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,7 +32,7 @@ from personae.lora.segments import LoraBatch, lora_batch
 from personae.lora.shapes import LoraShapes
 from personae.lora.weight_pools import pool_bytes
 
-LIMIT = 0.02  # bfloat16, with other products where a bucket has more rows than the step
+LIMIT = 0.02  # bfloat16; products differ if a bucket has more rows than the step
 ROWS = 64
 RANKS = (16, 8, 64, 1) * 4
 CAPACITY = 512  # ranks
@@ -49,9 +50,8 @@ Mix = Sequence[int | None]
 
 
 class Rig:
-    """A decoder with random weights, adapters in its pool, and graphs of its decode steps. branch: for what
-    of these runs beside the rest. `lends`: its cache and its adapters share memory, or DriverError is
-    raised."""
+    """A decoder with random weights, adapters in its pool, and graphs of its decode steps. side_stream: for
+    parallel work within these. `lends`: its cache and its adapters share memory, or DriverError is raised."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Rig:
         )
 
     def step(self, mix: Mix, lengths: Sequence[int]) -> "RigStep":
-        """A row per entry of `mix`, an adapter's number or None, with a context of that many tokens."""
+        """A row per entry of `mix` (an adapter's number or None), each with a context of that many tokens."""
         rows = len(mix)
         batch, _ = attention_batch([(1, length) for length in lengths], self.device, seed=sum(lengths))
         tokens = torch.randint(self.config.vocab_size, (rows,), generator=self._generator, device=self.device)
@@ -139,13 +139,14 @@ class RigStep:
         return rig.model.forward(self.tokens, self.positions, rig.kv, self.batch, lora)
 
     def replayed(self, graphs: DecodeGraphs | None = None) -> Tensor | None:
-        """As a graph, one of the rig's; None where there is none."""
+        """By one of the rig's graphs; None if it has none."""
         work = None if self._lora is None else self._lora.work
         return (graphs or self._rig.graphs).run(self.tokens, self.positions, self.batch, work)
 
 
 def cases(config: ModelConfig) -> Iterator[tuple[str, Mix, list[int]]]:
-    """Steps in their order: each but the first of its bucket replays what another was captured with."""
+    """Steps in order. Each step but the first of its bucket replays a graph that another step was captured
+    with."""
     most = config.max_position
     short, long = [most // 8] * 16, [most - 1 - row for row in range(16)]
     yield "one adapter", [0] * 16, short
@@ -159,7 +160,7 @@ def cases(config: ModelConfig) -> Iterator[tuple[str, Mix, list[int]]]:
 
 
 def engine_checks(rig: Rig) -> Iterator[Check]:
-    """The worst row's error against the step kernel by kernel; NaN where there was no graph."""
+    """The worst row's error compared with the step kernel by kernel; NaN if there was no graph."""
     for name, mix, lengths in cases(rig.config):
         step = rig.step(mix, lengths)
         truth = step.eager().double()
@@ -171,8 +172,9 @@ def engine_checks(rig: Rig) -> Iterator[Check]:
 
 
 def engine_table(rig: Rig) -> Iterator[dict[str, object]]:
-    """A decode step's layers from its first work on the device to its last, in microseconds: kernel by
-    kernel, as a graph, and as one in which shrink is behind the base's products instead of beside them."""
+    """A decode step's layers from the first work on the device to the last, in microseconds: kernel by
+    kernel, as a graph, and as a graph in which shrink runs after the base's products instead of in
+    parallel."""
     for rows in (1, 8, ROWS):
         mixes: dict[str, Mix] = {
             "none": [None] * rows,

@@ -1,4 +1,4 @@
-"""One decoder layer of the 8B shape out of our kernels and cuBLAS, with weights of its own."""
+"""One decoder layer of the 8B shape, made of our kernels and cuBLAS, with its own weights."""
 
 from dataclasses import replace
 from functools import partial
@@ -42,8 +42,8 @@ class BenchLayer:
 class BenchStep:
     """One step through some layers: x and residual [T, HIDDEN], positions [T] int64, tables [P, DIM / 2].
 
-    Where there are fewer layers of adapters than layers, they take turns. branch: where shrink runs, beside
-    the base's products; else it runs behind them.
+    If there are fewer adapter layers than layers, they alternate. side_stream: shrink runs there, in parallel
+    with the base's products; without one it runs after them.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class BenchStep:
     def run(self, x: Tensor, residual: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """All layers, one after the other, as the engine runs them.
 
-        Each run plans its adapters and its attention anew, as each step does: a captured run has the plans in
-        its graph.
+        Each run plans its adapters and its attention again, as each step does: a captured run has the plans
+        in its graph.
         """
         attend = self._plan(self.batch)
         work = None if self.work is None else replace(self.work, plans={})

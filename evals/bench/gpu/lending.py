@@ -1,4 +1,5 @@
-"""Memory that the KV cache lends to adapters and gets back: do kernels and graphs notice, how long is it?"""
+"""Memory that the KV cache lends to adapters and gets back: do kernels and graphs still work, and how long
+does it take?"""
 
 import time
 from collections.abc import Iterator
@@ -13,13 +14,13 @@ from personae.evals.bench.gpu.timing import event_time
 from personae.lora.segments import lora_batch
 
 ROWS = 16
-COPIES = 3  # of an adapter of rank 64: more than there is room for without what is lent
+COPIES = 3  # copies of an adapter of rank 64; they only fit with lent memory
 MIB = 1 << 20
 
 
 def lending_checks(rig: Rig) -> Iterator[Check]:
-    """Adapters come into memory that the cache lends, leave it, and the cache has it back; all the while a
-    graph that was captured before is replayed. rig: with memory that can be lent."""
+    """Adapters are loaded into memory that the cache lends, then evicted, and the cache gets it back. All the
+    time a graph that was captured before is replayed. rig: with memory that can be lent."""
     torch.cuda.synchronize()  # the adapters are there
     old: Mix = [0, 0, 5, 9, *[None] * (ROWS - 4)]
     lengths = [rig.config.max_position // 2] * ROWS
@@ -56,7 +57,7 @@ def lending_checks(rig: Rig) -> Iterator[Check]:
 
 
 def lend(rig: Rig, size: int, before: int) -> list[int]:
-    """Let adapters have so many bytes, or a run more, of the last pages that are not lent yet."""
+    """Lend adapters this many bytes, rounded up to runs, of the last pages that are not lent yet."""
     run = rig.layout.run
     count = -(-size // (run * rig.kv.page_bytes)) * run
     last = rig.layout.num_pages - before
@@ -69,7 +70,7 @@ def lend(rig: Rig, size: int, before: int) -> list[int]:
 
 
 def repay(rig: Rig, pages: list[int]) -> None:
-    """The cache has them back."""
+    """The cache gets them back."""
     rig.pool.budget -= len(pages) * rig.kv.page_bytes
     for _ in rig.pool.giving_back():
         pass
@@ -78,8 +79,8 @@ def repay(rig: Rig, pages: list[int]) -> None:
 
 
 def lending_table(rig: Rig) -> Iterator[dict[str, object]]:
-    """What the driver's calls take the host, for 128 MiB; and the decode step of the engine's table, whose
-    cache lies by layers, with a cache that lies by pages."""
+    """How long the driver's calls take on the host, for 128 MiB; and the decode step of the engine's table,
+    whose cache is ordered by layer, with a cache that is ordered by page."""
     run = rig.layout.run
     runs = max(128 * MIB // (run * rig.kv.page_bytes), 1)
     pages = range(

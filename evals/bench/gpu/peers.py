@@ -1,4 +1,4 @@
-"""The same work by vLLM's Triton kernels, where vLLM is installed; else, or if they refuse, the reason.
+"""The same work with vLLM's Triton kernels, if vLLM is installed; otherwise, or if they fail, the reason.
 
 The interfaces are those of vLLM 0.33: `lora_shrink`, `lora_expand`, `LoRAKernelMeta`, `unified_attention`.
 """
@@ -21,7 +21,7 @@ Measured = float | str
 
 
 def attempt(package: str, measure: Callable[[], float]) -> Measured:
-    """What `measure` returns, or why it could not be measured: a peer's failure is not ours."""
+    """What `measure` returns, or why it failed: a peer's failure is not ours."""
     if find_spec(package) is None:
         return ABSENT
     try:
@@ -34,7 +34,8 @@ def attempt(package: str, measure: Callable[[], float]) -> Measured:
 def vllm_lora(
     mix: Mix, copies: int, x: dict[str, Tensor], ys: dict[str, Tensor], generator: torch.Generator
 ) -> Measured:
-    """Microseconds for the four groups of a layer; adapters padded to the largest rank, as vLLM keeps them.
+    """Microseconds for the four groups of a layer. Adapters are padded to the largest rank, as vLLM keeps
+    them.
 
     x: [B, in] and ys: [B, sum of out], by group.
     """

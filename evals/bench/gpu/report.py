@@ -25,7 +25,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Markdown lines; the columns are all keys that occur, in the order of their first occurrence."""
+    """Markdown lines. The columns are all keys, in the order of their first occurrence."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     lines += [f"| {' | '.join(_cell(row.get(column)) for column in columns)} |" for row in rows]
@@ -39,5 +39,5 @@ def _cell(value: object) -> str:
 
 
 def check_entry(check: Check) -> dict[str, Any]:
-    """A check as JSON has it."""
+    """A check in the form of the JSON report."""
     return {"name": check.name, "error": check.error, "limit": check.limit, "passed": check.passed}

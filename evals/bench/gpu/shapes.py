@@ -22,7 +22,7 @@ GROUPS: dict[str, tuple[int, tuple[int, ...]]] = {
     "gate_up": (HIDDEN, (INNER, INNER)),
     "down": (INNER, (HIDDEN,)),
 }
-WEIGHT_BYTES = 2 * sum(inputs * sum(outputs) for inputs, outputs in GROUPS.values())  # of one layer
+WEIGHT_BYTES = 2 * sum(inputs * sum(outputs) for inputs, outputs in GROUPS.values())  # per layer
 RANK_BYTES = 2 * sum(inputs * len(outputs) + sum(outputs) for inputs, outputs in GROUPS.values())
 
 
@@ -64,7 +64,7 @@ def mixes(batch: int, seed: int) -> list[Mix]:
 
 
 def work_list(rows: tuple[int | None, ...], capacity: int, device: torch.device) -> WorkList:
-    """The rows' segments, padded with empty ones to `capacity`, as a captured graph holds them."""
+    """The rows' segments, padded with empty ones to `capacity`, as in a captured graph."""
     segments: list[tuple[int, int, int]] = []
     for row, adapter in enumerate(rows):
         if adapter is None:
@@ -80,7 +80,7 @@ def work_list(rows: tuple[int | None, ...], capacity: int, device: torch.device)
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The arenas of each group, one tuple per layer, and the rank tables that all layers share."""
+    """The weight pools of each group, one tuple per layer, and the rank tables that all layers share."""
 
     weight_pools: dict[str, list[tuple[WeightPool, ...]]]
     tables: dict[str, tuple[RankTable, ...]]
@@ -93,7 +93,7 @@ def make_adapters(
     generator: torch.Generator,
     groups: dict[str, tuple[int, tuple[int, ...]]] = GROUPS,
 ) -> Adapters:
-    """Adapters of these ranks in random pages; every row of the arenas that is not theirs is NaN."""
+    """Adapters of these ranks in random pages. All other rows of the weight pools are NaN."""
     device = generator.device
     counts = [-(-rank // RANK_PAGE) for rank in ranks]
     spare = sum(counts) + 1
@@ -168,7 +168,7 @@ def attention_batch(
 
 
 def sampling_rows(count: int, seed: int, filtered: bool = True) -> SamplingRows:
-    """Rows that draw, one in eight that does not; `filtered`: with top_k, top_p, min_p or several of them."""
+    """Rows that draw, except one in eight. `filtered`: with top_k, top_p, min_p or several of them."""
     each = np.arange(count)
     on = each % 8 if filtered else np.zeros(count, np.int64)
     return SamplingRows(

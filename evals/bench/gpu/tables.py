@@ -1,4 +1,5 @@
-"""The tables: a decode step with adapters against the same step without, attention, what lies between."""
+"""The tables: a decode step with adapters compared with the same step without, attention, and the other
+kernels."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -41,17 +42,17 @@ from personae.kernels.side_stream import SideStream
 
 Row = dict[str, Any]
 CONTEXT = 1024
-COPIES = 4  # layers with weights of their own: 1.7 GB, far more than the cache
+COPIES = 4  # layers with different weights: 1.7 GB, far more than the cache
 NOBODY = "none, by the graph for adapters (the engine has one without)"
 CUDA = torch.device("cuda")
 
 
 def step_table(bandwidth: float, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
-    """Decode steps with context 1024: per layer, the base alone and with adapters on all seven modules,
+    """Decode steps with context 1024: per layer, the base alone and with adapters on all seven modules;
     shrink in parallel with the base's products as in the engine's graphs, and after them on one stream.
 
-    As many layers as the model has share a few layers' weights, so that what a step does once (its plans)
-    weighs as much as in life, and weights are cold.
+    As many layers as the model has share a few layers' weights. So work that a step does once (its plans) has
+    its real share, and weights are cold.
     """
     side_stream = SideStream()
     for batch in (1, 16, 64):
@@ -120,7 +121,7 @@ def sgmv_table(bandwidth: float, generator: torch.Generator, deadline: Deadline)
 def sgmv_calls(
     adapters: Adapters, work: WorkList, copies: int, x: dict[str, Tensor], ys: dict[str, Tensor]
 ) -> list[Call]:
-    """One call a layer: its four groups. The plan is made once, in the warm-up."""
+    """One call per layer: its four groups. The plan is made once, in the warm-up."""
 
     def call(layer: int) -> None:
         for group, (_, outputs) in GROUPS.items():
@@ -137,7 +138,7 @@ def cublas(
     ys: dict[str, Tensor],
     generator: torch.Generator,
 ) -> list[Call]:
-    """The same update for one adapter as two dense products a module."""
+    """The same update for one adapter as two dense products per module."""
     weights = [
         {
             group: [
@@ -201,7 +202,7 @@ def attention_table(bandwidth: float, generator: torch.Generator, deadline: Dead
 
 
 def attention_calls(q: Tensor, caches: list[Tensor], batch: AttentionBatch) -> list[Call]:
-    """One call a cache."""
+    """One call per cache."""
     return [partial(paged_attention, q, c[0], c[1], batch, DIM**-0.5) for c in caches]
 
 

@@ -1,4 +1,4 @@
-"""How long work on the device takes: captured in a graph, replayed, timed with events, the median taken."""
+"""How long work takes on the device: captured in a graph, replayed, timed with events; the median counts."""
 
 import statistics
 import time
@@ -15,7 +15,7 @@ REPLAYS = 20
 def replay_time(calls: Sequence[Call], replays: int = REPLAYS) -> float:
     """Microseconds per call of `calls`, run one after the other in one graph; the median of the replays.
 
-    Each call should read memory of its own, all together several times the cache, so that weights are cold.
+    Each call should read different memory, together several times the cache, so that weights are cold.
     """
     stream = Stream()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
     with torch.cuda.stream(stream):
@@ -39,7 +39,7 @@ def replay_time(calls: Sequence[Call], replays: int = REPLAYS) -> float:
 
 
 def event_time(call: Call, repeats: int = REPLAYS) -> float:
-    """Microseconds from a call's first work on the device to its last, launches included; the median."""
+    """Microseconds from a call's first work on the device to its last, including launches; the median."""
     call()  # compiles
     times: list[float] = []
     for _ in range(repeats):
@@ -53,7 +53,7 @@ def event_time(call: Call, repeats: int = REPLAYS) -> float:
 
 
 def copy_bandwidth(size: int = 1 << 32) -> float:
-    """Bytes a microsecond that a large copy moves, reads and writes counted."""
+    """Bytes per microsecond of a large copy, counting reads and writes."""
     source = torch.empty(size // 2, dtype=torch.uint8, device="cuda").random_(0, 256)
     target = torch.empty_like(source)
     return size / replay_time([lambda: target.copy_(source)])
@@ -61,13 +61,13 @@ def copy_bandwidth(size: int = 1 << 32) -> float:
 
 @dataclass(slots=True)
 class Deadline:
-    """The end of the time that the run was given; what would begin after it is left out, and said so."""
+    """The end of the run's time. Parts that would begin after it are left out, and the report says so."""
 
     at: float
 
     @classmethod
     def after(cls, seconds: float) -> "Deadline":
-        """Seconds from now."""
+        """The deadline after this many seconds."""
         return cls(time.monotonic() + seconds)
 
     @property

@@ -1,8 +1,8 @@
-"""Writes an adapter's model card, README.md beside its weights, from runs of `personae eval` and the training's log.
+"""Writes an adapter's model card, README.md next to its weights, from runs of `personae eval` and the training's log.
 
     python -m personae.evals.demo.finetune.card RUN… --runs runs --adapters evals/demo/smollm2
 
-The runs have the suites `finetuned` and `bfcl` in any order; what several have counts as in the last.
+The runs have the suites `finetuned` and `bfcl` in any order. If several have the same case, the last one counts.
 """
 
 import argparse

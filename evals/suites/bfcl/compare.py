@@ -1,8 +1,8 @@
-"""Whether calls are right, as the leaderboard's AST comparison has it (ShishirPatil/gorilla, BFCL v4).
+"""Judges calls like the leaderboard's AST comparison (ShishirPatil/gorilla, BFCL v4).
 
 A call is {name: arguments}. An answer is {name: {parameter: accepted values}}; "" among the values means that
-the parameter may be left out. Each function returns None if it is right, else the reason why it is not.
-Where the leaderboard is lenient or odd, so is this: tests compare its verdicts with ours.
+the parameter may be omitted. Each function returns None if the call is right, or the reason why it is wrong.
+It is as lenient and as odd as the leaderboard: tests compare its verdicts with ours.
 """
 
 import re
@@ -30,7 +30,7 @@ _IGNORED = re.compile(r"[ ,./\-_*^]")
 
 
 class Typed(NamedTuple):
-    """A value as the language has it, and the types that it and its elements should have."""
+    """A value in the language's type, and the types that it and its elements should have."""
 
     value: Any
     outer: type
@@ -51,14 +51,14 @@ def compare(
 
 
 def api_name(name: str) -> str:
-    """A function's name as OpenAI's API allows it."""
+    """A function's name in the form that OpenAI's API allows."""
     return name.replace(".", "_")
 
 
 def _in_any_order(
     category: str, functions: Sequence[Function], calls: Sequence[Call], answers: Sequence[Answer]
 ) -> str | None:
-    """Each answer takes the first call that fits and is left."""
+    """Each answer takes the first remaining call that fits."""
     if len(calls) != len(answers):
         return f"{len(calls)} calls where there should be {len(answers)}"
     left = list(calls)
@@ -80,7 +80,7 @@ def _named(functions: Sequence[Function], answer: Answer) -> Function:
 
 
 def _one(category: str, function: Function, call: Call, answer: Answer) -> str | None:
-    """One call against one answer."""
+    """Compares one call with one answer."""
     accepted = next(iter(answer.values()))
     name = api_name(function["name"])
     if name not in call:
@@ -145,9 +145,9 @@ def _typed(category: str, schema: Mapping[str, Any], value: Any) -> Typed:
 
 
 def _fits(typed: Typed, accepted: Any) -> tuple[bool, bool]:
-    """Whether the type is right, and whether the value may be a variable that stands for one of that type.
+    """Whether the type is right, and whether the value may be a variable of that type.
 
-    It may be if the accepted values are of another type than the function says.
+    It may be if the accepted values have another type than the function declares.
     """
     known = next((type(entry) for entry in accepted if entry != ""), None)
     elements: Any = typed.value
@@ -164,7 +164,7 @@ def _fits(typed: Typed, accepted: Any) -> tuple[bool, bool]:
 
 
 def _record(value: Mapping[str, Any], accepted: Sequence[Any]) -> bool:
-    """An object: every key expected, every value one of those accepted for it, nothing left out."""
+    """An object: every key is expected, every value is accepted for its key, and no key is missing."""
     for entry in accepted:
         if entry == "":
             continue
@@ -190,7 +190,7 @@ def _records(value: Sequence[Any], accepted: Sequence[Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Text without case, blanks and some punctuation; anything else as it is."""
+    """Text without case, blanks and some punctuation; other values unchanged."""
     if not isinstance(value, str):
         return value
     return _IGNORED.sub("", value).lower().replace("'", '"')

@@ -1,7 +1,7 @@
 """Java and JavaScript values that models write as text, read as the leaderboard reads them.
 
-Its readers are not parsers: lists are split at commas wherever these stand, and what is not understood stays
-text. A score is only comparable if ours does the same, so it does.
+Its readers are not real parsers: lists are split at every comma, and unrecognised values stay text. Scores
+are only comparable if ours do the same, so they do.
 """
 
 import re
@@ -45,7 +45,7 @@ JAVASCRIPT = {
 
 
 def read_java(text: str, kind: str, items: str | None = None) -> Any:
-    """The value of a Java expression of a type; the text itself if it is none. `items`: a list's elements.
+    """The value of a Java expression of a type; the text itself if it is not one. `items`: a list's elements.
 
     Raises RequestError for types that the leaderboard does not read.
     """

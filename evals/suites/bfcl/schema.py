@@ -1,4 +1,5 @@
-"""A leaderboard's function as a tool of OpenAI's API, described to the model as the leaderboard does."""
+"""A leaderboard's function as a tool of OpenAI's API, described to the model as the leaderboard describes
+it."""
 
 import copy
 import json
@@ -31,14 +32,14 @@ TYPES = {
     "HashMap": "object",
     "Hashtable": "object",
 }
-"""Their names of types; every other is a string."""
+"""The leaderboard's names of types. Every other name is a string."""
 
 _SYNTAX = {"java": "Java 8 SDK", "javascript": "JavaScript", "python": "Python 3"}
 
 
 def tool(function: dict[str, Json], category: str, *, strict: bool) -> dict[str, Json]:
-    """The tool of a function. Java and JavaScript values are asked for as text. `strict` closes objects, as
-    OpenAI's strict mode demands."""
+    """The tool of a function. Java and JavaScript values are requested as text. `strict` closes objects, as
+    OpenAI's strict mode requires."""
     language = "javascript" if "javascript" in category else "java" if "java" in category else "python"
     parameters = copy.deepcopy(function["parameters"])
     if language != "python":
@@ -56,7 +57,7 @@ def tool(function: dict[str, Json], category: str, *, strict: bool) -> dict[str,
 
 
 def closed(schema: dict[str, Json]) -> dict[str, Json]:
-    """The schema with objects that have no other properties than those listed."""
+    """The schema with objects that allow only the listed properties."""
     made = dict(schema)
     if isinstance(made.get("properties"), dict):
         made["properties"] = {name: closed(value) for name, value in made["properties"].items()}

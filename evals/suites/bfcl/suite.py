@@ -1,7 +1,7 @@
 """BFCL's single-turn categories through tool calls of the chat API, judged by AST comparison.
 
 free: tools without `strict`, as the leaderboard sends them. constrained: strict tools. required: strict, and
-`tool_choice` is "required"; not run unless it is asked for.
+`tool_choice` is "required"; runs only if it is named.
 """
 
 import json
@@ -36,9 +36,9 @@ SAMPLE = Path(__file__).parent / "sample"
 
 
 class BfclSettings(SuiteSettings, frozen=True):
-    """data: a folder with the leaderboard's files; without it a small sample of our own. count: entries a
-    category, 0 for all. sample: a seed by which they are drawn; without it they are the first. limit: tokens
-    of an answer."""
+    """data: a folder with the leaderboard's files; without it our own small sample. count: entries per
+    category, 0 for all. sample: a seed to draw them; without it the first ones. limit: tokens of an
+    answer."""
 
     data: str = ""
     count: int = 0
@@ -47,7 +47,7 @@ class BfclSettings(SuiteSettings, frozen=True):
 
 
 class Bfcl(Suite):
-    """One case an entry."""
+    """One case per entry."""
 
     settings: ClassVar = BfclSettings
     about: ClassVar = "tool calling: BFCL v4's single-turn categories, AST comparison"
@@ -85,7 +85,7 @@ class Bfcl(Suite):
         return mode in self.modes
 
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
-        """A refusal of the tools by the server is a failure, and says so."""
+        """If the server rejects the tools, the case fails with that message."""
         entry, answers = case.data
         strict = subject.mode != FREE
         fields: dict[str, Any] = {
@@ -120,7 +120,7 @@ class Bfcl(Suite):
 
 
 def judge(category: str, functions: Any, answers: Any, tool_calls: Sequence[Any]) -> str | None:
-    """Why the tool calls of an answer are wrong, None if they are right."""
+    """Why the tool calls of an answer are wrong; None if they are right."""
     try:
         calls: list[Call] | None = [
             {call["function"]["name"]: json.loads(call["function"]["arguments"])} for call in tool_calls
@@ -141,7 +141,7 @@ def judge(category: str, functions: Any, answers: Any, tool_calls: Sequence[Any]
 
 
 def read_entries(folder: Path, category: str) -> list[dict[str, Any]]:
-    """The lines of a category's file, under the leaderboard's name or a plain one; none without a file."""
+    """The lines of a category's file, with the leaderboard's name or a plain one; empty without a file."""
     for name in (f"BFCL_v4_{category}.json", f"{category}.jsonl", f"{category}.json"):
         path = folder / name
         if path.exists():

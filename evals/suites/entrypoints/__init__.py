@@ -1,1 +1,1 @@
-"""What other servers' entry-point tests check, restated and put to any server."""
+"""The checks of other servers' entry-point tests, rewritten so that they run against any server."""

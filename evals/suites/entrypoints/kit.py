@@ -1,9 +1,10 @@
-"""How a check is written: an async function that asks a server, and is registered under the test it restates.
+"""How to write a check: an async function that sends requests to a server, registered for the test it
+restates.
 
-@check("vLLM", "completion/test_completion.py", "test_no_logprobs")
-async def no_logprobs(server: Server) -> None:
-    choice = await server.complete(prompt=[9, 9], max_tokens=5)
-    expect(choice["logprobs"] is None, "no log-probabilities that nobody asked for")
+    @check("vLLM", "completion/test_completion.py", "test_no_logprobs")
+    async def no_logprobs(server: Server) -> None:
+        choice = await server.complete(prompt=[9, 9], max_tokens=5)
+        expect(choice["logprobs"] is None, "no log-probabilities that nobody asked for")
 """
 
 import json
@@ -21,7 +22,7 @@ JSON = {"content-type": "application/json"}
 
 
 class Unlike(Exception):
-    """The server does something else; the message says what was expected."""
+    """The server behaves differently. The message says what was expected."""
 
 
 def expect(holds: object, what: str) -> None:
@@ -38,7 +39,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Server:
-    """The server as a check meets it: one model, greedy and with a seed unless a request says otherwise."""
+    """The server as a check sees it: one model, greedy and with a seed unless a request says otherwise."""
 
     def __init__(self, client: httpx.AsyncClient, model: str, seed: int) -> None:
         self.client = client
@@ -54,7 +55,7 @@ class Server:
         return await self.client.post(path, json=fields)
 
     async def answer(self, path: str, **fields: Any) -> Body:
-        """The answer to a request, which has to be a 200. `model` and sampling are added."""
+        """The answer to a request, which must be a 200. `model` and sampling are added."""
         response = await self.send(path, **self._complete(path, fields))
         expect(response.status_code == 200, f"a 200, not {response.status_code}: {response.text[:300]}")
         answer: Body = response.json()
@@ -69,7 +70,7 @@ class Server:
         return only(await self.answer(TEXT, **{"prompt": "Once upon a time", **fields}))
 
     async def refused(self, path: str, **fields: Any) -> Refusal:
-        """The refusal of a request, which has to be a 400 with an error of OpenAI's shape."""
+        """The rejection of a request, which must be a 400 with an error of OpenAI's shape."""
         response = await self.send(path, **self._complete(path, fields))
         if response.status_code == 200 and fields.get("stream"):
             error = next((event["error"] for event in events_of(response.text) if "error" in event), None)
@@ -81,7 +82,7 @@ class Server:
         return Refusal(response.status_code, error)
 
     async def stream(self, path: str, **fields: Any) -> list[Body]:
-        """The events of a streamed answer, which ends with [DONE] where the API has that."""
+        """The events of a streamed answer, which ends with [DONE] if the API has that."""
         body = self._complete(path, {**fields, "stream": True})
         response = await self.send(path, **body)
         expect(response.status_code == 200, f"a 200, not {response.status_code}: {response.text[:300]}")
@@ -108,20 +109,20 @@ def user(text: str) -> list[Body]:
 
 
 def only(answer: Body) -> Body:
-    """The choice of an answer that has one."""
+    """The single choice of an answer."""
     expect(len(answer["choices"]) == 1, "one choice")
     choice: Body = answer["choices"][0]
     return choice
 
 
 def text_of(events: list[Body], index: int = 0) -> str:
-    """What a streamed choice says, of either kind of completion."""
+    """The text of a streamed choice, for either kind of completion."""
     choices = [one for event in events for one in event["choices"] if one["index"] == index]
     return "".join(one.get("text") or one.get("delta", {}).get("content") or "" for one in choices)
 
 
 def finishes(events: list[Body]) -> list[str]:
-    """The reasons for which the choices of a stream ended, as they came."""
+    """The finish reasons of a stream's choices, in order."""
     choices = [one for event in events for one in event["choices"]]
     return [one["finish_reason"] for one in choices if one.get("finish_reason")]
 
@@ -131,7 +132,7 @@ Check = Callable[[Server], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Restated:
-    """One check: of whose test in which file, and, if we mean to do something else, what that is."""
+    """One check: the test and file that it restates, and, if we intentionally differ, how."""
 
     project: str
     file: str
@@ -149,7 +150,8 @@ CHECKS: list[Restated] = []
 
 
 def check(project: str, file: str, *tests: str, differs: str = "") -> Callable[[Check], Check]:
-    """Registers a check for the tests that it restates. With `differs` it checks what we do instead."""
+    """Registers a check for the tests that it restates. With `differs`, it checks our own behaviour
+    instead."""
 
     def register(run: Check) -> Check:
         CHECKS.extend(Restated(project, file, test, run, differs) for test in tests)

@@ -1,7 +1,7 @@
-"""vLLM's and llama.cpp's entry-point tests, restated: what each of their cases checks of an answer, asked of
-any server by HTTP. Nothing is fetched, and nothing depends on what a model knows.
+"""vLLM's and llama.cpp's entry-point tests, restated: each case checks the same of an answer, over HTTP, for
+any server. Nothing is downloaded, and nothing depends on a model's knowledge.
 
-Where we mean to do something else, the case checks that instead, and its note says what it is.
+If we intentionally differ, the case checks our behaviour instead, and its note says how it differs.
 """
 
 from collections.abc import Sequence
@@ -22,18 +22,18 @@ from personae.evals.suites.suite import FREE, Case, Outcome, Skipped, Suite, Sui
 
 
 class EntrypointSettings(SuiteSettings, frozen=True):
-    """seconds: that one request may take."""
+    """seconds: the time limit of one request."""
 
     seconds: float = 300.0
 
 
 class Entrypoints(Suite):
-    """One case a test of theirs; several of them may be one check."""
+    """One case per test of theirs. Several of them may share one check."""
 
     settings: ClassVar = EntrypointSettings
     about: ClassVar = "what vLLM's and llama.cpp's own entry-point tests check, asked of a server"
     modes: ClassVar = (FREE,)
-    concurrency: ClassVar = 1  # some count what the server has done
+    concurrency: ClassVar = 1  # some checks read the server's counters
 
     def __init__(self, settings: EntrypointSettings) -> None:
         self._settings = settings
@@ -43,7 +43,7 @@ class Entrypoints(Suite):
         return [Case(one.id, f"{one.project} {one.file}", one) for one in CHECKS]
 
     def plays(self, case: Case, model: str, mode: str, *, base: bool) -> bool:
-        """The base alone: nothing here depends on the weights."""
+        """Only the base, because nothing here depends on the weights."""
         return mode == FREE and base
 
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
@@ -59,7 +59,7 @@ class Entrypoints(Suite):
 
 
 async def outcome(one: Restated, server: Server) -> Outcome:
-    """What came of one check. An answer of another shape is a failure like any other."""
+    """The outcome of one check. An answer with another shape is a failure like any other."""
     try:
         await one.run(server)
     except Unlike as unlike:
