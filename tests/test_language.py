@@ -40,10 +40,10 @@ WHOLE_NAMES = listed("""
 MODULES = listed("choice")
 # No docstring or comment of these folders may have one of these words or phrases: they read like riddles.
 # To hold another folder to this, rewrite its sentences and add it.
-PLAIN_FOLDERS = ("engine", "kernels", "lora")
+PLAIN_FOLDERS = ("engine", "evals", "kernels", "lora")
 RIDDLES = listed("""
-    aboard arena arenas beside crowd crowded crowds lease leased leases outlook seat seated seats sitting
-    troupe untold whoever whomever
+    aboard arena arenas beside crowded lease leased leases outlook seat seated seats sitting troupe untold
+    whoever whomever
 """)
 RIDDLE = re.compile(
     r"\b(gives? way|sits? (the step |it )?out|sat (it )?out|(is|are) told|that there (is|are) (no|not))\b"

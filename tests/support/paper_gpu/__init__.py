@@ -1,11 +1,12 @@
-"""A GPU made of paper: tensors that say they are on `cuda`, a device that works late, and no graphics card.
+"""A simulated GPU: tensors on `cuda`, a device that works late, and no graphics card.
 
-with PaperGpu() as gpu:                      # torch.cuda, Triton's launches and the allocators are doubles
-    x = torch.zeros(4, device="cuda")        # computed when something waits for it, and not before
-    gpu.waits                                # whatever made the host wait, and where
+    with PaperGpu() as gpu:                      # torch.cuda, Triton's launches and the allocators are
+    doubles
+        x = torch.zeros(4, device="cuda")        # computed when something waits for it, and not before
+        gpu.waits                                # whatever made the host wait, and where
 
-See `machine.py` for how it works, `tensors.py` for what is refused, `launches.py` for what a launch must be,
-`driver.py` for virtual memory.
+`machine.py` explains how it works, `tensors.py` what is refused, `launches.py` what a launch must be,
+`driver.py` virtual memory.
 """
 
 from paper_gpu.cuda import PaperGpu

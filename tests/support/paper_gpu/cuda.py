@@ -1,4 +1,4 @@
-"""The doubles of torch.cuda, and what puts them in its place."""
+"""The doubles of torch.cuda, and how they are installed."""
 
 import ctypes
 import sys
@@ -18,14 +18,14 @@ from paper_gpu.machine import Late, Machine, Mistake, Pool, Recording
 from paper_gpu.tensors import CUDA, OnPaper, making, moving, pinned_like
 
 NAME = "a GPU made of paper"
-POLLS = 500  # how often an event is asked for until the device, whatever it dawdles, has got there
+POLLS = 500  # after this many polls of an event, even a late device has reached it
 
 
 class PaperGpu:
-    """Within `with` the calling thread has a GPU; other threads with `adopt_this_thread`.
+    """Within `with` the calling thread has a GPU; other threads call `adopt_this_thread`.
 
-    gpu.machine has what happened. processors: multiprocessors; capability: as torch has it. granule: of its
-    virtual memory, whose driver is gpu.driver; None: cuda-bindings is not installed.
+    gpu.machine records what happened. processors: multiprocessors. capability: as torch reports it. granule:
+    of its virtual memory, whose driver is gpu.driver; None: cuda-bindings is not installed.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class PaperGpu:
             self._stack.__exit__(*error)
 
     def adopt_this_thread(self) -> None:
-        """From now on what this thread makes on `cuda` is made of paper, too, for as long as it lives."""
+        """From now on, everything that this thread creates on `cuda` is simulated too."""
         OnPaper(self.machine).__enter__()
 
     @contextmanager
@@ -182,7 +182,7 @@ class Stream:
 
 
 class Event:
-    """A place on a stream."""
+    """A position on a stream."""
 
     def __init__(self, here: Machine, **_options: Any) -> None:
         self.here = here

@@ -1,10 +1,12 @@
-"""The driver's calls for virtual memory, on paper: `cuda.bindings.driver` as far as `kernels/vmm.py` uses it.
+"""The driver's calls for virtual memory, simulated: `cuda.bindings.driver` as far as `kernels/vmm.py` uses
+it.
 
-Its rules are the driver's (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html), and what
-breaks one fails as there: granules only, mapped where something is reserved and nothing mapped, unmapped as
-they were mapped, freed when nothing is mapped. What is not mapped, or not granted yet, is poison: who reads
-it computes NaN, and who writes it is found out when it is mapped, and at the end. All calls are the host's
-and at once, however late the streams are. What a granule held when it was last mapped is poison, too.
+The rules are the driver's (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html), and breaking
+one fails in the same way: only whole granules; mapped only in a reserved range where nothing is mapped;
+unmapped as they were mapped; freed when nothing is mapped. Memory that is not mapped, or not granted yet, is
+poison: a kernel that reads it computes NaN, and one that writes it is detected when it is mapped, and at the
+end. All calls run on the host at once, however late the streams are. The old content of a newly mapped
+granule is poison, too.
 """
 
 from enum import IntEnum
@@ -21,7 +23,7 @@ UNREGISTERED = "The specified pointer resides on host memory and is not register
 
 
 class Status(IntEnum):
-    """CUresult, the codes that matter here."""
+    """CUresult: the codes that are used here."""
 
     SUCCESS = 0
     INVALID_VALUE = 1
@@ -53,18 +55,18 @@ class Reservation:
         return self.bytes[address - self.address : address - self.address + size]
 
     def accessible(self, address: int) -> bool:
-        """Whether memory is mapped there, and access to it was granted."""
+        """Whether memory is mapped there and access to it was granted."""
         place = address - (address - self.address) % self.granule
         return self.mapped.get(place, (None, False))[1]
 
     def check(self, address: int, size: int) -> None:
-        """Raises Mistake if a forbidden place was written."""
+        """Raises Mistake if a forbidden address was written."""
         if not bool((self.part(address, size) == 0xFF).all()):
             raise Mistake(f"{size} bytes at {address:#x} were written while nothing was mapped there")
 
 
 class Mapped:
-    """What a `PaperTensor` knows of its memory."""
+    """The mapping information of a `PaperTensor`."""
 
     def __init__(self, reservation: Reservation, owner: object) -> None:
         self.machine, self.owner = reservation.machine, owner
@@ -77,7 +79,7 @@ class Mapped:
 
 
 class PaperDriver:
-    """Stands for the module. `fails`: calls that fail from now on; `calls`: their names, in order."""
+    """Replaces the module. `fails`: calls that fail from now on. `calls`: their names, in order."""
 
     CUdevice_attribute = SimpleNamespace(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED="vmm")
     CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED="pinned")
@@ -116,18 +118,18 @@ class PaperDriver:
 
     @property
     def held(self) -> int:
-        """The bytes of memory that is mapped."""
+        """The bytes of mapped memory."""
         return sum(len(each.mapped) for each in self.reservations) * self.granule
 
     def check(self) -> None:
-        """Nobody has written where nothing is mapped."""
+        """Raises Mistake if something was written where nothing is mapped."""
         for each in self.reservations:
             for address in range(each.address, each.address + each.size, self.granule):
                 if address not in each.mapped:
                     each.check(address, self.granule)
 
     def tensor(self, owner: Any) -> PaperTensor:
-        """What torch makes of an object with `__cuda_array_interface__`, without a copy."""
+        """The tensor that torch makes of an object with `__cuda_array_interface__`, without a copy."""
         interface = owner.__cuda_array_interface__
         address, _ = interface["data"]
         (size,) = interface["shape"]

@@ -1,10 +1,10 @@
 """Launches of Triton's kernels: checked as the real launcher would, and computed by the references.
 
-Triton's own binder says what would be compiled (types of pointers, alignment, constants, options) and refuses
-what it does not know. What it cannot know is checked here: that pointers are the device's, that none of them
-is beyond its block, that the grid is one that CUDA takes, that a kernel that begins early is right behind one
-that lets it. The numbers are the references', as a job of the operator; SGMV's, whose kernels may be on two
-streams, are each kernel's own (`lowrank.py`).
+Triton's own binder determines what would be compiled (types of pointers, alignment, constants, options) and
+refuses what it does not know. The rest is checked here: that pointers are on the device, that none is beyond
+its block, that CUDA accepts the grid, that a kernel with an early start directly follows one that allows it.
+The numbers are the references', as a job of the operator; for SGMV, whose kernels may be on two streams, each
+kernel's own (`lowrank.py`).
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ POINTERS = (
 
 
 def install(machine: Machine, capability: tuple[int, int], patch: pytest.MonkeyPatch) -> None:
-    """Have kernels be launched on paper, and the registry give the Triton operators for `cuda`."""
+    """Simulate launches, and make the registry return the Triton operators for `cuda`."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -82,7 +82,7 @@ def _binder(kernel: Any, target: int) -> Any:
 def launched(
     machine: Machine, target: int, kernel: Any, args: Any, grid: Any, kwargs: dict[str, Any]
 ) -> None:
-    """One launch. Raises Mistake for what the launcher or CUDA would refuse, or would read amiss."""
+    """One launch. Raises Mistake for what the launcher or CUDA would refuse or misread."""
     from triton.runtime.jit import compute_cache_key
 
     name = kernel.__name__
@@ -139,7 +139,7 @@ def _own(machine: Machine, name: str, run: Callable[..., Any]) -> Callable[..., 
 
 
 class _Attention(AttentionBackend):
-    """Its plan is the real one, each layer's numbers are the reference's."""
+    """The plan is the real one; each layer's numbers are the reference's."""
 
     def __init__(self, machine: Machine, own: AttentionBackend) -> None:
         self._machine, self._own = machine, own
@@ -155,7 +155,7 @@ class _Attention(AttentionBackend):
 
 
 def _whole(machine: Machine, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator whose kernels are on paper: its host's code as it is, its numbers by the reference."""
+    """An operator with simulated kernels: its host code is real, its numbers are the reference's."""
 
     def operator(*args: Any) -> Any:
         before = machine.launches.total()
@@ -183,7 +183,7 @@ def _whole(machine: Machine, name: str, run: Callable[..., Any]) -> Callable[...
 
 
 def _asked(table: Tensor, masks: Tensor, width: int) -> tuple[SamplingRows, Tensor]:
-    """What the sampling kernels read of the rows, from the device's own copy; see `device/sampling.py`."""
+    """The sampling parameters as the kernels read them, from the device's copy; see `device/sampling.py`."""
     columns = [column.numpy() for column in table]
     streams, positions, top_k, top_p, temperature, min_p, mask = columns
     allowed = np.full((len(mask), -(-width // 32)), -1, np.int32)
@@ -200,7 +200,7 @@ def _asked(table: Tensor, masks: Tensor, width: int) -> tuple[SamplingRows, Tens
 
 
 def _given(value: Any) -> Any:
-    """An argument as the kernels will find it: the device's memory then, the host's as it is now."""
+    """An argument as the kernel will find it: device memory at that time, host memory as it is now."""
     if isinstance(value, Scratch):
         return Scratch(torch.device("cpu"))
     if hasattr(value, "plans"):

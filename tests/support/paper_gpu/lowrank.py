@@ -1,5 +1,5 @@
-"""SGMV's kernels as torch computes them, from nothing but the arguments of their launch; see
-`kernels/triton/device/sgmv_plan.py` for what these are."""
+"""SGMV's kernels in torch, computed only from the arguments of their launch; see
+`kernels/triton/device/sgmv_plan.py`."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -35,7 +35,7 @@ def plan(a: SimpleNamespace) -> None:
 
 
 def _segments(a: SimpleNamespace, kind: int) -> Iterator[tuple[slice, list[tuple[int, slice, Tensor]]]]:
-    """Of each segment that has items its rows, and its modules with a rank: number, columns, arena rows."""
+    """For each segment with items: its rows, and its modules with a rank: number, columns, pool rows."""
     ends = [0, *a.ends_ptr[kind].tolist()]
     for segment, (before, end) in enumerate(pairwise(ends)):
         if end <= before:
@@ -64,7 +64,7 @@ def shrink(a: SimpleNamespace) -> None:
 
 
 def expand(a: SimpleNamespace) -> None:
-    """Their sum's products, added to ys."""
+    """The product of shrink's sums with B, added to ys."""
     for rows, modules in _segments(a, 1):
         for m, columns, places in modules:
             y, weight, stride, out = _per_module(a, "y{}_ptr", "b{}_ptr", "y{}_stride", "out{}")[m]

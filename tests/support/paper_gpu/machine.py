@@ -1,16 +1,17 @@
-"""The device: streams of jobs that run as late as they may, memory that is poison until it is written.
+"""The simulated device: streams of jobs that run as late as possible, and memory that is poison until it is
+written.
 
-A job is put on its stream when the host launches it and runs when something waits for it: an event, a copy
-that blocks, a value that is read. So whoever reads a pinned buffer before its copy has come, writes to one
-that is still to be read, or forgets that two streams do not wait for each other, computes with the wrong
-bytes. `Late` says which streams dawdle: one schedule finds what another hides.
+A job is put on its stream when the host launches it. It runs when something waits for it: an event, a copy
+that blocks, a value that is read. So code computes with wrong bytes if it reads a pinned buffer before its
+copy is done, writes to a buffer that is still to be read, or forgets that two streams do not wait for each
+other. `Late` says which streams are late: one schedule finds errors that another hides.
 
-Memory comes as 0xFF (NaN, or -1) and becomes that again when its last tensor goes, in the order of the stream
-it was taken on, as torch's allocator gives it to the next who asks. Each replay of a graph poisons what the
-captures of its pool have let go of.
+Memory begins as 0xFF (NaN, or -1) and becomes that again when its last tensor is freed, in the order of the
+stream that allocated it, as torch's allocator may hand it to the next allocation. Each replay of a graph
+poisons the memory that the captures of its pool have freed.
 
-A graph has the streams that were forked within its capture, as late or as early as `Late` has it of streams
-beside the steps' own: they run when they are waited for, or as soon as what they wait for is done.
+A graph has the streams that were forked within its capture. They are as late as `Late` says of side streams:
+they run when they are waited for, or as soon as their dependencies are done.
 """
 
 import sys
@@ -28,14 +29,14 @@ import numpy as np
 import torch
 
 Job = Callable[[], None]
-ALLOCATOR = "the allocator"  # whose jobs are nobody's: they stand for what may come next
-BLOCK = 512  # bytes: what the allocator rounds up to, and every block's alignment
+ALLOCATOR = "the allocator"  # its jobs stand for the next user of the memory
+BLOCK = 512  # bytes; the allocator rounds up to this, and aligns every block to it
 TESTS = Path(__file__).resolve().parent
 TORCH = Path(torch.__file__).resolve().parent
 
 
 class Mistake(AssertionError):
-    """What would fail, or be wrong, or be slow, on a GPU."""
+    """Something that would fail, be wrong or be slow on a GPU."""
 
 
 class Late(Enum):
@@ -48,7 +49,7 @@ class Late(Enum):
 
 @dataclass(frozen=True)
 class Wait:
-    """The host waited for the device, or may have. where: the lines of ours that led there, the last
+    """The host waited for the device, or may have. where: the lines of our code that led there, the last
     first."""
 
     kind: str
@@ -59,7 +60,7 @@ class Wait:
 
 
 class Stream:
-    """Jobs in their order; `done` of them have run."""
+    """Jobs in order. `done` of them have run."""
 
     def __init__(self, machine: "Machine", name: str) -> None:
         self.machine, self.name = machine, name
@@ -69,7 +70,7 @@ class Stream:
         self.kernel: str | None = None  # that was launched last, if nothing else came behind it
 
     def run(self, until: int) -> None:
-        """Run the first `until` jobs, those of other streams that they wait for before them."""
+        """Run the first `until` jobs, after the jobs of other streams that they wait for."""
         while self.done < until:
             if self.running:
                 raise Mistake(f"stream {self.name} waits for itself")
@@ -113,7 +114,8 @@ def _aligned(size: int, blank: bool = False) -> torch.Tensor:
 
 @dataclass
 class Pool:
-    """What the captures of some graphs have allocated and let go of; `free`: as bytes, for those to come."""
+    """Memory that the captures of some graphs have allocated and freed. `free`: as bytes, for later
+    captures."""
 
     dead: list[torch.Tensor] = field(default_factory=list)
     free: int = 0
@@ -121,7 +123,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """Behind the first `at` jobs of a stream; of a graph's, if they are captured."""
+    """After the first `at` jobs of a stream; of a graph's stream, if they are captured."""
 
     stream: Stream
     at: int
@@ -130,8 +132,8 @@ class StreamPosition:
 
 @dataclass
 class Recording:
-    """A graph that is captured: its streams' jobs, and the places that they wait for; each replay repeats
-    them. The capture began on `origin`."""
+    """A graph that is being captured: its streams' jobs, and the positions that they wait for. Each replay
+    repeats them. The capture began on `origin`."""
 
     machine: "Machine"
     pool: Pool
@@ -160,7 +162,7 @@ class Recording:
         ]
 
     def run(self, *, late: bool) -> None:
-        """Repeat it. late: what was forked waits until it is waited for; else it is as early as it may."""
+        """Repeat it. late: forked work runs only when it is waited for; otherwise as early as possible."""
         for contents in self.pool.dead:
             _poison(contents)
         streams = {stream: Stream(self.machine, stream.name) for stream in self.lines}
@@ -232,7 +234,7 @@ class Machine:
         return stream
 
     def push(self, job: Job, stream: Stream | None = None) -> None:
-        """Launch a job on a stream, else the current one."""
+        """Launch a job on a stream, by default the current one."""
         with self.lock:
             stream = stream or self.current
             stream.kernel = None
@@ -253,14 +255,14 @@ class Machine:
         return self.late is Late.ALL or (stream is self.main) == (self.late is Late.MAIN)
 
     def place(self, stream: Stream) -> StreamPosition:
-        """Behind what the stream was told so far."""
+        """The position after all jobs of the stream so far."""
         recording = self.capturing
         if recording is not None and stream in recording.lines:
             return StreamPosition(stream, len(recording.lines[stream]), recording)
         return StreamPosition(stream, len(stream.jobs), None)
 
     def wait_for(self, stream: Stream, place: StreamPosition) -> None:
-        """Have a stream wait for a place on another. In a capture that forks the other's graph."""
+        """Let a stream wait for a position on another. In a capture this forks the other's graph."""
         with self.lock:
             recording = self.capturing
             if place.recording is not recording:
@@ -272,7 +274,7 @@ class Machine:
             recording.lines.setdefault(stream, []).append((here()[0], place))
 
     def wait(self, kind: str, *, flush: bool = True) -> None:
-        """The host waits for its current stream, or may."""
+        """The host waits, or may wait, for its current stream."""
         if self.capturing is not None:
             raise Mistake(f"{kind} while a graph is captured, at {' < '.join(here())}")
         self.waits.append(Wait(kind, here()))
@@ -280,19 +282,19 @@ class Machine:
             self.catch_up(self.current)
 
     def catch_up(self, stream: Stream, place: int | None = None) -> None:
-        """Run a stream."""
+        """Run all jobs of a stream."""
         with self.lock:
             stream.run(len(stream.jobs) if place is None else place)
 
     def catch_up_all(self) -> None:
-        """Run all there is."""
+        """Run all jobs."""
         for stream in self.streams:
             self.catch_up(stream)
 
     # Memory
 
     def taken(self, memory: Memory) -> None:
-        """A block was allocated. Raises torch's error when there is not that much."""
+        """A block was allocated. Raises torch's error if there is not enough memory."""
         with self.lock:
             pool = memory.graph.pool if memory.graph is not None else None
             size = memory.size if pool is None else max(memory.size - pool.free, 0)
@@ -305,7 +307,7 @@ class Machine:
             self.peak = max(self.peak, self.live)
 
     def let_go(self, memory: Memory) -> None:
-        """A block's last tensor has gone: whoever is next on its stream may write there."""
+        """A block's last tensor was freed: the next allocation on its stream may write there."""
         if not memory.size or self.over:
             return
         with self.lock:
@@ -326,15 +328,14 @@ class Machine:
             stream.jobs.append((ALLOCATOR, lambda: _poison(contents)))
 
     def pin(self, size: int) -> torch.Tensor:
-        """Bytes of the host that the device reads by itself. They stay, as nobody knows who still reads
-        them."""
+        """Host memory that the device reads directly. It stays, because its last reader is unknown."""
         memory = _aligned(max(size, 1))
         self.pinned.append((memory.data_ptr(), memory.data_ptr() + memory.numel()))
         self._kept.append(memory)
         return memory[:size]
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor of the host lies in such memory."""
+        """Whether a host tensor is in such memory."""
         at = tensor.data_ptr()
         return any(first <= at < last for first, last in self.pinned)
 
@@ -342,7 +343,7 @@ class Machine:
 
     @contextmanager
     def capture(self, pool: Pool, stream: Stream) -> Iterator[Recording]:
-        """Within the block what this thread launches on the stream is recorded, and on those forked from
+        """Within the block, launches of this thread on the stream are recorded, and on streams forked from
         it."""
         recording = self.recording = Recording(self, pool, stream, threading.get_ident())
         try:

@@ -1,10 +1,9 @@
-"""Tensors that say they are on `cuda`. Their bytes lie on the host and are written when the device gets
-there.
+"""Tensors on a simulated `cuda`. Their bytes are on the host and are written when the device gets there.
 
-What a GPU refuses is refused: tensors of two devices in one operation, values read within a capture, bytes of
-the device as an array. What it does, but slowly, is noted as a wait (`machine.waits`): values that are read,
-sizes that depend on data, copies that block or come from memory that is not pinned, scalars that have to be
-copied, index tensors of the host.
+Operations that a GPU refuses are refused: tensors of two devices in one operation, values read within a
+capture, device bytes as an array. Operations that a GPU does, but slowly, are recorded as a wait
+(`machine.waits`): values that are read, sizes that depend on data, copies that block or come from memory that
+is not pinned, scalars that have to be copied, index tensors on the host.
 """
 
 from collections.abc import Callable
@@ -25,7 +24,7 @@ BY_MASK = (torch.bool, torch.uint8)
 
 
 class PaperTensor(Tensor):
-    """`sheet` is the tensor on the host that has its bytes, `memory` the block that they lie in."""
+    """`sheet` is the host tensor with its bytes, `memory` the block that they are in."""
 
     sheet: Tensor
     memory: Memory
@@ -51,7 +50,7 @@ class PaperTensor(Tensor):
         raise AssertionError("no paper")
 
     def data_ptr(self) -> int:
-        """An address as the device has them: blocks of 512 bytes."""
+        """An address as on the device: blocks of 512 bytes."""
         return self.sheet.data_ptr()
 
     def tolist(self) -> Any:
@@ -59,7 +58,7 @@ class PaperTensor(Tensor):
         return self.cpu().tolist()
 
     def record_stream(self, stream: Any) -> None:
-        """The allocator will wait for what the stream has been told so far."""
+        """The allocator will wait for all work of the stream so far."""
         self.memory.also.append((stream.stream, len(stream.stream.jobs)))
 
     def is_pinned(self, *_: Any) -> bool:
@@ -70,7 +69,7 @@ class PaperTensor(Tensor):
 
 
 def leaves(values: Any) -> list[Any]:
-    """All arguments, those in lists and dicts included."""
+    """All arguments, including those in lists and dicts."""
     if isinstance(values, dict):
         values = values.values()
     elif not isinstance(values, list | tuple):
@@ -79,7 +78,7 @@ def leaves(values: Any) -> list[Any]:
 
 
 def mapped(values: Any, change: Callable[[Any], Any]) -> Any:
-    """The arguments with each leaf changed; dataclasses of tensors, too."""
+    """The arguments with each leaf changed, also within dataclasses of tensors."""
     if isinstance(values, dict):
         return {key: mapped(value, change) for key, value in values.items()}
     if isinstance(values, list | tuple):
@@ -90,12 +89,12 @@ def mapped(values: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def sheets(values: Any) -> Any:
-    """The arguments as the device has them."""
+    """The arguments as on the device."""
     return mapped(values, lambda value: value.sheet if isinstance(value, PaperTensor) else value)
 
 
 def empty(machine: Machine, shape: Any, stride: Any, dtype: torch.dtype) -> PaperTensor:
-    """Poison, from the current stream's share of the memory."""
+    """Poison, from the current stream's part of the memory."""
     extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if 0 not in shape else 0
     memory = Memory(machine, extent * dtype.itemsize, machine.current, machine.capturing)
     flat = memory.bytes[: extent * dtype.itemsize].view(dtype)
@@ -103,7 +102,7 @@ def empty(machine: Machine, shape: Any, stride: Any, dtype: torch.dtype) -> Pape
 
 
 class OnPaper(TorchDispatchMode):
-    """Makes what is created on `cuda` on this thread, and pinned memory."""
+    """Replaces what is created on `cuda` on this thread, and pinned memory."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -114,7 +113,7 @@ class OnPaper(TorchDispatchMode):
 
 
 def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`Tensor.to` that knows which device `cuda` is; torch would ask a driver."""
+    """`Tensor.to` for the simulated `cuda`; torch would ask a driver."""
 
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return plain(self, *map(_indexed, args), **{name: _indexed(value) for name, value in kwargs.items()})
@@ -123,7 +122,7 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def making(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`torch.tensor` in two steps: on the host, then where it is wanted."""
+    """`torch.tensor` in two steps: on the host, then on its device."""
 
     def tensor(data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
         made = plain(data, **kwargs)
@@ -210,7 +209,7 @@ def _wrapped(machine: Machine, made: Any) -> Any:
 
 
 def _launched(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The operator as a job: in place, or into fresh memory whose shape is known without a value."""
+    """The operator as a job: in place, or into new memory whose shape is known without a value."""
     where = {**kwargs, "device": CPU} if "device" in kwargs else dict(kwargs)
     if "pin_memory" in where:
         where["pin_memory"] = False
