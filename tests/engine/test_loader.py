@@ -153,7 +153,7 @@ def test_a_tied_model_whose_output_matrix_differs_is_refused(tmp_path: Path) -> 
 
 def test_values_that_float16_cannot_hold_are_refused(tmp_path: Path) -> None:
     folder = changed(tmp_path, lambda weights: weights["model.layers.1.mlp.up_proj.weight"].fill_(1e6))
-    with pytest.raises(ModelLoadError, match=r"up_proj\.weight does not fit into float16"):
+    with pytest.raises(ModelLoadError, match=r"up_proj\.weight has values that do not fit into float16"):
         load(folder, "float16")
 
 
