@@ -157,7 +157,7 @@ def as_asked(spec: GrammarSpec | None, body: SamplingFields, settings: ApiSettin
     if BACKENDS[name] not in taking:
         others = " or ".join(other for other, backend in BACKENDS.items() if backend in taking)
         raise UnsupportedParameter(
-            f"`{_BACKEND}`: {name} does not take {_KINDS[spec.kind]}; {others} does.", param=_BACKEND
+            f"`{_BACKEND}`: {name} does not support {_KINDS[spec.kind]}; {others} does.", param=_BACKEND
         )
     return msgspec.structs.replace(spec, backend=BACKENDS[name])
 

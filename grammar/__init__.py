@@ -1,1 +1,2 @@
-"""What binds an answer: specs, backends, masks, tool and reasoning formats. Never imports engine."""
+"""Everything that binds an answer: specs, backends, masks, tool and reasoning formats. Never imports
+engine."""

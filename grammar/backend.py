@@ -10,18 +10,18 @@ Snapshot = Any
 """A point in one matcher's answer; only that matcher can read it."""
 
 MOST_RESTORED = 64
-"""How many tokens after a snapshot it can be restored, at least."""
+"""A matcher can be restored to a snapshot for at least this many tokens after it."""
 
 
 class Binding(Protocol):
-    """What says, token by token, which tokens may come next in one sequence's answer. Not thread-safe; one
+    """Says, token by token, which tokens may come next in one sequence's answer. Not thread-safe; it has one
     owner at a time."""
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
-        """Write the tokens allowed next to `bitmask[row]`; once terminated, the stop tokens."""
+        """Write the tokens allowed next to `bitmask[row]`. After the end, these are the stop tokens."""
 
     def accept(self, token: int) -> bool:
-        """Advance by one token. False (and no change of state) if it is not allowed."""
+        """Advance by one token. Returns False, and changes nothing, if it is not allowed."""
 
     @property
     def terminated(self) -> bool:
@@ -31,45 +31,45 @@ class Binding(Protocol):
 class Matcher(Binding, Protocol):
     """The state of one sequence's answer within a grammar.
 
-    In a state that is past its library's limits it allows and accepts nothing: that answer fails.
+    In a state beyond its library's limits it allows and accepts nothing, and the answer fails.
     """
 
     def feed(self, tokens: Sequence[int]) -> int:
-        """Accept tokens until one is not allowed; how many were."""
+        """Accept tokens until one is not allowed. Returns how many were accepted."""
 
     def follows(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` would be accepted, one after the other; a stop token may be the last."""
 
     def snapshot(self) -> Snapshot:
-        """Where the answer is now. Takes constant time."""
+        """The answer's current point. Takes constant time."""
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Take back what was accepted since `snapshot` was made; takes time with that alone.
+        """Undo what was accepted since `snapshot` was made. The time depends on that alone.
 
         Snapshots that were made since are void; `snapshot` and older ones can be restored again. A matcher
         that has failed stays failed.
         """
 
     def forced(self) -> bytes:
-        """Text that has to follow, as far as it is known; nothing where tokens are asked about."""
+        """Text that has to follow, as far as it is known. Empty where tokens are verified."""
 
     def fork(self) -> "Matcher":
         """A second matcher in the same state."""
 
     @property
     def failed(self) -> bool:
-        """Whether it is past its library's limits."""
+        """Whether it is beyond its library's limits."""
 
 
 class BackendMatcher(Matcher, Protocol):
-    """A matcher of a backend's own: its snapshots are the numbers of tokens accepted."""
+    """A matcher of a backend itself. Its snapshots are numbers of accepted tokens."""
 
     def snapshot(self) -> int:
-        """How many tokens have been accepted, the stop token among them."""
+        """How many tokens have been accepted, including the stop token."""
 
 
 class CompiledGrammar(Protocol):
-    """A grammar ready for use, shared by all sequences that ask for it; thread-safe."""
+    """A grammar ready for use, shared by all sequences that are bound by it. Thread-safe."""
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +80,7 @@ class CompiledGrammar(Protocol):
 
 
 class BoundGrammar(Protocol):
-    """A compiled grammar whose answers close within their budgets; shared by all of them, thread-safe."""
+    """A compiled grammar whose answers close within their budgets. Shared by all of them; thread-safe."""
 
     @property
     def nbytes(self) -> int:
@@ -88,17 +88,18 @@ class BoundGrammar(Protocol):
 
     @property
     def shortest(self) -> int:
-        """How many tokens an answer needs that is sure to be complete, the stop token not counted."""
+        """The number of tokens of an answer that is certain to be complete, without the stop token."""
 
     def matcher(self, budget: int | None = None) -> Matcher:
-        """A new matcher at the start, of an answer that is complete within `budget` tokens."""
+        """A new matcher at the start of an answer that is complete within `budget` tokens."""
 
 
 class GrammarBackend(Protocol):
     """Turns a spec into a compiled grammar for one tokenizer."""
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compile; slow (milliseconds to seconds) and free of the GIL where the library allows.
+        """Compile a spec. This is slow (milliseconds to seconds), and without the GIL where the library
+        allows.
 
-        Raises GrammarError when the spec is malformed or cannot be enforced.
+        Raises GrammarError if the spec is malformed or cannot be enforced.
         """

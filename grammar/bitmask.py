@@ -1,7 +1,8 @@
 """The form of masks: an int32 array [rows, ceil(vocab / 32)] on the host.
 
-Bit t % 32 of word t // 32 set means that token t is allowed. It covers the model's padded vocabulary: ids
-past the tokenizer's are never allowed. Without torch, so that processes that compile need not load it.
+If bit t % 32 of word t // 32 is set, token t is allowed. A mask covers the model's padded vocabulary; ids
+past the tokenizer's are never allowed. This module does without torch, so that processes that compile need
+not load it.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ def mask_of(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
 
 
 def leave_out(row: Bitmask, tokens: Sequence[int]) -> None:
-    """Make `row`, [words], allow none of `tokens`, and what it allowed of the others."""
+    """Make `row`, [words], allow none of `tokens`, and keep the rest."""
     words = row.view(np.uint32)
     for token in tokens:
         words[token // 32] &= ~np.uint32(1 << (token % 32))

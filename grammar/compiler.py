@@ -1,6 +1,6 @@
-"""From spec to compiled grammar, with a cache. The actor above shares compiles that are in flight.
+"""Compiles specs to grammars, with a cache. The actor above shares compiles that are in progress.
 
-`compile` may run on any number of threads at once; `get` and `put` are quick and may be called from anywhere.
+`compile` may run on any number of threads at once. `get` and `put` are quick and may be called from anywhere.
 """
 
 import json
@@ -17,7 +17,7 @@ from personae.errors import GrammarError
 from personae.grammar.backend import BoundGrammar, GrammarBackend
 from personae.grammar.budget.analysis import Analysis, CompilePlan, PendingAnalysis
 from personae.grammar.budget.automaton import Automaton
-from personae.grammar.budget.build import Compiling, analysis_of, build, draft
+from personae.grammar.budget.build import Compiling, analyse, analysis_of, build
 from personae.grammar.budget.grammar import BudgetGrammar
 from personae.grammar.budget.table import TokenTable
 from personae.grammar.productive import matches_nothing
@@ -26,7 +26,7 @@ from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
 from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.masks import AnyGrammar, Processes, RemoteGrammar
 from personae.grammar.sandbox.small import is_foreign, is_small
-from personae.grammar.sandbox.warm_up import TOUR
+from personae.grammar.sandbox.warm_up import FIRST_SPECS
 from personae.grammar.schema.apart import kept_apart
 from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.culprits import explanation
@@ -53,22 +53,23 @@ from personae.grammar.structure.loosened import loosened
 from personae.grammar.tracked.support import uncounted
 from personae.grammar.vocabulary import Vocabulary
 
-Made = TypeVar("Made")  # of a sketch
+Made = TypeVar("Made")  # of a pending analysis
 
 
-def _nobody(compile_plan: CompilePlan) -> None:
-    """Hears of it."""
+def _ignore(compile_plan: CompilePlan) -> None:
+    """Ignores the report."""
 
 
 class _NeedsSandbox(Exception):
-    """A spec turns out to need what is done in the sandbox alone."""
+    """The spec needs something that is only done in the sandbox."""
 
 
 class GrammarCompiler:
-    """Compiled grammars of one tokenizer; the least recently used leave when the cache is over its bytes.
+    """Compiled grammars of one tokenizer. When the cache is over its bytes, the least recently used are
+    dropped.
 
-    What is not small, or has to be rewritten first, is compiled in processes of its own, and the masks of
-    grammars that clients write are made there (`sandbox/masks.py`); unless `sandboxed` is False: then here,
+    What is not small, or has to be rewritten first, is compiled in processes of its own. These also make the
+    masks of grammars that clients write (`sandbox/masks.py`). With `sandboxed` False everything is done here,
     without limits.
     """
 
@@ -81,7 +82,7 @@ class GrammarCompiler:
     ) -> None:
         self.vocabulary = vocabulary
         self._sandbox = Sandbox(vocabulary) if sandboxed else None
-        # The backend of nearly all specs is made now: it takes a second at a large vocabulary.
+        # The backend of nearly all specs is built now: it takes a second for a large vocabulary.
         self._backends = {"llguidance": make_backend("llguidance", vocabulary)}
         self._backends_lock = Lock()
         self._table = TokenTable(vocabulary)
@@ -96,23 +97,23 @@ class GrammarCompiler:
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes held by the cache, with what its grammars may grow to."""
+        """Bytes held by the cache, including the estimated growth of its grammars."""
         return self._bytes
 
     def warm_up(self) -> None:
-        """Make, on a thread of its own, what the first compiles would have to wait for."""
+        """Prepare, on a separate thread, what the first compiles would otherwise wait for."""
         Thread(target=self._warm_up, name="warm-up", daemon=True).start()
 
     def _warm_up(self) -> None:
         if self._sandbox is not None:
             self._sandbox.start()
         self._backend("outlines")
-        for spec in TOUR:
+        for spec in FIRST_SPECS:
             with suppress(GrammarError, _NeedsSandbox):
                 self._compile(spec, self._build)
 
     def get(self, spec: GrammarSpec, tenant: str = "") -> AnyGrammar | None:
-        """The compiled grammar of an equal spec of this tenant's, if it is in the cache."""
+        """The compiled grammar of an equal spec of this tenant, if it is in the cache."""
         with self._lock:
             grammar = self._cached.get((tenant, spec))
             if isinstance(grammar, RemoteGrammar) and grammar.ended:
@@ -123,7 +124,7 @@ class GrammarCompiler:
             return grammar
 
     def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str = "") -> None:
-        """Keep a compiled grammar, unless it alone is over the cache's bytes."""
+        """Cache a compiled grammar, unless it alone is over the cache's bytes."""
         here = isinstance(grammar, Automaton | RemoteGrammar)
         nbytes = grammar.nbytes + (0 if here else size_estimate(spec))
         key = (tenant, spec)
@@ -137,23 +138,23 @@ class GrammarCompiler:
                 self._forget(next(iter(self._cached)))
 
     def _forget(self, key: GrammarKey) -> None:
-        """Whoever is bound by it still has it."""
+        """Drop it from the cache. Answers that are bound by it keep it."""
         del self._cached[key]
         self._bytes -= self._sizes.pop(key)
 
     def _let_go(self, tenant: str | None) -> None:
-        """Of the cache's processes that make masks: of a tenant, or of all."""
+        """Drop the cached processes that make masks: those of a tenant, or all."""
         with self._lock:
             for key, grammar in [*self._cached.items()]:
                 if isinstance(grammar, RemoteGrammar) and tenant in (None, key[0]):
                     self._forget(key)
 
     def compile(self, spec: GrammarSpec, tenant: str = "") -> AnyGrammar:
-        """Compile, without looking for it in the cache, with the fastest backend that enforces all of it.
+        """Compile without the cache, with the fastest backend that enforces the whole spec.
 
-        A schema that is not `strict` and that no backend enforces wholly is bound as far as possible: check
-        the answer with `schema.validate.validate_answer`. Raises GrammarError when the spec is malformed or,
-        if strict, cannot be enforced or not be compiled within the limits, Overloaded when that is not known
+        If a schema is not `strict` and no backend enforces all of it, it is bound as far as possible; check
+        the answer with `schema.validate.validate_answer`. Raises GrammarError if the spec is malformed, or if
+        a strict spec cannot be enforced or compiled within the limits. Raises Overloaded if this is not known
         in time.
         """
         if self._sandbox is not None and is_foreign(spec):
@@ -164,7 +165,7 @@ class GrammarCompiler:
         return self.compile_here(spec, tenant)
 
     def compile_here(self, spec: GrammarSpec, tenant: str = "") -> BoundGrammar:
-        """As `compile`; its masks are made here, whoever wrote it."""
+        """As `compile`. The masks are made here, whoever wrote the grammar."""
         if spec.reasoning is not None:
             return self._limited(msgspec.structs.replace(spec, reasoning=None), spec.reasoning, tenant)
         automaton = self._automaton(spec)
@@ -178,7 +179,7 @@ class GrammarCompiler:
         return self._compiled_here(spec)
 
     def _compiled_here(self, spec: GrammarSpec) -> BudgetGrammar:
-        """Of what cannot be closed and is not strict, what can be had: hardly bound."""
+        """Compile here. A spec that cannot be closed and is not strict is bound loosely."""
         try:
             return self._compile(spec, self._build)
         except GrammarError as error:
@@ -187,20 +188,20 @@ class GrammarCompiler:
                 raise
             return self._compile(looser, self._build)
 
-    def draft(
-        self, spec: GrammarSpec, *, rewritten: bool = True, tell: Callable[[CompilePlan], None] = _nobody
+    def analyse(
+        self, spec: GrammarSpec, *, rewritten: bool = True, report: Callable[[CompilePlan], None] = _ignore
     ) -> Analysis:
-        """What compiling comes to, of a spec without a limit on its reasoning. Raises as `compile` does.
+        """Analyse a spec without a limit on its reasoning. Raises as `compile` does.
 
         Unless `rewritten`, schemas that are not enforced as they are written are not brought into another
-        form. `tell` hears of each outline that has been compiled, before its answers are analysed; the last
-        is that of the blueprint.
+        form. Calls `report` with each plan that has been compiled, before its answers are analysed; the last
+        one is that of the result.
         """
         rewritings = self._rewritings if rewritten else _as_written
         return self._compile(
             spec,
-            lambda pending: draft(
-                pending, self._bytewise_backend(pending.compile_plan.backend), self._table, tell
+            lambda pending: analyse(
+                pending, self._bytewise_backend(pending.compile_plan.backend), self._table, report
             ),
             rewritings,
         )
@@ -211,7 +212,7 @@ class GrammarCompiler:
             self._sandbox.close()
 
     def _remote(self, sandbox: Sandbox, spec: GrammarSpec, tenant: str) -> RemoteGrammar:
-        """In a process of its own, one of so many."""
+        """A grammar in a process of its own, of which the number is limited."""
         self._processes.enter(tenant, self._let_go)
         try:
             return sandbox.masks(spec, partial(self._processes.leave, tenant))
@@ -220,12 +221,13 @@ class GrammarCompiler:
             raise
 
     def _compiled_by(self, sandbox: Sandbox, spec: GrammarSpec) -> BudgetGrammar:
-        """Here it is compiled while there its answers are analysed: what has been compiled once, ends.
+        """Compile here while the sandbox analyses the answers. A compile that has ended there once will end
+        here too.
 
         Over the model's tokens it may take more than over bytes, and be refused only here.
         """
         begun: list[Compiling] = []
-        analysis = self._drafted(
+        analysis = self._analyse_in_sandbox(
             spec,
             sandbox,
             lambda compile_plan: begun.append(Compiling(compile_plan, *self._pair(compile_plan))),
@@ -238,18 +240,21 @@ class GrammarCompiler:
                 raise
             return self._compiled_by(sandbox, looser)
 
-    def _drafted(self, spec: GrammarSpec, sandbox: Sandbox, tell: Callable[[CompilePlan], None]) -> Analysis:
-        """Of what is too complex and not strict, what can be had: as it is written, or hardly bound."""
+    def _analyse_in_sandbox(
+        self, spec: GrammarSpec, sandbox: Sandbox, report: Callable[[CompilePlan], None]
+    ) -> Analysis:
+        """Analyse in the sandbox. A spec that is too complex and not strict is bound as it is written, or
+        loosely."""
         try:
-            return sandbox.draft(spec, tell=tell)
+            return sandbox.analyse(spec, report=report)
         except GrammarError as error:
             looser = loosened(spec) if error.code == TOO_COMPLEX else None
             if looser is None:
                 raise
             with suppress(GrammarError):
-                return sandbox.draft(spec, rewritten=False, tell=tell)
+                return sandbox.analyse(spec, rewritten=False, report=report)
             with suppress(GrammarError):
-                return sandbox.draft(looser, tell=tell)
+                return sandbox.analyse(looser, report=report)
             raise
 
     def _compile(
@@ -258,8 +263,8 @@ class GrammarCompiler:
         finish: Callable[[PendingAnalysis], Made],
         rewritings: Rewritings | None = None,
     ) -> Made:
-        """What `finish` makes of the spec's sketch. Raises _NeedsSandbox where there is a sandbox, and it is
-        needed."""
+        """The result of `finish` for the pending analysis of the spec. Raises _NeedsSandbox if a sandbox
+        exists and is needed."""
         rewritings = rewritings or self._rewritings
         if spec.kind == "json_schema":
             try:
@@ -275,12 +280,12 @@ class GrammarCompiler:
         return finish(analysis_of(name, spec, self._table))
 
     def _automaton(self, spec: GrammarSpec) -> BoundGrammar | None:
-        """Where it is one, and small: its size is seen before it is made. Raises GrammarError if a backend is
-        asked for by name that does not enforce the spec."""
+        """An automaton, if the spec is a small one; its size is known before it is built. Raises GrammarError
+        if the spec names a backend that does not enforce it."""
         names = BACKENDS_OF_KIND[spec.kind]
         if spec.backend not in (None, *names):
             raise GrammarError(
-                f"The backend {spec.backend} does not take a {spec.kind}.", param=PARAMS.get(spec.kind)
+                f"The backend {spec.backend} does not support a {spec.kind}.", param=PARAMS.get(spec.kind)
             )
         if "outlines" not in names or spec.backend not in (None, "outlines"):
             return None
@@ -293,7 +298,7 @@ class GrammarCompiler:
         return grammar if isinstance(grammar, Automaton) else None
 
     def _limited(self, spec: GrammarSpec, limit: ReasoningLimit, tenant: str) -> LimitedGrammar:
-        """All limits of an equal spec share what it compiles to."""
+        """A grammar with a limit on reasoning. All limits of an equal spec share the compiled grammar."""
         inner = self.get(spec, tenant)
         if inner is None or isinstance(inner, RemoteGrammar):
             inner = self.compile_here(spec, tenant)
@@ -319,7 +324,7 @@ class GrammarCompiler:
                 missing: Unenforced | GrammarError | None = next(unenforced(schema, name), None)
                 if missing is None:
                     try:
-                        return finish(self._analyse(name, spec, schema, strict=True))
+                        return finish(self._analyse_schema(name, spec, schema, strict=True))
                     except GrammarError as error:
                         missing = error
                 if name == BACKENDS_OF_KIND["json_schema"][0]:
@@ -329,14 +334,14 @@ class GrammarCompiler:
         return self._compile_best_effort(spec, document, finish, rewritten)
 
     def _enforced(self, document: Schema, rewritings: Rewritings) -> bool:
-        """Whether all of a schema is enforced as one of its rewritings."""
+        """Whether one of a schema's rewritings is enforced completely."""
         return any(True for _ in enforced(document, self._bytewise_backend("llguidance"), rewritings))
 
     def _rewritings(self, document: Schema) -> Iterator[Schema]:
-        """Schemas equal to `document`: as written, then in canonical form if it has one. At last those that
-        take a part of what it takes.
+        """Schemas equal to `document`: as written, then in canonical form if it has one. At the end come
+        those that accept a part of what it accepts.
 
-        Of what is not small, parts that occur again are definitions: the library reads each once.
+        In what is not small, repeated parts become definitions, so that the library reads each of them once.
         """
         if self._sandbox is not None:
             yield from _as_written(document)
@@ -347,7 +352,7 @@ class GrammarCompiler:
                 yield shorter
             yield written
         canonical: Schema = True
-        with suppress(Exception):  # there is none, whatever the library says of it
+        with suppress(Exception):  # there is none, whatever the library's error
             canonical = strip(canonicalise(document))
             yield _spelled(canonical)
         for one in (without_disjoint_one_of(strip(document)), canonical):
@@ -363,14 +368,14 @@ class GrammarCompiler:
         finish: Callable[[PendingAnalysis], Made],
         rewritten: list[Schema],
     ) -> Made:
-        """As much of the schema as llguidance takes; any JSON at the least."""
+        """Bind as much of the schema as llguidance supports, at least to JSON."""
         for schema in self._looser(document, rewritten):
             with suppress(GrammarError):
-                return finish(self._analyse("llguidance", spec, schema, strict=False))
-        return finish(self._analyse("llguidance", spec, True, strict=False))
+                return finish(self._analyse_schema("llguidance", spec, schema, strict=False))
+        return finish(self._analyse_schema("llguidance", spec, True, strict=False))
 
     def _looser(self, document: Schema, rewritten: list[Schema]) -> Iterator[Schema]:
-        """Schemas that bind less and less of `document`, which `rewritten` are equal to."""
+        """Schemas that bind less and less of `document`. `rewritten` are equal to it."""
         written = weakened(_spelled(strip(document)), "llguidance")
         yield written
         yield uncounted(written)
@@ -380,7 +385,7 @@ class GrammarCompiler:
         yield loose(document)
 
     def _reads(self, pattern: str) -> bool:
-        """Whether llguidance knows what a pattern says."""
+        """Whether llguidance can read a pattern."""
         text = json.dumps({"type": "string", "pattern": pattern})
         try:
             self._bytewise_backend("llguidance").compile(GrammarSpec("json_schema", text))
@@ -388,7 +393,9 @@ class GrammarCompiler:
             return False
         return True
 
-    def _analyse(self, name: str, spec: GrammarSpec, schema: Schema, *, strict: bool) -> PendingAnalysis:
+    def _analyse_schema(
+        self, name: str, spec: GrammarSpec, schema: Schema, *, strict: bool
+    ) -> PendingAnalysis:
         bound = msgspec.structs.replace(spec, source=json.dumps(schema), strict=strict)
         return analysis_of(name, bound, self._table)
 
@@ -416,6 +423,6 @@ def _as_written(document: Schema) -> Iterator[Schema]:
 
 
 def _spelled(schema: Schema) -> Schema:
-    """In the keywords that backends know."""
+    """The schema in keywords that backends support."""
     spelled: Schema = separated(spell_formats(plain_patterns(schema)))
     return spelled

@@ -1,12 +1,12 @@
-"""Names that are spelled nearly as one that is known."""
+"""Finds the known name that is closest to a misspelled one."""
 
 from collections.abc import Iterable
 
-_SHORT, _LONG = 4, 8  # characters: names from the first on may have a slip, from the second on two
+_SHORT, _LONG = 4, 8  # characters: from the first length on one typo is allowed, from the second on two
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant; None if none is near. Case does not matter."""
+    """The known name that was probably meant. None if none is close. Case does not matter."""
     found = ((_close_matches(name.lower(), one.lower()), one) for one in known)
     near = [
         (close_matches, one)
@@ -17,8 +17,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def _close_matches(a: str, b: str) -> int:
-    """Characters that are wrong, missing, too many, or in the wrong order with the next (the restricted
-    Damerau-Levenshtein distance); a large number for names of different lengths."""
+    """The number of wrong, missing, extra or swapped characters (restricted Damerau-Levenshtein distance). A
+    large number if the lengths differ too much."""
     if abs(len(a) - len(b)) > 2:
         return 3
     before: list[int] = []

@@ -1,7 +1,7 @@
-"""Bitmasks for a batch: where they come from and how they are filled.
+"""Bitmasks for a batch: how they are allocated and filled.
 
-Here a bitmask (bitmask.py) is a CPU tensor, for the device to read. Rows without a grammar are all ones, so
-that one operation applies the whole batch.
+Here a bitmask (bitmask.py) is a CPU tensor for the device to read. Rows without a grammar are all ones, so
+that one operation applies to the whole batch.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,15 @@ from personae.grammar.bitmask import words_of
 
 
 def allocate_bitmask(rows: int, vocab_size: int) -> torch.Tensor:
-    """An int32 bitmask [rows, ceil(vocab_size / 32)] that allows everything; pinned where there is a GPU."""
+    """An int32 bitmask [rows, ceil(vocab_size / 32)] that allows everything. It is pinned if there is a
+    GPU."""
     return torch.full(
         (rows, words_of(vocab_size)), -1, dtype=torch.int32, pin_memory=torch.cuda.is_available()
     )
 
 
 class BitmaskPool:
-    """Reuses bitmasks between steps: one is being filled while the last is still being copied."""
+    """Reuses bitmasks between steps: one is being filled while the previous one is still being copied."""
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self._max_rows = max_rows
@@ -28,18 +29,18 @@ class BitmaskPool:
         self._free: list[torch.Tensor] = []
 
     def acquire(self) -> torch.Tensor:
-        """A bitmask [max_rows, words] of any content; `fill_masks` writes every row it is given."""
+        """A bitmask [max_rows, words] with any content. `fill_masks` writes every row that it is given."""
         return self._free.pop() if self._free else allocate_bitmask(self._max_rows, self._vocab_size)
 
     def release(self, bitmask: torch.Tensor) -> None:
-        """Give back a bitmask that no copy reads any more."""
+        """Return a bitmask that no copy reads any more."""
         self._free.append(bitmask)
 
 
 def fill_masks(bitmask: torch.Tensor, matchers: Sequence[Binding | None]) -> None:
-    """Write the tokens that `matchers[row]` allows next to `bitmask[row]`; all ones where there is none.
+    """Write the tokens that `matchers[row]` allows next to `bitmask[row]`; all ones if there is no matcher.
 
-    A matcher may appear once only: it is not thread-safe.
+    A matcher may appear only once, because it is not thread-safe.
     """
     rows = bitmask.numpy()
     for row, matcher in enumerate(matchers):

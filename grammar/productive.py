@@ -1,7 +1,7 @@
-"""Grammars in GBNF that no text matches, found without the library: `root ::= root`.
+"""Finds grammars in GBNF that match no text, without the library: `root ::= root`.
 
-A rule that needs itself, whichever alternative is taken, never comes to an end. What is not understood here
-is left to the library, which says what is wrong with it.
+A rule that needs itself in every alternative never ends. A grammar that is not understood here is left to the
+library, which reports what is wrong with it.
 """
 
 import re
@@ -17,12 +17,12 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _Token = tuple[str, str]
-_LENGTH = 16_384  # characters; of what is longer, and of chains of more rules, the library finds it
+_LENGTH = 16_384  # characters; the library checks longer grammars, and chains of more rules
 _ROUNDS = 64
 
 
-class _Strange(Exception):
-    """Something that is not understood."""
+class _NotUnderstood(Exception):
+    """A construct that is not understood here."""
 
 
 def matches_nothing(source: str) -> bool:
@@ -31,7 +31,7 @@ def matches_nothing(source: str) -> bool:
         return False
     try:
         rules = dict(_rules(source))
-    except _Strange:
+    except _NotUnderstood:
         return False
     ending: set[str] = set()
     for _ in range(_ROUNDS):
@@ -47,7 +47,7 @@ def _tokens(source: str) -> Iterator[_Token]:
     while at < len(source):
         match = _TOKEN.match(source, at)
         if match is None:
-            raise _Strange
+            raise _NotUnderstood
         at = match.end()
         kind = match.lastgroup or ""
         kind = "repeat" if kind == "least" else kind
@@ -65,7 +65,7 @@ def _rules(source: str) -> Iterator[tuple[str, list[_Token]]]:
                 yield name, body
             name, body = text, []
         elif not name:
-            raise _Strange
+            raise _NotUnderstood
         else:
             body.append((kind, text))
     if name:
@@ -73,9 +73,9 @@ def _rules(source: str) -> Iterator[tuple[str, list[_Token]]]:
 
 
 def _ends(body: list[_Token], ending: set[str], rules: dict[str, list[_Token]]) -> bool:
-    """Whether some text matches the body of a rule, if only those of `ending` are matched by any."""
+    """Whether some text matches the body of a rule, if only the rules in `ending` match any text."""
     outer: list[tuple[bool, bool, bool]] = []
-    some, all_so_far, last = False, True, True  # alternatives before; items before in this one; the last item
+    some, all_so_far, last = False, True, True  # of earlier alternatives; of earlier items; of the last item
     for kind, text in body:
         match kind, text:
             case "repeat", "0":

@@ -12,11 +12,11 @@ _FACTORIES = {
     "xgrammar": ("personae.grammar.backends.xgrammar", "XGrammarBackend"),
 }
 
-# The backends that take each kind of spec, in the order in which they are asked; the last takes all that can
-# be enforced. outlines takes small automata, whose masks it looks up, and refuses the rest. xgrammar knows
-# schemas as well, and has its place in the gate, but takes none that llguidance does not. These fill a mask
-# in 20 to 60 µs at 100k ids; llguidance compiles a schema in about 1 ms, where xgrammar takes 40 ms, or
-# seconds for a long `maxLength`.
+# The backends that support each kind of spec, in the order in which they are asked. The last one takes
+# everything that can be enforced. outlines takes small automata, whose masks it looks up, and refuses the
+# rest. xgrammar also supports schemas and has its place in the gate, but accepts none that llguidance does
+# not. These backends fill a mask in 20 to 60 µs at 100k ids. llguidance compiles a schema in about 1 ms;
+# xgrammar takes 40 ms, or seconds for a long `maxLength`.
 BACKENDS_OF_KIND: dict[GrammarKind, tuple[str, ...]] = {
     "json_schema": ("llguidance",),
     "json_object": ("llguidance",),
@@ -27,12 +27,13 @@ BACKENDS_OF_KIND: dict[GrammarKind, tuple[str, ...]] = {
     "ebnf": ("xgrammar",),
 }
 
-# As vLLM's users name the backends. What is not asked for by name is given to the first that takes it.
+# The names that vLLM's users know. A spec that names no backend goes to the first one that accepts it.
 BACKENDS: dict[str, str] = {"guidance": "llguidance", "outlines": "outlines", "xgrammar": "xgrammar"}
 
 
 def make_backend(name: str, vocabulary: Vocabulary) -> GrammarBackend:
-    """A backend for one tokenizer. Costs time and memory with the vocabulary's size: make one per model.
+    """A backend for one tokenizer. It costs time and memory in proportion to the vocabulary, so make one per
+    model.
 
     Raises KeyError for an unknown name.
     """

@@ -1,10 +1,11 @@
-"""Formats out of a `response_template`, by which a tokenizer_config.json says what answers look like.
+"""Derives formats from a `response_template`, by which a tokenizer_config.json describes answers.
 
 https://huggingface.co/docs/transformers/main/chat_response_parsing
 
-It says how answers are read, by regular expressions where it likes; to bind them, what stands around a call
-must be known to the letter. So these are taken: reasoning between two texts, and calls that are JSON between
-two texts, one by one or as a list. Of anything else None is made: `--tool-format` can still name the format.
+It describes how answers are read, in part by regular expressions. To bind answers, the text around a call
+must be known exactly. So these are supported: reasoning between two texts, and calls that are JSON between
+two texts, one by one or as a list. For anything else the result is None; `--tool-format` can still name the
+format.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ _CONTENT = "{content}"
 
 
 def imported_reasoning(template: Any) -> ReasoningFormat | None:
-    """The reasoning that a template describes, if it does and it can be bound."""
+    """The reasoning that a template describes. None if it describes none, or one that cannot be bound."""
     for name in _REASONING:
         field = _field(template, name)
         open, close = _literal(field, "open"), _literal(field, "close")
@@ -28,7 +29,7 @@ def imported_reasoning(template: Any) -> ReasoningFormat | None:
 
 
 def imported_tools(template: Any) -> ToolFormat | None:
-    """The calls that a template describes, if it does and they can be bound."""
+    """The calls that a template describes. None if it describes none, or calls that cannot be bound."""
     field = _field(template, "tool_calls")
     open, close = _literal(field, "open"), _literal(field, "close")
     if not open or not close or field.get("content") != "json" or field.get("content_args"):
@@ -67,7 +68,7 @@ def _field(template: Any, name: str) -> dict[str, Any]:
 
 
 def _literal(field: dict[str, Any], name: str) -> str | None:
-    """The text of an anchor, without blanks around it; the first of several."""
+    """The text of an anchor, without blanks around it. The first one if there are several."""
     value = field.get(name)
     if isinstance(value, list) and value:
         value = value[0]
@@ -76,7 +77,7 @@ def _literal(field: dict[str, Any], name: str) -> str | None:
 
 
 def _keys(transform: Any, *, each: bool) -> tuple[str, str] | None:
-    """Under which names the JSON has the function's name and its arguments."""
+    """The JSON keys of the function's name and its arguments."""
     if transform is None:
         return None if each else ("name", "arguments")
     function = transform.get("function", transform) if isinstance(transform, dict) else None
@@ -89,7 +90,7 @@ def _keys(transform: Any, *, each: bool) -> tuple[str, str] | None:
 
 
 def _key(placeholder: Any, each: bool) -> str | None:
-    """The name in `{content.name}`, or in `{name}` where each element of a list is transformed."""
+    """The name in `{content.name}`, or in `{name}` if each element of a list is transformed."""
     start = "{" if each else "{content."
     if not isinstance(placeholder, str) or not placeholder.startswith(start) or placeholder[-1:] != "}":
         return None

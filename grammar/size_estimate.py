@@ -1,8 +1,8 @@
-"""How far a compiled grammar may grow while answers are bound by it.
+"""Estimates how far a compiled grammar may grow while answers are bound by it.
 
-The lexer of a grammar is built while answers are read, and stays. It stays small but where a regular
-expression goes on after a repetition of open length, or of alternatives, which may end at every place: then
-there are as many states as sets of places at which it may have ended.
+The lexer of a grammar is built while answers are read, and is kept. It stays small, except if a regular
+expression continues after an open repetition, or after alternatives, that may end at any place. There are
+then as many states as there are sets of places at which it may have ended.
 """
 
 import re
@@ -13,13 +13,13 @@ from personae.grammar.sandbox.small import bound_parts, members, width
 from personae.grammar.spec import GrammarSpec
 
 _STATE = 2_000  # bytes
-_MOST = 64_000_000  # bytes: six answers of 300 tokens were seen to leave 53 MB behind
+_MOST = 64_000_000  # bytes: six answers of 300 tokens were seen to leave 53 MB
 _VARIABLE = re.compile(r"(?<![\\(])[*+?]|\{\d*,\d*\}")
 _GROUP_REPEATED = re.compile(r"\)(?:[*+]|\{)")
 
 
 def size_estimate(spec: GrammarSpec) -> int:
-    """Bytes to reckon with beside what the grammar has when it has been compiled."""
+    """Bytes to expect in addition to those of the grammar when it has just been compiled."""
     match spec.kind:
         case "regex":
             return min(_of_pattern(spec.source), _MOST)

@@ -1,4 +1,5 @@
-"""What the caller asked the answer to be bound by; plain data, so that it can be part of a token log."""
+"""The constraint on an answer as the caller asked for it: plain data, so that it can be part of a token
+log."""
 
 from typing import Literal
 
@@ -8,11 +9,11 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "
 
 
 class ReasoningLimit(msgspec.Struct, frozen=True):
-    """At most so many tokens of reasoning, between the texts `open` and `close`; `opened`: the prompt has
+    """At most so many tokens of reasoning, between the texts `open` and `close`. `opened`: the prompt has
     opened it.
 
-    `again`: it may be opened several times, until `text` opens the answer itself; the limit is of all of it.
-    `others` open messages that are neither.
+    `again`: reasoning may be opened several times, until `text` opens the answer itself; the limit covers all
+    of it. `others` open messages that are neither.
     """
 
     tokens: int
@@ -29,13 +30,12 @@ class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
 
     `source` is canonical JSON text of the schema for `json_schema` or of the list of strings for `choice`,
     the text itself for `regex`, `ebnf` (llama.cpp's GBNF) and `lark` (llguidance's dialect), "" for
-    `json_object`, an element as JSON text for `structure` (structure/elements.py). `strict` is for schemas:
-    enforce all of it or refuse; otherwise bind what can be bound. `compact` is for schemas and objects: no
-    blanks between two tokens of JSON. `any_order` is for schemas: properties stand in any order, where they
-    would stand in the schema's. `reasoning` limits the reasoning that a
-    `structure` begins with. `backend` is the only one that may enforce it, None for any.
-    Equal specs compile to the same grammar, so a spec and its tenant are the key of the cache of compiled
-    grammars.
+    `json_object`, and an element as JSON text for `structure` (structure/elements.py). `strict` is for
+    schemas: enforce all of it or refuse; otherwise bind as much as possible. `compact` is for schemas and
+    objects: no blanks between two tokens of JSON. `any_order` is for schemas: properties may come in any
+    order instead of the schema's. `reasoning` limits the reasoning that a `structure` begins with. `backend`
+    is the only one that may enforce it, None for any. Equal specs compile to the same grammar, so a spec and
+    its tenant are the key of the cache of compiled grammars.
     """
 
     kind: GrammarKind
@@ -48,5 +48,5 @@ class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
 
 
 GrammarKey = tuple[str, GrammarSpec]
-"""Whose grammar it is, and what of. What one tenant has had compiled is compiled again for another, who would
-learn by the time that it takes that somebody has sent it before."""
+"""A tenant and a spec. A grammar of one tenant is compiled again for another, who could otherwise learn from
+the time that somebody has sent it before."""

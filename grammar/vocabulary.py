@@ -1,7 +1,7 @@
-"""What a grammar backend has to know of a tokenizer: the bytes behind each id, and which ids end an answer.
+"""What a grammar backend must know of a tokenizer: the bytes of each id, and which ids end an answer.
 
-It is read from the text of a `tokenizer.json` alone (Hugging Face's format), so that grammar/ needs neither
-the tokenizer nor the model. Token text is bytes, since a token may hold half a character.
+It is read from the text of a `tokenizer.json` alone (Hugging Face's format), so grammar/ needs neither the
+tokenizer nor the model. Token text is bytes, because a token may hold half a character.
 """
 
 import re
@@ -20,9 +20,9 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Vocabulary:
     """The tokens of one model.
 
-    `tokens[id]` is the text of a token; b"" for those that a grammar never writes: special tokens, stop
-    tokens and ids past the tokenizer's, up to the padded size of the model's logits. `stop_ids` end an
-    answer; `special` maps the names of special tokens to their ids.
+    `tokens[id]` is the text of a token. It is b"" for tokens that a grammar never writes: special tokens,
+    stop tokens, and ids past the tokenizer's, up to the padded size of the model's logits. `stop_ids` end an
+    answer. `special` maps the names of special tokens to their ids.
     """
 
     tokens: tuple[bytes, ...]
@@ -38,8 +38,8 @@ class Vocabulary:
     def from_tokenizer_json(cls, text: str | bytes, size: int, stop_ids: Sequence[int]) -> "Vocabulary":
         """Read a `tokenizer.json` for a model with `size` logits whose answers end with one of `stop_ids`.
 
-        Ids past `size` are dropped: the model cannot choose them. Raises ModelLoadError when the tokens
-        cannot be spelled out as bytes, or when no stop id lies within `size`.
+        Ids past `size` are dropped, because the model cannot choose them. Raises ModelLoadError if the tokens
+        cannot be written as bytes, or if no stop id is within `size`.
         """
         document = msgspec.json.decode(text)
         spell = _speller(document.get("decoder"))
@@ -65,7 +65,7 @@ class Vocabulary:
 
 
 def _pieces(model: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """(text, id) of each piece; BPE keeps a mapping, Unigram a list of pairs with scores."""
+    """(text, id) of each piece. BPE has a mapping, Unigram a list of pairs with scores."""
     vocab = model["vocab"]
     if isinstance(vocab, list):
         for index, (token, _score) in enumerate(vocab):
@@ -86,12 +86,12 @@ class _ByteLevel:
     def __call__(self, token: str) -> bytes:
         try:
             return bytes([self._bytes[character] for character in token])
-        except KeyError:  # an added token that some files repeat in the vocabulary, in plain text
+        except KeyError:  # an added token that some files repeat in the vocabulary, as plain text
             return token.encode()
 
 
 class _Pieces:
-    """SentencePiece-like vocabularies: text in which a mark stands for a space, and `<0x0A>` for a byte."""
+    """SentencePiece-like vocabularies: a mark in the text stands for a space, and `<0x0A>` for a byte."""
 
     def __init__(self, replacements: list[tuple[str, str]], byte_fallback: bool) -> None:
         self._replacements = replacements
@@ -106,7 +106,7 @@ class _Pieces:
 
 
 def _speller(decoder: dict[str, Any] | None) -> "_ByteLevel | _Pieces":
-    """How this decoder turns a piece into bytes; ModelLoadError if it does not go piece by piece."""
+    """How this decoder turns a piece into bytes. Raises ModelLoadError if it does not work piece by piece."""
     steps = decoder["decoders"] if decoder and decoder["type"] == "Sequence" else [decoder]
     kinds = [step["type"] if step else "none" for step in steps]
     if "ByteLevel" in kinds:

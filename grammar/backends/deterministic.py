@@ -1,9 +1,11 @@
-"""Which regular expressions are automata no larger than themselves, and the same to every library.
+"""Finds regular expressions whose automata are no larger than themselves, and that every library reads the
+same way.
 
 An expression is one-unambiguous (Brüggemann-Klein and Wood 1998, https://doi.org/10.1006/inco.1997.2695) if
-each character of a text, as it is read, can stand for one place of the expression only. Its places are then
-the states of an automaton, where in general there are as many as sets of places. It is read with the standard
-library's parser; what Rust's syntax or Unicode's classes might read otherwise is not taken.
+each character of a text, as it is read, can stand for only one place of the expression. The places are then
+the states of an automaton; in general there are as many states as sets of places. The standard library's
+parser reads the expression. Constructs that Rust's syntax or Unicode's classes might read differently are not
+accepted.
 """
 
 import re
@@ -25,18 +27,19 @@ _AROUND = re.compile(r"\^?(.*?(?<!\\)(?:\\\\)*)\$?", re.DOTALL)
 
 
 class _Ambiguous(Exception):
-    """A character may stand for two places, or the expression says what is not known here."""
+    """A character may stand for two places, or the expression contains something that is not supported
+    here."""
 
 
 def unanchored(pattern: str) -> str:
-    """Without the anchors around it: an answer matches as a whole with and without."""
+    """The pattern without anchors around it: an answer matches as a whole either way."""
     found = _AROUND.fullmatch(pattern)
     return found[1] if found else pattern
 
 
 def places(pattern: str) -> int | None:
-    """How many bytes an automaton for an expression without anchors tells apart at most; None if that is not
-    seen."""
+    """An upper bound of the bytes that an automaton for an unanchored expression distinguishes. None if that
+    is not clear."""
     if not _SHARED.fullmatch(pattern):
         return None
     try:
@@ -46,8 +49,8 @@ def places(pattern: str) -> int | None:
 
 
 def _read(tree: Any, after: Characters, depth: int) -> tuple[int, Characters]:
-    """The places of `tree`, and the characters with which it may begin or, where it may be empty, `after`
-    does, which follows it."""
+    """The places of `tree`, and the characters with which it may begin. If it may be empty, this includes
+    those of `after`, which follows it."""
     if not depth:
         raise _Ambiguous
     count = 0
@@ -80,7 +83,7 @@ def _repeated(value: Any, after: Characters, depth: int) -> tuple[int, Character
 
 
 def _branches(parts: Any, after: Characters, depth: int) -> tuple[int, Characters]:
-    # Words at the end are a tree of their letters.
+    # Words at the end form a tree of their letters.
     words = not after and all(op is sre.LITERAL for part in parts for op, _ in part)
     count, first = 0, frozenset[int]()
     for part in parts:

@@ -1,7 +1,7 @@
 """Grammars by llguidance (https://github.com/guidance-ai/llguidance): a lexer of regex derivatives under an
-Earley parser, both built lazily while they run.
+Earley parser, both built lazily at run time.
 
-It compiles in about a millisecond, fills a mask in tens of microseconds, and refuses what it does not know
+It compiles in about a millisecond, fills a mask in tens of microseconds, and refuses what it does not support
 instead of ignoring it.
 """
 
@@ -25,16 +25,17 @@ from personae.grammar.tracked.support import COUNTED, Untracked
 from personae.grammar.tracked.writer import tracked_rules
 from personae.grammar.vocabulary import Vocabulary
 
-# Every tokenization of an allowed text is allowed: the model, not the grammar, chooses among them.
+# Every tokenization of an allowed text is allowed: the model chooses among them, not the grammar.
 _HEADER = '%llguidance {"no_forcing": true}\n'
 _COUNTED = re.compile("|".join(f'"{keyword}"' for keyword in sorted(COUNTED)))
-# Made here: msgspec reads a type when it is first decoded, and two threads that do so at once can crash.
+# Built at import: msgspec reads a type when it is first decoded, and two threads that do so at once can
+# crash.
 _PLACES = msgspec.json.Decoder(Places)
 _BYTES = tuple(bytes((byte,)) for byte in range(256))
 # A lexer state takes about 2 kB, and the lexer lives as long as the grammar is in the cache.
 _LIMITS = LLParserLimits(max_lexer_states=50_000)
 
-# What a grammar holds after its first mask, measured over schemas of 3 to 100 properties: bytes in all, and
+# The size of a grammar after its first mask, measured over schemas of 3 to 100 properties: bytes in all, and
 # bytes for each byte of its text.
 _BASE_BYTES, _BYTES_PER_CHARACTER = 70_000, 80
 
@@ -44,7 +45,8 @@ class LLGuidanceBackend:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        # Text has one tokenization then: it makes no difference if the library forces the one it knows.
+        # A text then has one tokenization, so it makes no difference if the library forces the one that it
+        # knows.
         self._by_bytes = vocabulary.tokens[:256] == _BYTES and not any(vocabulary.tokens[256:])
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Tokens(vocabulary)),
@@ -53,8 +55,9 @@ class LLGuidanceBackend:
         )
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compile a spec. Raises GrammarError when it is malformed or holds what llguidance does not know."""
-        # Reading a Lark grammar, be it of one line, takes the library longer than most schemas.
+        """Compile a spec. Raises GrammarError if it is malformed or contains something that llguidance does
+        not support."""
+        # Reading a Lark grammar, even of one line, takes the library longer than most schemas.
         bare = self._by_bytes and spec.kind in ("json_schema", "json_object")
         tracked = _tracked(spec.source, spec) if spec.kind == "json_schema" else None
         if tracked is not None:
@@ -83,7 +86,8 @@ class LLGuidanceBackend:
     def _start(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
-            # The first mask here and not in a step: it builds what is shared, and finds grammars of no text.
+            # The first mask is made here and not in a step: it builds what is shared, and finds grammars that
+            # match no text.
             matcher.compute_bitmask()
         return matcher
 
@@ -103,15 +107,15 @@ class _Tokens:
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        # Whole words of the bitmask: the ids past the tokens have no text, and are never allowed.
+        # Whole words of the bitmask: ids past the tokens have no text, and are never allowed.
         tokens = [*vocabulary.tokens, *[b""] * (-vocabulary.size % 32)]
         self.special_token_ids = [token for token, text in enumerate(tokens) if not text]
-        # Each with a name of its own: the library takes tokens of equal text for one another.
+        # Each has a name of its own, because the library confuses tokens of equal text.
         self.tokens = [text or b"<[%d]>" % token for token, text in enumerate(tokens)]
         self.eos_token_id = vocabulary.stop_ids[0]
 
     def __call__(self, text: str) -> list[int]:
-        """Asked for bytewise vocabularies alone: nothing else is forced."""
+        """Used only for bytewise vocabularies: nothing else is forced."""
         return [*text.encode()]
 
 
@@ -123,7 +127,7 @@ def _lark(spec: GrammarSpec) -> str:
         case "regex":
             return f"start: {regex_lexeme(spec.source)}"
         case "choice":
-            # A JSON string is also a Lark string, but for \u escapes of what is not ASCII.
+            # A JSON string is also a Lark string, except for \u escapes of characters that are not ASCII.
             choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(spec.source))
             return "start: " + " | ".join(choices)
         case _:
@@ -135,25 +139,28 @@ def _places(source: str) -> Places:
     try:
         return _PLACES.decode(line)
     except msgspec.DecodeError as error:
-        raise GrammarError(f"The first line is no comment of ours: {error}.", param=PARAMS["lark"]) from None
+        raise GrammarError(
+            f"The first line is not a comment of Personae: {error}.", param=PARAMS["lark"]
+        ) from None
 
 
 def regex_lexeme(pattern: str) -> str:
-    """A regular expression between slashes, as Lark has them; `\\d` are the ASCII digits."""
+    """A regular expression between slashes, as in Lark. `\\d` matches ASCII digits only."""
     return f"/{regex_to_lark(pattern, use_ascii='d')}/"
 
 
 def json_rule(schema: Schema, strict: bool, compact: bool, any_order: bool = False) -> str:
-    """The body of a Lark rule: JSON that satisfies `schema`, as far as the library knows its keywords."""
+    """The body of a Lark rule for JSON that satisfies `schema`, as far as the library supports its
+    keywords."""
     source = json.dumps(schema)
     tracked = _tracked(source, GrammarSpec("json_schema", source, strict, None, None, compact, any_order))
     return f"%json {_with_options(source, strict, compact)}" if tracked is None else f"%lark {{\n{tracked}}}"
 
 
 def _tracked(source: str, spec: GrammarSpec) -> str | None:
-    """The grammar of a schema whose members are tracked; None if the library needs no help with it.
+    """The grammar of a schema with tracked members. None if the library needs no help with it.
 
-    Raises GrammarError where they cannot be.
+    Raises GrammarError if the members cannot be tracked.
     """
     if not spec.any_order and not _COUNTED.search(source):
         return None
@@ -171,21 +178,21 @@ def _tracked(source: str, spec: GrammarSpec) -> str | None:
 
 
 def _schema_of(spec: GrammarSpec) -> str:
-    """The schema of a spec of JSON, as the library reads it."""
+    """The schema of a spec of JSON, in the form that the library reads."""
     if spec.kind == "json_object":
         return _with_options('{"type": "object"}', strict=True, compact=spec.compact)
     return _with_options(spec.source, spec.strict, spec.compact)
 
 
 def _with_options(source: str, strict: bool, compact: bool, blanks: str | None = None) -> str:
-    """Written with what is text already: reading and writing a large schema would hold the interpreter.
+    """Adds the library's options as text: decoding and encoding a large schema would hold the interpreter.
 
-    `blanks` are those of the whole that it is a part of.
+    `blanks` are those of the whole structure that the schema is a part of.
     """
     flexible = {"whitespace_flexible": False}
     options = {
         **(flexible if compact else {"whitespace_pattern": blanks or whitespace_pattern(source)}),
-        # Without \u: a second spelling of a listed property's name would get it past that property's schema.
+        # Without \u: a second spelling of a listed property's name would avoid that property's schema.
         "json_allowed_escapes": 'nrbtf\\"',
         "lenient": not strict,
     }
@@ -199,8 +206,8 @@ def _with_options(source: str, strict: bool, compact: bool, blanks: str | None =
 class LLGuidanceCompiled:
     """A compiled grammar, shared by all answers that it binds.
 
-    They also share a lexer, which grows as they go. One that has grown past the library's limit fails every
-    answer from there on: `spoil` has the next answer start from a new one.
+    The answers also share a lexer, which grows over time. A lexer that has grown beyond the library's limit
+    fails every later answer. `spoil` makes the next answer start with a new one.
     """
 
     def __init__(
@@ -215,7 +222,7 @@ class LLGuidanceCompiled:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, estimated from the length of the grammar: the library does not count them."""
+        """Bytes held, estimated from the length of the grammar, because the library does not count them."""
         return _BASE_BYTES + _BYTES_PER_CHARACTER * self._length
 
     def matcher(self) -> "LLGuidanceMatcher":
@@ -226,12 +233,12 @@ class LLGuidanceCompiled:
         return LLGuidanceMatcher(matcher, self._vocabulary, self.spoil, names_tokens=self._names_tokens)
 
     def spoil(self) -> None:
-        """The shared lexer is past its limit."""
+        """The shared lexer is beyond its limit."""
         self._spoiled = True
 
 
 class LLGuidanceMatcher:
-    """The state of one answer. Stop tokens are kept here, the library sees text alone."""
+    """The state of one answer. Stop tokens are handled here; the library sees only text."""
 
     def __init__(
         self,
@@ -244,7 +251,7 @@ class LLGuidanceMatcher:
         written: int = 0,
     ) -> None:
         self._matcher = matcher
-        self._written = written  # tokens, but for the stop token
+        self._written = written  # tokens, without the stop token
         self._names_tokens = names_tokens
         self._vocabulary = vocabulary
         self._stops = frozenset(vocabulary.stop_ids)
@@ -252,19 +259,19 @@ class LLGuidanceMatcher:
         self._ended = ended
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
-        """Write the tokens allowed next to `bitmask[row]`; after the end, the stop tokens."""
+        """Write the tokens allowed next to `bitmask[row]`. After the end, these are the stop tokens."""
         words = bitmask[row]
         if not self._ended:
             self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._ended:
             allow_only(words, self._vocabulary.stop_ids)
         elif self._matcher.is_error():
-            # Past its limits the library would have the answer stop; an answer that is not whole must fail.
+            # Beyond its limits the library would let the answer stop, but an incomplete answer must fail.
             allow_only(words, ())
             self._spoil()
 
     def accept(self, token: int) -> bool:
-        """Advance by one token; False, and no change, if it is not allowed."""
+        """Advance by one token. Returns False, and changes nothing, if it is not allowed."""
         if self._ended:
             return False
         if token in self._vocabulary.stop_ids:
@@ -273,11 +280,11 @@ class LLGuidanceMatcher:
         if self._matcher.try_consume_tokens([token]):
             self._written += 1
             return True
-        self._matcher.compute_bitmask()  # only then does it say that it is past its limits, if it is
+        self._matcher.compute_bitmask()  # only now does it report that it is beyond its limits
         return False
 
     def feed(self, tokens: Sequence[int]) -> int:
-        """Accept tokens until one is not allowed; how many were."""
+        """Accept tokens until one is not allowed. Returns how many were accepted."""
         if self._ended or not self._stops.isdisjoint(tokens):
             return next((n for n, token in enumerate(tokens) if not self.accept(token)), len(tokens))
         taken = int(self._matcher.try_consume_tokens(list(tokens)))
@@ -285,8 +292,8 @@ class LLGuidanceMatcher:
         return taken
 
     def follows(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` would be accepted; a stop token may be the last. Takes the library a tenth of
-        what accepting them in a copy does."""
+        """How many of `tokens` would be accepted; a stop token may be the last. This takes the library a
+        tenth of the time of accepting them in a copy."""
         return 0 if self._ended else int(self._matcher.validate_tokens(list(tokens)))
 
     def snapshot(self) -> int:
@@ -294,17 +301,17 @@ class LLGuidanceMatcher:
         return self._written + self._ended
 
     def restore(self, snapshot: int) -> None:
-        """Take back what was accepted since."""
+        """Undo what was accepted since."""
         self._ended = self._ended and snapshot > self._written
         if snapshot < self._written and not self.failed:
             self._matcher.rollback(self._written - snapshot)
             self._written = snapshot
 
     def forced(self) -> bytes:
-        """The text that alone may follow; nothing where there is a choice, be it of blanks."""
+        """The only text that may follow. Empty if there is a choice, even only of blanks."""
         if self._ended:
             return b""
-        # To be asked where a special token is forced spoils a matcher (1.9.1): no mask allows anything then.
+        # Asking where a special token is forced breaks a matcher (1.9.1): no mask allows anything afterwards.
         asked = self._matcher.deep_copy() if self._names_tokens else self._matcher
         # Special tokens begin with a byte that no text has.
         return bytes(asked.compute_ff_bytes()).partition(b"\xff")[0]

@@ -1,9 +1,9 @@
 """Choices and regular expressions by outlines-core (https://github.com/dottxt-ai/outlines-core): finite
-automata over tokens, made beforehand.
+automata over tokens, built in advance.
 
-By itself it tries every token in every state, and takes a leftmost alternative for the only one: of `a|ab` it
-never writes `ab`. So it gets the tokens alone that the automaton over bytes may read, and an expression that
-matches at the end of the text only.
+By itself it tries every token in every state, and takes the leftmost alternative as the only one: of `a|ab`
+it never writes `ab`. So here it gets only the tokens that the automaton over bytes can read, and an
+expression that matches only at the end of the text.
 """
 
 import json
@@ -24,18 +24,18 @@ from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 
 _PLACES = 1024  # bytes of a choice's texts, places of an expression
-_LOOKED_AT = 2**14  # tokens that begin as an answer may go on: a millisecond or two
+_LOOKED_AT = 2**14  # tokens that begin as an answer may continue: a millisecond or two
 _TRIED = 2**16  # states times tokens that are tried in each: up to 6 ms
 _STOP = 256
 
 OverBytes = Mapping[int, Mapping[int, int]]
-"""An automaton's next state by state and byte, or `_STOP`."""
+"""An automaton's next state, by state and byte, or `_STOP`."""
 
 _BYTES = Tokens(_STOP, {bytes((byte,)): [byte] for byte in range(256)})
 
 
 class OutlinesBackend:
-    """Compiles specs for one vocabulary. `compile` is thread-safe, and mostly free of the GIL."""
+    """Compiles specs for one vocabulary. `compile` is thread-safe, and mostly runs without the GIL."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -51,7 +51,7 @@ class OutlinesBackend:
     def compile(self, spec: GrammarSpec) -> Automaton:
         """Compile a choice or a regular expression.
 
-        Raises GrammarError unless its automaton is seen to be small and to mean the same to other backends.
+        Raises GrammarError unless its automaton is known to be small and to mean the same in other backends.
         """
         pattern = _pattern_of(spec)
         if pattern is None:
@@ -66,7 +66,7 @@ class OutlinesBackend:
             if len(texts) * len(over_bytes) > _TRIED:
                 raise _refusal(spec)
             index = Index(pattern, Tokens(stop, {text: self._ids[text] for text in texts}))
-        except ValueError:  # too many tokens, or too few to write it, or no text at all would do
+        except ValueError:  # too many tokens, or too few to write it, or it matches no text
             raise _refusal(spec) from None
         transitions = index.get_transitions()
         for following in transitions.values():
@@ -74,15 +74,15 @@ class OutlinesBackend:
         return Automaton(transitions, index.get_initial_state(), index.get_final_states(), self._vocabulary)
 
     def _parts(self, text: bytes) -> Iterator[bytes]:
-        """The tokens' texts of which `text` may be made."""
+        """The tokens' texts of which `text` may consist."""
         for at in range(len(text)):
             for end in range(at + 1, min(at + self._longest.get(text[at : at + 2], 1), len(text)) + 1):
                 if text[at:end] in self._ids:
                     yield text[at:end]
 
     def _alike(self, over_bytes: OverBytes) -> set[bytes]:
-        """The tokens' texts that may stand in an answer, and some others: they begin with two bytes that may
-        follow one another, and have none that no answer has. Raises ValueError where too many do."""
+        """The tokens' texts that may appear in an answer, and some others: their first two bytes may follow
+        one another, and all their bytes appear in answers. Raises ValueError if there are too many."""
         beginning = [self._beginning.get(two, ()) for two in _beginnings(over_bytes)]
         if sum(map(len, beginning)) > _LOOKED_AT:
             raise ValueError("too many tokens may stand in an answer")
@@ -91,9 +91,9 @@ class OutlinesBackend:
 
 
 def _pattern_of(spec: GrammarSpec) -> str | None:
-    """What matches the whole answer, in Rust's syntax; None if it is not known to be a small automaton.
+    """A pattern for the whole answer, in Rust's syntax. None if it is not known to be a small automaton.
 
-    Where nothing but the end of the text may follow, no alternative is preferred to another.
+    If nothing but the end of the text may follow, no alternative is preferred to another.
     """
     if spec.kind == "choice":
         choices = json.loads(spec.source)
@@ -125,7 +125,7 @@ def _beginnings(over_bytes: OverBytes) -> set[bytes]:
 
 def _refusal(spec: GrammarSpec) -> GrammarError:
     return GrammarError(
-        f"The backend outlines does not take this {spec.kind}: it takes choices and regular expressions "
-        "whose automata are seen to be small.",
+        f"The backend outlines does not support this {spec.kind}: it supports choices and regular "
+        "expressions whose automata are known to be small.",
         param=PARAMS.get(spec.kind),
     )

@@ -1,7 +1,7 @@
 """Grammars by xgrammar (https://github.com/mlc-ai/xgrammar): a pushdown automaton with token masks.
 
-The fastest at filling masks. It ignores some JSON Schema keywords without a word to its caller, so a schema
-comes here only after the gate (grammar/schema/gate.py) has found that all of it is enforced.
+It fills masks fastest. It silently ignores some JSON Schema keywords, so a schema comes here only after the
+gate (grammar/schema/gate.py) has found that all of it is enforced.
 """
 
 import re
@@ -16,7 +16,7 @@ from personae.grammar.schema.document import MAX_WHITESPACE, PARAMS, SAID
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 
-# xgrammar puts the time and the source line that raised before each message.
+# xgrammar puts the time and the source line before each message.
 _WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .* is false: )?")
 
 
@@ -32,12 +32,12 @@ class XGrammarBackend:
             stop_token_ids=list(vocabulary.stop_ids),
         )
         self._vocabulary = vocabulary
-        # Its own cache would hide the memory from ours. Threads of its own would outnumber the cores when
-        # several compiles run side by side.
+        # Its own cache would hide memory from this server's cache. Threads of its own would outnumber the
+        # cores when several compiles run at once.
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def compile(self, spec: GrammarSpec) -> "XGrammarCompiled":
-        """Compile a spec. Raises GrammarError when it is malformed."""
+        """Compile a spec. Raises GrammarError if it is malformed."""
         try:
             if spec.kind == "ebnf":
                 grammar = self._compiler.compile_grammar(spec.source)
@@ -90,14 +90,14 @@ class XGrammarMatcher:
         self._accepted = accepted
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
-        """Write the tokens allowed next to `bitmask[row]`; after the end, the stop tokens."""
+        """Write the tokens allowed next to `bitmask[row]`. After the end, these are the stop tokens."""
         if self._matcher.is_terminated():
             allow_only(bitmask[row], self._vocabulary.stop_ids)
         else:
             self._matcher.fill_next_token_bitmask(bitmask, row)
 
     def accept(self, token: int) -> bool:
-        """Advance by one token; False, and no change, if it is not allowed."""
+        """Advance by one token. Returns False, and changes nothing, if it is not allowed."""
         # xgrammar warns on stderr of special tokens
         if not self._vocabulary.tokens[token] and token not in self._vocabulary.stop_ids:
             return False
@@ -106,7 +106,7 @@ class XGrammarMatcher:
         return taken
 
     def feed(self, tokens: Sequence[int]) -> int:
-        """Accept tokens until one is not allowed; how many were."""
+        """Accept tokens until one is not allowed. Returns how many were accepted."""
         return next((n for n, token in enumerate(tokens) if not self.accept(token)), len(tokens))
 
     def follows(self, tokens: Sequence[int]) -> int:
@@ -118,12 +118,12 @@ class XGrammarMatcher:
         return self._accepted
 
     def restore(self, snapshot: int) -> None:
-        """Take back what was accepted since."""
+        """Undo what was accepted since."""
         self._matcher.rollback(self._accepted - snapshot)
         self._accepted = snapshot
 
     def forced(self) -> bytes:
-        """Not asked for."""
+        """Not supported."""
         return b""
 
     def fork(self) -> "XGrammarMatcher":
@@ -132,7 +132,7 @@ class XGrammarMatcher:
 
     @property
     def failed(self) -> bool:
-        """Never: what it knows is made beforehand."""
+        """Never: everything is computed in advance."""
         return False
 
     @property

@@ -1,1 +1,1 @@
-"""An answer that is bound always closes: within its token budget it is complete. `matcher.py` says how."""
+"""Makes bound answers close: an answer is complete within its token budget. `matcher.py` says how."""

@@ -1,4 +1,5 @@
-"""What analysing a spec comes to: plain data, from which its grammar is made at a backend's cost alone."""
+"""The result of analysing a spec: plain data, from which a grammar is made at the cost of a backend's compile
+alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ from personae.grammar.spec import GrammarSpec
 
 
 class CompilePlan(msgspec.Struct, frozen=True, tag=True):
-    """What to have compiled, and by which backend: known before it is known how answers can end.
+    """What to compile, and with which backend. It is known before it is known how answers can end.
 
-    `inner` is over the model's tokens; `bytewise` the same over bytes.
+    `inner` is over the model's tokens; `bytewise` is the same over bytes.
     """
 
     backend: str
@@ -23,7 +24,7 @@ class CompilePlan(msgspec.Struct, frozen=True, tag=True):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How an answer begins that has come to a part which the caller wrote, and the field of that."""
+    """How an answer begins that has reached a part which the caller wrote, and that part's field."""
 
     text: str
     param: str
@@ -31,8 +32,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class PendingAnalysis:
-    """An outline, and what finds the bounds of its answers; None where they cannot be known. `entries`: of
-    its parts."""
+    """A compile plan, and a function that finds the bounds of its answers; None if they cannot be known.
+    `entries` are those of its parts."""
 
     compile_plan: CompilePlan
     bounds: Callable[[], DistanceBound | None]
@@ -40,9 +41,9 @@ class PendingAnalysis:
 
 
 class Analysis(msgspec.Struct, frozen=True, tag=True):
-    """An outline, and the bounds of its answers, None where they are not known.
+    """A compile plan and the bounds of its answers, None if they are not known.
 
-    `plan` is the shortest answer that was found; `varied` if only a search that varies what it writes finds
+    `plan` is the shortest answer that was found. `varied`: only a search that varies what it writes finds
     one.
     """
 

@@ -1,7 +1,9 @@
-"""Finite automata over tokens: masks are looked up, and how far from its end an answer is, is known exactly.
+"""Finite automata over tokens: masks are looked up, and the distance of an answer from its end is known
+exactly.
 
-Each state has its distance, the fewest tokens to a state in which an answer may end, so an answer closes
-within its budget without a search: near the end a mask has those tokens behind which what is left is enough.
+Each state has its distance: the fewest tokens to a state in which an answer may end. So an answer closes
+within its budget without a search. Near the end, a mask has exactly the tokens after which the remaining
+budget is enough.
 """
 
 from collections import defaultdict
@@ -14,15 +16,15 @@ from personae.grammar.bitmask import Bitmask, allow_only, mask_of
 from personae.grammar.vocabulary import Vocabulary
 
 Transitions = Mapping[int, Mapping[int, int]]
-"""The next state by state and token."""
+"""The next state, by state and token."""
 
 _BYTES_PER_TRANSITION = 120  # in a dict, and in the arrays of a state
 
 
 class Automaton:
-    """A grammar whose answers close, shared by all of them; thread-safe.
+    """A grammar whose answers close, shared by all of them. Thread-safe.
 
-    It begins in `start`, may end in `finals`, and every state leads to one of these.
+    It begins in `start` and may end in `finals`; every state leads to one of these.
     """
 
     def __init__(
@@ -33,13 +35,13 @@ class Automaton:
         self.finals = finals
         self.vocabulary = vocabulary
         self._distances = _distances(transitions, finals)
-        self._rows: dict[int, Bitmask] = {}  # by state; filled as they are needed
+        self._rows: dict[int, Bitmask] = {}  # by state, filled as needed
         self._forced: dict[int, bytes] = {}
         self._tokens: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes held at most."""
+        """An upper limit of the bytes held."""
         row = 4 * (-(-self.vocabulary.size // 32))
         return len(self._transitions) * row + _BYTES_PER_TRANSITION * sum(
             map(len, self._transitions.values())
@@ -47,22 +49,22 @@ class Automaton:
 
     @property
     def shortest(self) -> int:
-        """The fewest tokens of an answer, the stop token not counted."""
+        """The fewest tokens of an answer, without the stop token."""
         return max(1, self._distances[self.start])
 
     def matcher(self, budget: int | None = None) -> "AutomatonMatcher":
-        """A new matcher at the start, of an answer that is complete within `budget` tokens; a budget below
+        """A new matcher at the start of an answer that is complete within `budget` tokens. A budget below
         `shortest` cannot be kept."""
         return AutomatonMatcher(self, None if budget is None or budget < self.shortest else budget)
 
     def after(self, state: int, token: int, left: int | None) -> int | None:
-        """The state after `token`, from which `left` more tokens have to be enough; None if it is not
+        """The state after `token`, if `left` more tokens are enough from there. None if the token is not
         allowed."""
         found = self._transitions[state].get(token)
         return None if found is None or (left is not None and self._distances[found] > left) else found
 
     def row(self, state: int, left: int | None) -> Bitmask:
-        """The tokens that may come next, [words], behind which `left` more have to be enough."""
+        """The tokens that may come next, [words], if `left` more tokens are enough after them."""
         if state not in self._tokens:
             following = self._transitions[state]
             tokens = np.fromiter(following, np.int64, len(following))
@@ -78,12 +80,12 @@ class Automaton:
         return self._rows[state]
 
     def forced(self, state: int) -> bytes:
-        """The text that alone may follow."""
+        """The only text that may follow."""
         if state not in self._forced:
             text, at = b"", state
             while at not in self.finals:
                 following = {self.vocabulary.tokens[one]: to for one, to in self._transitions[at].items()}
-                first, last = min(following), max(following)  # what they share, all between them share
+                first, last = min(following), max(following)  # what these two share, all between them share
                 pairs = enumerate(zip(first, last, strict=False))
                 shared = first[: next((count for count, (a, b) in pairs if a != b), len(first))]
                 text += shared
@@ -102,7 +104,7 @@ class Automaton:
 
 
 def _distances(transitions: Transitions, finals: Set[int]) -> dict[int, int]:
-    """How many tokens each state is from its end at least: backwards from there, step by step."""
+    """The fewest tokens from each state to an end, computed backwards from the ends."""
     before: defaultdict[int, list[int]] = defaultdict(list)
     for state, following in transitions.items():
         for after in {*following.values()}:
@@ -118,7 +120,7 @@ def _distances(transitions: Transitions, finals: Set[int]) -> dict[int, int]:
 
 
 class AutomatonMatcher:
-    """The state of one answer: the states that it has been in."""
+    """The state of one answer: the automaton's states that it has passed through."""
 
     def __init__(self, automaton: Automaton, budget: int | None) -> None:
         self._automaton = automaton
@@ -128,7 +130,7 @@ class AutomatonMatcher:
 
     @property
     def _left(self) -> int | None:
-        """How many tokens may come after the next."""
+        """The number of tokens that may come after the next one."""
         return None if self._budget is None else self._budget - len(self._states)
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
@@ -139,7 +141,7 @@ class AutomatonMatcher:
             bitmask[row] = self._automaton.row(self._states[-1], self._left)
 
     def accept(self, token: int) -> bool:
-        """Advance by one token; False, and no change, if it is not allowed."""
+        """Advance by one token. Returns False, and changes nothing, if it is not allowed."""
         if self._ended:
             return False
         if token in self._automaton.vocabulary.stop_ids:
@@ -151,7 +153,7 @@ class AutomatonMatcher:
         return after is not None
 
     def feed(self, tokens: Sequence[int]) -> int:
-        """Accept tokens until one is not allowed; how many were."""
+        """Accept tokens until one is not allowed. Returns how many were accepted."""
         return next((n for n, token in enumerate(tokens) if not self.accept(token)), len(tokens))
 
     def follows(self, tokens: Sequence[int]) -> int:
@@ -163,12 +165,12 @@ class AutomatonMatcher:
         return len(self._states) - 1 + self._ended
 
     def restore(self, snapshot: int) -> None:
-        """Take back what was accepted since."""
+        """Undo what was accepted since."""
         self._ended = self._ended and snapshot >= len(self._states)
         del self._states[snapshot + 1 :]
 
     def forced(self) -> bytes:
-        """The text that alone may follow, budget or not."""
+        """The only text that may follow, regardless of the budget."""
         return b"" if self._ended else self._automaton.forced(self._states[-1])
 
     def fork(self) -> "AutomatonMatcher":
@@ -179,7 +181,7 @@ class AutomatonMatcher:
 
     @property
     def failed(self) -> bool:
-        """Never: what it knows is made beforehand."""
+        """Never: everything is computed in advance."""
         return False
 
     @property

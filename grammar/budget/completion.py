@@ -1,4 +1,4 @@
-"""Completions, and what becomes of them as an answer goes on."""
+"""Completions, and how they change as an answer continues."""
 
 import re
 from typing import NamedTuple
@@ -17,8 +17,8 @@ class PlannedCompletion(NamedTuple):
 
 
 class CompletionPath:
-    """A completion that is being written: what is left of it, and the fewest tokens for that from any place
-    on. `count` tokens are left, `first` is the next, None at the end."""
+    """A completion that is being written: what is left of it, and from each place on the fewest tokens that
+    write the rest. `count` tokens are left. `first` is the next token, or None at the end."""
 
     __slots__ = ("_at", "_steps", "_whole", "count", "first", "length")
 
@@ -47,29 +47,30 @@ class CompletionPath:
             return bytes(piece[:end])
 
     def after(self, length: int) -> "CompletionPath | None":
-        """What is left once `length` more are written; None where no tokens begin at that place, or of a very
-        long one where it is not known which."""
+        """What is left after `length` more elements are written. None if no token begins there, or, for a
+        very long completion, if that is not known."""
         at = self._at + length
         step = self._steps[at] if at < len(self._steps) else None
         return None if step is None else CompletionPath(self._whole, self._steps, at, step)
 
     def shared(self, piece: Piece) -> tuple[int, list[Step | None]]:
-        """How many elements `piece` ends with in common, and the steps from where they begin."""
+        """How many elements at its end `piece` shares with this completion, and the steps from where these
+        begin."""
         if len(self._whole) > LONG:
             return 0, [END]
         same = _shared(piece, self._whole)
         return same, self._steps[len(self._whole) - same :]
 
     def no_nearer(self, most: int) -> list[int]:
-        """After how many elements, fewer than `most`, as many tokens are left as now."""
+        """The number of elements, below `most`, after which as many tokens are left as now."""
         steps = self._steps[self._at + 1 : self._at + most]
         return [length for length, step in enumerate(steps, 1) if step and step[0] >= self.count]
 
 
 def path(table: TokenTable, piece: Piece, like: CompletionPath | None = None) -> CompletionPath | None:
-    """From the beginning of `piece`; None if there are no tokens that write it.
+    """The path from the beginning of `piece`. None if no tokens write it.
 
-    It depends on the piece alone; what ends as `like` does costs what is new in it.
+    It depends on the piece alone. If the piece ends as `like` does, only its new part costs time.
     """
     if len(piece) > LONG:
         steps = table.steps_of_longest(piece)
@@ -83,7 +84,7 @@ def path(table: TokenTable, piece: Piece, like: CompletionPath | None = None) ->
 
 
 def _shared(piece: Piece, other: Piece) -> int:
-    """How many elements the two end with in common."""
+    """How many elements both share at their ends."""
     most = min(len(piece), len(other))
     if piece[len(piece) - most :] == other[len(other) - most :]:
         return most
@@ -91,7 +92,8 @@ def _shared(piece: Piece, other: Piece) -> int:
 
 
 def open_brackets(piece: Piece) -> int:
-    """How many brackets a completion closes that it does not open, be it begun within a string or not."""
+    """The number of brackets that a completion closes and does not open, whether it begins within a string or
+    not."""
     text = bytes(byte if byte < 256 else 0 for byte in piece)
     return max(_depth(text), _depth(b'"' + text))
 

@@ -1,13 +1,15 @@
-"""How far from its end an answer can be, read from what binds it.
+"""How far an answer can be from its end, derived from what binds it.
 
-The bounds are in tokens, one for each byte of what is not known. They hold wherever an answer has got to:
+The bounds are in tokens, with one token for each byte of what is not known. They hold at every point of an
+answer:
 
-    distance <= rest + container * (open brackets) + lexeme
+distance <= rest + container * (open brackets) + lexeme
 
-`container` is the most that one open object or array still needs, its begun member included; `lexeme` the
-most that a begun string, number or name needs; `rest` what follows JSON in a structure. The outermost object
-or array is mostly the largest by far, and there is one of it: it counts to `rest`, and `roots` says how many
-brackets are not to be counted for that. So an answer that has more tokens left than that need not be watched.
+`container` is the most that one open object or array still needs, including the member that it has begun.
+`lexeme` is the most that a begun string, number or name needs. `rest` is what follows JSON in a structure.
+The outermost object or array is usually by far the largest, and there is only one. So it counts towards
+`rest`, and `roots` says how many brackets are then not counted. An answer that has more tokens left than the
+bound need not be watched.
 """
 
 import json
@@ -21,22 +23,22 @@ from personae.grammar.budget.regexes import pattern_distances
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)+"')
 _MOST_LITERALS = 256
 
-# How many tokens are enough for what is left of a text, wherever in it an answer is.
+# The number of tokens that is enough for the rest of a text, from any place in it.
 Measure = Callable[[bytes], int]
 
 
 class DistanceBound(msgspec.Struct, frozen=True):
-    """The bounds; `proven` is False where they are a guess: a completion is then known from the first token.
+    """The bounds. If `proven` is False they are a guess, and a completion is then known from the first token.
 
-    `plain` is how much further from its end plain text within a string or a text can bring the answer, None
-    where that is not known; `barred` are bytes that plain text must not have for that. `hints` are strings
-    that an answer may have to write, as JSON, the most useful first (with `words_first` they are all that it
-    is made of); `ends` are texts that lead out of free text, `exits` texts that end a repetition.
-    `values` are what arrays may have to hold, as JSON, and objects, with a colon. `literals` are other texts
-    of the grammar, for the search that takes longer.
-    `number_ends` are texts that may follow a number, beside those that do in JSON; None: there is no number.
-    `texts` says that what stands in a string that may be any text is of no consequence, `blanks` that there
-    may be blanks between two tokens of JSON, `endless` that no string has a bound of length.
+    `plain` is how much further from its end plain text within a string or a text can bring the answer; None
+    if that is not known. Plain text must not contain the bytes `barred` for this to hold. `hints` are strings
+    that an answer may have to write, as JSON, the most useful first (with `words_first` it consists of
+    nothing else). `ends` are texts that lead out of free text, `exits` texts that end a repetition. `values`
+    are what arrays may have to contain, as JSON, and what objects may, with a colon. `literals` are other
+    texts of the grammar, for the slower search. `number_ends` are texts that may follow a number, in addition
+    to those in JSON; None: there is no number. `texts`: the content of a string that may be any text does not
+    matter. `blanks`: there may be blanks between two tokens of JSON. `endless`: no string has a maximum
+    length.
     """
 
     rest: int = 0
@@ -59,11 +61,11 @@ class DistanceBound(msgspec.Struct, frozen=True):
     values: tuple[bytes, ...] = ()
 
     def then(self, other: "DistanceBound") -> "DistanceBound":
-        """The reach of an answer of one kind and then the other."""
+        """The bound of an answer of this kind followed by the other."""
         return self._joined(other, self.rest + other.rest)
 
     def either(self, other: "DistanceBound") -> "DistanceBound":
-        """The reach of an answer of either kind."""
+        """The bound of an answer of either kind."""
         return self._joined(other, max(self.rest, other.rest))
 
     def _joined(self, other: "DistanceBound", rest: int) -> "DistanceBound":
@@ -93,13 +95,13 @@ def _both(one: tuple[str, ...] | None, other: tuple[str, ...] | None) -> tuple[s
 
 
 def guessed(shortest: int, literals: Iterable[str] = ()) -> DistanceBound:
-    """For a grammar that is not understood here, by the length of its shortest text."""
+    """A guess for a grammar that is not understood here, from the length of its shortest text."""
     far = max(512, 8 * shortest)
     return DistanceBound(far, far, far, None, literals=tuple(literals), proven=False)
 
 
 def grammar_literals(source: str) -> list[str]:
-    """The quoted texts of a grammar, be it Lark or GBNF."""
+    """The quoted texts of a grammar, in Lark or GBNF."""
     found = (_unquoted(quoted) for quoted in _QUOTED.findall(source))
     return list(dict.fromkeys(text for text in found if text))[:_MOST_LITERALS]
 
@@ -114,7 +116,7 @@ def _unquoted(quoted: str) -> str:
 def text_bound(
     measure: Measure, texts: Iterable[str], ends: Iterable[str] = (), barred: Iterable[str] = ()
 ) -> DistanceBound:
-    """Fixed `texts`, and free text up to one of `ends` that contains none of the texts `barred`."""
+    """For fixed `texts`, and for free text up to one of `ends` that contains none of the texts `barred`."""
     ends, texts = tuple(ends), tuple(texts)
     length = sum(measure(text.encode()) for text in (*texts, *ends))
     firsts = {text.encode()[0] for text in (*ends, *barred) if text}

@@ -1,8 +1,8 @@
-"""What may be written in any amount and changes nothing for a plan: plain text within a string, blanks
+"""Text that may be written in any amount without changing a plan: plain text within a string, and blanks
 between two tokens of JSON.
 
-A token that is such a filler and then a beginning of the plan leads to where the plan goes on behind that
-beginning, so nobody has to ask the grammar.
+A token may consist of such a filler and then a beginning of the plan. It leads to where the plan continues
+after that beginning, so the grammar need not be asked.
 """
 
 import re
@@ -14,7 +14,7 @@ import numpy as np
 from personae.grammar.budget.string_masks import Words
 
 BLANKS = b" \t\r\n"
-# What is text and nothing else in a JSON string: whole characters, no quote, backslash or control character.
+# Text and nothing else in a JSON string: whole characters, without quotes, backslashes or control characters.
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _PLAIN = re.compile(r'[^"\\\x00-\x1f\x7f]+')
 
@@ -35,18 +35,18 @@ def is_text(text: bytes) -> bool:
 
 
 def stays_in_text(text: bytes) -> bool:
-    """Whether a JSON string goes on behind this, maybe in the middle of a character or an escape."""
+    """Whether a JSON string continues after this text, possibly in the middle of a character or an escape."""
     return b'"' not in _ESCAPE.sub(b"-", text)
 
 
 def behind_text(token: bytes) -> bytes | None:
-    """What a token goes on with at the quote that ends a string; None if no text is before that."""
+    """The part of a token from the quote on that ends a string. None if there is no text before the quote."""
     at = token.find(b'"') if b"\\" not in token else _ESCAPE.sub(b"--", token).find(b'"')
     return token[at:] if at > 0 and is_text(token[:at]) else None
 
 
 def behind_blanks(token: bytes) -> bytes | None:
-    """What a token goes on with after its first blanks; None if it has none."""
+    """The part of a token after its first blanks. None if it has none."""
     rest = token.lstrip(BLANKS)
     return rest if rest and len(rest) < len(token) else None
 
@@ -54,8 +54,8 @@ def behind_blanks(token: bytes) -> bytes | None:
 class Filler:
     """One kind of filler in one vocabulary. Thread-safe.
 
-    `tokens`: those that are nothing else. `no_nearer`: these, and others that lead no nearer to the end than
-    one is. `behind` says what a token goes on with behind the filler.
+    `tokens` consist of nothing else. `no_nearer` are these, and others that lead no nearer to the end than
+    they do. `behind` gives the part of a token after the filler.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class Filler:
                 self._ids[rest].append(token)
 
     def without(self, rest: bytes) -> Words | None:
-        """All tokens but those that are filler and then `rest`; None if there are none of these."""
+        """All tokens except those that consist of filler and then `rest`. None if there are none to
+        exclude."""
         if rest not in self._ids:
             return None
         if rest not in self._without:
@@ -84,7 +85,8 @@ class Filler:
         return self._without[rest]
 
     def alike(self, token: int, text: bytes) -> Words | None:
-        """`token`, which is `text`, and all that write the same behind filler; None if that is nothing."""
+        """`token`, whose text is `text`, and all tokens that write the same after filler. None if that is
+        nothing."""
         without = self.without(self.behind(text) or text)
         if without is None:
             return None

@@ -1,4 +1,4 @@
-"""A compiled grammar together with what it takes to close answers in time."""
+"""A compiled grammar together with what is needed to close its answers in time."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -21,11 +21,11 @@ _USUAL = 4096  # bytes of nearly all shortest answers
 
 
 class BudgetGrammar:
-    """Shared by all answers that it binds; thread-safe.
+    """Shared by all answers that it binds. Thread-safe.
 
-    `inner` and `bytewise` are what the blueprint's outline compiles to. `shortest_plan` is the shortest
-    answer that was found. `plain` are the tokens of plain text, if that leads away from the end by no more
-    than itself; `number_ends` those that may follow a number, None if answers have none.
+    `inner` and `bytewise` are compiled from the analysis's plan. `shortest_plan` is the shortest answer that
+    was found. `plain` are the tokens of plain text, if each leads away from the end by no more than itself.
+    `number_ends` are those that may follow a number; None if answers have no numbers.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class BudgetGrammar:
 
     @property
     def shortest(self) -> int:
-        """How many tokens an answer needs that is sure to be complete, the stop token not counted."""
+        """The number of tokens of an answer that is certain to be complete, without the stop token."""
         return max(1, len(self.shortest_plan.tokens))
 
     def matcher(self, budget: int | None = None) -> Matcher:
-        """A new matcher at the start; of an answer that is complete within `budget` tokens, if that is given.
+        """A new matcher at the start. With `budget`, its answer is complete within that many tokens.
 
         A budget below `shortest` cannot be kept.
         """
@@ -97,10 +97,10 @@ def planned(
     table: TokenTable,
     entries: Iterable[Entry] = (),
 ) -> Analysis:
-    """The blueprint, with the shortest answer. `bytewise` is what its bytewise spec compiles to, `bound` the
-    bounds of its answers; from each of `entries` an answer is to be found, too.
+    """The analysis, with the shortest answer. `bytewise` is the compiled bytewise spec, `bound` the bounds of
+    its answers. The search must also find an answer from each of `entries`.
 
-    Raises GrammarError if none is found: answers could not be closed. It names the entry's field.
+    Raises GrammarError, with the entry's field, if none is found, because answers could not be closed.
     """
     hints = _hints(bound, table)
     planner, varied = Planner(hints, table.bytewise_size), False
@@ -120,7 +120,7 @@ def planned(
 
 def _endless(said: str, param: str | None) -> GrammarError:
     return GrammarError(
-        f"No complete answer by the {said} is found; make it simpler.", param=param, code=TOO_COMPLEX
+        f"No complete answer to the {said} was found; make it simpler.", param=param, code=TOO_COMPLEX
     )
 
 
@@ -154,5 +154,5 @@ def _hints(bound: DistanceBound | None, table: TokenTable) -> Hints:
 
 
 def _at_least(bound: DistanceBound, shortest: int) -> DistanceBound:
-    """The bounds, none of which is below what the search itself has found for the whole."""
+    """The bounds, with none below what the search itself has found for the whole answer."""
     return msgspec.structs.replace(bound, rest=max(bound.rest, shortest - bound.lexeme))

@@ -1,4 +1,4 @@
-"""What an answer by a schema may have to write: the strings in it, for the search to try."""
+"""What an answer may have to write by a schema: the strings in it, which the search tries."""
 
 import json
 import math
@@ -16,7 +16,7 @@ _DEPTH = 6
 
 
 def hints_of(schema: Any) -> list[bytes]:
-    """Names that are required and values that are listed, those of short alternatives first."""
+    """Required names and listed values, those of short alternatives first."""
     found: dict[bytes, float] = {}
 
     def visit(node: Any, weight: float) -> None:
@@ -50,8 +50,8 @@ def hints_of(schema: Any) -> list[bytes]:
 
 
 def counted_values(nodes: Iterable[dict[str, Any]], *, any_order: bool) -> tuple[bytes, ...]:
-    """What objects and arrays may have to hold, as JSON: the names, with a colon, of properties that are
-    counted or, where their order is any, required; and a value for each schema whose items are counted."""
+    """What objects and arrays may have to contain, as JSON: the names, with a colon, of properties that are
+    counted or, in any order, required; and a value for each schema whose items are counted."""
     nodes = list(nodes)
     names: dict[str, None] = {}
     for node in nodes:
@@ -68,7 +68,8 @@ def counted_values(nodes: Iterable[dict[str, Any]], *, any_order: bool) -> tuple
 
 
 def _values(schema: Any, depth: int) -> list[Any]:
-    """Short values by a schema, as far as it is seen; the grammar says whether they are."""
+    """Short values for a schema, as far as they are easy to see. The grammar decides whether they are
+    valid."""
     if not isinstance(schema, dict) or not depth:
         return [0]
     if "const" in schema or "enum" in schema:
@@ -102,7 +103,8 @@ def _value(kind: str, schema: dict[str, Any], depth: int) -> Any:
 
 
 def examples_of(node: dict[str, Any]) -> list[str]:
-    """Texts that match a schema's pattern, and one that may match all of those it has to match together."""
+    """Texts that match a schema's pattern, and one that may match all patterns that it has to match
+    together."""
     patterns = [
         str(one["pattern"])
         for one in (node, *node.get("allOf", ()))
@@ -114,5 +116,5 @@ def examples_of(node: dict[str, Any]) -> list[str]:
 
 
 def _text(text: str) -> bytes:
-    """The string as it stands between quotes, the closing one included."""
+    """The string as it appears between quotes, including the closing one."""
     return encode_basestring(text).encode("utf-8", "surrogatepass")[1:]

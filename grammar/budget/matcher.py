@@ -1,20 +1,22 @@
 """A matcher that always closes: when its budget of tokens ends, the answer is complete.
 
-While an answer has more tokens left than it can possibly need (`reach.py`), this is the backend's matcher and
-an addition for every token; within a string that may be any text the mask stays as it is, and the backend is
-told of many tokens at once. From there on it keeps a *plan*: a completion, found by the search in
-`planner.py` in a grammar over bytes, and spelled in tokens, no more than are left. The mask is still the
-grammar's, so that the model says what it would say; but the token that it chose is asked about before it is
-taken. If no plan that fits is found for it, it is left out and the model chooses again; after a few such
-objections only the first token of the plan is left, and what is sure. So there is a plan after every token,
-whichever the model chooses, and the last one is empty. Once no token can be spared, what is known to take one
-more than the plan does is left out of the mask beforehand (`outlook.py`).
+While an answer has more tokens left than it can possibly need (`distance_bound.py`), this matcher is the
+backend's, plus an addition for every token. Within a string that may be any text the mask does not change,
+and the backend gets many tokens at once.
 
-A backend that gives up on an answer, its automaton having grown too large, is left behind: the answer goes on
-as the plan says, to its end.
+After that it keeps a *plan*: a completion, found by the search in `planner.py` in a grammar over bytes, and
+written in no more tokens than are left. The mask is still the grammar's, so the model chooses freely. But the
+chosen token is verified before it is accepted. If no plan that fits is found for it, it is vetoed and the
+model chooses again. After a few vetoes in a step, only the first token of the plan and tokens that are
+certainly safe are left. So there is a plan after every token, whichever the model chooses, and the last plan
+is empty. Once no token can be spared, the mask excludes in advance the tokens that are known to take one more
+than the plan does (`token_classifier.py`).
 
-Whether there is an objection depends on the tokens accepted and the budget alone: a matcher that replays a
-log objects as the first one did.
+A backend may give up on an answer because its automaton has grown too large. The answer then follows the plan
+to its end.
+
+Whether a token is vetoed depends on the accepted tokens and the budget alone. So a matcher that replays a log
+vetoes the same tokens.
 """
 
 import re
@@ -36,13 +38,13 @@ from personae.grammar.budget.token_classifier import TokenClassifier
 if TYPE_CHECKING:
     from personae.grammar.budget.grammar import BudgetGrammar
 
-_OWED = 64  # tokens that the backend is told of at once
-_OBJECTIONS = 8  # before a step is left no choice: each may cost a search
+_MOST_DEFERRED = 64  # tokens that the backend gets at once
+_MOST_VETOES = 8  # before a step has no choice left; each may cost a search
 _RECENT = 512
 _SEARCH = 16_384  # bytes of the longest plan
-_STATES = 1500  # of the search that takes longer
+_STATES = 1500  # of the slower search
 _LONGEST_PAUSE = 8
-_JOINS = 4  # places of a plan where a token may come back to it
+_JOINS = 4  # places of a plan where a token may rejoin it
 _END = re.compile(rb'[",}\]]')
 
 
@@ -53,7 +55,7 @@ class NextToken(NamedTuple):
     plan: CompletionPath
 
 
-# What changes with an answer's tokens, beside these and the matchers. The values themselves never change.
+# What an answer's tokens change, in addition to these and the matchers. The values themselves are immutable.
 _STATE = (
     *("_left", "_numbers", "_opened", "_plan", "_vetoes", "_text"),
     *("_idle", "_pauses", "_following", "_stopped"),
@@ -61,7 +63,7 @@ _STATE = (
 
 
 class BudgetMatcher:
-    """The state of one answer of at most `budget` tokens; a stop token after them is not counted."""
+    """The state of one answer of at most `budget` tokens. A stop token after them does not count."""
 
     def __init__(self, inner: BackendMatcher, grammar: "BudgetGrammar", budget: int) -> None:
         self._inner = inner
@@ -72,27 +74,27 @@ class BudgetMatcher:
         self._opened = 0
         self._bytewise: BackendMatcher | None = None
         self._planner: Planner | None = None
-        self._synced = 0  # of the accepted tokens the bytewise matcher has seen; -1: it has lost track
+        self._synced = 0  # accepted tokens that the bytewise matcher has seen; -1: it has lost track
         self._plan: CompletionPath | None = None
-        self._ahead: NextToken | None = None  # what was asked about last
+        self._verified: NextToken | None = None  # what was verified last
         self._classifier: TokenClassifier | None = None  # of this step
         self._vetoes: Mapping[int, Words] = {}  # of this step, by token
         self._text: StringState | None = None
-        self._idle = 0  # tokens that the text may go on for before anything but its mask matters
-        self._pauses = (0, 0)  # tokens until it is searched again, and how many it was the last time
-        self._owed = 0  # of the accepted tokens the backend has not been told
-        self._following = False  # the plan alone: the backend has given up
+        self._idle = 0  # tokens for which the text may continue before anything but its mask matters
+        self._pauses = (0, 0)  # tokens until the next search, and how many they were the last time
+        self._deferred = 0  # accepted tokens that the backend has not got yet
+        self._following = False  # only the plan is left: the backend has given up
         self._stopped = False
         if self._near:
             self._plan = grammar.shortest_path
 
     @property
     def searched(self) -> bool:
-        """Whether completions have been looked for."""
+        """Whether it has searched for completions."""
         return self._planner is not None
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
-        """Write the tokens allowed next; once terminated, the stop tokens."""
+        """Write the tokens allowed next. After the end, these are the stop tokens."""
         if self._text is not None and self._idle > 0:
             bitmask[row] = self._text.words.view(np.int32)
             return
@@ -134,47 +136,47 @@ class BudgetMatcher:
 
     @property
     def verifies(self) -> bool:
-        """Whether the token that is chosen may meet with an objection."""
+        """Whether the chosen token may be vetoed."""
         return self._plan is not None and not self._following and not self._inner.terminated
 
     def veto(self, token: int) -> Words | None:
-        """What is to be left out, as a row of a bitmask, because no completion in time is found after
-        `token`, which `fill` allowed; None if there is one. A step's last objection leaves only what is sure.
-        What was said is said again when the step is computed again.
-        """
+        """What to exclude, as a row of a bitmask, because no completion that fits is found after `token`,
+        which `fill` allowed. None if there is one. A step's last veto leaves only tokens that are certainly
+        safe. If the step is computed again, the vetoes are the same."""
         plan, table = self._plan, self._grammar.table
         if token in self._vetoes:
             return self._vetoes[token]
-        if plan is None or len(self._vetoes) > _OBJECTIONS or self._ends(token):
+        if plan is None or len(self._vetoes) > _MOST_VETOES or self._ends(token):
             return None
-        self._ahead = self._ask(token, plan)
-        if self._ahead is not None:
+        self._verified = self._verify(token, plan)
+        if self._verified is not None:
             return None
         first = self._first(plan)
-        is_last = len(self._vetoes) == _OBJECTIONS
-        words = ~(table.stops | first) if is_last else self._looked(plan).as_long(token) & ~first
+        is_last = len(self._vetoes) == _MOST_VETOES
+        words = ~(table.stops | first) if is_last else self._classified(plan).as_long(token) & ~first
         self._vetoes = {**self._vetoes, token: words}
         return words
 
     def accept(self, token: int) -> bool:
-        """Advance by one token; False, and no change, if it is not allowed by the grammar."""
-        if self._text is not None and self._idle > 0 and self._coast(self._text, token):
+        """Advance by one token. Returns False, and changes nothing, if the grammar does not allow it."""
+        if self._text is not None and self._idle > 0 and self._accept_text(self._text, token):
             return True
         self._catch_up()
-        plan, ahead = self._plan, self._ahead
+        plan, verified = self._plan, self._verified
         if self._following:
             return self._accept_next(token)
-        if plan is not None and (ahead is None or ahead.token != token):
-            ahead = None if self._ends(token) else self._ask(token, plan)
+        if plan is not None and (verified is None or verified.token != token):
+            verified = None if self._ends(token) else self._verify(token, plan)
         if not self._inner.accept(token):
-            self._following = self._inner.failed and (ahead is not None or self._follow())
-            if ahead is None or not self._following:
+            self._following = self._inner.failed and (verified is not None or self._follow())
+            if verified is None or not self._following:
                 return self._following and self._accept_next(token)
-        self._advance(token, None if ahead is None else ahead.plan)
+        self._advance(token, None if verified is None else verified.plan)
         return True
 
-    def _coast(self, text: StringState, token: int) -> bool:
-        """Accept `token` if `text` goes on after it: only counts change, the backend can wait."""
+    def _accept_text(self, text: StringState, token: int) -> bool:
+        """Accept `token` if the text continues after it: only counts change, and the backend gets it
+        later."""
         grammar = self._grammar
         self._text = grammar.texts.after(text, token)
         if self._text is None:
@@ -185,23 +187,23 @@ class BudgetMatcher:
         self._left -= 1
         self._opened += opens
         self._idle -= 1 + grammar.bound.container * opens
-        self._owed += 1
-        if self._owed == _OWED:
+        self._deferred += 1
+        if self._deferred == _MOST_DEFERRED:
             self._catch_up()
         return True
 
     def _catch_up(self) -> None:
-        """Tell the backend what it has not been told."""
-        if not self._owed:
+        """Give the backend the tokens that it has not got yet."""
+        if not self._deferred:
             return
-        owed, self._owed = self._accepted[-self._owed :], 0
-        if (taken := self._inner.feed(owed)) < len(owed):
-            self._inner.accept(owed[taken])  # it gives up, for good, and only now does it know
-        self._numbers = self._numbers.after(self._said(owed))
+        deferred, self._deferred = self._accepted[-self._deferred :], 0
+        if (taken := self._inner.feed(deferred)) < len(deferred):
+            self._inner.accept(deferred[taken])  # it gives up for good, and that shows only now
+        self._numbers = self._numbers.after(self._text_of(deferred))
 
     def _accept_next(self, token: int) -> bool:
-        """As `accept`, where the plan alone is followed. The backend may give up earlier on a log that is
-        replayed: what was accepted then has a plan behind it, too."""
+        """As `accept`, when only the plan is followed. In a replay the backend may give up earlier; a plan
+        then exists after each accepted token too."""
         plan = self._plan
         if plan is None or self.terminated:
             return False
@@ -216,41 +218,41 @@ class BudgetMatcher:
         return found is not None
 
     def feed(self, tokens: Sequence[int]) -> int:
-        """Accept as many of `tokens` as are allowed; how many that were."""
+        """Accept as many of `tokens` as are allowed. Returns how many these were."""
         for count, token in enumerate(tokens):
             if not self.accept(token):
                 return count
         return len(tokens)
 
     def follows(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` would be accepted by the grammar; a stop token may be the last."""
+        """How many of `tokens` the grammar would accept. A stop token may be the last."""
         self._catch_up()
         return self._inner.follows(tokens)
 
     def snapshot(self) -> Snapshot:
-        """What the backend's matchers do not know: they are asked to go back only when it is restored."""
+        """The state that the backend's matchers do not hold. They go back only when it is restored."""
         return len(self._accepted), self._synced, *(getattr(self, name) for name in _STATE)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Take back what was accepted since."""
+        """Undo what was accepted since."""
         length, synced, *state = snapshot
         if self._inner.snapshot() > length:
             self._inner.restore(length)
         self._unsync(length, synced)
         del self._accepted[length:]
         self._set(state)
-        self._ahead = self._classifier = None
+        self._verified = self._classifier = None
         if self._inner.failed and not self._following:
             self._following = self._follow()
-        self._owed = 0 if self._inner.failed else length - self._inner.snapshot()
+        self._deferred = 0 if self._inner.failed else length - self._inner.snapshot()
 
     def _set(self, state: Iterable[Any]) -> None:
         for name, value in zip(_STATE, state, strict=True):
             setattr(self, name, value)
 
     def _unsync(self, length: int, synced: int) -> None:
-        """Have the bytewise matcher take back what it has seen since."""
-        if self._synced < 0 <= synced:  # it has lost track since: another one is told of all
+        """Let the bytewise matcher undo what it has seen since."""
+        if self._synced < 0 <= synced:  # it has lost track since: another one gets all
             self._bytewise, self._synced = None, 0
         elif self._synced > length:
             assert self._bytewise is not None
@@ -259,8 +261,8 @@ class BudgetMatcher:
             self._synced = length
 
     def forced(self) -> bytes:
-        """The text that the grammar alone allows; nothing where the backend is not told of each token, or
-        there is a plan."""
+        """The only text that the grammar allows. Empty if the backend does not get each token, or if there is
+        a plan."""
         return b"" if self._text is not None or self._plan is not None else self._inner.forced()
 
     def fork(self) -> "BudgetMatcher":
@@ -279,26 +281,26 @@ class BudgetMatcher:
 
     @property
     def failed(self) -> bool:
-        """Whether the backend has given up, and there is no plan either."""
+        """Whether the backend has given up and there is no plan."""
         return self._inner.failed and not self._following
 
     def _follow(self) -> bool:
-        """Have the plan for the rest of the answer; whether there is one."""
+        """Get a plan for the rest of the answer. Returns whether there is one."""
         if self._plan is None:
             self._plan = self._found((), (), self._left)
         return self._plan is not None
 
     def _next(self) -> Words:
-        """What the plan says alone, as a row of a bitmask."""
+        """The plan's next token alone, as a row of a bitmask."""
         assert self._plan is not None
         return self._first(self._plan) if self._plan.count else self._grammar.table.stops
 
     def _first(self, plan: CompletionPath) -> Words:
-        """The plan's first token as a row of a bitmask; nothing if the plan is empty."""
+        """The plan's first token as a row of a bitmask; empty if the plan is empty."""
         return self._grammar.table.only(*(() if plan.first is None else (plan.first,)))
 
     def _advance(self, token: int, plan: CompletionPath | None) -> None:
-        """The books after `token`, behind which there is `plan`."""
+        """Update the counts after `token`, which is followed by `plan`."""
         self._accepted.append(token)
         if self.terminated:
             self._text = None
@@ -306,10 +308,10 @@ class BudgetMatcher:
         grammar = self._grammar
         self._left -= 1
         self._vetoes = {}
-        self._ahead = self._classifier = None
+        self._verified = self._classifier = None
         if self._text is not None:
             self._text = grammar.texts.after(self._text, token)
-        self._numbers = self._numbers.after(self._said((token,)))
+        self._numbers = self._numbers.after(self._text_of((token,)))
         self._opened += grammar.table.opens[token]
         if plan is None:
             plan = self._found((), (), self._left) if self._near else None
@@ -318,44 +320,44 @@ class BudgetMatcher:
             self._relax(plan)
 
     def _relax(self, plan: CompletionPath) -> None:
-        """Stop watching if the answer is far from its end after all."""
+        """Drop the plan if the answer is far from its end after all."""
         bound = self._grammar.bound
         if not bound.proven or bound.rest + bound.lexeme + bound.container > self._left - 1:
-            return  # whatever is open
+            return  # however many brackets are open
         self._opened = open_brackets(plan.piece)
         if not self._near:
             self._plan = None
 
     def _ends(self, token: int) -> bool:
-        """Whether it is a stop token, or follows one."""
+        """Whether `token` is a stop token, or follows one."""
         return token in self._grammar.table.vocabulary.stop_ids or self.terminated
 
     @property
     def _bound(self) -> int:
-        """How far from its end the answer is at most."""
+        """An upper bound of the answer's distance from its end."""
         bound = self._grammar.bound
         return bound.rest + bound.lexeme + bound.container * max(self._opened - bound.roots, 0)
 
     @property
     def _near(self) -> bool:
-        """Whether the end may come too soon after a token that opens one bracket."""
+        """Whether the budget may be too small after a token that opens one bracket."""
         bound = self._grammar.bound
         return not bound.proven or self._bound + bound.container > self._left - 1
 
-    def _looked(self, plan: CompletionPath) -> TokenClassifier:
-        """What is known of the tokens that may follow; a matcher that replays has filled no mask."""
+    def _classified(self, plan: CompletionPath) -> TokenClassifier:
+        """What is known of the tokens that may follow. A matcher that replays has filled no mask."""
         if self._classifier is None:
             self.fill(np.zeros((1, self._grammar.table.words), np.int32), 0)
         return self._classifier or TokenClassifier(
             self._grammar, plan, self._grammar.table.only(), number=False
         )
 
-    def _ask(self, token: int, plan: CompletionPath) -> NextToken | None:
-        """Whether `token` may be accepted: a plan behind it, in time, if one is found."""
+    def _verify(self, token: int, plan: CompletionPath) -> NextToken | None:
+        """Whether `token` may be accepted: the token with a plan after it that fits, if one is found."""
         if token == plan.first:
             length: int | None = plan.length
         else:
-            length = self._looked(plan).written(token)
+            length = self._classified(plan).written(token)
         if length is not None:
             rest = plan.after(length) or path(self._grammar.table, plan.piece[length:], plan)
             return NextToken(token, rest) if rest is not None and rest.count < self._left else None
@@ -368,16 +370,16 @@ class BudgetMatcher:
         return None if found is None else NextToken(token, found)
 
     def _joins(self, token: int, rest: CompletionPath) -> bool:
-        """Whether `rest` completes the answer behind `token`."""
+        """Whether `rest` completes the answer after `token`."""
         stop = self._grammar.table.stop
         next_one = stop if rest.first is None else rest.first
         if self._inner.follows((token, next_one)) < 2:
-            return False  # mostly found so, and the whole need not be written out
+            return False  # usually found this way, without writing out the whole
         return self._inner.follows((token, *rest.tokens, stop)) == rest.count + 2
 
     def _rests(self, plan: CompletionPath) -> Iterator[CompletionPath]:
-        """What of a plan a token might be followed by: from where something ends, without the plan's first
-        token, or all of it."""
+        """Parts of a plan that might follow a token: from places where something ends, the plan without its
+        first token, or all of it."""
         ends = islice(_END.finditer(plan.begins(_RECENT), 1), _JOINS)
         for length in (*(end.start() for end in ends), plan.length):
             rest = plan.after(length)
@@ -386,8 +388,8 @@ class BudgetMatcher:
         yield plan
 
     def _leaves_none_for_more(self, plan: CompletionPath) -> bool:
-        """Whether a token could be followed by nothing but the plan from where what it has begun ends, so
-        that another way there would be too long, whatever it is."""
+        """Whether a token could be followed by nothing but the plan, from where what it has begun ends. Any
+        other way from there would be too long."""
         if not self._grammar.bound.texts:
             return False
         text = plan.begins(_RECENT)
@@ -396,7 +398,7 @@ class BudgetMatcher:
         return rest is not None and rest.count >= self._left - 1
 
     def _sync(self) -> BackendMatcher | None:
-        """The bytewise matcher after what was accepted; None if it cannot follow, or once could not."""
+        """The bytewise matcher after what was accepted. None if it cannot follow, or could not before."""
         if self._synced < 0:
             return None
         if self._bytewise is None:
@@ -408,7 +410,7 @@ class BudgetMatcher:
         return self._bytewise if follows else None
 
     def _found(self, piece: Piece, old: Piece, left: int) -> CompletionPath | None:
-        """A plan of at most `left` tokens behind `piece`, away from where `old` was the plan."""
+        """A plan of at most `left` tokens after `piece`. `old` was the plan before it."""
         bytewise = self._sync()
         if bytewise is None:
             return None
@@ -417,7 +419,7 @@ class BudgetMatcher:
             return None
         if self._planner is None:
             self._planner = self._grammar.planner()
-        recent = self._said(self._accepted[-_RECENT:]) + bytes(byte for byte in piece if byte < STOP)
+        recent = self._text_of(self._accepted[-_RECENT:]) + bytes(byte for byte in piece if byte < STOP)
         limit = min(_SEARCH, 8 * left + 64)
         for found in self._searches(fork, recent[-_RECENT:], limit, old):
             plan = None if found is None else path(self._grammar.table, found, self._plan)
@@ -428,7 +430,7 @@ class BudgetMatcher:
     def _searches(
         self, matcher: BackendMatcher, recent: bytes, limit: int, old: Piece
     ) -> Iterator[Piece | None]:
-        """Completions; the last from the search that takes longer, where there is no plan to fall back on."""
+        """Completions. The last one comes from the slower search, if there is no plan to fall back on."""
         assert self._planner is not None
         yield self._planner.plan(matcher, recent, limit, old)
         pause, paused = self._pauses
@@ -438,7 +440,7 @@ class BudgetMatcher:
             paused = min(2 * paused + 1, _LONGEST_PAUSE)
             self._pauses = paused, paused
 
-    def _said(self, tokens: Sequence[int]) -> bytes:
-        """What tokens write, without special ones."""
+    def _text_of(self, tokens: Sequence[int]) -> bytes:
+        """The bytes that tokens write, without special ones."""
         texts = self._grammar.table.vocabulary.tokens
         return b"".join([texts[token] for token in tokens])

@@ -1,9 +1,9 @@
-"""Finds short completions: from where an answer has got to, a piece that ends it.
+"""Finds short completions: a piece that ends the answer from where it is.
 
-The search asks nothing but the matcher of the bytewise grammar, a byte at a time, so whatever it returns is
-allowed. What to write next it decides by what JSON looks like: it leaves strings, then containers, as soon as
-they may be left, and takes the shortest value where it has a choice. It need not find the shortest completion
-of all, and where it finds none at all the matcher above keeps the one that it has.
+The search asks only the matcher of the bytewise grammar, one byte at a time, so everything that it returns is
+allowed. It decides what to write next by the structure of JSON: it leaves strings, then containers, as soon
+as they may be left, and takes the shortest value if it has a choice. It may miss the shortest completion. If
+it finds none at all, the matcher above keeps the one that it has.
 """
 
 from bisect import bisect_left
@@ -16,13 +16,13 @@ from personae.grammar.bitmask import words_of
 from personae.grammar.budget.search import MOST_STATES, Search, is_free
 from personae.grammar.budget.table import STOP, Piece
 
-_LOOKAHEAD = 160  # bytes of a value that is tried
+_LOOKAHEAD = 160  # bytes of a value that are tried
 _LEVELS = 2
 _RECENT = 512
 _MOST_TAILS = 4
 _ENDS_TRIED = frozenset((4, 8, 16, 32, 64, 128, 256))  # lengths of a text at which ends of examples are tried
 _MOST_ENDS = 256
-_DEEP, _EVERY = 128, 1024  # brackets, looked at after so many bytes
+_DEEP, _EVERY = 128, 1024  # brackets, checked after so many bytes
 _FUEL = 2000  # bytes that are tried and not kept, in one search
 
 _DIGITS_OF_NUMBERS = 24
@@ -46,11 +46,11 @@ _CLASSES = (_BYTES & ~_DIGITS & ~_SMALL & ~_CAPITALS, _DIGITS, _SMALL, _CAPITALS
 
 
 class Hints:
-    """What an answer may have to write: `words` as JSON strings without the first quote, how a begun one goes
-    on; `ends`, which lead out of free text; `exits`, which end a repetition; `texts` of any other kind. With
-    `words_first` the answer is a word, and no JSON. `values` are what its arrays may have to hold, and
-    names, with the colon, that its objects may. `steps` are what its integers may have
-    to be multiples of, each with one of them."""
+    """What an answer may have to write: `words` as JSON strings without the first quote, and how a begun one
+    continues; `ends`, which lead out of free text; `exits`, which end a repetition; `texts` of any other
+    kind. With `words_first` the answer is a word, and not JSON. `values` are what its arrays may have to
+    contain, and names, with the colon, that its objects may. `steps` are what its integers may have to be
+    multiples of, each with one such multiple."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Hints:
         useful = list(dict.fromkeys(words))
         self._useful = {text: rank for rank, text in enumerate(useful)}
         self._words = sorted(useful)
-        self._after: dict[bytes, tuple[int, ...]] = {}  # of what has been asked
+        self._after: dict[bytes, tuple[int, ...]] = {}  # the answers so far
 
     def after(self, begun: bytes) -> Iterable[int]:
         """The bytes that may follow, the most useful first."""
@@ -96,7 +96,8 @@ class Hints:
 class Planner:
     """Searches for one answer at a time. Not thread-safe; `hints` are shared. `size`: bytewise ids.
 
-    `varied`: what has been written least comes first, not what is shortest, where that goes round in circles.
+    `varied`: where the search goes round in circles, it tries first what was written least, not what is
+    shortest.
     """
 
     def __init__(self, hints: Hints, size: int, *, varied: bool = False) -> None:
@@ -107,14 +108,14 @@ class Planner:
         self._bitmask = np.zeros((1, words_of(size)), np.int32)
 
     def mask(self, matcher: Matcher) -> int:
-        """The ids allowed next as bits of one number."""
+        """The ids allowed next, as bits of one number."""
         matcher.fill(self._bitmask, 0)
         return int.from_bytes(self._bitmask.tobytes(), "little")
 
     def plan(self, matcher: Matcher, recent: bytes, limit: int, join: Sequence[int] = ()) -> Piece | None:
-        """A piece of at most `limit` that ends the answer, None if none is found.
+        """A piece of at most `limit` that ends the answer. None if none is found.
 
-        `recent` is the end of what has been written. `join` ended the answer a moment ago: its tails are
+        `recent` is the end of what has been written. `join` ended the answer a moment ago; its tails are
         tried where a value ends.
         """
         cuts = [index for index, byte in enumerate(join) if 1 << byte & _ENDS][:_MOST_TAILS]
@@ -124,7 +125,7 @@ class Planner:
         return None if found is None else tuple(found)
 
     def search(self, matcher: Matcher, limit: int, most: int = MOST_STATES) -> Piece | None:
-        """As `plan`, by the search that takes longer and finds more."""
+        """As `plan`, with the slower search, which finds more."""
         if self._search is None:
             hints = self._hints
             self._search = Search((*hints.exits, *hints.ends, *hints.texts, *hints.parts), self.mask)
@@ -139,7 +140,7 @@ class Planner:
         level: int = 0,
         tails: Sequence[Piece] = (),
     ) -> list[int] | None:
-        """To the end of the answer, or of the begun `value`. The matcher is used up."""
+        """Continue to the end of the answer, or of the begun `value`. The matcher is used up."""
         out: list[int] = []
         text = bytearray(recent)
         looked = _EVERY
@@ -177,7 +178,7 @@ class Planner:
         return None
 
     def _choose(self, matcher: Matcher, mask: int, text: bytearray, limit: int, level: int) -> Sequence[int]:
-        """The piece to write next, empty if there is none."""
+        """The piece to write next; empty if there is none."""
         free = is_free(mask)
         for piece in () if free or mask & (mask - 1) == 0 else self._hints.exits:
             if mask >> piece[0] & 1 and matcher.fork().feed(piece) == len(piece):
@@ -196,7 +197,7 @@ class Planner:
                 return multiple
         if free:
             return self._leave(matcher, mask, text)
-        # A line break is never within a string; but for the last blanks it may be between any two tokens.
+        # A line break is never within a string. Except for the last blanks, it may be between any two tokens.
         between = not text or mask & _BREAK or text[-1] in b"\n\r\t" or _is_indented(text)
         whole, mask = mask, mask & ~_BLANKS or mask
         if between and (not text or text[-1] in b"{[,: \n\r\t"):
@@ -216,7 +217,7 @@ class Planner:
         return self._letter(matcher, whole, text)
 
     def _multiple(self, matcher: Matcher, text: bytearray) -> Sequence[int]:
-        """Digits that make a multiple of the number that has begun, or a number where none has."""
+        """Digits that make a multiple of the begun number, or a number if none has begun."""
         begun = len(text)
         while begun and text[begun - 1] in b"0123456789" and len(text) - begun < _DIGITS_OF_NUMBERS:
             begun -= 1
@@ -233,7 +234,7 @@ class Planner:
         return ()
 
     def _leave(self, matcher: Matcher, mask: int, text: bytearray) -> Sequence[int]:
-        """Out of free text: by a quote, if it is a JSON string, or by a text that ends it."""
+        """Leave free text: by a quote if it is a JSON string, or by a text that ends it."""
         if mask >> _QUOTE & 1 and not self._stays_free(matcher, mask, (_QUOTE,)):
             return (_QUOTE,)
         for end in self._hints.ends:
@@ -249,7 +250,7 @@ class Planner:
         return is_free(mask) and not mask & ~before & _LEAVING
 
     def _value(self, matcher: Matcher, mask: int, text: bytearray, limit: int, level: int) -> Sequence[int]:
-        """The shortest value, or how it begins."""
+        """The shortest value, or its beginning."""
         counted = self._counted(matcher, text)
         if counted:
             return counted
@@ -271,12 +272,13 @@ class Planner:
         return best or starts[:1]
 
     def _counted(self, matcher: Matcher, text: bytearray) -> Sequence[int]:
-        """What an array or an object may have to hold, which otherwise goes on for ever without: a name, a
-        value behind which an array may end, or each in turn."""
+        """What an array or object may have to contain, without which it would go on for ever: a name, a value
+        after which an array may end, or each in turn."""
         fitting = []
         before = text.rstrip(b" \t\r\n")[-1:] if self._hints.values else b""
         values = self._hints.values if before in (b"[", b"{", b",") else ()
-        # What is required elsewhere may be written here as any other name, and leads nowhere: once at most.
+        # What is required elsewhere may be written here as any other name and lead nowhere, so try it once at
+        # most.
         for value in sorted(values, key=text.count) if len(values) > 1 else values:
             if matcher.follows(value) < len(value):
                 continue
@@ -301,7 +303,7 @@ class Planner:
         allowed = all_allowed & ~_BLANKS & ~_BACKSLASH or all_allowed
         if not allowed:
             return ()
-        if text[-1:].isdigit() and allowed & _DIGITS:  # a number goes on, unless something else may
+        if text[-1:].isdigit() and allowed & _DIGITS:  # a number continues, unless something else may follow
             ends = allowed & ~_NUMERIC or all_allowed & _BLANKS
             if ends:
                 return ((ends & -ends).bit_length() - 1,)
@@ -317,7 +319,7 @@ class Planner:
         return ((allowed & -allowed).bit_length() - 1,)
 
     def _end(self, matcher: Matcher, mask: int) -> Sequence[int]:
-        """The end of an example of a pattern, after which the text may end."""
+        """The end of an example of a pattern after which the text may end."""
         for part in self._hints.parts:
             if mask >> part[0] & 1:
                 fork = matcher.fork()
@@ -345,7 +347,7 @@ class _Value:
         return not self._depth and not self._quoted
 
     def follow(self, text: bytes) -> bytes:
-        """Write `text` as far as it is of the value; that much of it."""
+        """Write `text` as far as it belongs to the value. Returns that part."""
         for count, byte in enumerate(text, 1):
             self.write(byte)
             if self.ended:
@@ -364,7 +366,7 @@ class _Value:
 
 
 def _is_indented(text: bytearray) -> bool:
-    """Whether it ends with a line break and blanks."""
+    """Whether the text ends with a line break and blanks."""
     return text[-1:] == b" " and text[len(text.rstrip(b" ")) - 1 :][:1] in (
         bytearray(b"\n"),
         bytearray(b"\t"),

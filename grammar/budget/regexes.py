@@ -1,7 +1,7 @@
-"""What a regular expression asks of an answer that has to end soon.
+"""What a regular expression requires of an answer that has to end soon.
 
-Read with the standard library's parser, which knows what ECMA-262 and Rust have in common. Where it fails the
-answers are cautious guesses.
+The standard library's parser reads it, which covers what ECMA-262 and Rust have in common. Where it fails,
+the results are cautious guesses.
 """
 
 import re
@@ -23,11 +23,11 @@ _CATEGORIES = {
 
 @dataclass(frozen=True, slots=True)
 class PatternBound:
-    """`longest`: however a matching text has begun, so many characters more can end it.
+    """`longest`: however a matching text has begun, at most this many characters more can end it.
 
-    `example` is a short text that matches, "" where none is known. `wide`: its classes together hold every
-    printable character, so that plain text may matter to it. `ascii`: it names all of its characters, and
-    they are of one byte. `fixed`: it is about the whole text, so that nowhere is any plain text allowed.
+    `example` is a short text that matches, "" if none is known. `wide`: its classes together contain every
+    printable character, so plain text may matter to it. `ascii`: it names all of its characters, and each has
+    one byte. `fixed`: it is about the whole text, so plain text is not allowed anywhere.
     """
 
     longest: int
@@ -38,13 +38,13 @@ class PatternBound:
 
     @property
     def bytes(self) -> int:
-        """`longest` in bytes, a character that is half written included."""
+        """`longest` in bytes, including a half-written character."""
         return self.longest if self.ascii else 4 * self.longest
 
 
-@lru_cache(maxsize=1024)  # a schema has the same ones over and over, formats above all
+@lru_cache(maxsize=1024)  # a schema repeats the same ones, above all formats
 def pattern_distances(pattern: str) -> PatternBound:
-    """What `pattern` asks, anchored or not."""
+    """The bound of `pattern`, anchored or not."""
     try:
         tree = parser.parse(pattern)
     except (re.error, OverflowError, RecursionError, ValueError):
@@ -56,7 +56,7 @@ def pattern_distances(pattern: str) -> PatternBound:
 
 
 class _Part(NamedTuple):
-    """Of a part of a pattern: as in `PatternBound`, and the ASCII characters in its classes."""
+    """For a part of a pattern: as in `PatternBound`, and the ASCII characters in its classes."""
 
     longest: int = 1
     example: str = ""
@@ -65,7 +65,7 @@ class _Part(NamedTuple):
 
 
 def _whole(tree: Any) -> _Part:
-    """Parts in turn: all of them may still have to be written."""
+    """Parts in a row; all of them may still have to be written."""
     parts = [_part(op, value) for op, value in tree]
     example = "".join(part.example for part in parts)
     return _Part(
@@ -77,7 +77,8 @@ def _whole(tree: Any) -> _Part:
 
 
 def _part(op: Any, value: Any) -> _Part:
-    """The example is one of the shortest: by the shortest branch and the first member of each class."""
+    """The bound of one part. The example is one of the shortest: by the shortest branch and the first member
+    of each class."""
     match op:
         case sre.LITERAL:
             return _Part(1, chr(value), frozenset((value,)), value < 128)
@@ -113,7 +114,7 @@ def _part(op: Any, value: Any) -> _Part:
 
 
 def _is_ascii(items: Any) -> bool:
-    """Whether a class names its characters, and they are of one byte."""
+    """Whether a class names its characters, and each has one byte."""
     return all(
         (kind is sre.LITERAL and one < 128)
         or (kind is sre.RANGE and one[1] < 128)

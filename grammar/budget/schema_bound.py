@@ -1,7 +1,7 @@
-"""How far from its end an answer can be that is bound by a JSON Schema, of which every keyword is enforced.
+"""How far an answer can be from its end if a JSON Schema binds it, of which every keyword is enforced.
 
-The shortest value of each schema, the most that a begun object or array of it still needs, and the most that
-a begun string, name or number does; see `reach.py` for what is made of them.
+It finds the shortest value of each schema, the most that a begun object or array still needs, and the most
+that a begun string, name or number needs. `distance_bound.py` says how these are used.
 """
 
 import json
@@ -16,19 +16,19 @@ from personae.grammar.budget.regexes import pattern_distances
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.walk import FRACTION, HITS, SET, children, target
 
-_BEGUN = 8  # a character or an escape that has begun, and a quote; a number without bounds
+_BEGUN = 8  # a begun character or escape, and a quote; a number without bounds
 _LEXEME = 64  # any number, any string of a known format
 _FAR = 10**9
 _WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-# Their texts are never any plain text: they have no blanks.
+# These have no blanks, so plain text is never allowed in them.
 _FIXED_FORMATS = frozenset(
     ("date", "time", "date-time", "duration", "uuid", "ipv4", "ipv6", "email", "hostname")
 )
-# How texts of formats end that begin like any other, wherever in them one stands.
+# How texts of formats end, from any place in them, however they begin.
 _WAYS_OUT = {"email": ("a@b.co", "@b.co", "b.co"), "uri": ("a:", ":")}
 _IN_PLACE = frozenset(("anyOf", "oneOf", "allOf", "$defs", "definitions"))
 _NUMERIC = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", FRACTION))
-# What members and lexemes are found from: most schemas have nothing of either.
+# Keywords from which members and lexemes are found. Most schemas have neither.
 _MEMBERS = frozenset(
     {"properties", "required", "minProperties", "patternProperties", "additionalProperties", "items"}
     | {"prefixItems", "additionalItems", "minItems", HITS}
@@ -38,7 +38,7 @@ _LEXEMES |= {"properties", "required", "const", "enum"}
 
 
 def schema_bound(document: Schema, measure: Measure, *, any_order: bool = False) -> DistanceBound:
-    """JSON by `document`, of which every keyword is enforced; its properties in any order or not."""
+    """For JSON by `document`, of which every keyword is enforced, with its properties in any order or not."""
     return _SchemaBound(document, measure, any_order).bound()
 
 
@@ -91,7 +91,7 @@ class _SchemaBound:
         )
 
     def _nested(self, nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The schemas of values within others: all but those that only the whole answer is held to."""
+        """The schemas of values within others: all except those that only the whole answer must satisfy."""
         seen: dict[int, dict[str, Any]] = {}
         unseen = [child for node in nodes for step, child in children(node) if step[0] not in _IN_PLACE]
         while unseen:
@@ -104,7 +104,7 @@ class _SchemaBound:
         return list(seen.values())
 
     def _leaves_text_alone(self, node: dict[str, Any]) -> bool:
-        """Whether plain text in a string, where any is allowed, leaves it as near to its end as it was."""
+        """Whether plain text in a string that allows it leaves the answer as near to its end as before."""
         if "patternProperties" in node or "propertyNames" in node:
             return False
         if HITS in node or SET in node:  # text makes another string of an item that counts
@@ -113,7 +113,7 @@ class _SchemaBound:
             return False
         for keyword in ("anyOf", "oneOf"):
             kinds = [kind for one in node.get(keyword, ()) for kind in self._kinds(one)]
-            # By a text, an answer might change from one alternative to another.
+            # Text might change the answer from one alternative to another.
             if any(kinds.count(kind) > 1 for kind in ("any", "string", "object", "array")):
                 return False
             if "any" in kinds and len(kinds) > 1:
@@ -121,14 +121,14 @@ class _SchemaBound:
         return "pattern" not in node or pattern_distances(str(node["pattern"])).fixed
 
     def _kinds(self, schema: Any) -> list[str]:
-        """The types that a schema may have; "any" where they are not simply listed."""
+        """The types that a schema may have; "any" if they are not simply listed."""
         if isinstance(schema, dict) and {*schema} == {"$ref"}:
             schema = target(self.document, schema["$ref"])
         kinds = schema.get("type", "any") if isinstance(schema, dict) else "any"
         return [str(kind) for kind in kinds] if isinstance(kinds, list) else [str(kinds)]
 
     def _nodes(self, document: Schema) -> Iterator[dict[str, Any]]:
-        """Every schema, those that only a reference leads to among them."""
+        """Every schema, including those that only a reference leads to."""
         seen: set[int] = set()
         unseen: list[Any] = [document]
         while unseen:
@@ -143,7 +143,8 @@ class _SchemaBound:
                 unseen += within
 
     def _settle(self, nodes: list[dict[str, Any]]) -> None:
-        """Find the values of all nodes. What was found infinite within a circle of references may not be."""
+        """Find the values of all nodes. A value that was found infinite within a circle of references may be
+        finite."""
         left = len(nodes) + 1
         while len(nodes) < left:
             left = len(nodes)
@@ -152,7 +153,7 @@ class _SchemaBound:
             nodes = [node for node in nodes if math.isinf(self._value(node))]
 
     def _value(self, schema: Any) -> float:
-        """How long the shortest value may be: an upper bound; infinite while it is being found."""
+        """An upper bound of the shortest value's length; infinite while it is being computed."""
         if not isinstance(schema, dict):
             return 1.0
         if id(schema) not in self._shortest:
@@ -169,7 +170,7 @@ class _SchemaBound:
             if keyword in schema:
                 lengths = [self._value(one) for one in schema[keyword] if one is not False]
                 finite = [length for length in lengths if length < math.inf] or [math.inf]
-                # Beside other keywords the shortest alternative may be one that they rule out.
+                # Other keywords may rule out the shortest alternative.
                 total += min(finite) if {*schema} <= {keyword, "title", "description"} else max(finite)
         if "const" in schema or "enum" in schema:
             values = [schema["const"]] if "const" in schema else schema["enum"]
@@ -187,7 +188,7 @@ class _SchemaBound:
         return 5.0 if kind in ("null", "boolean") else 1.0 + _number(schema)[0]
 
     def _members(self, schema: dict[str, Any], *, pending: bool) -> float:
-        """What the members of an object or an array need; with `pending` also the longest that has begun."""
+        """What the members of an object or array need. With `pending`, also the longest begun member."""
         if _MEMBERS.isdisjoint(schema):
             return 7.0 if pending else 0.0
         listed = schema.get("properties", {})
@@ -202,7 +203,7 @@ class _SchemaBound:
         if count:
             longest = max(map(self._value, (*listed.values(), *patterned, others)))
         more = count * (_LEXEME + longest)
-        if pending:  # what has begun and is required is counted already
+        if pending:  # if begun and required, it is counted already
             required = frozenset(schema.get("required", ()))
             optional = [one for name, one in listed.items() if name not in required]
             longest = max(map(self._value, (*optional, *patterned, others)))
@@ -220,7 +221,7 @@ class _SchemaBound:
         return float(sum(named) + more + elements + begun)
 
     def _rest(self, schema: Any) -> float:
-        """The most that a container still needs which has turned out to be of this schema."""
+        """The most that a container still needs that has turned out to be of this schema."""
         if not isinstance(schema, dict):
             return 8.0
         if id(schema) not in self._rests:
@@ -238,8 +239,8 @@ class _SchemaBound:
         return self._rests[id(schema)]
 
     def _lexeme(self, schema: dict[str, Any], least: int) -> tuple[int, bool, bool]:
-        """What a begun string, name or number of this schema may need, or `least` if that is more; whether
-        plain text may matter to it (wide); whether it may set back a pattern."""
+        """What a begun string, name or number of this schema may need, at least `least`; whether plain text
+        may matter to it (wide); and whether plain text may set back a pattern."""
         if _LEXEMES.isdisjoint(schema):
             return least, False, False
         length, wide, narrow = _LEXEME if "format" in schema else _number(schema)[1], False, False
@@ -264,8 +265,8 @@ class _SchemaBound:
         return int(longest), wide, narrow or "format" in schema
 
     def _longest(self, values: Iterable[Any], least: float = 0.0) -> float:
-        """The most that one of `values` takes to be written, or `least`. No text takes more tokens than it
-        has bytes, so most need not be measured."""
+        """The most tokens that writing one of `values` takes, at least `least`. No text takes more tokens
+        than it has bytes, so most need not be measured."""
         texts = sorted(map(_json, values), key=len, reverse=True)
         for text in texts:
             if len(text) <= least:
@@ -282,14 +283,14 @@ class _SchemaBound:
 
 
 def _together(schema: dict[str, Any]) -> list[str]:
-    """Patterns that a text has to match all at once: their automaton may grow past the library's limits
-    anywhere in an answer, so a completion is to be known from the beginning."""
+    """Patterns that a text must match all at once. Their automaton may exceed the library's limits anywhere
+    in an answer, so a completion must be known from the beginning."""
     found = [one["pattern"] for one in schema.get("allOf", ()) if isinstance(one, dict) and "pattern" in one]
     return found + ([schema["pattern"]] if found and "pattern" in schema else [])
 
 
 def _new_string(schema: dict[str, Any]) -> float:
-    """What a string needs that has not begun, without its quotes: what the search writes, and a margin."""
+    """What a new string needs, without its quotes: what the search writes, and a margin."""
     least = schema.get("minLength", 0)
     least = least if isinstance(least, int) else 0
     if "format" in schema:
@@ -303,7 +304,7 @@ def _new_string(schema: dict[str, Any]) -> float:
 
 
 def _number(schema: dict[str, Any]) -> tuple[int, int]:
-    """The most characters that a new number needs, and one that has begun."""
+    """The most characters that a new number needs, and that a begun one needs."""
     if _NUMERIC.isdisjoint(schema):
         return 0, 0
     kinds = schema.get("type")
@@ -315,13 +316,13 @@ def _number(schema: dict[str, Any]) -> tuple[int, int]:
     )
     if "multipleOf" in schema or not is_integer or not whole:
         return _LEXEME, _LEXEME
-    # A bound that is excluded may have a neighbour that is a digit longer.
+    # The neighbour of an excluded bound may be one digit longer.
     longest = max(len(str(bound)) for bound in (*low, *high)) + 1
     return (0 if max(low, default=0) <= 0 <= min(high, default=0) else longest), longest
 
 
 def _steps(nodes: list[dict[str, Any]]) -> tuple[tuple[int, int], ...]:
-    """What integers may have to be multiples of, each with the first that the bounds beside it allow."""
+    """What integers may have to be multiples of, each with the first multiple that the other bounds allow."""
     found: dict[tuple[int, int], None] = {}
     for node in nodes:
         step = node.get("multipleOf")

@@ -1,8 +1,9 @@
-"""A best-first search for a completion, where the greedy one (`planner.py`) finds none.
+"""A best-first search for a completion, for when the greedy one (`planner.py`) finds none.
 
-It follows several ways at once, the shortest first, and of each length the most promising. States are told
-apart by what they allow next, so a repetition is left by whatever leads out of it. It asks nothing but a
-matcher over bytes, so whatever it returns is allowed, in a grammar of any kind.
+It follows several paths at once, the shortest first and, among those of the same length, the most promising.
+States count as equal if they allow the same next bytes, so a repetition is left by anything that leads out of
+it. The search asks only a matcher over bytes, so everything that it returns is allowed, in a grammar of any
+kind.
 """
 
 from collections import defaultdict
@@ -14,29 +15,29 @@ from personae.grammar.backend import Matcher
 from personae.grammar.budget.table import STOP, Piece
 
 MOST_STATES = 4000  # of a search when a grammar is compiled: well below a second
-_OF_A_LENGTH = 24  # states looked at of each length
+_OF_A_LENGTH = 24  # states that are tried of each length
 _ALIKE = 2  # of these, with the same mask
-_FEW = 6  # bytes that are all tried
+_FEW = 6  # up to this many bytes, all are tried
 _MOST_TEXTS = 12  # texts tried in one state
 
 _BYTES = (1 << 256) - 1
-_FIRST = b'"}])>,;:/=\n '  # what most often ends something
+_FIRST = b'"}])>,;:/=\n '  # what ends something most often
 _CLASSES = (b"0123456789", bytes(range(0x61, 0x7B)), bytes(range(0x41, 0x5B)), bytes(range(0x80, 0xF8)))
 _OTHER = bytes(sorted({*range(0x20, 0x7F)} - {*_FIRST, *b"\\", *b"".join(_CLASSES)}))
 _PRINTABLE = sum(1 << byte for byte in range(0x20, 0x7F))
-_FREE = 40  # printable bytes: a state that allows more is within free text
+_FREE = 40  # printable bytes; a state that allows more is within free text
 _OPENING = frozenset(b"[{(")
 
 Mask = Callable[[Matcher], int]
 
 
 def is_free(mask: int) -> bool:
-    """Whether this is what a state within free text allows."""
+    """Whether a state with this mask is within free text."""
     return (mask & _PRINTABLE).bit_count() > _FREE
 
 
 class Search:
-    """Searches with `texts` that an answer may have to write. `mask` gives what a matcher allows as bits."""
+    """Searches with `texts` that an answer may have to write. `mask` gives what a matcher allows, as bits."""
 
     def __init__(self, texts: Iterable[Piece], mask: Mask) -> None:
         self._mask = mask
@@ -49,7 +50,7 @@ class Search:
                 self._single |= 1 << text[0]
 
     def find(self, matcher: Matcher, limit: int, most: int = MOST_STATES) -> Piece | None:
-        """A piece of at most `limit` that ends the answer; None if `most` states do not lead to one."""
+        """A piece of at most `limit` that ends the answer. None if `most` states do not lead to one."""
         order = count()
         seen: dict[tuple[int, int], int] = defaultdict(int)
         looked: dict[int, int] = defaultdict(int)
@@ -86,7 +87,7 @@ class Search:
         return None
 
     def _ways(self, matcher: Matcher, mask: int, piece: Piece) -> Iterator[tuple[Piece, int]]:
-        """What may be written next, and by how much worse it is than it is long."""
+        """What may be written next, and how much worse it is than its length."""
         special = mask >> (STOP + 1)
         while special:
             lowest = special & -special
@@ -102,8 +103,8 @@ class Search:
             yield (byte,), 4 if byte in _OPENING else 0
 
     def _bytes(self, mask: int, piece: Piece) -> Iterable[int]:
-        """All if they are few; else those that are no letters and digits, and of these one of each kind that
-        has not been written just now."""
+        """All bytes if they are few. Otherwise those that are not letters or digits, and of letters and
+        digits one of each kind that has not just been written."""
         if mask.bit_count() <= _FEW:
             return [byte for byte in range(256) if mask >> byte & 1]
         first = mask & self._single

@@ -1,9 +1,10 @@
-"""Masks within a string, each from the one before.
+"""Masks within a string, each derived from the one before.
 
-Where a string may be any text of at most so many characters, a backend tries most of its vocabulary for
-every mask, which takes it longer than anything else that JSON has. But what is allowed there is what was
-allowed before, without the tokens that have too many characters now: what they have up to the string's end
-counts, and what may stand behind it does not change. Where no string has a bound, the mask stays as it is.
+If a string may be any text of at most so many characters, a backend tries most of its vocabulary for every
+mask, which takes it longer than anything else in JSON. But the tokens that are allowed there are those that
+were allowed before, without those that now have too many characters. Only a token's characters up to the
+string's end count, and what may follow the string does not change. If no string has a maximum length, the
+mask does not change.
 """
 
 import re
@@ -25,8 +26,8 @@ _FAR = 10**9
 
 
 class StringState(NamedTuple):
-    """A state within a string: the mask, those of its tokens that do not end it, and the least and the most
-    characters that are left of it, `_FAR` where no end is set."""
+    """A state within a string: the mask, those of its tokens that do not end the string, and the least and
+    the most characters that are left, `_FAR` if there is no maximum."""
 
     words: Words
     within: Words
@@ -42,29 +43,29 @@ class StringMasks:
         self._plain = table.plain(b"")
         self._lengths = np.array([_length(text) for text in table.vocabulary.tokens], np.int32)
         self._within: dict[int, Words] = {}
-        # One token of plain text of each length that there is.
+        # One token of plain text for each length that occurs.
         plain = np.flatnonzero(np.unpackbits(self._plain.view(np.uint8), bitorder="little"))
         found, first = np.unique(self._lengths[plain], return_index=True)
-        # The last without an end: most answers are in the same, and read one row of memory.
+        # The last one without a maximum: most answers are in the same state, and share one row of memory.
         self._endless = self._text(self._plain, _FAR, _FAR)
         self._classes: list[int] = found.tolist()
         self._examples: list[int] = plain[first].tolist()
 
     def at(self, words: Words, *, endless: bool) -> StringState | None:
-        """The state that allows `words`; None if it is not in a value that may be any text, and may end, or
-        it cannot be told how long that may be. `endless`: no string has a bound."""
+        """The state that allows `words`. None if it is not within a value that may be any text and may end,
+        or if the value's possible length is not clear. `endless`: no string has a maximum length."""
         table = self._table
         if table.quote is None or table.named is None or not self._classes:
             return None
         if table.holds(words, self._examples[-1]) is not endless:
-            return None  # there may be no bound at all, and the backend is quick
+            return None  # there may be no maximum at all, and the backend is quick
         if not table.holds(words, table.quote) or table.holds(words, table.named) or not table.is_free(words):
             return None
         if endless:
             if not np.array_equal(words, self._endless.words):
                 self._endless = self._text(words, _FAR, _FAR)
             return self._endless
-        # Whatever is as long is as welcome.
+        # All texts of the same length are equally allowed.
         count = bisect_right(self._examples, 0, key=lambda token: not table.holds(words, token))
         return self._text(words, self._classes[count - 1], self._classes[count] - 1) if count else None
 
@@ -72,7 +73,7 @@ class StringMasks:
         return StringState(words.copy(), words & self._plain, least, most)
 
     def after(self, text: StringState, token: int) -> StringState | None:
-        """The state after `token`; None if it cannot be told, or the token is not allowed."""
+        """The state after `token`. None if it is not clear, or the token is not allowed."""
         if not self._table.holds(text.within, token):
             return None
         if text.least == _FAR:
@@ -94,7 +95,7 @@ class StringMasks:
 
 
 def _length(token: bytes) -> int:
-    """How many characters of a string a token has, up to the quote that ends it; one that is begun counts."""
+    """How many characters of a string a token has, up to the quote that ends it. A begun character counts."""
     if token.isascii() and b'"' not in token and b"\\" not in token:
         return len(token)
     count = 0

@@ -1,5 +1,5 @@
-"""What the parts of a structure say of its answers: how far from their ends they can be, and what texts lead
-there."""
+"""What the parts of a structure say about its answers: how far from their ends they can be, and which texts
+lead there."""
 
 import itertools
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ _MOST_WAYS = 4  # to one part
 
 
 def structure_bound(element: Element, measure: Measure) -> DistanceBound:
-    """The bounds of the answers of a structure whose schemas are those that are enforced."""
+    """The bounds of the answers of a structure that contains the schemas that are enforced."""
     exits = sorted(set(filter(None, _exits(element, ()))), key=lambda text: (len(text), text))
     bound = _bound(element, measure)
     literals = dict.fromkeys((*bound.literals, *filter(None, _literals(element))))
@@ -49,7 +49,7 @@ def structure_bound(element: Element, measure: Measure) -> DistanceBound:
 
 
 def _behind_json(element: Element, after: tuple[str, ...]) -> Iterator[str]:
-    """The fixed texts that may follow JSON, `after` being those that may follow the element itself."""
+    """The fixed texts that may follow JSON. `after` are those that may follow the element itself."""
     match element:
         case Json():
             yield from after
@@ -66,7 +66,7 @@ def _behind_json(element: Element, after: tuple[str, ...]) -> Iterator[str]:
 
 
 def _literals(element: Element) -> Iterator[str]:
-    """The fixed texts, each up to a number and from there."""
+    """The fixed texts, divided at numbers."""
     match element:
         case Exactly(text=text):
             yield from text.replace(" ", "").split("#")
@@ -80,7 +80,7 @@ def _literals(element: Element) -> Iterator[str]:
 
 
 def _exits(element: Element, after: tuple[str, ...]) -> Iterator[str]:
-    """The fixed texts that follow repetitions, `after` being those that may follow the element itself."""
+    """The fixed texts that follow repetitions. `after` are those that may follow the element itself."""
     match element:
         case Concat(parts=parts):
             for part in reversed(parts):
@@ -97,7 +97,7 @@ def _exits(element: Element, after: tuple[str, ...]) -> Iterator[str]:
 
 
 def _heads(element: Element) -> tuple[str, ...]:
-    """The fixed texts with which an element may begin; "" where it begins otherwise."""
+    """The fixed texts with which an element may begin; "" if it may begin otherwise."""
     while isinstance(element, Repeat) or (isinstance(element, Concat) and element.parts):
         element = element.part if isinstance(element, Repeat) else element.parts[0]
     if isinstance(element, OneOf):
@@ -106,7 +106,7 @@ def _heads(element: Element) -> tuple[str, ...]:
 
 
 def _head(element: Element) -> str:
-    """The fixed text with which an element begins, "" if it begins otherwise."""
+    """The fixed text with which an element begins; "" if it begins otherwise."""
     while isinstance(element, Concat) and element.parts:
         element = element.parts[0]
     return _fixed(element) if isinstance(element, Exactly | Verbatim) else ""
@@ -119,7 +119,7 @@ def _differ(heads: list[str]) -> bool:
 
 
 def _fixed(part: Exactly | Verbatim) -> str:
-    """The text without the blanks and the number that may be left out or differ."""
+    """The text without the blanks and the number, which may be left out or differ."""
     return part.text if isinstance(part, Verbatim) else part.text.replace(" ", "").split("#")[0]
 
 
@@ -158,12 +158,12 @@ def _bound(element: Element, measure: Measure) -> DistanceBound:
 
 
 def entries(element: Element) -> tuple[Entry, ...]:
-    """Where answers come to the parts that the caller wrote, but for parts behind other such parts."""
+    """Where answers reach the parts that the caller wrote, except for parts after other such parts."""
     return tuple(itertools.islice((entry for entry, _ in _entries(element, "") if entry), _MOST_ENTRIES))
 
 
 def _entries(element: Element, before: str) -> Iterator[tuple[Entry | None, str]]:
-    """Entries behind the text `before`, and (None, text) for each text that may stand before what follows."""
+    """Entries after the text `before`, and (None, text) for each text that may come before what follows."""
     match element:
         case Exactly() | Verbatim():
             yield None, before + _spelled(element)

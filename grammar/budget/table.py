@@ -1,8 +1,8 @@
-"""The tokens of one model as the closing of answers needs them: as bytes, by their brackets, in classes.
+"""The tokens of one model in the form that closing answers needs: as bytes, by their brackets, in classes.
 
-A *piece* is a text that may hold special tokens: a tuple of ints, below 256 a byte, above `STOP` the special
-tokens in the order of their ids. They are the token ids of `bytewise`, the vocabulary in which completions
-are searched: with one token for every byte a mask takes a microsecond.
+A *piece* is a text that may contain special tokens: a tuple of ints, below 256 a byte, above `STOP` the
+special tokens in the order of their ids. They are the token ids of `bytewise`, the vocabulary in which
+completions are searched. With one token for every byte, a mask takes a microsecond.
 """
 
 import re
@@ -16,7 +16,7 @@ from personae.grammar.budget.string_masks import StringMasks, Words
 from personae.grammar.vocabulary import Vocabulary
 
 Piece = tuple[int, ...]
-# From a place in a text to its end: the fewest tokens, the first of them, its length.
+# From a place in a text to its end: the fewest tokens, the first of them, and its length.
 Step = tuple[int, int, int]
 END: Step = (0, 0, 0)
 
@@ -30,7 +30,7 @@ _PRINTABLE = sorted({*range(0x20, 0x7F)} - {*b'"\\'})
 
 
 class TokenTable:
-    """Read once for each vocabulary; takes some tenths of a second for a large one. Thread-safe."""
+    """Built once for each vocabulary, which takes some tenths of a second for a large one. Thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -42,7 +42,7 @@ class TokenTable:
         self._names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         self.words = -(-vocabulary.size // 32)
         self._ids: dict[bytes, int] = {}
-        self._longest: dict[bytes, int] = {}  # token by its first two bytes
+        self._longest: dict[bytes, int] = {}  # the longest token, by its first two bytes
         opens = np.zeros(self.words * 32, np.int64)
         for token, text in enumerate(vocabulary.tokens):
             if text and len(text) <= _LONGEST:
@@ -94,7 +94,7 @@ class TokenTable:
         return STOP + 1 + len(self._special_ids)
 
     def piece(self, token: int) -> Piece:
-        """What a token writes."""
+        """The piece that a token writes."""
         special = self._special.get(token)
         return tuple(self.vocabulary.tokens[token]) if special is None else (special,)
 
@@ -106,7 +106,7 @@ class TokenTable:
         return self._numeric_over[most]
 
     def number_ends(self, texts: Iterable[str]) -> Words:
-        """The tokens of one character or none that may follow a number: in JSON, and those that begin
+        """The tokens of at most one character that may follow a number: in JSON, and those that begin
         `texts`."""
         firsts = [piece[0] for text in texts if (piece := self.piece_of(text))]
         special = [self._special_ids[first - STOP - 1] for first in firsts if first > STOP]
@@ -114,11 +114,11 @@ class TokenTable:
         return named | self.stops | self.only(*special)
 
     def special_piece(self, token: int | None) -> int | None:
-        """What stands for a special token in a piece; None for any other token."""
+        """The element of a piece for a special token. None for any other token."""
         return None if token is None else self._special.get(token)
 
     def piece_of(self, text: str) -> Piece:
-        """A text in which the names of special tokens stand for these, as in structures."""
+        """A text as a piece. The names of special tokens in it stand for these tokens, as in structures."""
         piece: list[int] = []
         at = 0
         for found in self._names.finditer(text):
@@ -128,11 +128,11 @@ class TokenTable:
         return (*piece, *text[at:].encode())
 
     def spell(self, piece: Sequence[int]) -> list[int] | None:
-        """Tokens that write `piece`, the longest first; None if there are none."""
+        """Tokens that write `piece`, the longest first. None if there are none."""
         return follow(self.steps_of_longest(piece))
 
     def steps_of_longest(self, piece: Sequence[int]) -> list[Step | None]:
-        """The steps of that spelling, None from where it has none."""
+        """The steps of that tokenization; None from where there is none."""
         found = []
         at, text = 0, _text(piece)
         while at < len(piece):
@@ -151,7 +151,7 @@ class TokenTable:
         return self._ids.get(text)
 
     def measure(self, text: bytes) -> int:
-        """How many tokens are enough to write what is left of `text`, wherever in it one stands."""
+        """The number of tokens that is enough to write the rest of `text`, from any place in it."""
         if len(text) > LONG:
             return len(text)
         if text not in self._measured:
@@ -161,7 +161,7 @@ class TokenTable:
         return self._measured[text]
 
     def _measure(self, text: bytes) -> int:
-        """As `_best`, of bytes and for their numbers alone: a schema's names are measured one and all."""
+        """As `_best`, for bytes and for the numbers alone, because all names of a schema are measured."""
         ids, longest, length = self._ids, self._longest, len(text)
         fewest = [0] * (length + 1)
         for at in range(length - 1, -1, -1):
@@ -173,7 +173,8 @@ class TokenTable:
         return max(fewest)
 
     def spell_shortest(self, piece: Sequence[int]) -> list[int] | None:
-        """The fewest tokens that write `piece`; None if there are none. A very long one may get more."""
+        """The fewest tokens that write `piece`. None if there are none. For a very long piece there may be
+        more than the fewest."""
         if len(piece) > LONG:
             return self.spell(piece)
         return follow(self._best(piece))
@@ -182,7 +183,7 @@ class TokenTable:
         return self.steps(piece, piece, [END])
 
     def steps(self, head: Sequence[int], piece: Sequence[int], known: list[Step | None]) -> list[Step | None]:
-        """The steps from each place in `piece`, `known` being those from where its beginning `head` ends."""
+        """The steps from each place in `piece`. `known` are those from where its beginning `head` ends."""
         best: list[Step | None] = [*[None] * len(head), *known]
         text = _text(piece)
         for at in range(len(head) - 1, -1, -1):
@@ -195,7 +196,8 @@ class TokenTable:
         return best
 
     def _from(self, piece: Sequence[int], text: bytes, at: int) -> Iterator[tuple[int, int]]:
-        """(token, its length) of those with which `piece`, which is `text`, may go on, the longest first."""
+        """(token, its length) for the tokens with which `piece`, whose text is `text`, may continue, the
+        longest first."""
         if piece[at] > STOP:
             yield self._special_ids[piece[at] - STOP - 1], 1
             return
@@ -210,7 +212,7 @@ class TokenTable:
         return self._at_most[min(opens, self.most_opens)]
 
     def plain(self, barred: bytes) -> Words:
-        """The tokens that are plain text and hold none of the bytes `barred`."""
+        """The tokens that are plain text and contain none of the bytes `barred`."""
         if barred not in self._plain:
             found = []
             for token, text in enumerate(self.vocabulary.tokens):
@@ -220,7 +222,7 @@ class TokenTable:
         return self._plain[barred]
 
     def only(self, *tokens: int) -> Words:
-        """A row of a bitmask with these bits alone."""
+        """A row of a bitmask with only these bits."""
         words = np.zeros(self.words, np.uint32)
         for token in tokens:
             words[token // 32] |= np.uint32(1 << token % 32)
@@ -259,5 +261,5 @@ def follow(steps: list[Step | None], at: int = 0) -> list[int] | None:
 
 
 def _text(piece: Sequence[int]) -> bytes:
-    """The text of a piece, with a byte that no text has for each special token."""
+    """The text of a piece, with a byte that no text has in place of each special token."""
     return bytes([byte if byte < STOP else 0xFF for byte in piece])

@@ -1,4 +1,4 @@
-"""What a state says of the tokens that may follow, by the plan alone: nobody asks the grammar."""
+"""What the plan alone says about the tokens that may follow in a state, without asking the grammar."""
 
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 _QUOTE, _COLON = ord('"'), ord(":")
 _NUMERIC = frozenset(b"0123456789+-.eE")
-_LONGEST = 64  # bytes of a token that may be known to write what the plan does
+_LONGEST = 64  # bytes; longer tokens are not compared with the plan
 
 
 class TokenClassifier:
-    """Of the state that allows `words`, in which `plan` completes the answer. `number`: what was written may
-    be a number. What stands within a string or between two tokens of JSON is taken to be of no consequence
-    where the schema says so (`Reach.texts`, `Reach.blanks`)."""
+    """For the state that allows `words` and in which `plan` completes the answer. `number`: the text may end
+    with a number. The content of a string, and what is between two tokens of JSON, is taken not to matter if
+    the schema says so (`DistanceBound.texts`, `DistanceBound.blanks`)."""
 
     __slots__ = ("_begins", "_filler", "_grammar", "_number", "_plain", "_plan")
 
@@ -40,7 +40,7 @@ class TokenClassifier:
         self._plain = self._filler is not table.text and grammar.is_plain(words)
 
     def written(self, token: int) -> int | None:
-        """How much of the plan `token` writes, behind filler or not; None if it writes something else."""
+        """How much of the plan `token` writes, after filler or not. None if it writes something else."""
         table, filler, begins = self._grammar.table, self._filler, self._begins
         text: bytes | None = table.vocabulary.tokens[token]
         if text and begins.startswith(text):
@@ -53,7 +53,7 @@ class TokenClassifier:
         return len(text) if text and begins.startswith(text) else None
 
     def narrow(self, words: Words) -> None:
-        """Leave out what takes longer than the plan, where that has all the tokens that are left."""
+        """Exclude the tokens that take longer than the plan, when the plan needs all tokens that are left."""
         table, filler, plan = self._grammar.table, self._filler, self._plan
         if not plan.count:
             words &= table.stops
@@ -72,7 +72,7 @@ class TokenClassifier:
                 words &= without
 
     def as_long(self, token: int) -> Words:
-        """What takes as long as `token`, that being too long."""
+        """The tokens that take as long as `token`, which takes too long."""
         grammar = self._grammar
         if self._plain and grammar.table.holds(grammar.plain, token):
             return grammar.plain  # other text leads no nearer to the end

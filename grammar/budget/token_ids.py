@@ -1,4 +1,4 @@
-"""Grammars that name tokens by their ids: the same over bytes, where these ids are others."""
+"""Rewrites grammars that name tokens by id, for use over bytes, where the ids are different."""
 
 import re
 from collections.abc import Iterator
@@ -8,15 +8,16 @@ from personae.grammar.budget.table import TokenTable
 from personae.grammar.schema.document import PARAMS
 
 _MOST = 1024
-# Quoted texts and regular expressions are passed over: the same characters mean themselves there.
+# Skips quoted texts and regular expressions, in which the same characters mean themselves.
 _PARTS = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?P<named><\[(?P<ids>[^\]]*)\]>)')
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 def over_bytes(source: str, table: TokenTable, param: str = PARAMS["lark"]) -> str:
-    """A Lark grammar over the bytewise vocabulary. Only special tokens have an id there.
+    """A Lark grammar over the bytewise vocabulary, in which only special tokens have an id.
 
-    Raises GrammarError, with `param`, for the id of any other: how an answer could end would not be known.
+    Raises GrammarError, with `param`, for the id of any other token, because it would not be known how an
+    answer could end.
     """
 
     def renamed(found: re.Match[str]) -> str:
@@ -35,7 +36,7 @@ def over_bytes(source: str, table: TokenTable, param: str = PARAMS["lark"]) -> s
 
 
 def _ids(written: str) -> Iterator[int | None]:
-    """The ids of a list of ranges; None for what is none, and where they are too many."""
+    """The ids of a list of ranges. None if it is not such a list, or has too many ids."""
     for part in written.split(","):
         found = _RANGE.fullmatch(part.strip())
         if found is None:

@@ -1,1 +1,1 @@
-"""Reasoning as each model family writes it; one small file per family."""
+"""The reasoning formats of the model families; one small file per family."""

@@ -5,20 +5,20 @@ from enum import Enum, auto
 
 
 class Thinks(Enum):
-    """Where an answer begins, seen from its reasoning."""
+    """Where an answer begins, relative to its reasoning."""
 
-    OPEN = auto()  # within it: the prompt has opened it
-    MAYBE = auto()  # before it: the model may open it
-    NO = auto()  # after it, or in an answer that is continued
+    OPEN = auto()  # inside: the prompt has opened it
+    MAYBE = auto()  # before: the model may open it
+    NO = auto()  # after, or in an answer that is continued
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """Reasoning is text between `open` and `close`. `signs` are what a chat template contains if its model
-    reasons this way.
+    """Reasoning is text between `open` and `close`. `signs` are texts of a chat template whose model reasons
+    this way.
 
-    A model that writes messages may do so several times, with `joint` after each. Between `aside` and `close`
-    it then says something to the reader, and `text` opens the answer itself.
+    A model that writes messages may do so several times, with `joint` after each. Text between `aside` and
+    `close` is for the reader, and `text` opens the answer itself.
     """
 
     name: str
@@ -31,11 +31,11 @@ class ReasoningFormat:
 
     @property
     def texts(self) -> str:
-        """All the texts: what a special token has to occur in to matter."""
+        """All the texts of the format. Special tokens outside of them do not matter."""
         return " ".join((self.open, self.close, self.joint, self.aside, self.text))
 
     def thinks(self, prompt: str) -> Thinks:
-        """What the end of a rendered prompt leaves to the answer."""
+        """Where the answer begins after a rendered prompt."""
         end = prompt.rstrip()
         if end.endswith(self.open):
             return Thinks.OPEN

@@ -1,4 +1,4 @@
-"""gpt-oss: analysis is reasoning, commentary that is no call is for the reader, final is the answer.
+"""gpt-oss: analysis is reasoning, commentary that is not a call is for the reader, final is the answer.
 
 https://developers.openai.com/cookbook/articles/openai-harmony
 """

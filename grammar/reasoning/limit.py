@@ -1,8 +1,9 @@
-"""A limit on reasoning: once it is spent, all that may be written is what ends it.
+"""Limits reasoning: once the limit is spent, only what ends the reasoning may be written.
 
-It narrows the masks of a grammar that has the reasoning in it, and changes nothing of what follows. Of the
-tokens that the grammar allows it leaves those that write the next piece of the end, however they cut it: so
-an end that is spelled out comes as one that is a token of its own, and a character is not left half written.
+This narrows the masks of a grammar that contains the reasoning, and changes nothing after it. Of the tokens
+that the grammar allows, it keeps those that write the next piece of the end, however they divide it. So an
+end that consists of several tokens works like one that is a single token, and no character is left half
+written.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,8 +24,8 @@ _CONTINUING = bytes(range(0x80, 0xC0))  # the bytes of a character after its fir
 
 
 class Tags:
-    """What opens and what ends reasoning: as pieces, and the tokens that write them. Read once for each
-    vocabulary and format; takes some hundredths of a second for a large one."""
+    """What opens and what ends reasoning: as pieces, and the tokens that write them. Built once for each
+    vocabulary and format, in some hundredths of a second for a large one."""
 
     def __init__(self, limit: ReasoningLimit, table: TokenTable) -> None:
         self.table = table
@@ -34,7 +35,7 @@ class Tags:
         special = [token for token in table.vocabulary.special.values() if token not in stops]
         self._special = {table.piece(token)[0]: token for token in special}
         others = [table.piece_of(other) for other in (*limit.others, limit.text) if other]
-        # Where what opens reasoning and what else a message may open with begin to differ.
+        # Where the text that opens reasoning begins to differ from other openings of a message.
         self.fork = max((_shared(self.open, other) for other in others), default=0)
         firsts = {*self.open, *self.close}
         self._tokens = [
@@ -63,7 +64,8 @@ class Tags:
         return [token for token, written in self._tokens if text.startswith(written)]
 
     def _beyond(self, at: int) -> list[int]:
-        """The tokens with which, `at` of `open` being written, a message would be one of reasoning."""
+        """The tokens with which a message becomes one of reasoning, after `at` elements of `open` are
+        written."""
         rest, shared = self.open[at:], self.fork - at
         if not shared and rest[0] in self._special:
             return [self._special[rest[0]]]
@@ -77,7 +79,7 @@ class Tags:
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many elements the two begin with in common."""
+    """The number of elements at the beginning that both share."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
@@ -88,7 +90,7 @@ def _text(piece: Piece) -> bytes:
 
 
 class LimitedGrammar:
-    """`inner` with the limit; shared by all answers that it binds, thread-safe."""
+    """`inner` with the limit. Shared by all answers that it binds; thread-safe."""
 
     def __init__(self, inner: BoundGrammar, limit: ReasoningLimit, tags: Tags) -> None:
         self._inner = inner
@@ -97,16 +99,16 @@ class LimitedGrammar:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, those of the inner grammar included."""
+        """Bytes held, including those of the inner grammar."""
         return self._inner.nbytes + self._tags.nbytes
 
     @property
     def shortest(self) -> int:
-        """How many tokens an answer needs that is sure to be complete, the stop token not counted."""
+        """The number of tokens of an answer that is certain to be complete, without the stop token."""
         return self._inner.shortest
 
     def matcher(self, budget: int | None = None) -> Matcher:
-        """A new matcher at the start, of an answer that is complete within `budget` tokens."""
+        """A new matcher at the start of an answer that is complete within `budget` tokens."""
         return LimitedMatcher(self._inner.matcher(budget), self._tags, self._limit)
 
 
@@ -115,11 +117,12 @@ class _Phase(Enum):
 
     BEFORE = auto()  # reasoning may be opened next
     WITHIN = auto()
-    AFTER = auto()  # for good
+    AFTER = auto()  # permanently
 
 
 class LimitedMatcher:
-    """The state of one answer whose reasoning has at most `limit.tokens` tokens, then those that end it."""
+    """The state of one answer whose reasoning has at most `limit.tokens` tokens, followed by those that end
+    it."""
 
     def __init__(self, inner: Matcher, tags: Tags, limit: ReasoningLimit) -> None:
         self._inner = inner
@@ -127,10 +130,10 @@ class LimitedMatcher:
         self._limit = limit
         self._phase = _Phase.WITHIN if limit.opened else _Phase.BEFORE
         self._spent = 0
-        self._tail: list[int] = []  # what was written since the phase began, no more than the tags are long
+        self._tail: list[int] = []  # what was written since the phase began, at most as long as the tags
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
-        """Write the tokens allowed next; once terminated, the stop tokens."""
+        """Write the tokens allowed next. After the end, these are the stop tokens."""
         self._inner.fill(bitmask, row)
         if self._phase is _Phase.AFTER or self._spent < self._limit.tokens or self.terminated:
             return
@@ -142,15 +145,15 @@ class LimitedMatcher:
 
     @property
     def verifies(self) -> bool:
-        """Whether the token that is chosen may meet with an objection."""
+        """Whether the chosen token may be vetoed."""
         return isinstance(self._inner, BudgetMatcher) and self._inner.verifies
 
     def veto(self, token: int) -> Words | None:
-        """What is to be left out instead of taking `token`; see `BudgetMatcher.objection`."""
+        """What to exclude instead of accepting `token`; see `BudgetMatcher.veto`."""
         return self._inner.veto(token) if isinstance(self._inner, BudgetMatcher) else None
 
     def _narrower(self, words: Words) -> Iterable[Words]:
-        """What may be left of `words`, the first that is not empty; otherwise the grammar knows better."""
+        """The first narrower mask that is not empty; otherwise `words` itself."""
         tags = self._tags
         if self._phase is _Phase.WITHIN:
             yield words & tags.ends[_begun(self._tail, tags.close)]
@@ -161,7 +164,7 @@ class LimitedMatcher:
                 yield words & ~tags.opens[begun]
 
     def accept(self, token: int) -> bool:
-        """Advance by one token; False, and no change, if it is not allowed by the grammar."""
+        """Advance by one token. Returns False, and changes nothing, if the grammar does not allow it."""
         if not self._inner.accept(token):
             return False
         if self._phase is not _Phase.AFTER and not self._inner.terminated:
@@ -169,11 +172,11 @@ class LimitedMatcher:
         return True
 
     def feed(self, tokens: Sequence[int]) -> int:
-        """Accept tokens until one is not allowed; how many were."""
+        """Accept tokens until one is not allowed. Returns how many were accepted."""
         return next((n for n, token in enumerate(tokens) if not self.accept(token)), len(tokens))
 
     def follows(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` would be accepted by the grammar; a stop token may be the last."""
+        """How many of `tokens` the grammar would accept; a stop token may be the last."""
         return self._inner.follows(tokens)
 
     def snapshot(self) -> Snapshot:
@@ -181,13 +184,13 @@ class LimitedMatcher:
         return self._inner.snapshot(), self._phase, self._spent, tuple(self._tail)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Take back what was accepted since."""
+        """Undo what was accepted since."""
         inner, self._phase, self._spent, tail = snapshot
         self._tail[:] = tail
         self._inner.restore(inner)
 
     def forced(self) -> bytes:
-        """The text that the inner grammar alone allows."""
+        """The only text that the inner grammar allows."""
         return self._inner.forced()
 
     def fork(self) -> "LimitedMatcher":
@@ -198,7 +201,7 @@ class LimitedMatcher:
 
     @property
     def failed(self) -> bool:
-        """Whether the inner matcher is past its library's limits."""
+        """Whether the inner matcher is beyond its library's limits."""
         return self._inner.failed
 
     @property
@@ -215,7 +218,7 @@ class LimitedMatcher:
             self._spent += 1
 
     def _turn(self) -> None:
-        """Into the next phase, if the tail says so."""
+        """Enter the next phase if the tail says so."""
         tags, tail, limit = self._tags, self._tail, self._limit
         if self._phase is _Phase.WITHIN:
             if _ends(tail, tags.close):

@@ -76,7 +76,7 @@ def parse(pattern: str) -> Node:
     parser = _Parser(pattern)
     node = parser.choice(0)
     if parser.place < len(pattern):
-        raise NotRegular("a parenthesis closes that has not been opened")
+        raise NotRegular("a closing parenthesis has no opening one")
     return node
 
 
@@ -174,7 +174,7 @@ class _Parser:
                         raise NotRegular("a group has no name")
                     self.place = end + 1
                 elif not self._take(":"):
-                    raise NotRegular("a group begins as none does")
+                    raise NotRegular("a group begins in an unknown way")
         node = self.choice(depth + 1)
         if not self._take(")"):
             raise NotRegular("a parenthesis is not closed")
@@ -186,9 +186,9 @@ class _Parser:
             self.place += 1
             return Edge(sign)
         if sign in "123456789" and sign:
-            raise NotRegular("a group is referred to")
+            raise NotRegular("back-references are not regular")
         if sign == "k":
-            raise NotRegular("a group is referred to")
+            raise NotRegular("back-references are not regular")
         return Chars(self._escaped())
 
     def _escaped(self) -> Ranges:

@@ -1,1 +1,1 @@
-"""Compiles that may not end are made in processes that the kernel ends; small ones are known to end."""
+"""Compiles that may not end run in processes that the kernel ends; small ones are known to end."""

@@ -1,7 +1,8 @@
-"""Checks finished answers against their schemas where that may take long: in a child that the kernel ends.
+"""Checks finished answers against their schemas. A check that may take long runs in a child process that the
+kernel ends.
 
-A validator follows every reference anew, so a schema of a kilobyte can keep one busy for hours; it keeps the
-interpreter's lock meanwhile. What is seen to take little is checked at once.
+A validator follows every reference anew, so a schema of a kilobyte can keep it busy for hours, and it holds
+the interpreter's lock meanwhile. A check that is known to be quick runs at once.
 """
 
 import gc
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 
 from personae.errors import GrammarError
-from personae.grammar.sandbox.server import SandboxLimits, SandboxServer, bound, received, say
+from personae.grammar.sandbox.server import SandboxLimits, SandboxServer, bound, request_of, send_frame
 from personae.grammar.sandbox.small import is_plain
 from personae.grammar.schema.validate import SchemaValidation, validate_answer
 from personae.grammar.schema.walk import target
@@ -31,14 +32,14 @@ _LIMITS = SandboxLimits(processor=1.0, patience=5.0)
 _WORK = 2**13  # nodes of a schema with its references followed, times characters of an answer: at most 20 ms
 _LENGTH = 8192  # characters of a schema
 _BACKTRACKING = re.compile(r"\(\?[=!<]|\\[1-9k]")
-_ELSEWHERE = frozenset({"$dynamicRef", "$recursiveRef", "unevaluatedProperties", "unevaluatedItems"})
+_NOT_FOLLOWED = frozenset({"$dynamicRef", "$recursiveRef", "unevaluatedProperties", "unevaluatedItems"})
 _OUTCOMES: msgspec.msgpack.Decoder[list[SchemaValidation]] = msgspec.msgpack.Decoder(list[SchemaValidation])
 
 
 def check_at_once(parts: Sequence[Part]) -> list[SchemaValidation] | None:
-    """The outcomes, in order; None if it is not seen beforehand that they are found in milliseconds.
+    """The outcomes, in order. None if it is not certain beforehand that they take only milliseconds.
 
-    Raises GrammarError when a schema is malformed.
+    Raises GrammarError if a schema is malformed.
     """
     left = _WORK
     for spec, answer in parts:
@@ -49,8 +50,8 @@ def check_at_once(parts: Sequence[Part]) -> list[SchemaValidation] | None:
 
 
 def _nodes(source: str, most: int) -> int:
-    """How many values a schema consists of, those that its references lead to counted at each; `most` if that
-    is not less, or if it holds what is not understood here."""
+    """The number of values in a schema, counting those that a reference leads to at each reference. `most` if
+    it is at least that, or if the schema contains something that is not understood here."""
     if len(source) > _LENGTH:
         return most
     try:
@@ -79,10 +80,10 @@ def _understood(schema: dict[str, Any], outermost: bool) -> bool:
     if reference[1:2] not in ("", "/"):  # an anchor
         return False
     if not outermost and (isinstance(schema.get("$id"), str) or isinstance(schema.get("id"), str)):
-        return False  # references in it start from there
+        return False  # references in it are relative to it
     patterns = [*schema.get("patternProperties", ())] if _is_object(schema, "patternProperties") else []
     patterns += [schema["pattern"]] if isinstance(schema.get("pattern"), str) else []
-    return schema.keys().isdisjoint(_ELSEWHERE) and all(
+    return schema.keys().isdisjoint(_NOT_FOLLOWED) and all(
         is_plain(one) and not _BACKTRACKING.search(one) for one in patterns
     )
 
@@ -92,27 +93,27 @@ def _is_object(schema: dict[str, Any], name: str) -> bool:
 
 
 class Checker(SandboxServer):
-    """Checks there; thread-safe."""
+    """Runs checks in the child processes. Thread-safe."""
 
     def __init__(self, limits: SandboxLimits = _LIMITS) -> None:
         super().__init__(_COMMAND, limits, limits)
 
     def check(self, parts: Sequence[Part]) -> list[SchemaValidation] | None:
-        """The outcomes, in order; None if they are not known within the limits, or a schema is malformed."""
-        with suppress(OSError):  # the time-out among them
+        """The outcomes, in order. None if they are not known within the limits, or a schema is malformed."""
+        with suppress(OSError):  # a time-out is one of them
             for frame in self.ask(b"c", msgspec.msgpack.encode(parts)):
                 return _OUTCOMES.decode(frame)
         return None
 
 
 def main() -> None:
-    """The server: fork a child for each request."""
+    """The server's main function: fork a child for each request."""
     os.nice(5)
     control = socket.socket(fileno=int(sys.argv[1]))
     limits = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=SandboxLimits)
     parts = msgspec.msgpack.Decoder(list[Part])
     validate_answer(GrammarSpec("json_schema", '{"pattern": "a", "format": "date"}'), '"b"')
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     gc.freeze()
     while True:
         kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
@@ -125,7 +126,7 @@ def main() -> None:
                 control.close()
                 bound(limits)
                 with suppress(GrammarError):
-                    outcomes = [validate_answer(*part) for part in parts.decode(received(connection))]
-                    say(connection, msgspec.msgpack.encode(outcomes))
+                    outcomes = [validate_answer(*part) for part in parts.decode(request_of(connection))]
+                    send_frame(connection, msgspec.msgpack.encode(outcomes))
             finally:
                 os._exit(0)

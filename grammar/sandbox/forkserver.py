@@ -1,15 +1,16 @@
-"""A process whose children compile specs, one at a time each: what a spec costs there, it costs nobody else.
+"""A process whose children compile specs, one at a time each, so that the cost of a spec affects nobody else.
 
-The fork server has read the vocabulary once, and keeps a few children standing by. The kernel ends a child
-that takes too much processor time or memory, whatever library it is stuck in; all of it is given back, and
-others that are compiled meanwhile notice nothing. What comes back is an `CompilePlan` as soon as it has been
-compiled once, and then a `Analysis`, from which the grammar is made here without the analysis and the
-searches: they are the part that can explode, and would hold our interpreter's lock.
+The fork server has read the vocabulary once, and keeps a few children ready. The kernel ends a child that
+takes too much processor time or memory, whatever library it is stuck in. Its resources are then free again,
+and other compiles notice nothing. A child returns a `CompilePlan` as soon as it has compiled it, and then an
+`Analysis`. From these the grammar is built here without the analysis and the searches, which are the part
+that can explode and would hold this interpreter's lock.
 
-A request travels on a socket of its own, whose other end is sent to whichever child takes it first. A child
-tells the server on its line when it has taken one, so that another stands by in its place, and when it has
-answered: then it stands by again, unless enough do or it has grown. A third of the time of a compile in a new
-child goes into pages that it has in common with the server until it writes to them. All end when we do.
+Each request has a socket of its own, whose other end is sent to the first child that takes it. A child
+reports on its line when it has taken a request, so that another child becomes ready in its place, and when it
+has answered. It then waits again, unless enough others do or it has grown. A third of a compile's time in a
+new child goes into pages that it shares with the server until it writes to them. All children end when this
+process ends.
 """
 
 import gc
@@ -35,12 +36,12 @@ from personae.grammar.sandbox.server import (
     SandboxServer,
     bound,
     frames,
-    received,
+    request_of,
     resident,
-    say,
+    send_frame,
     unbound,
 )
-from personae.grammar.sandbox.warm_up import TOUR, warm_up_specs
+from personae.grammar.sandbox.warm_up import FIRST_SPECS, warm_up_specs
 from personae.grammar.schema.document import PARAMS, TOO_COMPLEX
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
@@ -50,30 +51,31 @@ if TYPE_CHECKING:
 
 _COMMAND = "from personae.grammar.sandbox.forkserver import main; main()"
 _STANDING = 2  # children that wait for a spec, at least
-_KEPT = 4  # of those that have had one, at most
+_KEPT = 4  # children that have had a spec and are kept, at most
 _AGAIN = b"."
 _LOADED = b"+"
 _TIMER = signal.SIGVTALRM
 _LONG = bytes(
     [_TIMER]
-)  # what a child's signal writes when that is over, in whatever library the child may be
-# What a child needs to be read first: nearly all the one backend, grammars in GBNF the other, which is large.
+)  # what the signal handler of a child writes then, in whatever library the child may be
+# What a child must load first: one backend for nearly all specs, and another, large one for grammars in GBNF.
 _NEARLY_ALL, _GBNF = b"n", b"g"
-# The same in capitals: the child is to go on and make the masks.
+# The same in capitals: the child goes on and makes the masks.
 _MASKS = {_NEARLY_ALL: b"N", _GBNF: b"G"}
-_COMPILE_ORDINARY = 0.25  # seconds, of one that is not to give way for its masks before they take long
-_FIRST = {_NEARLY_ALL: TOUR, _GBNF: (GrammarSpec("ebnf", 'root ::= "a"'),)}
+_COMPILE_ORDINARY = 0.25  # seconds, as `SandboxLimits.ordinary`, of such a compile
+_FIRST = {_NEARLY_ALL: FIRST_SPECS, _GBNF: (GrammarSpec("ebnf", 'root ::= "a"'),)}
 
 
 class SandboxRefusal(msgspec.Struct, frozen=True, tag=True):
-    """A GrammarError on its way."""
+    """A GrammarError in transit."""
 
     message: str
     param: str | None
     code: str | None
 
 
-# Made here: msgspec reads a type when it is first decoded, and two threads that do so at once can crash.
+# Built at import: msgspec reads a type when it is first decoded, and two threads that do so at once can
+# crash.
 _REPORTS: msgspec.msgpack.Decoder[CompilePlan | Analysis | SandboxRefusal] = msgspec.msgpack.Decoder(
     CompilePlan | Analysis | SandboxRefusal
 )
@@ -86,21 +88,25 @@ _STARTS: msgspec.msgpack.Decoder[Compiled | SandboxRefusal] = msgspec.msgpack.De
 
 
 class Sandbox(SandboxServer):
-    """Compiles there; thread-safe."""
+    """Compiles specs in the children. Thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary, limits: SandboxLimits | None = None) -> None:
         limits = limits or SandboxLimits()
         given = (vocabulary.tokens, vocabulary.stop_ids, dict(vocabulary.special), limits)
         super().__init__(_COMMAND, given, limits)
 
-    def draft(
-        self, spec: GrammarSpec, *, rewritten: bool = True, tell: Callable[[CompilePlan], None] | None = None
+    def analyse(
+        self,
+        spec: GrammarSpec,
+        *,
+        rewritten: bool = True,
+        report: Callable[[CompilePlan], None] | None = None,
     ) -> Analysis:
-        """What compiling `spec` comes to, its schemas `rewritten` where that is needed. `tell` hears of each
-        outline that has been compiled, the last that of the blueprint.
+        """Analyse `spec`, with its schemas `rewritten` if necessary. Calls `report` with each plan that has
+        been compiled; the last one is that of the result.
 
-        Raises the GrammarError that compiling it raises, one of its own (`grammar_too_complex`) when it does
-        not end within the limits, and Overloaded when it is not known in time whether it does.
+        Raises the GrammarError of the compile, a GrammarError of its own (`grammar_too_complex`) if the
+        compile does not end within the limits, and Overloaded if this is not known in time.
         """
         request = msgspec.msgpack.encode((spec, rewritten))
         begun, asked = False, time.monotonic()
@@ -109,28 +115,28 @@ class Sandbox(SandboxServer):
                 begun = True
                 match _REPORTS.decode(frame) if frame else None:
                     case CompilePlan() as compile_plan:
-                        if tell is not None:
-                            tell(compile_plan)
+                        if report is not None:
+                            report(compile_plan)
                     case Analysis() as analysis:
                         return analysis
                     case SandboxRefusal(message=message, param=param, code=code):
                         raise GrammarError(message, param=param, code=code)
-        except OSError:  # the time-out among them
+        except OSError:  # a time-out is one of them
             begun = False
         if not begun or time.monotonic() - asked >= self.limits.wall:
             raise _overloaded()
         raise _too_complex(spec)
 
     def masks(self, spec: GrammarSpec, left: Callable[[], None] = lambda: None) -> RemoteGrammar:
-        """A process that has compiled `spec` and makes the masks of its answers; `left` is called when it is
-        let go. Raises as `draft` does."""
+        """A process that has compiled `spec` and makes the masks of its answers. Calls `left` when the
+        process is released. Raises as `analyse` does."""
         asked = time.monotonic()
         try:
             connection = self.connect(_MASKS[_GBNF if spec.kind == "ebnf" else _NEARLY_ALL])
         except OSError:
             raise _overloaded() from None
         try:
-            say(connection, msgspec.msgpack.encode(spec))
+            send_frame(connection, msgspec.msgpack.encode(spec))
             report = next((_STARTS.decode(frame) for frame in frames(connection)), None)
         except OSError:
             connection.close()
@@ -158,8 +164,8 @@ def _too_complex(spec: GrammarSpec) -> GrammarError:
 
 
 def main() -> None:
-    """The server: read the vocabulary, then see to it that children stand by."""
-    from personae.grammar.compiler import GrammarCompiler  # it knows of us
+    """The server's main function: read the vocabulary, then keep children ready."""
+    from personae.grammar.compiler import GrammarCompiler  # that module imports this one
 
     os.nice(5)
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -168,14 +174,14 @@ def main() -> None:
     compiler = GrammarCompiler(Vocabulary(tokens, stops, special), sandboxed=False)
     known = {_NEARLY_ALL}
     warm_up_specs(compiler, _FIRST[_NEARLY_ALL])
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     gc.disable()  # a child collects between two specs
     gc.freeze()
     poll = select.poll()
-    poll.register(control, 0)  # tells when the other end is closed
-    children: dict[int, _Child] = {}  # by the descriptor of the line
+    poll.register(control, 0)  # reports when the other end is closed
+    children: dict[int, _Child] = {}  # by the descriptor of their line
     standing: set[int] = set()
-    learning: dict[int, bytes] = {}  # to children that have taken a kind that is not known here
+    learning: dict[int, bytes] = {}  # for children that have taken a kind that is not loaded here
     while True:
         while len(standing) < _STANDING:
             child = _stand(compiler, control, limits, known, children.values())
@@ -185,10 +191,10 @@ def main() -> None:
             poll.register(descriptor, select.POLLIN)
         for descriptor, _ in poll.poll():
             if descriptor == control.fileno():
-                os._exit(0)  # nothing is left to be put in order
+                os._exit(0)  # there is nothing to clean up
             child = children[descriptor]
             said = b""
-            with suppress(ConnectionError):  # it has died before it read what it was told
+            with suppress(ConnectionError):  # it died before it read the message
                 said = child.line.recv(1)
             if said == _LONG:
                 child.give_way()
@@ -206,7 +212,8 @@ def main() -> None:
             if said not in (_AGAIN, b""):
                 standing.remove(descriptor)
                 if said.lower() not in known:
-                    # It loads a library, and we do when it has ended: one at a time.
+                    # The child loads a library, and this process does the same when the child has ended: one
+                    # at a time.
                     learning[descriptor] = said.lower()
                 continue
             poll.unregister(descriptor)
@@ -216,22 +223,22 @@ def main() -> None:
                 warm_up_specs(compiler, _FIRST[kind])
             elif descriptor in standing:
                 standing.remove(descriptor)
-                time.sleep(0.1)  # it has died by itself, and the next may do so, too
+                time.sleep(0.1)  # it died by itself, and so may the next one
 
 
 @dataclass(slots=True)
 class _Child:
-    """What the server knows of one: our end of its line, and whether its spec takes long."""
+    """What the server knows of a child: this end of its line, and whether its spec takes long."""
 
     pid: int
     line: socket.socket
     gives_way: bool = False
 
     def give_way(self) -> None:
-        """Have it run when nobody else wants to."""
+        """Let it run only when no other process wants to."""
         self.gives_way = True
         if sys.platform == "linux":
-            with suppress(OSError):  # it has gone, or a container forbids that
+            with suppress(OSError):  # it has ended, or a container forbids this
                 os.sched_setscheduler(self.pid, os.SCHED_IDLE, os.sched_param(0))
 
 
@@ -249,12 +256,12 @@ def _stand(
         return _Child(pid, line)
     try:
         for ours in (line, *(other.line for other in others)):
-            ours.close()  # who is let go sees it when the last copy is closed
+            ours.close()  # a released child notices when the last copy is closed
         theirs.setblocking(False)
         signal.signal(_TIMER, lambda *_: None)
-        signal.set_wakeup_fd(theirs.fileno())  # where the signal is written by whoever is interrupted
+        signal.set_wakeup_fd(theirs.fileno())  # the signal is written here, whatever it interrupts
         if not select.select([control], [], [], 0)[0]:
-            # what it writes to, it has to copy: not while one waits
+            # a child must copy each page that it writes to, so do not write while it waits
             warm_up_specs(compiler, _FIRST[_NEARLY_ALL][:1])
         most = resident() + limits.size_estimate
         again = True
@@ -283,19 +290,19 @@ def _stand(
 
 
 def _is_kept(line: socket.socket) -> bool:
-    """In a child that has answered: whether it is to stand by again."""
+    """Whether a child that has answered is kept for another request."""
     line.send(_AGAIN)
     select.select([line], [], [])
     return line.recv(1) == _AGAIN
 
 
 def _make_masks(compiler: "GrammarCompiler", connection: socket.socket, limits: SandboxLimits) -> None:
-    """What a child is for, for as long as its grammar is wanted."""
+    """A child's work for as long as its grammar is in use."""
     spec = _SPECS.decode(next(frames(connection)))
     try:
         grammar = compiler.compile_here(spec)
     except GrammarError as error:
-        say(connection, msgspec.msgpack.encode(SandboxRefusal(error.message, error.param, error.code)))
+        send_frame(connection, msgspec.msgpack.encode(SandboxRefusal(error.message, error.param, error.code)))
         return
     for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF, signal.ITIMER_VIRTUAL):
         signal.setitimer(timer, 0)
@@ -303,15 +310,15 @@ def _make_masks(compiler: "GrammarCompiler", connection: socket.socket, limits: 
 
 
 def _answer(compiler: "GrammarCompiler", connection: socket.socket) -> None:
-    """What a child is for."""
-    spec, rewritten = msgspec.msgpack.decode(received(connection), type=tuple[GrammarSpec, bool])
-    say(connection, b"")
+    """A child's work on one request."""
+    spec, rewritten = msgspec.msgpack.decode(request_of(connection), type=tuple[GrammarSpec, bool])
+    send_frame(connection, b"")
     try:
-        outcome: Analysis | SandboxRefusal = compiler.draft(
+        outcome: Analysis | SandboxRefusal = compiler.analyse(
             spec,
             rewritten=rewritten,
-            tell=lambda compile_plan: say(connection, msgspec.msgpack.encode(compile_plan)),
+            report=lambda compile_plan: send_frame(connection, msgspec.msgpack.encode(compile_plan)),
         )
     except GrammarError as error:
         outcome = SandboxRefusal(error.message, error.param, error.code)
-    say(connection, msgspec.msgpack.encode(outcome))
+    send_frame(connection, msgspec.msgpack.encode(outcome))

@@ -1,10 +1,10 @@
-"""In a child of the fork server: the masks of one grammar, for as long as somebody is bound by it.
+"""In a child of the fork server: makes the masks of one grammar, for as long as answers are bound by it.
 
 A mask of an ambiguous grammar can take a library minutes, and no call into a library can be interrupted. So
-grammars that clients write are followed here: the kernel ends this process when one mask takes more than its
-processor time, and an answer whose masks took more than theirs in all is given up.
+grammars that clients write are followed here. The kernel ends this process when one mask takes more than its
+processor time. An answer is given up if its masks together took more than theirs.
 
-Frames in MessagePack go both ways (`server.say`). To here come operations, from here what they brought.
+Frames in MessagePack go both ways (`server.send_frame`). Operations arrive here, and reports leave.
 """
 
 import signal
@@ -20,11 +20,11 @@ from personae.grammar.backend import MOST_RESTORED, BoundGrammar, Matcher, Snaps
 from personae.grammar.bitmask import words_of
 from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.reasoning.limit import LimitedMatcher
-from personae.grammar.sandbox.server import SandboxLimits, frames, say
+from personae.grammar.sandbox.server import SandboxLimits, frames, send_frame
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """A new answer of at most `budget` tokens, of which `tokens` have been said."""
+    """A new answer of at most `budget` tokens, with `tokens` written already."""
 
     id: int
     budget: int
@@ -32,28 +32,28 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Take(msgspec.Struct, frozen=True, tag=True):
-    """The answer's next token; its next mask is wanted."""
+    """The answer's next token. Its next mask is wanted."""
 
     id: int
     token: int
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Whether there is an objection to a token that its mask allows."""
+    """Asks whether a token that the mask allows is vetoed."""
 
     id: int
     token: int
 
 
 class Keep(msgspec.Struct, frozen=True, tag=True):
-    """The answer may have to go back to where it is now, which has this number."""
+    """The answer may have to return to its current point, which gets this number."""
 
     id: int
     number: int
 
 
 class Restore(msgspec.Struct, frozen=True, tag=True):
-    """The answer goes back to where it was kept by that number. `mask`: its mask there is wanted."""
+    """The answer returns to the point with this number. `mask`: the mask at that point is wanted."""
 
     id: int
     number: int
@@ -61,20 +61,19 @@ class Restore(msgspec.Struct, frozen=True, tag=True):
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """Nobody is bound by it any more."""
+    """The answer has ended."""
 
     id: int
 
 
 class Compiled(msgspec.Struct, frozen=True, tag=True):
-    """The grammar is there; its shortest answer."""
+    """The grammar is compiled; the number of tokens of its shortest answer."""
 
     shortest: int
 
 
 class Mask(msgspec.Struct, frozen=True, tag=True):
-    """The tokens allowed next, as a row of a bitmask. `verifies`: the one that is chosen is to be asked
-    about."""
+    """The tokens allowed next, as a row of a bitmask. `verifies`: the chosen token must be verified."""
 
     id: int
     words: bytes
@@ -82,7 +81,8 @@ class Mask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Veto(msgspec.Struct, frozen=True, tag=True):
-    """What is to be left out instead of taking the token, as a row of a bitmask; None to let it be."""
+    """What to exclude instead of accepting the token, as a row of a bitmask. None if the token may be
+    accepted."""
 
     id: int
     token: int
@@ -90,13 +90,13 @@ class Veto(msgspec.Struct, frozen=True, tag=True):
 
 
 class TooSlow(msgspec.Struct, frozen=True, tag=True):
-    """The answer's masks have taken their time."""
+    """The answer's masks have spent their time."""
 
     id: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The grammar does not allow a token that its mask has allowed."""
+    """The grammar does not allow a token that its mask allowed."""
 
     id: int
     token: int
@@ -111,7 +111,7 @@ _encode = msgspec.msgpack.encode
 
 
 class MaskServer:
-    """The answers that are bound by one grammar. What has to be written is yielded."""
+    """The answers that are bound by one grammar. It yields the reports to send."""
 
     def __init__(
         self,
@@ -129,18 +129,18 @@ class MaskServer:
         self._kept: dict[int, deque[tuple[int, Snapshot]]] = {}
 
     def left(self, id: int) -> float:
-        """Seconds of processor time that the answer's next mask may take."""
+        """Seconds of processor time that are left for the answer's next mask."""
         return min(self._limits.mask, self._limits.masks - self._spent.get(id, 0.0))
 
     def do(self, operation: Operation) -> Iterator[Report]:
-        """Carry an operation out."""
+        """Carry out an operation."""
         if isinstance(operation, End):
             self._matchers.pop(operation.id, None)
             self._spent.pop(operation.id, None)
             self._kept.pop(operation.id, None)
             return
         if not isinstance(operation, Begin) and operation.id not in self._matchers:
-            return  # given up
+            return  # the answer was given up
         if isinstance(operation, Keep):
             kept = self._kept.setdefault(operation.id, deque(maxlen=MOST_RESTORED))
             kept.append((operation.number, self._matchers[operation.id].snapshot()))
@@ -195,8 +195,8 @@ class MaskServer:
 
 
 def serve(connection: socket.socket, grammar: BoundGrammar, vocab_size: int, limits: SandboxLimits) -> None:
-    """Until the other end is closed. The kernel ends this process with whoever takes too long."""
-    say(connection, _encode(Compiled(grammar.shortest)))
+    """Serve until the other end is closed. The kernel ends this process if it takes too long."""
+    send_frame(connection, _encode(Compiled(grammar.shortest)))
     server = MaskServer(grammar, vocab_size, limits)
     for frame in frames(connection):
         operation = OPERATIONS.decode(frame)
@@ -207,4 +207,4 @@ def serve(connection: socket.socket, grammar: BoundGrammar, vocab_size: int, lim
         for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF, signal.ITIMER_VIRTUAL):
             signal.setitimer(timer, 0)
         for report in reports:
-            say(connection, _encode(report))
+            send_frame(connection, _encode(report))

@@ -1,7 +1,7 @@
-"""Answers that are bound by a grammar of a client's, whose masks are made in a process of its own.
+"""Answers that are bound by a client's grammar, whose masks are made in a separate process.
 
-Nothing here waits but for as long as it is told to: a mask is asked for when its answer's token is known, and
-is there later, or never. `mask_server.py` is the other side.
+Nothing here waits longer than it is told to. A mask is requested when its answer's token is known, and
+arrives later, or never. `mask_server.py` is the other side.
 """
 
 import select
@@ -41,17 +41,17 @@ from personae.grammar.sandbox.server import HEAD
 
 Words = NDArray[np.uint32]
 
-PROCESS_BYTES = 16 * 2**20  # that a process takes beside what it shares; measured at 100k tokens
+PROCESS_BYTES = 16 * 2**20  # of a process, in addition to what it shares; measured at 100k tokens
 TENANT_PROCESSES = 8
 PROCESSES = 48
 _SPENT = "the masks of its grammar take too long: the grammar is ambiguous, make it simpler"
-_PATIENCE = 0.01  # seconds that steps wait for the masks of one answer, in all its life
+_PATIENCE = 0.01  # seconds that steps wait for the masks of one answer in total
 _PATIENCE_PER_MASK = 0.0005
 _REFUSED = "the grammar does not allow the sampled token {}"
 
 
 class _Pending(Enum):
-    """The type of UNDECIDED, for the checker."""
+    """The type of UNDECIDED, for the type checker."""
 
     UNDECIDED = "undecided"
 
@@ -61,7 +61,7 @@ Undecided = Literal[_Pending.UNDECIDED]
 
 
 class Processes:
-    """Counts the processes that live, in all and by tenant."""
+    """Counts the live processes, in total and by tenant."""
 
     def __init__(self, most: int = PROCESSES, most_of_tenant: int = TENANT_PROCESSES) -> None:
         self._most = most
@@ -70,8 +70,8 @@ class Processes:
         self._lock = Lock()
 
     def enter(self, tenant: str, make_room: Callable[[str | None], None]) -> None:
-        """One more, of this tenant. `make_room` lets go of those that nobody is bound by, of a tenant or of
-        all. Raises Overloaded."""
+        """Count one more process of this tenant. `make_room` releases processes that bind no answer, of a
+        tenant or of all. Raises Overloaded."""
         for attempt in range(2):
             with self._lock:
                 full = self._live.total() >= self._most
@@ -83,7 +83,7 @@ class Processes:
         raise Overloaded("Too many grammars of your own are in use at once; try again later.")
 
     def leave(self, tenant: str) -> None:
-        """One is gone."""
+        """Count one process less."""
         with self._lock:
             self._live[tenant] -= 1
             if not self._live[tenant]:
@@ -91,13 +91,13 @@ class Processes:
 
     @property
     def live(self) -> int:
-        """How many there are."""
+        """How many processes are live."""
         return self._live.total()
 
 
 class RemoteGrammar:
-    """A compiled grammar, whose process ends when nobody holds it any more. Its answers belong to one
-    thread."""
+    """A compiled grammar whose process ends when nothing refers to the grammar any more. Its answers belong
+    to one thread."""
 
     nbytes = PROCESS_BYTES
 
@@ -120,7 +120,7 @@ class RemoteGrammar:
 
     @property
     def ended(self) -> bool:
-        """Whether the process is gone; asked by any thread."""
+        """Whether the process has ended. Any thread may ask."""
         if self._ended:
             return True
         try:
@@ -131,25 +131,25 @@ class RemoteGrammar:
             return True
 
     def begin(self, budget: int, tokens: Sequence[int]) -> "RemoteMatcher":
-        """An answer of at most `budget` tokens, of which `tokens` have been said."""
+        """Begin an answer of at most `budget` tokens, with `tokens` written already."""
         id = next(self._ids)
         answer = self._answers[id] = RemoteMatcher(self, id, budget - len(tokens))
         self.send(Begin(id, min(budget, 2**31), tuple(tokens)))
         return answer
 
     def end(self, id: int) -> None:
-        """Nobody is bound by it any more."""
+        """End an answer."""
         if self._answers.pop(id, None) is not None:
             self.send(End(id))
 
     def send(self, operation: Operation) -> None:
-        """Have it carried out."""
+        """Send an operation to the process."""
         frame = msgspec.msgpack.encode(operation)
         self._sending += len(frame).to_bytes(HEAD, "big") + frame
         self.poll()
 
     def wait(self, seconds: float) -> None:
-        """Until something has come, or the time is over."""
+        """Wait until a report arrives, at most so many seconds."""
         if not self._ended and seconds > 0:
             poll = select.poll()
             poll.register(self._connection, select.POLLIN)
@@ -157,7 +157,7 @@ class RemoteGrammar:
         self.poll()
 
     def poll(self) -> None:
-        """Send and take in what can be."""
+        """Send and receive without waiting."""
         if self._ended:
             return
         try:
@@ -178,7 +178,7 @@ class RemoteGrammar:
         self._take_in()
         if self._ended:
             for answer in [*self._answers.values()]:
-                answer.hear(TooSlow(answer.id))
+                answer.handle(TooSlow(answer.id))
 
     def _take_in(self) -> None:
         received, at = self._received, 0
@@ -188,18 +188,18 @@ class RemoteGrammar:
                 break
             report = REPORTS.decode(memoryview(received)[at + HEAD : end])
             if (answer := self._answers.get(report.id)) is not None:
-                answer.hear(report)
+                answer.handle(report)
             at = end
         if at:
             del received[:at]
 
 
 AnyGrammar = BoundGrammar | RemoteGrammar
-"""A compiled grammar that binds answers: in the step that uses its masks, or beside it."""
+"""A compiled grammar that binds answers, with masks made in the step that uses them or in another process."""
 
 
 class _Snapshot(NamedTuple):
-    """Of a `RemoteMatcher`: what has been heard, and how many reports had been asked for."""
+    """A point of a `RemoteMatcher`: the reports so far, and how many were requested."""
 
     number: int
     left: int
@@ -210,9 +210,9 @@ class _Snapshot(NamedTuple):
 
 
 class RemoteMatcher:
-    """A `Binding` (grammar/backend.py) whose mask may not be there yet."""
+    """A `Binding` (grammar/backend.py) whose mask may not have arrived yet."""
 
-    terminated = False  # after its end the masks are of stop tokens
+    terminated = False  # after the end the masks allow stop tokens
 
     def __init__(self, grammar: RemoteGrammar, id: int, left: int) -> None:
         self.id = id
@@ -223,9 +223,9 @@ class RemoteMatcher:
         self._left = left
         self._mask: NDArray[np.int32] | None = None
         self._asked: int | None = None
-        self._heard: dict[int, bytes | None] = {}  # objections at this position, by token
-        self._reports = self._mask_report = 1  # that have been asked for
-        self._awaited: deque[int | None] = deque((1,))  # their numbers; None: of what was taken back
+        self._vetoes: dict[int, bytes | None] = {}  # vetoes at this position, by token
+        self._reports = self._mask_report = 1  # requested so far
+        self._awaited: deque[int | None] = deque((1,))  # their numbers; None for those that were undone
         self._snapshots = 0
         self._patience = _PATIENCE
 
@@ -240,11 +240,11 @@ class RemoteMatcher:
     @property
     def _known(self) -> bool:
         return self.failure is not None or (
-            self._mask is not None and (self._asked is None or self._asked in self._heard)
+            self._mask is not None and (self._asked is None or self._asked in self._vetoes)
         )
 
     def wait(self, deadline: float) -> bool:
-        """As `ready`; waits a little, if this answer's masks do not mostly take longer."""
+        """As `ready`, but waits a little, unless this answer's masks mostly take longer."""
         while not self.ready:
             begun = time.monotonic()
             seconds = min(deadline - begun, self._patience)
@@ -255,15 +255,17 @@ class RemoteMatcher:
         return True
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
-        """Write the tokens allowed next; all of them if they are not known yet, or it has failed."""
+        """Write the tokens allowed next. Allows all tokens if they are not known yet, or if the matcher has
+        failed."""
         if self._mask is None:
             self._grammar.poll()
         bitmask[row] = -1 if self._mask is None or self.failure is not None else self._mask
 
     def accept(self, token: int) -> bool:
-        """Advance by one token. Whether it is allowed is known later; after the last nobody asks."""
+        """Advance by one token. It becomes known later whether it is allowed; after the last token nothing is
+        requested."""
         self._mask, self._asked = None, None
-        self._heard.clear()
+        self._vetoes.clear()
         self._left -= 1
         if self._left > 0 and self.failure is None:
             self._patience = min(self._patience + _PATIENCE_PER_MASK, _PATIENCE)
@@ -271,29 +273,29 @@ class RemoteMatcher:
         return True
 
     def veto(self, token: int, deadline: float = 0.0) -> Words | Undecided | None:
-        """What is to be left out instead of taking `token`; UNDECIDED if that is not known yet. What is known
-        is said again when the position is computed again."""
-        if self.failure is None and token not in self._heard:
+        """What to exclude instead of accepting `token`; UNDECIDED if that is not known yet. When the position
+        is computed again, the result is the same."""
+        if self.failure is None and token not in self._vetoes:
             if self._asked != token:
                 self._asked = token
                 self._await(Ask(self.id, token))
             if not self.wait(deadline):
                 return UNDECIDED
-        words = self._heard.get(token)
+        words = self._vetoes.get(token)
         return None if words is None else np.frombuffer(words, np.uint32)
 
     def snapshot(self) -> Snapshot:
-        """Where the answer is; the last `MOST_RESTORED` can be restored."""
+        """The answer's current point. The last `MOST_RESTORED` can be restored."""
         self._snapshots += 1
         self._grammar.send(Keep(self.id, self._snapshots))
         return _Snapshot(self._snapshots, self._left, self._mask, self.verifies, self.failure, self._reports)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Take back what was accepted since; the mask is there if it was."""
+        """Undo what was accepted since. The mask is there if it was there before."""
         at: _Snapshot = snapshot
         self._left, self._mask, self.verifies = at.left, at.mask, at.verifies
         self._asked = None
-        self._heard.clear()
+        self._vetoes.clear()
         if self.code is None:
             self.failure = at.failure
         for place, report in enumerate(self._awaited):
@@ -302,7 +304,7 @@ class RemoteMatcher:
         self._await(Restore(self.id, at.number, at.mask is None))
 
     def end(self) -> None:
-        """Nobody is bound by it any more."""
+        """End the answer."""
         self._grammar.end(self.id)
 
     def _await(self, operation: Take | Ask | Restore) -> None:
@@ -313,8 +315,8 @@ class RemoteMatcher:
             self._mask_report = self._reports
         self._grammar.send(operation)
 
-    def hear(self, report: Report) -> None:
-        """From its grammar."""
+    def handle(self, report: Report) -> None:
+        """Handle a report of the process."""
         number = 0 if isinstance(report, TooSlow) else self._awaited.popleft()
         if number is None:
             return
@@ -323,7 +325,7 @@ class RemoteMatcher:
                 self._mask, self.verifies = np.frombuffer(words, np.int32), verifies
             case Veto(token=token, words=left_out):
                 if token == self._asked:
-                    self._heard[token] = left_out
+                    self._vetoes[token] = left_out
             case TooSlow():
                 self.failure, self.code = _SPENT, GRAMMAR_TOO_SLOW
             case Refused(token=token):

@@ -1,4 +1,5 @@
-"""A process of our own whose children each answer one request, within limits that the kernel keeps."""
+"""A process of this program whose children each answer one request, within limits that the kernel
+enforces."""
 
 import os
 import resource
@@ -13,16 +14,17 @@ from threading import Lock
 
 import msgspec
 
-HEAD = 4  # bytes of the length before each frame
+HEAD = 4  # bytes; the length before each frame
 
 
 class SandboxLimits(msgspec.Struct, frozen=True):
-    """Of one request: seconds of processor time, and bytes beside what the server has. Who asks waits up to
-    `patience` seconds: the server may have to begin, and the machine be busy. A process that has gained more
-    than `size_estimate` bytes is not asked again.
+    """The limits of one request: seconds of processor time, and bytes in addition to those of the server. A
+    caller waits up to `patience` seconds, because the server may have to start, and the machine may be busy.
+    A process that has grown by more than `size_estimate` bytes gets no further request.
 
-    Of an answer whose masks are made there: seconds of processor time that one mask may take, and all of
-    them, and how long it may take on a busy machine. What takes more than `ordinary` gives way to all others.
+    For an answer whose masks are made there: the seconds of processor time that one mask may take, that all
+    of them may take, and the time that a mask may take on a busy machine. Whatever takes more than `ordinary`
+    runs only on idle cores.
     """
 
     processor: float = 5.0
@@ -36,15 +38,15 @@ class SandboxLimits(msgspec.Struct, frozen=True):
 
     @property
     def wall(self) -> float:
-        """Seconds that a request may take on a busy machine: while somebody is there to be told."""
+        """Seconds that a request may take on a busy machine, while its caller waits."""
         return 0.8 * self.patience
 
 
 class SandboxServer:
     """Started when it is first needed, or by `start`, and again when it has died. Thread-safe.
 
-    `command` is the Python text that it runs: it has the descriptor of its end of a socket as its argument,
-    on which the sockets of the requests come, and `given`, in MessagePack, on its standard input.
+    `command` is the Python text that it runs. Its argument is the descriptor of its end of a socket, through
+    which the sockets of the requests arrive. It gets `given`, in MessagePack, on its standard input.
     """
 
     def __init__(self, command: str, given: object, limits: SandboxLimits) -> None:
@@ -56,7 +58,8 @@ class SandboxServer:
         self._control: socket.socket | None = None
 
     def start(self) -> None:
-        """Start the server, so that nobody has to wait for it; takes as long as a Python process takes."""
+        """Start the server, so that no request has to wait for it. Takes as long as starting a Python
+        process."""
         with self._lock:
             self._running()
 
@@ -66,9 +69,9 @@ class SandboxServer:
             self._end()
 
     def ask(self, kind: bytes, request: bytes) -> Iterator[bytes]:
-        """What a child says, one frame after the other; `kind` is a byte for whoever takes it.
+        """The frames of a child's answer. `kind` is a byte for the child that takes the request.
 
-        It ends early when the child is ended. Raises OSError when nothing comes in time.
+        It ends early if the child is ended. Raises OSError if nothing arrives in time.
         """
         with self.connect(kind) as ours:
             ours.sendall(request)
@@ -78,11 +81,11 @@ class SandboxServer:
                     length = int.from_bytes(head, "big")
                     frame = line.read(length)
                     if len(frame) < length:
-                        return  # it was ended
+                        return  # the child was ended
                     yield frame
 
     def connect(self, kind: bytes) -> socket.socket:
-        """Our end of a line to a child. Raises OSError when there is none."""
+        """This end of a connection to a child. Raises OSError if there is no server."""
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             try:
@@ -94,7 +97,7 @@ class SandboxServer:
         return ours
 
     def _running(self) -> socket.socket:
-        """The way to the server, which is started if there is none."""
+        """The socket to the server, which is started if it does not run."""
         if self._process is not None and self._process.poll() is not None:
             self._end()
         if self._control is None:
@@ -113,16 +116,17 @@ class SandboxServer:
 def _start(command: str, given: object, theirs: socket.socket) -> subprocess.Popen[bytes]:
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        # Or a Rust library that finds no memory looks for memory to say where, and waits for its own lock.
+        # Otherwise a Rust library that finds no memory looks for memory to report that, and waits for its own
+        # lock.
         "RUST_BACKTRACE": "0",
     }
     environment.pop("RUST_LIB_BACKTRACE", None)
-    process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own text
+    process = subprocess.Popen(  # noqa: S603 - this program's interpreter and text
         [sys.executable, "-c", command, str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,  # what a process says that runs out of memory helps nobody
+        stderr=subprocess.DEVNULL,  # the output of a process that runs out of memory helps nobody
         env=environment,
     )
     assert process.stdin is not None
@@ -137,25 +141,25 @@ def _stop(process: subprocess.Popen[bytes], control: socket.socket) -> None:
     process.wait()
 
 
-def received(connection: socket.socket) -> bytes:
+def request_of(connection: socket.socket) -> bytes:
     """In a child: the request."""
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def frames(connection: socket.socket) -> Iterator[bytes]:
-    """In a child that answers more than one request: each of them, until the other end is closed."""
+    """In a child that answers several requests: each of them, until the other end is closed."""
     with connection.makefile("rb") as line:
         while len(head := line.read(HEAD)) == HEAD:
             yield line.read(int.from_bytes(head, "big"))
 
 
-def say(connection: socket.socket, frame: bytes) -> None:
+def send_frame(connection: socket.socket, frame: bytes) -> None:
     """In a child: send a frame of the answer."""
     connection.sendall(len(frame).to_bytes(HEAD, "big") + frame)
 
 
 def bound(limits: SandboxLimits) -> None:
-    """Have the kernel end this process when it goes beyond its limits, or nobody waits any more."""
+    """Let the kernel end this process if it exceeds its limits, or if nobody waits any more."""
     for timer in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(timer, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limits.wall)
@@ -166,14 +170,14 @@ def bound(limits: SandboxLimits) -> None:
 
 
 def unbound() -> None:
-    """Take these limits back, for the next request."""
+    """Remove these limits, for the next request."""
     for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF):
         signal.setitimer(timer, 0)
     _limit_memory(resource.getrlimit(resource.RLIMIT_AS)[1])
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory; 0 where the system does not tell."""
+    """Bytes of this process in memory; 0 if the system does not report them."""
     return _pages(1) * resource.getpagesize()
 
 

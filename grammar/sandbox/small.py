@@ -1,9 +1,9 @@
-"""Which specs are compiled without a trial: those whose cost is bounded by what is seen of them.
+"""Decides which specs are compiled without the sandbox: those whose cost is evidently bounded.
 
-A compile is costly where a few characters stand for much: a repetition with a large number, a regular
-expression whose states multiply, references and alternatives that unfold into each other, an answer that is
-long before it can end, since the shortest is looked for. What has few of these, and is short, takes
-milliseconds.
+A compile is expensive if few characters stand for much: a repetition with a large number, a regular
+expression whose states multiply, references and alternatives that unfold into each other, or an answer that
+is long before it can end, because the shortest one is searched for. A spec that is short and has few of these
+takes milliseconds.
 """
 
 import re
@@ -20,12 +20,12 @@ from personae.grammar.structure.elements import Json, Lark, Regex, decode_struct
 _LENGTH = 8192  # characters of a spec
 _DEPTH = 32
 _BRANCHES = 12  # references and combinations in all
-_NUMBER = 256  # of any bound on a size, or what is to be a multiple of
-_MULTIPLES = 2  # of numbers, each of which takes as many states as it is large
+_NUMBER = 256  # of any bound on a size, or of `multipleOf`
+_MULTIPLES = 2  # of numbers, each of which takes as many states as its value
 _PATTERN = 96  # characters of a regular expression
-_REPEATED = 128  # characters that its counted repetitions stand for
+_REPEATED = 128  # characters that counted repetitions stand for
 _SHORTEST = 512  # characters of an answer
-_FORMATTED = 36  # characters that a format may ask for
+_FORMATTED = 36  # characters that a format may require
 _NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _SIZES = frozenset(
     {
@@ -39,7 +39,7 @@ _BRANCHING = frozenset(
         *("propertyNames", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"),
     }
 )
-_UNCOUNTED = frozenset({"minProperties", "minContains"})  # by what tells how short an answer is
+_UNCOUNTED = frozenset({"minProperties", "minContains"})  # they only say how short an answer can be
 _COUNTING = frozenset({"contains", "minContains", "dependentRequired", "dependencies"})
 _COUNTED = re.compile(r"\{(\d*)(,?)(\d*)\}")
 _UNBOUNDED = re.compile(r"(?<!\\)[*+]|\{\d*,\}")
@@ -48,7 +48,7 @@ _GROUP_REPEATED = re.compile(r"\)(?:[*+]|\{)")
 
 
 def is_small(spec: GrammarSpec) -> bool:
-    """Whether it may be compiled beside the steps."""
+    """Whether the spec may be compiled in the engine's process."""
     if len(spec.source) > _LENGTH:
         return False
     match spec.kind:
@@ -67,7 +67,8 @@ def is_small(spec: GrammarSpec) -> bool:
 
 
 def is_foreign(spec: GrammarSpec) -> bool:
-    """Whether it has a grammar that a client wrote: what its masks take is not seen of it beforehand."""
+    """Whether the spec contains a grammar that a client wrote. The cost of its masks is not known in
+    advance."""
     if spec.kind == "structure":
         return bool(bound_parts(spec.source)[2])
     return spec.kind in ("ebnf", "lark")
@@ -81,7 +82,7 @@ def _small_structure(source: str) -> bool:
 
 
 def bound_parts(source: str) -> tuple[list[Any], list[str], list[str]]:
-    """Of a structure: its schemas, its regular expressions, its grammars."""
+    """The schemas, regular expressions and grammars of a structure."""
     schemas: list[Any] = []
     patterns: list[str] = []
     grammars: list[str] = []
@@ -100,8 +101,8 @@ def bound_parts(source: str) -> tuple[list[Any], list[str], list[str]]:
     return schemas, patterns, grammars
 
 
-def _small_schemas(schemas: list[Any], beside: int = 0) -> bool:
-    """`beside` are the characters of an answer that no schema binds."""
+def _small_schemas(schemas: list[Any], free: int = 0) -> bool:
+    """`free` are the characters of an answer that no schema binds."""
     branches = multiples = 0
     for depth, name, value in members(schemas):
         if depth > _DEPTH:
@@ -111,7 +112,7 @@ def _small_schemas(schemas: list[Any], beside: int = 0) -> bool:
         if name in _UNCOUNTED and isinstance(value, int | float) and value > 1:
             return False
         if name in _COUNTING and value:
-            return False  # the shortest answer may be looked for in vain
+            return False  # the search for the shortest answer might fail
         if name == "multipleOf":
             multiples += 1
             if multiples > _MULTIPLES or not isinstance(value, int | float) or value > _NUMBER:
@@ -124,8 +125,8 @@ def _small_schemas(schemas: list[Any], beside: int = 0) -> bool:
     if branches > _BRANCHES:
         return False
     try:
-        return beside + sum(map(_shortest, schemas)) <= _SHORTEST
-    except ANALYSIS_ERRORS:  # it is malformed, or says what few know
+        return free + sum(map(_shortest, schemas)) <= _SHORTEST
+    except ANALYSIS_ERRORS:  # it is malformed, or uses rare keywords
         return False
 
 
@@ -136,7 +137,7 @@ def _shortest(schema: Any) -> float:
 
 
 def _weighted(value: Any) -> Any:
-    """A schema in which what is bound by more than a size is as long as that may make it."""
+    """A schema in which each value is as long as its bounds on sizes allow it to be."""
     if isinstance(value, list):
         return list(map(_weighted, value))
     if not isinstance(value, dict):
@@ -153,7 +154,7 @@ def _weighted(value: Any) -> Any:
 
 
 def members(values: list[Any]) -> Iterator[tuple[int, str, Any]]:
-    """(depth, name, value) of all members of all objects, whatever they mean where they stand."""
+    """(depth, name, value) of all members of all objects, whatever they mean there."""
     left = [(0, value) for value in values]
     while left:
         depth, value = left.pop()
@@ -165,15 +166,14 @@ def members(values: list[Any]) -> Iterator[tuple[int, str, Any]]:
 
 
 def is_plain(pattern: str) -> bool:
-    """A regular expression with one open repetition at most, and none of a group."""
+    """Whether a regular expression has at most one open repetition, and none of a group."""
     if len(pattern) > _PATTERN or _GROUP_REPEATED.search(pattern):
         return False
     return _counted(pattern) <= _REPEATED and len(_UNBOUNDED.findall(pattern)) <= 1
 
 
 def width(pattern: str) -> int:
-    """At most so many characters does the shortest text have that matches a pattern without groups that are
-    repeated."""
+    """An upper bound of the shortest text that matches a pattern without repeated groups, in characters."""
     return len(_CLASS.sub("x", _COUNTED.sub("", pattern))) + _counted(pattern)
 
 

@@ -1,4 +1,4 @@
-"""Specs that lead through everything that is made when it is first needed: backends, validators, patterns."""
+"""Specs that use everything that is built on first use: backends, validators, patterns."""
 
 import json
 from collections.abc import Iterable
@@ -37,8 +37,8 @@ def _spec(schema: Any) -> GrammarSpec:
     return GrammarSpec("json_schema", json.dumps(schema), strict=False)
 
 
-# The first touches the most with the least.
-TOUR = (
+# The first one covers the most at the least cost.
+FIRST_SPECS = (
     _spec(_REWRITTEN),
     GrammarSpec("json_object"),
     *(_spec({"$schema": dialect, **_OBJECT}) for dialect in _DIALECTS),
@@ -47,7 +47,7 @@ TOUR = (
 
 
 def warm_up_specs(compiler: "GrammarCompiler", specs: Iterable[GrammarSpec]) -> None:
-    """Compile them for nobody."""
+    """Compile them and discard the results."""
     for spec in specs:
         with suppress(GrammarError):
-            compiler.draft(spec)
+            compiler.analyse(spec)

@@ -96,7 +96,7 @@ def dialect(document: dict[str, Any]) -> int:
         return jsonschema_rs.Draft7 if _has_legacy_keywords(document) else jsonschema_rs.Draft202012
     draft = next((draft for name, draft in _DIALECTS.items() if name in str(named)), None)
     if draft is None:
-        raise GrammarError(f"The $schema {named!r} is not a dialect known here.", param=SCHEMA_PARAM)
+        raise GrammarError(f"The $schema {named!r} is not a supported dialect.", param=SCHEMA_PARAM)
     return draft
 
 

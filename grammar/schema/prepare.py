@@ -74,7 +74,8 @@ def check_answerable(document: Schema) -> None:
         raise GrammarError("No finite answer satisfies the schema.", param=SCHEMA_PARAM)
     if shortest > MAX_SHORTEST:
         raise GrammarError(
-            f"Every answer by the schema has at least {shortest:.0f} characters, more than {MAX_SHORTEST}.",
+            f"Every answer that satisfies the schema has at least {shortest:.0f} characters, "
+            f"more than {MAX_SHORTEST}.",
             param=SCHEMA_PARAM,
             code=TOO_COMPLEX,
         )

@@ -31,7 +31,7 @@ def escaped_lark(source: str, param: str) -> str:
                 continue
             case "odd":
                 message = (
-                    f"this model writes the input as a JSON string, where {found['odd']!r} cannot be kept"
+                    f"this model writes the input as a JSON string, where {found['odd']!r} cannot be written"
                 )
                 raise GrammarError(f"`{param}`: {message}.", param=param)
             case "regex":
@@ -48,8 +48,8 @@ def _string(found: re.Match[str], param: str) -> str:
     try:
         text = json.loads(found["string"])
     except ValueError:
-        raise GrammarError(f"`{param}`: {found['string']} is no string.", param=param) from None
+        raise GrammarError(f"`{param}`: {found['string']} is not a string.", param=param) from None
     escaped = json.dumps(text, ensure_ascii=False)[1:-1]
     if escaped != text and (found["flags"] or found["range"]):
-        raise GrammarError(f"`{param}`: {found[0]} cannot be kept in a JSON string.", param=param)
+        raise GrammarError(f"`{param}`: {found[0]} cannot be written in a JSON string.", param=param)
     return json.dumps(escaped, ensure_ascii=False) + found["flags"] + (found["range"] or "")

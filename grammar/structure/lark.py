@@ -111,7 +111,7 @@ class _Writer:
                 body = " & ".join([f"/{_ANY}{_escaped(before)}/", *conditions])
                 return f"{self._rule('text', body, terminal=True)} <[{self._special[last]}]>"
         if self._names.search(element.end):
-            raise GrammarError(f"{element.end!r} has special tokens in its midst, and cannot end a text.")
+            raise GrammarError(f"{element.end!r} has special tokens in its middle, and cannot end a text.")
         name = f"until{len(self.rules)}"
         self.rules.append(f"{name}[suffix=/{_escaped(element.end)}/]: {body}")
         return name

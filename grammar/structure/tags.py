@@ -182,7 +182,7 @@ def structural_tag(value: dict[str, Any] | str, param: str) -> Element:
             return _Writer(param).element(TriggeredTags(old.triggers, tags), None)
         return _Writer(param).element(msgspec.convert(document, StructuralTag).format, None)
     except msgspec.ValidationError as error:
-        message = f"`{param}` is no structural tag that is known here: {error}."
+        message = f"`{param}` is not a known structural tag: {error}."
         raise UnsupportedParameter(message, param=param) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise GrammarError(f"`{param}` is not valid JSON: {error}.", param=param) from None
@@ -292,7 +292,7 @@ class _Writer:
 
     def _text(self, then: str | None, without: tuple[str, ...]) -> Element:
         if then == "":
-            message = f"`{self._param}`: text that is free must be last, or a fixed text must follow it."
+            message = f"`{self._param}`: free text must be last, or a fixed text must follow it."
             raise GrammarError(message, param=self._param)
         return FreeText(without) if then is None else Until(then, without=without)
 

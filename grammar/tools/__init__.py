@@ -1,1 +1,1 @@
-"""Tool calls as each model family writes them; one small file per family."""
+"""The tool formats of the model families; one small file per family."""

@@ -35,7 +35,7 @@ class JsonArguments:
     texts = ""
 
     def element(self, function: Function) -> Element:
-        """What the arguments of a call may be."""
+        """The element for the arguments of a call."""
         if isinstance(function.text, Lark):
             text = Lark(escaped_lark(function.text.source, function.param), function.param)
             return Concat((Exactly('{ "input" : "'), text, Exactly('" }')))
@@ -44,16 +44,18 @@ class JsonArguments:
 
 @dataclass(frozen=True, slots=True)
 class KeyedArguments:
-    """Arguments are written one by one, each `before_key KEY after_key VALUE after_value`, `between` any two.
+    """Arguments are written one by one, each as `before_key KEY after_key VALUE after_value`, with `between`
+    between any two.
 
-    Values are JSON, but for the `constants` of JSON that are spelled otherwise and for strings:
+    Values are JSON, except for the `constants` of JSON that are written differently, and for strings:
 
-    - `quote` set: a string stands between two of these, as it is;
-    - `raw`: where the schema allows text alone, a string stands as it is up to `after_value`, and `null`
-      beside it is written so. Otherwise it is a JSON string.
+    - `quote` set: a string is written between two of these, unchanged;
+    - `raw`: if the schema allows only text, a string is written unchanged up to `after_value`, and an
+      alternative `null` is written the same way. Otherwise it is a JSON string.
 
-    A string that a strict schema says more of than its type or its values is always a JSON string: only that
-    can be bound. `key` matches the names that can be written. A space is as in the texts of a ToolFormat.
+    A string that a strict schema restricts further than by type or values is always a JSON string, because
+    only that can be bound. `key` matches the names that can be written. A space means the same as in the
+    texts of a ToolFormat.
     """
 
     before_key: str
@@ -67,11 +69,12 @@ class KeyedArguments:
 
     @property
     def texts(self) -> str:
-        """What a special token has to occur in to matter."""
+        """All the texts. Special tokens outside of them do not matter."""
         return f"{self.before_key} {self.after_key} {self.after_value} {self.between} {self.quote}"
 
     def element(self, function: Function) -> Element:
-        """What the arguments of a call may be. Raises GrammarError for a function that cannot be written."""
+        """The element for the arguments of a call. Raises GrammarError for a function that cannot be
+        written."""
         parameters = parameters_of(function)
         for one in parameters.listed:
             if not re.fullmatch(self.key, one.name):
@@ -118,7 +121,7 @@ class KeyedArguments:
         return "text or null" if others else "text"
 
     def _is_text(self, schema: dict[str, Any], strict: bool) -> bool:
-        """Whether it allows strings alone, and these can be written as they are."""
+        """Whether the schema allows only strings that can be written unchanged."""
         values = schema.get("enum")
         if values is not None:
             end = self.quote or self.after_value
@@ -182,7 +185,7 @@ def _is_null(schema: dict[str, Any]) -> bool:
 
 
 def _in_order(pairs: list[Element], required: list[bool], between: str) -> Element:
-    """The pairs in their order, without those that are not required or with them."""
+    """The pairs in order, with or without those that are not required."""
     if not between:
         return Concat(
             tuple(one if must else Repeat(one, 0, 1) for one, must in zip(pairs, required, strict=True))

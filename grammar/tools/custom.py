@@ -1,4 +1,4 @@
-"""Custom tools: their input is text. To a model they are functions of one argument, a string."""
+"""Custom tools: their input is text. The model sees them as functions with one string argument."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def input_schema(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class InputReader:
-    """Takes the input out of the arguments, JSON text that comes in pieces."""
+    """Extracts the input from the arguments, JSON text that arrives in pieces."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -51,6 +51,6 @@ class InputReader:
             self._opened = True
             self._held = self._held[found.end() :]
         whole = _WHOLE.match(self._held)
-        assert whole is not None, "it matches nothing, too"
+        assert whole is not None, "it also matches the empty text"
         self._held = self._held[whole.end() :]
         return str(json.loads(f'"{whole[0]}"', strict=False))

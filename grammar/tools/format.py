@@ -1,6 +1,5 @@
-"""How a model family writes its tool calls: one description, from which both the grammar that binds the calls
-(here) and the parser that reads them (structure/parser.py) are derived.
-"""
+"""How a model family writes its tool calls: one description, from which both the grammar that binds calls
+(here) and the parser that reads them (structure/parser.py) are derived."""
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -12,17 +11,16 @@ from personae.grammar.tools.function import Function
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """Calls are written `open call between call … close`, and each of them
+    """Calls are written as `open call between call … close`. Each call is written as
 
         before_name NAME after_name ARGUMENTS after_arguments
 
     In these texts a space stands for blanks that a model may or may not write, and `#` for a number.
-    `trigger` is what the calls begin with: free text never contains it. Where it could be meant as text, as a
-    brace could, it counts only at the beginning of an answer: then `anywhere` is false. `single`: a model
-    makes one call at most in an answer. `other` is a second way in which it may write calls, if `anywhere` is
-    false.
-    `signs` are what a chat template contains if its model writes this format. `id` is the form of ids that
-    its template takes: `{random}` are hexadecimal digits, `{number}` is what `#` stood for.
+    `trigger` is how the calls begin; free text never contains it. If it could also be text, as a brace could,
+    it counts only at the beginning of an answer, and `anywhere` is false. `single`: a model makes at most one
+    call per answer. `other` is a second way in which it may write calls, if `anywhere` is false. `signs` are
+    texts of a chat template whose model writes this format. `id` is the form of ids that its template
+    accepts: `{random}` are hexadecimal digits, `{number}` is what `#` stood for.
     """
 
     name: str
@@ -46,7 +44,7 @@ class ToolFormat:
 
     @property
     def texts(self) -> str:
-        """All the texts: what a special token has to occur in to matter."""
+        """All the texts. Special tokens outside of them do not matter."""
         around = [
             self.open,
             self.before_name,
@@ -59,11 +57,11 @@ class ToolFormat:
 
     @property
     def ways(self) -> "tuple[ToolFormat, ...]":
-        """This one, and the other if there is one."""
+        """This format, and the other way if there is one."""
         return (self,) if self.other is None else (self, self.other)
 
     def calls(self, functions: Many[Function], *, parallel: bool, triggered: bool = False) -> Element:
-        """One call, or with `parallel` one or more. `triggered`: the trigger has been written already."""
+        """One call, or one or more with `parallel`. `triggered`: the trigger has been written already."""
         ways = [way._calls(functions, parallel, triggered) for way in self.ways]
         return ways[0] if len(ways) == 1 else OneOf(tuple(ways))
 

@@ -1,4 +1,4 @@
-"""What may be called, as far as a grammar and a parser have to know it."""
+"""The functions that may be called, as far as a grammar and a parser must know them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from personae.grammar.structure.elements import Lark, Regex
 
 NAME = r"[A-Za-z0-9_.-]"
-"""What names of functions are made of."""
+"""The characters of functions' names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
     """A function that may be called. `parameters` is the JSON Schema of its arguments, an object.
 
-    `strict`: all of the schema is enforced; otherwise as much as can be. Errors name `param` as their field.
-    A `custom` tool has one argument, `input`; `text` binds that, if anything does.
+    `strict`: all of the schema is enforced; otherwise as much as possible. Errors name `param` as the field.
+    A `custom` tool has one argument, `input`; `text` binds it if it is bound.
     """
 
     name: str

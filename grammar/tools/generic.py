@@ -1,6 +1,6 @@
-"""For models whose chat template knows no tools: the server describes them itself (api/generic_tools.py).
+"""For models whose chat template cannot show tools: the server describes them itself (api/generic_tools.py).
 
-The calls are written as Hermes writes them, which many models have seen.
+Calls are written as in Hermes, which many models have seen.
 """
 
 from personae.grammar.tools.format import ToolFormat

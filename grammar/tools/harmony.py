@@ -1,5 +1,5 @@
 """gpt-oss: a call is a message to its function, and ends the answer. Models name the function after the
-channel, chat templates before it; after calls of the latter kind models write them so, too.
+channel, chat templates before it. After calls in the template's form, models use that form too.
 
 https://developers.openai.com/cookbook/articles/openai-harmony
 """

@@ -1,4 +1,4 @@
-"""Kimi K2. Its template writes the ids of earlier calls as the model has written them.
+"""Kimi K2. Its template writes the ids of earlier calls as the model wrote them.
 
 https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/docs/tool_call_guidance.md
 """

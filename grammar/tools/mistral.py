@@ -1,4 +1,4 @@
-"""Mistral up to its seventh tokenizer: one list of calls.
+"""Mistral up to tokenizer version 7: one list of calls.
 
 https://docs.mistral.ai/cookbooks/concept-deep-dive-tokenization-tool_calling
 """

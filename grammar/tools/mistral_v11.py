@@ -1,4 +1,4 @@
-"""Mistral since its eleventh tokenizer: every call has a tag of its own, and its name stands outside of JSON.
+"""Mistral from tokenizer version 11 on: every call has a tag of its own, with its name outside of the JSON.
 
 https://docs.mistral.ai/cookbooks/concept-deep-dive-tokenization-tool_calling
 """

@@ -1,4 +1,4 @@
-"""Olmo 3: one Python call a line.
+"""Olmo 3: one Python call per line.
 
 https://huggingface.co/allenai/Olmo-3-7B-Instruct
 """

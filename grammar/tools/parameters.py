@@ -1,4 +1,4 @@
-"""A function's schema, parameter by parameter, for formats that write each argument on its own."""
+"""Splits a function's schema into parameters, for formats that write each argument separately."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _LOCAL = tuple(f"#/{name}/" for name in _DEFINITIONS)
 
 @dataclass(frozen=True, slots=True)
 class ToolParameter:
-    """A parameter and its schema, which stands alone: it has the definitions that it refers to."""
+    """A parameter and its schema, together with the definitions that the schema refers to."""
 
     name: str
     schema: dict[str, Any]
@@ -32,16 +32,16 @@ class ToolParameter:
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """The parameters in the order in which they are written. `others` is the schema of any number of
-    parameters of other names, None if there may be none."""
+    parameters with other names; None if there may be none."""
 
     listed: tuple[ToolParameter, ...]
     others: dict[str, Any] | None = None
 
 
 def parameters_of(function: Function) -> Parameters:
-    """What a function takes. Where parameters are listed, only those can be written.
+    """The parameters of a function. If the schema lists parameters, only those can be written.
 
-    Raises GrammarError when a strict function's schema says more than what each parameter is.
+    Raises GrammarError if a strict function's schema restricts more than each parameter by itself.
     """
     schema = function.parameters
     for keyword in schema if function.strict else ():
@@ -78,7 +78,7 @@ def _alone(schema: Any, definitions: dict[str, Any], function: Function) -> dict
 
 
 def _needed(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The definitions that a schema refers to, themselves or one through another."""
+    """The definitions that a schema refers to, directly or through another."""
     kept: dict[str, Any] = {name: {} for name, held in definitions.items() if isinstance(held, dict)}
     unseen = [schema]
     while unseen:
@@ -100,8 +100,8 @@ def _refusal(function: Function, what: str) -> GrammarError:
 
 
 def branches(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Schemas that together allow what `schema` allows: the members of its unions, if they are plain ones and
-    not too many; else it alone."""
+    """Schemas that together allow what `schema` allows: the members of its unions if these are simple and not
+    too many, else the schema itself."""
     definitions = {name: schema[name] for name in (*_DEFINITIONS, "$schema") if name in schema}
     found = list(islice(_branches(schema, schema, frozenset()), _MOST_BRANCHES + 1))
     if len(found) > _MOST_BRANCHES:

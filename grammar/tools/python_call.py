@@ -1,6 +1,6 @@
-"""Calls written as Python has them: what the families have in common.
+"""Calls written in Python: what the families have in common.
 
-Nested values have JSON's spelling of true, false and null.
+Nested values use JSON's spelling of true, false and null.
 """
 
 from personae.grammar.tools.arguments import KeyedArguments

@@ -1,11 +1,11 @@
-"""The tool formats by name, and which of them a chat template is written for."""
+"""The tool formats by name, and the detection of a chat template's format."""
 
 from importlib import import_module
 
 from personae.errors import ModelLoadError
 from personae.grammar.tools.format import ToolFormat
 
-# Those with plainer signs come later.
+# Formats with less specific signs come later.
 NAMES = (
     "qwen3_coder",
     "glm45",
@@ -27,20 +27,21 @@ NAMES = (
     "llama3_json",
 )
 GENERIC = "generic"
-"""The format for models whose chat template knows no tools."""
+"""The format for models whose chat template cannot show tools."""
 
 
 def tool_format(name: str) -> ToolFormat:
-    """The format of that name. Raises ModelLoadError when there is none."""
+    """The format of that name. Raises ModelLoadError if it does not exist."""
     known = (*NAMES, GENERIC)
     if name not in known:
-        raise ModelLoadError(f"There is no tool format {name!r}; there are {', '.join(known)}.")
+        raise ModelLoadError(f"There is no tool format {name!r}. The formats are {', '.join(known)}.")
     format: ToolFormat = import_module(f"personae.grammar.tools.{name}").FORMAT
     return format
 
 
 def find_tool_format(template: str) -> ToolFormat | None:
-    """The format that a chat template's model writes tool calls in, if it does and the format is known."""
+    """The format in which the model of a chat template writes tool calls. None if it writes none, or the
+    format is unknown."""
     for name in NAMES:
         format = tool_format(name)
         if all(sign in template for sign in format.signs):

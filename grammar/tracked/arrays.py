@@ -19,11 +19,11 @@ _DEPTH = 8
 def array_rules(document: Schema, schema: dict[str, Any], rule: Rule, name: str) -> Iterator[str]:
     """The rules of an array, the first of which is `name`. Raises Untracked."""
     if odd := said(schema) - ARRAY:
-        raise Untracked(f"{sorted(odd)[0]} stands beside what is counted")
+        raise Untracked(f"{sorted(odd)[0]} cannot be combined with counting")
     least, most = max(0, schema.get("minItems", 0)), schema.get("maxItems")
     if schema.get("uniqueItems") and (most is None or most > 1):
         if HITS in schema or "prefixItems" in schema:
-            raise Untracked("the items of a set are not all alike")
+            raise Untracked("the items of a set have different schemas")
         yield from _set_rules(document, schema, rule, name, least, most)
     elif HITS in schema:
         yield from _containing_rules(schema, rule, name, least, most)
@@ -42,7 +42,7 @@ def _plain_rules(
         most = len(first) if most is None else min(most, len(first))
     first = first[:most]
     if most is not None and least > most:
-        raise Untracked("no array has so few items and so many")
+        raise Untracked("no array has as few and as many items as required")
     if most == 0:
         yield f'{name}: "[" ws "]"'
         return
@@ -78,7 +78,7 @@ def _set_rules(
     if values is None or len(values) > BITS:
         raise Untracked("the items of a set are not listed, or too many")
     if least > min(len(values), len(values) if most is None else most):
-        raise Untracked("a set has no so many items")
+        raise Untracked("the set does not have that many different items")
     room = "" if most is None or most >= len(values) else f"bit_count_lt(_, {most})"
     end = f"bit_count_ge(_, {least})" if least > 1 else "true"
     ways = []
@@ -96,10 +96,10 @@ def _containing_rules(
     """A rule for each combination of matches and items that makes a difference; it says what can still
     follow."""
     if "prefixItems" in schema:
-        raise Untracked("the first items are others")
+        raise Untracked("the first items have other schemas")
     wanted, allowed = max(0, schema.get("minContains", 1)), schema.get("maxContains")
     if (allowed is not None and allowed < wanted) or (most is not None and most < max(least, wanted)):
-        raise Untracked("no array has so few items and so many")
+        raise Untracked("no array has as few and as many items as required")
     hit, miss = rule(schema[HITS]), schema.get("items", True)
     other = None if miss is False else rule(miss)
     if most is None and least <= wanted and wanted:
@@ -108,7 +108,7 @@ def _containing_rules(
     last_hit = wanted if allowed is None else allowed
     last_item = least if most is None else most
     if (last_hit + 1) * (last_item + 1) > _MOST_STATES:
-        raise Untracked("there is too much to count")
+        raise Untracked("too many states would have to be counted")
     states = [(hits, items) for hits in range(last_hit + 1) for items in range(last_item + 1)]
 
     def ways(hits: int, items: int) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -126,7 +126,7 @@ def _containing_rules(
         before = len(live)
         live |= {state for state in states if any(after in live for _, after in ways(*state))}
     if (0, 0) not in live:
-        raise Untracked("no array is as it says")
+        raise Untracked("no array satisfies it")
     for state in sorted(live):
         one = f"{name}_{state[0]}_{state[1]}"
         items = [f"{item} ws {name}_{n}_{m}" for item, (n, m) in ways(*state) if (n, m) in live]

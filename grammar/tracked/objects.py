@@ -60,7 +60,7 @@ def object_rules(schema: dict[str, Any], rule: Rule, name: str, *, any_order: bo
 
 def _members(schema: dict[str, Any]) -> _Members:
     if odd := said(schema) - OBJECT:
-        raise Untracked(f"{sorted(odd)[0]} stands beside what is counted")
+        raise Untracked(f"{sorted(odd)[0]} cannot be combined with counting")
     properties = schema.get("properties", {})
     others = schema.get("additionalProperties", True)
     patterns = schema.get("patternProperties", {})
@@ -69,13 +69,13 @@ def _members(schema: dict[str, Any]) -> _Members:
     names = dict.fromkeys((*properties, *required, *(name for pair in dependent for name in pair)))
     matched = jsonschema_rs.validator_for({"anyOf": [{"pattern": one} for one in patterns] or [False]})
     if any(matched.is_valid(name) for name in names):
-        raise Untracked("a listed property matches a pattern, too")
+        raise Untracked("a listed property also matches a pattern")
     if len(patterns) > 1:
         raise Untracked("patterns may match the same name")
     listed = {name: properties.get(name, others) for name in names}
     barred = [name for name, one in listed.items() if one is False]
     if any(name in required for name in barred) or any(other in barred for _, other in dependent):
-        raise Untracked("what is required is not allowed")
+        raise Untracked("a required property is not allowed")
     free: list[tuple[Any, Any]] = [
         ({"type": "string", "pattern": pattern}, one) for pattern, one in patterns.items() if one is not False
     ]
@@ -120,11 +120,13 @@ class _Shape:
         if members.others:
             slots = self.most if self.most is not None else 1
             if self.most is not None and least > required:
-                raise Untracked("other properties would count towards the least and the most")
+                raise Untracked(
+                    "unlisted properties would count towards both minProperties and maxProperties"
+                )
         if len(self.names) + slots > BITS or len(self.names) + bool(slots) < least:
-            raise Untracked("there are too many properties to count, or too few that can be told apart")
+            raise Untracked("there are too many properties to count, or too few that can be distinguished")
         if self.most is not None and members.dependent:
-            raise Untracked("what depends on another may not fit")
+            raise Untracked("a dependent property may not fit")
         self.least, self.slots = least, slots
 
     def end(self) -> str:

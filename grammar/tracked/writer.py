@@ -118,7 +118,7 @@ class _Writer:
         elif isinstance(kind, list) and not {"enum", "const", "$ref", "anyOf", "allOf", "oneOf"} & keywords:
             yield f"{name}: " + " | ".join([self.rule(self._of_type(one, schema)) for one in kind])
         else:
-            raise Untracked("it stands where members are not tracked")
+            raise Untracked("it is at a place where members are not tracked")
 
     def _of_type(self, kind: str, schema: dict[str, Any]) -> dict[str, Any]:
         """The part of a schema of several types that is about one of them."""

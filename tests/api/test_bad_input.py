@@ -425,11 +425,11 @@ async def test_a_wrong_entry_of_logit_bias_is_told_from_the_others(
         ({"guided_decoding_backend": "outlines"}, "nothing binds the answer; leave it out."),
         (
             {"guided_decoding_backend": "outlines", "guided_json": {}},
-            "outlines does not take schemas; guidance does.",
+            "outlines does not support schemas; guidance does.",
         ),
         (
             {"guided_decoding_backend": "xgrammar", "guided_regex": "a"},
-            "xgrammar does not take regular expressions; guidance or outlines does.",
+            "xgrammar does not support regular expressions; guidance or outlines does.",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from personae.grammar.budget.build import _BEHIND
+from personae.grammar.budget.build import _LOW_PRIORITY
 
 GRAMMAR = Path(__file__).resolve().parents[2] / "grammar"
 # Run alone: the fork server and its children.
@@ -36,6 +36,8 @@ def test_no_type_is_first_read_by_msgspec_while_threads_decode_it() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="where threads have priorities of their own")
 def test_what_is_not_small_is_compiled_behind_the_steps() -> None:
     usual = os.getpriority(os.PRIO_PROCESS, 0)
-    behind = _BEHIND.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result()
-    assert behind == min(usual + 5, 19)
+    niceness = _LOW_PRIORITY.submit(
+        lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    ).result()
+    assert niceness == min(usual + 5, 19)
     assert os.getpriority(os.PRIO_PROCESS, 0) == usual

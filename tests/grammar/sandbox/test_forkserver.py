@@ -75,8 +75,8 @@ def test_what_comes_back_is_what_compiling_here_comes_to(
     sandbox: Sandbox, here: GrammarCompiler, spec: GrammarSpec
 ) -> None:
     there: list[CompilePlan] = []
-    analysis = sandbox.draft(spec, tell=there.append)
-    assert analysis == here.draft(spec)
+    analysis = sandbox.analyse(spec, report=there.append)
+    assert analysis == here.analyse(spec)
     assert there[-1] == analysis.compile_plan
 
 
@@ -87,37 +87,37 @@ def test_what_is_refused_here_is_refused_there_in_the_same_words(
     sandbox: Sandbox, here: GrammarCompiler, wrong: GrammarSpec
 ) -> None:
     with pytest.raises(GrammarError) as there:
-        sandbox.draft(wrong)
+        sandbox.analyse(wrong)
     with pytest.raises(GrammarError) as refused:
-        here.draft(wrong)
+        here.analyse(wrong)
     assert str(there.value) == str(refused.value)
     assert (there.value.param, there.value.code) == (refused.value.param, refused.value.code)
 
 
 def test_a_bomb_ends_by_itself_and_others_are_compiled_meanwhile(sandbox: Sandbox) -> None:
-    sandbox.draft(GOOD)
+    sandbox.analyse(GOOD)
     refused: list[GrammarError] = []
 
     def light() -> None:
         try:
-            sandbox.draft(BOMB)
+            sandbox.analyse(BOMB)
         except GrammarError as error:
             refused.append(error)
 
     bomb = threading.Thread(target=light, daemon=True)
     bomb.start()
-    assert sandbox.draft(GOOD).plan
+    assert sandbox.analyse(GOOD).plan
     bomb.join(PATIENCE)
     [error] = refused
     assert (error.code, error.param) == ("grammar_too_complex", "response_format.json_schema.schema")
-    assert sandbox.draft(GOOD).plan
+    assert sandbox.analyse(GOOD).plan
 
 
 def test_memory_is_a_limit_of_its_own() -> None:
     small = Sandbox(VOCABULARY, SandboxLimits(processor=60.0, memory=2**25, patience=300.0))
-    assert small.draft(GOOD).plan
+    assert small.analyse(GOOD).plan
     with pytest.raises(GrammarError, match="limits"):
-        small.draft(BOMB)
+        small.analyse(BOMB)
     small.close()
 
 
@@ -127,7 +127,7 @@ def test_a_library_that_finds_no_memory_is_not_asked_to_say_where(monkeypatch: p
     monkeypatch.setenv("RUST_BACKTRACE", "1")
     monkeypatch.setenv("RUST_LIB_BACKTRACE", "full")
     sandbox = Sandbox(VOCABULARY, PATIENT)
-    sandbox.draft(GOOD)
+    sandbox.analyse(GOOD)
     assert sandbox._process is not None
     delivered = Path(f"/proc/{sandbox._process.pid}/environ").read_bytes().split(b"\0")
     assert [one for one in delivered if b"BACKTRACE" in one] == [b"RUST_BACKTRACE=0"]
@@ -156,12 +156,12 @@ def test_children_stand_by_before_anybody_asks_and_others_take_their_places() ->
     sandbox = Sandbox(VOCABULARY, PATIENT)
     sandbox.start()
     first = standing(sandbox)
-    assert sandbox.draft(GOOD).plan
+    assert sandbox.analyse(GOOD).plan
     second = standing(sandbox, 1, but=first)
     for pid in first | second:  # by whatever hand
         with suppress(ProcessLookupError):  # the one that has answered
             os.kill(pid, signal.SIGKILL)
-    assert sandbox.draft(GOOD).plan
+    assert sandbox.analyse(GOOD).plan
     last = standing(sandbox, but=first | second)
     sandbox.close()
     eventually(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in last), "they end with it")
@@ -170,15 +170,15 @@ def test_children_stand_by_before_anybody_asks_and_others_take_their_places() ->
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_child_that_has_answered_answers_again_within_the_same_limits() -> None:
     sandbox = Sandbox(VOCABULARY, PATIENT)
-    assert sandbox.draft(GOOD).plan
+    assert sandbox.analyse(GOOD).plan
     seen = standing(sandbox)
     for _ in range(12):
-        assert sandbox.draft(GOOD).plan
+        assert sandbox.analyse(GOOD).plan
         seen |= standing(sandbox)
     assert len(seen) < 8
     with pytest.raises(GrammarError, match="limits"):
-        sandbox.draft(BOMB)
-    assert sandbox.draft(GOOD).plan
+        sandbox.analyse(BOMB)
+    assert sandbox.analyse(GOOD).plan
     sandbox.close()
 
 
@@ -188,9 +188,9 @@ def test_a_child_that_has_grown_ends_when_it_has_answered() -> None:
     sandbox = Sandbox(VOCABULARY, structs.replace(PATIENT, size_estimate=-(2**40)))
     sandbox.start()
     first = standing(sandbox)
-    assert sandbox.draft(GOOD).plan
+    assert sandbox.analyse(GOOD).plan
     eventually(lambda: not first <= standing(sandbox), "it ends")
-    assert sandbox.draft(GOOD).plan
+    assert sandbox.analyse(GOOD).plan
     sandbox.close()
 
 
@@ -207,20 +207,20 @@ def given_way(children: Set[int]) -> set[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="SCHED_IDLE is Linux's")
 def test_a_spec_that_takes_long_gives_way_to_everybody_and_its_child_takes_no_other() -> None:
     sandbox = Sandbox(VOCABULARY, PATIENT)
-    assert sandbox.draft(GOOD).plan
+    assert sandbox.analyse(GOOD).plan
     assert not given_way(standing(sandbox))
     asked = sandbox.ask(b"n", msgspec.msgpack.encode((BOMB, True)))
     next(asked)
     eventually(lambda: given_way(standing(sandbox)), "it gives way")
-    assert sandbox.draft(GOOD).plan
+    assert sandbox.analyse(GOOD).plan
     assert len(given_way(standing(sandbox))) <= 1
     for _ in asked:
         """It is heard to the end."""
     long = spec_of({"enum": [f"value {n}" for n in range(5_000)]})  # answered, and not within milliseconds
     for _ in range(3):
-        assert sandbox.draft(long).plan
+        assert sandbox.analyse(long).plan
     eventually(lambda: not given_way(standing(sandbox)), "nobody who waits for a spec has given way")
-    assert sandbox.draft(GOOD).plan
+    assert sandbox.analyse(GOOD).plan
     sandbox.close()
 
 
@@ -229,12 +229,12 @@ def test_a_spec_that_only_lacked_a_processor_is_not_called_too_complex() -> None
 
     def drafted() -> bool:
         with suppress(Overloaded):
-            return hurried.draft(GOOD).plan is not None
+            return hurried.analyse(GOOD).plan is not None
         return False
 
     eventually(drafted, "children stand by")
     with pytest.raises(Overloaded):
-        hurried.draft(spec_of(conditions(40)))
+        hurried.analyse(spec_of(conditions(40)))
     hurried.close()
 
 
@@ -248,7 +248,7 @@ def test_children_beyond_those_that_are_kept_end_although_younger_ones_stand_by(
     for child in asked:
         assert list(child)
     eventually(lambda: len(standing(sandbox)) <= 4, "the others end")
-    assert sandbox.draft(GOOD).plan
+    assert sandbox.analyse(GOOD).plan
     sandbox.close()
 
 
@@ -266,16 +266,16 @@ def test_a_warm_compiler_has_them_before_its_first_spec() -> None:
 def test_a_server_that_has_died_is_begun_again_and_who_waits_too_long_may_come_again() -> None:
     sandbox = Sandbox(VOCABULARY, PATIENT)
     sandbox.close()
-    sandbox.draft(GOOD)
+    sandbox.analyse(GOOD)
     assert sandbox._process is not None
     os.kill(sandbox._process.pid, signal.SIGKILL)
     sandbox._process.wait(PATIENCE)
-    assert sandbox.draft(GOOD).plan
+    assert sandbox.analyse(GOOD).plan
     sandbox.close()
     sandbox.close()
     hurried = Sandbox(VOCABULARY, SandboxLimits(patience=0.001))
     with pytest.raises(Overloaded):
-        hurried.draft(GOOD)
+        hurried.analyse(GOOD)
     hurried.close()
 
 
@@ -283,9 +283,9 @@ def test_only_what_is_not_small_or_has_to_be_rewritten_goes_there(monkeypatch: p
     asked: list[GrammarSpec] = []
     compiler = GrammarCompiler(VOCABULARY)
     assert compiler._sandbox is not None
-    inner = compiler._sandbox.draft
+    inner = compiler._sandbox.analyse
     monkeypatch.setattr(
-        compiler._sandbox, "draft", lambda spec, **more: asked.append(spec) or inner(spec, **more)
+        compiler._sandbox, "analyse", lambda spec, **more: asked.append(spec) or inner(spec, **more)
     )
     compiler.compile(spec_of({"type": "object", "properties": {"n": {"type": "integer"}}}))
     assert asked == []
@@ -300,8 +300,8 @@ def test_a_schema_whose_references_explode_is_refused_by_keyword_and_the_next_is
     sandbox: Sandbox,
 ) -> None:
     with pytest.raises(GrammarError, match="'unevaluatedItems' at #/"):
-        sandbox.draft(spec_of(laughs(40)))
-    assert sandbox.draft(REWRITTEN).plan
+        sandbox.analyse(spec_of(laughs(40)))
+    assert sandbox.analyse(REWRITTEN).plan
 
 
 def accepts(grammar: BoundGrammar, text: str) -> bool:
