@@ -1,1 +1,1 @@
-"""HTTP, command line and library. It handles JSON and no tensors."""
+"""HTTP, the command line and the library. This package handles JSON and no tensors."""

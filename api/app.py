@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, and what stands before them."""
+"""The HTTP application: its routes and its middleware."""
 
 import hashlib
 import time
@@ -113,7 +113,7 @@ OPERATIONS = (
     pages.docs,
     pages.console_file,
 )
-"""Every route there is."""
+"""All routes."""
 
 
 @cache
@@ -122,7 +122,7 @@ def _description(root_path: str) -> bytes:
 
 
 def _cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
-    """The outermost middleware, so that pages can read refusals, and their preflights need no key."""
+    """The outermost middleware, so that pages can read refusals, and their preflight requests need no key."""
     if not origins:
         return []
     return [
@@ -154,9 +154,9 @@ def make_context(
     stored: ResponseStore | None = None,
     scaler: ReplicaScaler | None = None,
 ) -> RequestContext:
-    """What the routes need of an open engine.
+    """What the routes need from an open engine.
 
-    Raises ModelLoadError when the model's chat template cannot be compiled, or a format is not known.
+    Raises ModelLoadError if the model's chat template cannot be compiled, or a format is unknown.
     """
     base = next(iter(client.models(DEFAULT_TENANT)))
     metrics = Metrics(client, base, settings.max_adapters, registry, settings.tenant_metrics)
@@ -179,7 +179,8 @@ def make_context(
 
 
 def _fingerprint(client: EngineClient, settings: ApiSettings) -> str:
-    """A fingerprint of all that decides an answer besides the request: model, options, program version."""
+    """A fingerprint of everything that determines an answer besides the request: model, options, program
+    version."""
     bases = [card for card in client.models(DEFAULT_TENANT).values() if card.adapter is None]
     facts = (personae.__version__, bases, settings.about, client.max_model_len, client.vocab_size)
     return f"fp_{hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:12]}"
@@ -199,11 +200,10 @@ def create_app(
 ) -> Starlette:
     """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
 
-    Without `tenants` no key is required; without `usage` or `stored` it is not kept what is used, or
-    what was answered; without a `scaler` the engines stay as many as they are; without a `registry` no
-    adapters can be uploaded, without `batches` no files; batches run within
-    `batches.running(app.state.context)`. Raises ModelLoadError when the model's chat template cannot be
-    compiled, or a format is not known.
+    Without `tenants`, no key is required. Without `usage` or `stored`, usage or responses are not stored.
+    Without a `scaler`, the number of engines is fixed. Without a `registry`, adapters cannot be uploaded;
+    without `batches`, files cannot. Batches run within `batches.running(app.state.context)`. Raises
+    ModelLoadError if the model's chat template cannot be compiled, or a format is unknown.
     """
     settings = settings or ApiSettings()
     context = make_context(client, settings, registry, batches, tracing, tenants, usage, stored, scaler)

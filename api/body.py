@@ -1,4 +1,4 @@
-"""A request's JSON body, from the connection to a checked struct."""
+"""Reads a request's JSON body, from the connection to a checked struct."""
 
 from functools import partial
 from typing import TypeVar
@@ -17,11 +17,11 @@ _SHOWN = 100
 
 
 async def read_json(request: Request, type: type[T], context: RequestContext) -> T:
-    """The request's body as `type`. Raises RequestError, and what reading the body raises.
+    """The request's body as `type`. Raises RequestError, and the errors of reading the body.
 
-    A long body waits for its tenant's turn, which the request keeps until it is ready for the engine; a
-    client that leaves meanwhile loses its place. Raises RateLimited or Overloaded for a body for which there
-    is no room.
+    A long body waits for its tenant's turn, which the request keeps until it is ready for the engine. A
+    client that leaves meanwhile loses its place. Raises RateLimited or Overloaded if there is no room for the
+    body.
     """
     _check_headers(request)
     body = await _receive(request, context)
@@ -53,11 +53,11 @@ def _check_headers(request: Request) -> None:
 
 
 async def _receive(request: Request, context: RequestContext) -> bytes:
-    """The body, for which there is room. Starlette's own `body()` would keep it as long as the request."""
+    """The body, within the room for bodies. Starlette's own `body()` would keep it as long as the request."""
     hold = context.bodies.hold(context.caller.identity)
     context.caller.until_ready.callback(hold.shrink)
     length = request.headers.get("content-length", "")
-    if length.isdigit():  # the gate has checked it
+    if length.isdigit():  # the gate has checked the header
         hold.grow(int(length))
     pieces, size = [], 0
     try:

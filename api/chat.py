@@ -84,7 +84,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What takes time to make of a request."""
+    """What takes time to prepare for a request."""
 
     prompt: list[int]
     bound: Bound | None
@@ -96,7 +96,7 @@ class _Prepared:
 async def admit(
     context: RequestContext, body: ChatRequest, prefix: str = "chatcmpl-"
 ) -> tuple[Job, "ChatBuilder"]:
-    """Check everything, render and encode; the job, whose id begins with `prefix`, is ready to run."""
+    """Check everything, render and encode. The job, whose id begins with `prefix`, is then ready to run."""
     refuse_unserved(body)
     settings, client = context.settings, context.client
     model = context.chosen(body)
@@ -152,8 +152,8 @@ async def admit(
 
 
 def _prepare(context: RequestContext, body: ChatRequest, kept: int | None, brief: bool) -> _Prepared:
-    """Render, encode, and find what binds the answer. The prompt comes first: one that is too long is not
-    worth the rest."""
+    """Render, encode, and find what binds the answer. The prompt comes first, because a prompt that is too
+    long makes the rest unnecessary."""
     limit = context.client.max_model_len
     functions_of(body.tools)
     try:
@@ -186,8 +186,7 @@ def _prepare(context: RequestContext, body: ChatRequest, kept: int | None, brief
 
 
 def _predicted(context: RequestContext, body: ChatRequest, brief: bool) -> tuple[int, ...]:
-    """The tokens of what the caller expects, as many as an answer may have; none if there are to be no
-    drafts."""
+    """The tokens of the predicted answer, as many as an answer may have. None if there are no drafts."""
     if body.prediction is None or body.speculate is False:
         return ()
     limit = context.client.max_model_len
@@ -197,7 +196,7 @@ def _predicted(context: RequestContext, body: ChatRequest, brief: bool) -> tuple
 
 
 def template_kwargs(context: RequestContext, body: ChatRequest) -> dict[str, Any]:
-    """The variables that the request sets for the template, each by whatever name it has for it."""
+    """The template variables that the request sets, each under the template's name for it."""
     family = context.family
     thinking, effort = family.thinking(body.enable_thinking), family.effort(body.reasoning_effort)
     return {**thinking, **effort, **(body.chat_template_kwargs or {})}
@@ -213,7 +212,7 @@ def _logprobs(body: ChatRequest, context: RequestContext) -> int | None:
 
 
 def _max_tokens(body: ChatRequest) -> tuple[int | None, str]:
-    """How many tokens were asked for, and by which of the field's two names."""
+    """The requested number of tokens, and which of the field's two names was used."""
     older, newer = asked_tokens(body.max_tokens), asked_tokens(body.max_completion_tokens)
     if newer is None:
         return older, "max_tokens"
@@ -235,9 +234,10 @@ def _echo(body: ChatRequest) -> str:
 
 
 class ChatBuilder(AnswerBuilder):
-    """The shape of this route's answers.
+    """Builds this route's answers.
 
-    A stream's events: the role first, the text as it comes, then why it ended, then perhaps the usage.
+    A stream's events are the role, the text as it arrives, the reason why it ended, and the usage if it was
+    requested.
     """
 
     def __init__(self, job: Job, body: ChatRequest, prompt: list[int]) -> None:
@@ -252,7 +252,7 @@ class ChatBuilder(AnswerBuilder):
         self._as_ids = bool(body.return_tokens_as_token_ids)
 
     def whole(self, parts: list[Part], pack: Pack = as_list) -> ChatCompletion:
-        """The answer that is not streamed."""
+        """The complete answer of a request that is not streamed."""
         job, body = self._job, self._body
         answer = ChatCompletion(
             job.id,
@@ -295,7 +295,7 @@ class ChatBuilder(AnswerBuilder):
             yield self._chunk([end])
 
     def last(self) -> Iterable[ChatChunk]:
-        """The usage, if it was asked for."""
+        """The usage, if it was requested."""
         if self._usage:
             yield self._chunk([], self._job.usage())
 
@@ -343,7 +343,7 @@ def _message(words: OutputPieces, *, reasoning: bool) -> ChatMessage:
 
 
 def _deltas(words: OutputPieces, *, reasoning: bool) -> Iterable[ChatDelta]:
-    """The answer in its order: one delta per piece; adjacent calls share one."""
+    """The answer in order: one delta per piece; adjacent calls share one."""
     calls: list[ToolCallDelta] = []
     for piece in words.pieces:
         if isinstance(piece, CallPart):

@@ -1,12 +1,12 @@
-"""Chat templates: from messages to the prompt's text.
+"""Renders chat templates: from messages to the prompt's text.
 
-The templates are Jinja programs that come with a model, written for Hugging Face's `apply_chat_template`;
-what they may rely on is described at https://huggingface.co/docs/transformers/chat_templating_writing. They
-run in Jinja's immutable sandbox and see plain JSON data only. A client's own template is run only where the
-server was configured to trust it.
+The templates are Jinja programs that come with a model, written for Hugging Face's `apply_chat_template`.
+https://huggingface.co/docs/transformers/chat_templating_writing describes what they may rely on. They run in
+Jinja's immutable sandbox and see plain JSON data only. A client's own template runs only if the server was
+configured to trust it.
 
-A template may loop for ever, and what a client sends decides how often it does, so every turn of a loop and
-every piece of output looks at the clock. Products and powers are bounded as well.
+A template may loop for ever, and the client's input determines how often it does. So every iteration of a
+loop and every piece of output checks the clock. Products and powers are bounded as well.
 """
 
 import json
@@ -37,23 +37,23 @@ from personae.errors import ModelLoadError, RequestError, TemplateTooSlow, Unsup
 from personae.grammar.tools.custom import CUSTOM_INPUT
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which clients send an earlier answer's reasoning; templates read the first or the second."""
+"""Names under which clients send an earlier answer's reasoning. Templates read the first or the second."""
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-_ENDS: ContextVar[float] = ContextVar("ends")  # when the template that runs here must have ended
+_ENDS: ContextVar[float] = ContextVar("ends")  # when the running template must have ended
 SECONDS = 10.0
 CHARACTERS = 2**24
-_LARGEST = 2**64  # number in a product
+_LARGEST = 2**64  # the largest number in a product
 _LARGEST_POWER = 64
 _MARK = "PERSONAE_CONTINUES_HERE "
-"""Ends the message to be continued while the template runs; its blank shows whether the template trims."""
+"""Ends the message to be continued while the template runs. Its blank shows whether the template trims."""
 
 
 class PromptTooLong(Exception):
-    """The template has written more than the caller has use for."""
+    """The template has written more than the caller can use."""
 
 
 def takes_tools(source: str) -> bool:
-    """Whether a template is given the tools of a request, whatever it does with them."""
+    """Whether a template uses the tools of a request at all."""
     try:
         tree = _environment().parse(source)
         return "tools" in meta.find_undeclared_variables(tree)
@@ -62,11 +62,12 @@ def takes_tools(source: str) -> bool:
 
 
 class ChatTemplate:
-    """A compiled template. `special_tokens` are the names it may use, such as `bos_token`, and their texts.
+    """A compiled template. `special_tokens` are the names that it may use, such as `bos_token`, and their
+    texts.
 
-    `generic_tools`: it is given no tools; they are described in the messages. It is bounded by `seconds` and
-    `characters`, looked at in every turn of a loop and between any two pieces of output. Raises
-    ModelLoadError when the template is not valid Jinja.
+    `generic_tools`: the template gets no tools; the messages describe them. It is limited to `seconds` and
+    `characters`, which are checked in every iteration of a loop and between any two pieces of output. Raises
+    ModelLoadError if the template is not valid Jinja.
     """
 
     def __init__(
@@ -108,9 +109,9 @@ class ChatTemplate:
     ) -> str:
         """The prompt for `messages`. With `continue_final_message` it ends within the last message's content.
 
-        `kwargs` are further variables for the template, `tools` those that the model may call, `seconds` less
-        time than usual. Raises TemplateTooSlow, PromptTooLong as soon as there are more than `characters`,
-        and RequestError when the template refuses the messages or fails on them.
+        `kwargs` are more variables for the template, `tools` those that the model may call, `seconds` a
+        shorter time limit than usual. Raises TemplateTooSlow, PromptTooLong as soon as there are more than
+        `characters`, and RequestError if the template refuses the messages or fails on them.
         """
         if continue_final_message and add_generation_prompt:
             raise RequestError(
@@ -147,8 +148,8 @@ class ChatTemplate:
         return prompt if final is None else _cut(prompt, final)
 
     def _shown(self, characters: int | None, chat: list[dict[str, Any]], **variables: Any) -> str:
-        """The prompt. A template that cannot do with messages without content, or with malformed arguments,
-        gets them as it knows them."""
+        """The prompt. A template that cannot handle messages without content, or malformed arguments, gets
+        them in a form that it can."""
         calls = [call["function"] for message in chat for call in message.get("tool_calls", ())]
         malformed = [call for call in calls if isinstance(call["arguments"], MalformedArguments)]
         silent = [message for message in chat if "content" not in message]
@@ -156,7 +157,7 @@ class ChatTemplate:
             prompt = self._write(characters, messages=chat, **variables)
         except (TemplateTooSlow, PromptTooLong):
             raise
-        except Exception as error:  # a template is a program: on odd messages it can fail in any way
+        except Exception as error:  # a template is a program: unusual messages can make it fail in any way
             if not malformed and not silent:
                 raise RequestError(
                     f"The chat template refuses these messages: {error}", param="messages"
@@ -173,7 +174,7 @@ class ChatTemplate:
         return self._shown(characters, chat, **variables)
 
     def _shows(self, role: str) -> bool:
-        """Whether a first message of that role gets into the prompt."""
+        """Whether a first message with that role gets into the prompt."""
         chat = [{"role": role, "content": _MARK}, {"role": "user", "content": "?"}]
         token = _ENDS.set(time.perf_counter() + self._seconds)
         try:
@@ -185,7 +186,7 @@ class ChatTemplate:
             _ENDS.reset(token)
 
     def _write(self, characters: int | None, **variables: Any) -> str:
-        """What the template writes. Raises TemplateError when it is too much, PromptTooLong and
+        """What the template writes. Raises TemplateError beyond the template's own limit, PromptTooLong and
         TemplateTooSlow."""
         pieces, length = [], 0
         for piece in self._template.generate(**variables):
@@ -273,15 +274,15 @@ def _text(content: Content, where: str) -> str:
 
 
 class MalformedArguments(str):
-    """What a model wrote in place of arguments, as a template finds it: text that is shown as it is.
+    """Malformed arguments that a model wrote, as a template sees them: text that is shown unchanged.
 
-    A template that shows arguments one by one finds one, the text.
+    A template that shows arguments one by one sees a single one, the text.
     """
 
     __slots__ = ()
 
     def items(self) -> list[tuple[str, str]]:
-        """The text, under a name."""
+        """The text as the only argument."""
         return [("arguments", str(self))]
 
 
@@ -291,7 +292,8 @@ def _items(value: Any) -> Any:
 
 
 def _tool_call(call: PastToolCall, where: str) -> dict[str, Any]:
-    """A call as templates know it: always of a function. A custom tool's takes its input."""
+    """A call as templates know it: always of a function. A call of a custom tool becomes one with its
+    input."""
     arguments: Any = None
     if call.type == "custom" and call.custom is not None:
         name, arguments = call.custom.name, {CUSTOM_INPUT: call.custom.input}
@@ -309,7 +311,7 @@ def _tool_call(call: PastToolCall, where: str) -> dict[str, Any]:
 
 
 def _cut(prompt: str, final: str) -> str:
-    """The prompt up to where the marked message ends; without trailing blanks if the template trims them."""
+    """The prompt up to the end of the marked message; without trailing blanks if the template trims them."""
     at = prompt.rfind(_MARK.strip())
     if at < 0 or final.strip() not in prompt:
         raise RequestError(
@@ -348,13 +350,13 @@ def _look_at_the_clock() -> None:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, whose loops look at the clock in every turn."""
+    """The sandbox. Its loops check the clock in every iteration."""
 
     turn = staticmethod(_look_at_the_clock)
     intercepted_binops = frozenset({"*", "**"})
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """A product or a power; one that is too large is refused before it is computed."""
+        """A product or a power. One that is too large is refused before it is computed."""
         if operator == "**" and not (abs(left) <= _LARGEST and abs(right) <= _LARGEST_POWER):
             raise TemplateError("a power is too large")
         if operator == "*":
@@ -380,7 +382,8 @@ def _environment() -> _Environment:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the model's own text for training; here, only its body."""
+    """`{% generation %}…{% endgeneration %}` marks the model's own text for training. Here only its body is
+    used."""
 
     tags = {"generation"}  # noqa: RUF012  jinja2's own declaration
 

@@ -1,4 +1,4 @@
-"""Checks finished answers: what a grammar may not have wholly bound, since it is not `strict`."""
+"""Checks finished answers that a grammar may not have bound completely because it is not `strict`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,16 +16,16 @@ from personae.grammar.sandbox.checker import Checker, check_at_once
 from personae.grammar.schema.validate import SchemaValidation as Found
 from personae.grammar.spec import GrammarSpec
 
-SECONDS = 10.0  # that an answer waits for its check
+SECONDS = 10.0  # for which an answer waits for its check
 _AT_ONCE = 4  # checks of a tenant in the checker; its other checks wait, other tenants' do not
-_Places = WeakValueDictionary[str, anyio.CapacityLimiter]  # while they are used
+_Places = WeakValueDictionary[str, anyio.CapacityLimiter]  # kept while they are used
 _PLACES: RunVar[_Places] = RunVar("places of checks, by tenant")
-_CHECKER = Checker()  # one process for all; begun when it is first needed
+_CHECKER = Checker()  # one process for all, started when it is first needed
 
 
 class AnswerCheck:
-    """Follows one answer of a tenant's. Its text is checked against `content`, the arguments of calls against
-    the schemas of `functions`, by name."""
+    """Follows one answer of a tenant. Its text is checked against `content`, and the arguments of calls
+    against the schemas of `functions`, by name."""
 
     def __init__(
         self, tenant: str, content: GrammarSpec | None, functions: Mapping[str, dict[str, Any]]
@@ -39,7 +39,7 @@ class AnswerCheck:
     def of(
         cls, tenant: str, content: GrammarSpec | None, functions: Mapping[str, dict[str, Any]] | None = None
     ) -> "AnswerCheck | None":
-        """The check; None if there is nothing to check."""
+        """The check. None if there is nothing to check."""
         return cls(tenant, content, functions or {}) if content is not None or functions else None
 
     def take(self, words: OutputPieces) -> None:
@@ -47,7 +47,7 @@ class AnswerCheck:
         self._words.add(words)
 
     async def outcome(self) -> Validation | None:
-        """Whether the answer is valid; None if it has no part that had to be checked."""
+        """Whether the answer is valid. None if no part of it had to be checked."""
         parts, calls = self._parts()
         if not parts:
             return None
@@ -64,7 +64,7 @@ class AnswerCheck:
         return Validation(not violations, violations)
 
     def _parts(self) -> tuple[list[tuple[GrammarSpec, str]], list[int | None]]:
-        """What is to be checked, and the calls whose arguments it is; None is the text."""
+        """The parts to check, and for each the index of the call whose arguments it is; None for the text."""
         words = self._words
         parts: list[tuple[GrammarSpec, str]] = []
         calls: list[int | None] = []
@@ -80,7 +80,7 @@ class AnswerCheck:
 
 
 async def _checked_in_process(tenant: str, parts: list[tuple[GrammarSpec, str]]) -> list[Found] | None:
-    """None if they could not be checked within the limits."""
+    """The outcomes. None if the limits did not allow the checks."""
     all_places = _PLACES.get(None)
     if all_places is None:
         _PLACES.set(all_places := _Places())
@@ -91,5 +91,5 @@ async def _checked_in_process(tenant: str, parts: list[tuple[GrammarSpec, str]])
 
 
 def extension(part: Part) -> Extension | UnsetType:
-    """What the end of a choice says beyond OpenAI's fields."""
+    """The fields at the end of a choice that OpenAI does not have."""
     return UNSET if part.validation is None else Extension(part.validation)

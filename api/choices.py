@@ -1,4 +1,4 @@
-"""One choice of an answer, as it grows: from the engine's deltas to text, logprobs and a reason to end."""
+"""One choice of an answer, as it grows: turns the engine's deltas into text, logprobs and a reason to end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ from personae.grammar.structure.answer import AnswerShape
 
 @dataclass(slots=True)
 class Part:
-    """What a choice gained; parts of one choice add up. `finish` is None until its last part.
+    """What a choice gained. Parts of one choice can be added. `finish` is None until its last part.
 
-    `tokens` are the emitted ids, the stopping one included; `reasoned` counts those that were reasoning.
+    `tokens` are the emitted ids, including the stopping one; `reasoned` counts those of the reasoning.
     `stop_reason` is the stop string or stop token id that ended the choice, None for EOS. `entries` has one
-    entry per token if logprobs were asked for, an echoed prompt's tokens before the others. `validation`
+    entry per token if logprobs were requested, with an echoed prompt's tokens before the others. `validation`
     comes with the last part, if anything was checked. `moved`: as in `Delta`.
     """
 
@@ -36,7 +36,7 @@ class Part:
     validation: Validation | None = None
 
     def add(self, later: "Part") -> None:
-        """Take in what came after this part."""
+        """Add what came after this part."""
         self.words.add(later.words)
         self.tokens += later.tokens
         self.entries += later.entries
@@ -51,21 +51,22 @@ class Part:
 
 
 class OutputCheck(Protocol):
-    """Judges a finished answer."""
+    """Validates a finished answer."""
 
     def take(self, words: OutputPieces) -> None:
         """What the answer gained."""
 
     async def outcome(self) -> Validation | None:
-        """The judgement; None if there was nothing to judge."""
+        """The result. None if there was nothing to validate."""
 
 
 class Choice:
     """Follows one sequence. `opening` is text that comes before the answer (an echo).
 
-    `prompt` is what the answer continues; with `echoed` its tokens have entries too. Without `answers`
-    (an echo of `max_tokens` 0) the one token that the engine had to make is dropped. With a `shape` the
-    answer is taken apart; `special` maps the names of special tokens to ids. `check` sees the whole text.
+    `prompt` is what the answer continues; with `echoed` its tokens have entries too. Without `answers` (an
+    echo with `max_tokens` 0), the one token that the engine had to make is dropped. With a `shape`, the
+    answer is divided into its parts; `special` maps the names of special tokens to ids. `check` sees the
+    whole text.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Choice:
         self._opening = opening
         self._prompt = prompt if echoed else ()
         self._prompt_seen = 0
-        self._unsaid: list[TokenEntry] = []  # of tokens of which it is not known yet whether they are text
+        self._unsaid: list[TokenEntry] = []  # of tokens that may yet turn out not to be text
         self._answers = answers
         self._check = check if answers else None
         self._include_stop = style.include_stop
@@ -109,7 +110,7 @@ class Choice:
             )
 
     def take(self, delta: Delta) -> Part:
-        """What `delta` adds. With the last part `ended` is set; a stop string may bring it early."""
+        """What `delta` adds. The last part sets `ended`; a stop string may cause that early."""
         part = Part(self.index, cached=delta.cached or 0, queued=delta.queued, moved=delta.moved)
         part.prompt_logprobs += delta.prompt_logprobs
         for logprobs in delta.prompt_logprobs if self._prompt else ():
@@ -139,7 +140,7 @@ class Choice:
         return part
 
     async def judge(self, last: Part) -> None:
-        """Have the whole answer checked, if it has to be; `last` is its last part."""
+        """Check the whole answer, if it has to be checked. `last` is its last part."""
         if self._check is not None:
             last.validation = await self._check.outcome()
 
@@ -175,7 +176,7 @@ class Choice:
 
 
 class _Places:
-    """Counts at which character of the text each token begins, held-back characters not counted."""
+    """Finds the character of the text at which each token begins, without counting held-back characters."""
 
     def __init__(self, text: Detokenizer) -> None:
         self._text = text

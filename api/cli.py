@@ -1,7 +1,7 @@
 """The command line: `personae serve`, `chat`, `tenants`, `keys` and `adapters`; in a checkout also `eval`,
 `bench` and `simulate`.
 
-What is heavy (torch, the server) is imported inside the commands, so that `personae --help` is quick.
+Heavy packages (torch, the server) are imported inside the commands, so that `personae --help` is quick.
 """
 
 from typing import Annotated
@@ -23,7 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its tables cut the names of options where there are 80 columns
+    rich_markup_mode=None,  # its tables cut off the names of options in 80 columns
 )
 
 app.add_typer(tenants_app, name="tenants")
@@ -51,7 +51,7 @@ def _personae(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """What stands before any command."""
+    """Options that come before any command."""
 
 
 @app.command(cls=OptionsCommand)

@@ -60,7 +60,7 @@ class GivenPrompt:
     refuses=(404, 504),
 )
 async def completions(request: Request) -> Response | EventStream:
-    """Continue one or more prompts, at once or as a stream. Choice p * n + i is prompt p's i-th."""
+    """Continue one or more prompts, at once or as a stream. Choice p * n + i is choice i of prompt p."""
     context = context_of(request)
     body = await read_json(request, CompletionRequest, context)
     job, form = await admit(context, body)
@@ -68,7 +68,7 @@ async def completions(request: Request) -> Response | EventStream:
 
 
 async def admit(context: RequestContext, body: CompletionRequest) -> tuple[Job, "CompletionBuilder"]:
-    """Check everything and encode; the job is ready to run."""
+    """Check everything and encode. The job is then ready to run."""
     refuse_unserved(body)
     settings, client = context.settings, context.client
     model = context.chosen(body)
@@ -126,12 +126,12 @@ async def admit(context: RequestContext, body: CompletionRequest) -> tuple[Job, 
 
 
 def _asked(body: CompletionRequest) -> int | None:
-    """The most tokens of an answer; None for what is left of the context."""
+    """The most tokens of an answer. None for what is left of the context."""
     return _DEFAULT_MAX_TOKENS if body.max_tokens is None else asked_tokens(body.max_tokens)
 
 
 def _length(body: CompletionRequest, asked: int | None, prompt: int, limit: int, name: str) -> int:
-    """As params.answer_length; the default of 16 shrinks to what fits, since the client did not set it."""
+    """As params.answer_length. The default of 16 shrinks to what fits, because the client did not set it."""
     if body.max_tokens is None and asked is not None and prompt < limit:
         asked = min(asked, limit - prompt)
     return answer_length(asked, prompt=prompt, limit=limit, param="max_tokens", prompt_param=name)
@@ -140,7 +140,8 @@ def _length(body: CompletionRequest, asked: int | None, prompt: int, limit: int,
 def _prepare(
     context: RequestContext, body: CompletionRequest, most: int | None, brief: bool
 ) -> tuple[int, list[GivenPrompt]]:
-    """How many choices each prompt has, and the prompts: of longer ones the last `most` tokens."""
+    """The number of choices of each prompt, and the prompts; longer ones are cut to their last `most`
+    tokens."""
     limit, settings = context.client.max_model_len, context.settings
     most_prompts = max(limit if most is None else len(body.prompt), settings.max_sequences)
     if isinstance(body.prompt, list) and len(body.prompt) > most_prompts:
@@ -178,7 +179,8 @@ def encoded_prompts(
     most: int | None,
     brief: bool,
 ) -> list[GivenPrompt]:
-    """The prompts, of texts or of ids; of longer ones the last `most` tokens. Raises RequestError."""
+    """The prompts, from texts or from ids; longer ones are cut to their last `most` tokens. Raises
+    RequestError."""
     one = not isinstance(body.prompt, list) or isinstance(body.prompt[0], int)
     names = ["prompt" if one else f"prompt[{index}]" for index in range(len(texts or ids))]
     limit = context.client.max_model_len
@@ -207,7 +209,7 @@ def encoded_prompts(
 
 
 class CompletionBuilder(AnswerBuilder):
-    """The shape of this route's answers; a stream's events have the shape of the whole."""
+    """Builds this route's answers. A stream's events have the same shape as the complete answer."""
 
     def __init__(self, job: Job, body: CompletionRequest, prompts: list[GivenPrompt], count: int) -> None:
         self._job = job
@@ -221,7 +223,7 @@ class CompletionBuilder(AnswerBuilder):
         self._as_ids = bool(body.return_tokens_as_token_ids)
 
     def whole(self, parts: list[Part], pack: Pack = as_list) -> Completion:
-        """The answer that is not streamed."""
+        """The complete answer of a request that is not streamed."""
         choices = [self._choice(part, pack) for part in parts]
         for choice, part in zip(choices, parts, strict=True):
             choice.prompt_logprobs = None
@@ -233,13 +235,13 @@ class CompletionBuilder(AnswerBuilder):
         return self._answer(choices, self._job.usage())
 
     def of(self, part: Part) -> Iterable[Completion]:
-        """The event for a part, if it holds anything."""
+        """The event for a part, if it contains anything."""
         if part.words.text or part.tokens or part.entries or part.finish is not None:
             so_far = self._job.usage() if self._running_usage else None
             yield self._answer([self._choice(part)], so_far if self._usage else UNSET)
 
     def last(self) -> Iterable[Completion]:
-        """The usage, if it was asked for."""
+        """The usage, if it was requested."""
         if self._usage:
             yield self._answer([], self._job.usage())
 

@@ -41,24 +41,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BRIEF_SECONDS = 0.02
-"""What a template may take of the event loop's time."""
+"""The time of the event loop that a template may use."""
 
 _LONGEST_COMPARED, _MOST_COMPARED = 64, 16
-"""An unknown model's name: its characters, and how many names of about that length it is compared with."""
+"""For an unknown model's name: its characters, and how many names of about that length it is compared
+with."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What every route needs: the app's parts, and who asks.
+    """What every route needs: the app's parts, and the caller.
 
-    `registry` has the adapters that came while the server runs, `batches` the files and batches; None if
-    there is no place for them. `tenants` are those who may ask, `usage` is what they use, `responses` are
-    those that are kept; `scaler` adds and removes engines. `background` requests give way to all others.
-    `arrived` is when the request came, None for now; `patience` when its client has no more use for the
-    answer. Both are on `anyio.current_time`'s clock. `fingerprint` changes when the server could answer
-    otherwise than before. `ignored` names what of the request binds nothing; a header says so.
-    `targets` and `session` are of its headers. `answer_headers` are added to the answer's, as long as these
-    are not sent.
+    `registry` has the adapters that were added while the server runs, `batches` the files and batches; None
+    if there is no place for them. `tenants` are those who may send requests, `usage` records what they use,
+    `responses` are the stored ones; `scaler` adds and removes engines. `background` requests give way to all
+    others. `arrived` is when the request arrived, None for now; `patience` is when its client has no more use
+    for the answer. Both are on `anyio.current_time`'s clock. `fingerprint` changes when the server could
+    answer differently than before. `ignored` names what in the request binds nothing; a header lists it.
+    `targets` and `session` come from the request's headers. `answer_headers` are added to the answer's
+    headers until these are sent.
     """
 
     client: EngineClient
@@ -92,19 +93,21 @@ class RequestContext:
 
     @property
     def bases(self) -> set[str]:
-        """All names of the base model."""
+        """All names of the base."""
         cards = self.client.models(self.caller.tenant)
         return {name for name, card in cards.items() if card.adapter is None}
 
     def models(self) -> list[ModelCard]:
-        """All that the caller may name in `model`: the base, what came with the server, what came since."""
+        """Every name that the caller may use in `model`: the base, adapters of the server's start, and later
+        ones."""
         cards = dict(self.client.models(self.caller.tenant))
         for record in self.registry.list(self.caller.tenant) if self.registry else ():
             cards.setdefault(record.name, record.card())
         return list(cards.values())
 
     def chosen(self, body: Sampling) -> ModelCard:
-        """What is to answer: `model`, or the base with all of `adapters`. Raises NotFound or RequestError."""
+        """What answers the request: `model`, or the base with all of `adapters`. Raises NotFound or
+        RequestError."""
         card = self.model(self.named(body.model))
         if not body.adapters:
             return card
@@ -113,11 +116,11 @@ class RequestContext:
         return combined(card, parts, self.settings.max_rank)
 
     def named(self, name: str | None) -> str:
-        """The name of the model that a request asks for, which may not say so."""
+        """The name of the model that a request asks for, or the default."""
         return name if name is not None else self.settings.default_model or self.base
 
     def model(self, name: str, param: str = "model") -> ModelCard:
-        """The base or the adapter of that name, held until the request is over. Raises NotFound."""
+        """The base or the adapter of that name, held until the request has ended. Raises NotFound."""
         card = self.client.models(self.caller.tenant).get(name)
         if card is None and (record := self._uploaded(name)) is not None and self.registry is not None:
             self.caller.until_done.enter_context(self.registry.hold(record.sha256))
@@ -134,9 +137,9 @@ class RequestContext:
         return None if self.registry is None else self.registry.find(self.caller.tenant, name)
 
     def _meant(self, name: str) -> str | None:
-        """The model that was probably meant: without what stands before it in other servers (`base:poet`,
-        `owner/poet`), in small letters, or spelled nearly so. Only some are compared; there may be very
-        many."""
+        """The model that was probably meant: without the prefix that other servers use (`base:poet`,
+        `owner/poet`), in lower case, or with a similar spelling. Only some names are compared, because there
+        may be very many."""
         last = name.rpartition("/")[2].rpartition(":")[2].strip()
         known = self.client.models(self.caller.tenant)
         guesses = (last, last.lower())
@@ -150,34 +153,35 @@ class RequestContext:
     def deadline(self, timeout: float | None) -> float:
         """When a request ends at the latest, by its own `timeout`, its header and the server's limit.
 
-        Raises RequestError for a timeout that is none.
+        Raises RequestError for an invalid timeout.
         """
         arrived = anyio.current_time() if self.arrived is None else self.arrived
         limits = [timeout if timeout is None else seconds(timeout, "timeout"), self.settings.request_timeout]
         return min(self.patience, *(arrived + limit for limit in limits if limit is not None), math.inf)
 
     def keep(self, size: int) -> None:
-        """Count memory that the request needs until it is done, besides its body. Raises RateLimited."""
+        """Count memory that the request needs until it has ended, in addition to its body. Raises
+        RateLimited."""
         hold = self.bodies.hold(self.caller.identity)
         self.caller.until_done.callback(hold.shrink)
         hold.grow(size)
 
     async def take_turn(self) -> None:
-        """Wait for the tenant's turn at the workers; the request has it until it is ready for the engine."""
+        """Wait for the tenant's turn at the workers. The request has it until it is ready for the engine."""
         caller = self.caller
         caller.turn = turn = await self.workers.turn(caller.tenant, caller.body_size)
         caller.until_ready.callback(turn.end)
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """`work`, in a thread, in the request's turn or in a turn of its own."""
+        """Run `work` in a thread, in the request's turn or in a turn of its own."""
         if self.caller.turn is not None:
             return await self.caller.turn.run(work)
         return await self.workers.run(self.caller.tenant, work)
 
     async def prepared(self, prepare: Callable[[bool], T]) -> T:
-        """What `prepare(brief)` makes of a request: at once if that is brief, else in a thread.
+        """The result of `prepare(brief)`: at once if the request is brief, else in a thread.
 
-        What turns out not to be brief raises TemplateTooSlow or NotBrief, and is begun again in a thread.
+        Work that turns out not to be brief raises TemplateTooSlow or NotBrief, and starts again in a thread.
         """
         if self.caller.turn is None and self.caller.body_size <= LONG:
             with suppress(TemplateTooSlow, NotBrief):
@@ -194,9 +198,9 @@ class RequestContext:
         first: bool = False,
         limit: int | None = None,
     ) -> list[list[int]]:
-        """Token ids of each text; of one that has more than `most` the last ones, or the `first`.
+        """The token ids of each text. If there are more than `most`, the last ones, or the `first`.
 
-        Raises TooManyTokens for one that has far more than `limit`, and NotBrief.
+        Raises TooManyTokens for a text with far more than `limit`, and NotBrief.
         """
         if brief and sum(map(len, texts)) > LONG:
             raise NotBrief
@@ -209,7 +213,7 @@ class RequestContext:
         return self.client.tokenizer.decode_batch(lists, skip_special_tokens)
 
     def check_ids(self, ids: Sequence[int], name: str) -> None:
-        """Raises RequestError naming the first that is no token of this model."""
+        """Raises RequestError naming the first id that is not a token of this model."""
         vocab = self.client.vocab_size
         if ids and (min(ids) < 0 or max(ids) >= vocab):
             place = next(place for place, token in enumerate(ids) if not 0 <= token < vocab)
@@ -228,8 +232,9 @@ class RequestContext:
         chat_template: str | None = None,
         **options: Any,
     ) -> str:
-        """The prompt's text; `options` are those of `Family.render`. Raises RequestError, and TemplateTooSlow
-        or NotBrief where a template that has to be `brief` is not; one of the request's own never is."""
+        """The prompt's text. The options are those of `Family.render`. Raises RequestError, and
+        TemplateTooSlow or NotBrief if a template that must be `brief` is not. The request's own template
+        never is."""
         family = self.family
         if chat_template is not None:
             if not self.settings.trust_request_chat_template:

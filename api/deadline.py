@@ -1,8 +1,8 @@
 """How long a client waits for its answer: `timeout` in the body, or the header `X-Request-Timeout`.
 
-Both are seconds from the request's arrival. What comes first counts, the server's own `--request-timeout`
-included. When it passes, the request ends with DeadlineExceeded wherever it is, in a queue or in the batch,
-and within a step everything that it held is free.
+Both are seconds from the request's arrival. The earliest deadline counts, including the server's own
+`--request-timeout`. When it passes, the request ends with DeadlineExceeded wherever it is, in a queue or in
+the batch. Within a step everything that it held is free.
 """
 
 import math
@@ -31,9 +31,9 @@ def seconds(value: float, param: str) -> float:
 
 
 def header_deadline(request: Request) -> float:
-    """When the header's time is over, on `anyio.current_time`'s clock; infinity without one.
+    """When the header's time ends, on `anyio.current_time`'s clock; infinity without a header.
 
-    Raises RequestError for a header that is no positive number.
+    Raises RequestError for a header that is not a positive number.
     """
     text = request.headers.get(HEADER)
     if text is None:

@@ -1,4 +1,5 @@
-"""Tokens that an answer may not have: `allowed_token_ids` and `bad_words`, and what excludes them."""
+"""Tokens that an answer may not contain: `allowed_token_ids` and `bad_words`, and what rules these fields
+out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,9 +28,9 @@ NOTHING = Exclusions()
 
 
 async def exclusions(context: RequestContext, body: Sampling, bound_by: str | None) -> Exclusions:
-    """What the request leaves out. `bound_by` is the field that binds the answer, if one does.
+    """What the request excludes. `bound_by` is the field that binds the answer, if one does.
 
-    Raises RequestError for a list that is wrong, and where nothing may be left to be said.
+    Raises RequestError for an invalid list, and if no token might be left.
     """
     given = {"allowed_token_ids": body.allowed_token_ids is not None, "bad_words": bool(body.bad_words)}
     names = [name for name, asked in given.items() if asked]
@@ -71,7 +72,7 @@ def _allowed(context: RequestContext, ids: list[int]) -> np.ndarray[tuple[int], 
 
 
 async def _bad_words(context: RequestContext, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The token ids of each word, as it begins a text and as it comes after a space."""
+    """The token ids of each word, at the beginning of a text and after a space."""
     if len(words) > _MOST_WORDS:
         raise RequestError(f"`bad_words` may have at most {_MOST_WORDS} words.", param="bad_words")
     spelled: list[str] = []
@@ -89,5 +90,5 @@ async def _bad_words(context: RequestContext, words: Sequence[str]) -> tuple[tup
     )
     if sum(map(len, lists)) > _MOST_TOKENS:
         raise RequestError(f"`bad_words` may have at most {_MOST_TOKENS} tokens in all.", param="bad_words")
-    # A tokenizer may know more ids than the model: what cannot be said need not be left out.
+    # A tokenizer may know more ids than the model. Tokens that the model cannot choose need not be excluded.
     return tuple(dict.fromkeys(tuple(ids) for ids in lists if ids and max(ids) < context.client.vocab_size))

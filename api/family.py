@@ -1,4 +1,4 @@
-"""How one model chats: its templates, and the formats in which it writes tool calls and reasoning."""
+"""How a model chats: its templates, and the formats in which it writes tool calls and reasoning."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,10 +21,11 @@ _LONGEST_TEMPLATE = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`template` is None if the model has none; `tool_template` is one that it has for tools besides.
+    """`template` is None if the model has none. `tool_template` is a separate one for tools, if the model has
+    it.
 
-    `special` maps the names of special tokens to ids, `special_tokens` the names that templates have for them
-    to their texts.
+    `special` maps the names of special tokens to ids. `special_tokens` maps the templates' names for them to
+    their texts.
     """
 
     template: ChatTemplate | None = None
@@ -36,11 +37,11 @@ class Family:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tools: str | None = None, reasoning: str | None = None) -> "Family":
-        """The family of a tokenizer's model. `tools` and `reasoning` name formats, "none" for none; without
-        a name the format is found from the chat templates, or made from the response template. Where the
-        templates know no tools, tools are described and called in the generic way.
+        """The family of a tokenizer's model. `tools` and `reasoning` name formats, "none" for none. Without a
+        name the format is detected from the chat templates, or derived from the response template. If the
+        templates do not support tools, the generic format describes and calls them.
 
-        Raises ModelLoadError for a name that is no format's, or a template that is not valid Jinja.
+        Raises ModelLoadError for an unknown name, or a template that is not valid Jinja.
         """
         sources = tokenizer.chat_templates
         text = "\n".join(sources.values())
@@ -75,10 +76,10 @@ class Family:
         seconds: float | None = None,
         characters: int | None = None,
     ) -> str:
-        """The prompt. A generation prompt is added unless the request says no or continues.
+        """The prompt. A generation prompt is added unless the request says no or continues a message.
 
-        `seconds` and `characters` bound the template further. Raises TemplateTooSlow and PromptTooLong, and
-        RequestError when there is no template, or the template refuses.
+        `seconds` and `characters` limit the template further. Raises TemplateTooSlow and PromptTooLong, and
+        RequestError if there is no template, or the template refuses.
         """
         template = self.tool_template if tools and self.tool_template else self.template
         if template is None:
@@ -98,7 +99,7 @@ class Family:
         )
 
     def with_template(self, source: str) -> "Family":
-        """The same with another chat template, which a request has brought. Raises RequestError."""
+        """The same family with another chat template, from a request. Raises RequestError."""
         if len(source) > _LONGEST_TEMPLATE:
             raise RequestError(
                 f"`chat_template` may have at most {_LONGEST_TEMPLATE} characters.", param="chat_template"
@@ -114,13 +115,14 @@ class Family:
         return replace(self, template=template, tool_template=None)
 
     def thinking(self, asked: bool | None) -> dict[str, Any]:
-        """The template's variables for `enable_thinking`. Raises RequestError if it cannot be obeyed."""
+        """The template's variables for `enable_thinking`. Raises RequestError if the template cannot follow
+        it."""
         if asked is None:
             return {}
         if self.template is not None and "enable_thinking" in self.template.source:
             return {"enable_thinking": asked}
         if asked == (self.reasoning is not None):
-            return {}  # it is so, whatever is asked
+            return {}  # this holds anyway
         raise RequestError(
             "`enable_thinking`: this model's chat template has no way to "
             + ("turn reasoning on." if asked else "turn reasoning off."),
@@ -129,7 +131,7 @@ class Family:
         )
 
     def effort(self, asked: str | None) -> dict[str, Any]:
-        """The template's variables for a `reasoning_effort`. Raises RequestError if it has none."""
+        """The template's variables for a `reasoning_effort`. Raises RequestError if the template has none."""
         if asked is None:
             return {}
         if self.template is not None and "reasoning_effort" in self.template.source:
@@ -145,12 +147,12 @@ class Family:
 
 @lru_cache(maxsize=16)
 def _compiled(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
-    """A template that requests bring, probably again and again."""
+    """A template from a request, compiled once because requests probably repeat it."""
     return ChatTemplate(source, dict(special_tokens))
 
 
 def check_formats(tools: str | None, reasoning: str | None) -> None:
-    """Raises ModelLoadError as Family.of does for a name that is no format's, before there is a model."""
+    """Raises ModelLoadError for an unknown name, as Family.of does, before the model loads."""
     _chosen(tools, tool_format, None)
     _chosen(reasoning, reasoning_format, None)
 

@@ -1,4 +1,4 @@
-"""From a checked request to the engine and back: what chat completions and completions have in common."""
+"""What chat completions and completions have in common: from a checked request to the engine and back."""
 
 import hashlib
 import hmac
@@ -52,9 +52,9 @@ _MAX_SALT = 256
 class Job:
     """A request on its way through the engine: its logs, and a `Choice` for each, by sequence id.
 
-    `bound_by` is the field that bound its answers, for the errors of its grammar; `rename` has an error name
-    the fields that the client knows, where these are not chat completions'. `asked` has, for each prompt, how
-    many answers it has and how many tokens each may have.
+    `bound_by` is the field that bound its answers, for the errors of its grammar. `rename` changes the names
+    of fields in errors, if the client's request is not a chat completion. `asked` has, for each prompt, the
+    number of answers and the most tokens of each.
     """
 
     id: str
@@ -91,7 +91,7 @@ class Job:
     ) -> "Job":
         """A job without sequences; its id begins with `prefix`.
 
-        Raises RequestError for the body's `timeout`, `priority` or `cache_salt`, if it is none.
+        Raises RequestError if the body's `timeout`, `priority` or `cache_salt` is invalid.
         """
         priority, salt = body.priority or 0, body.cache_salt
         if abs(priority) > MAX_PRIORITY:
@@ -115,9 +115,9 @@ class Job:
         *,
         prompt_param: str,
     ) -> None:
-        """Add one prompt with its sibling choices; the first is computed first and shares its pages.
+        """Add one prompt with its sibling choices. The first is computed first and shares its pages.
 
-        Raises RequestError for a token that the model has no embedding of: a tokenizer may know more ids.
+        Raises RequestError for a token that the model has no embedding for: a tokenizer may know more ids.
         """
         client, caller = self.context.client, self.context.caller
         self._check_prompt(prompt, prompt_param)
@@ -157,7 +157,7 @@ class Job:
             self.choices[log.id] = choice
 
     def _salt(self) -> bytes:
-        """The tenant's, which another tenant that gets its name later has not."""
+        """The tenant's salt, which a later tenant of the same name does not share."""
         who = self.context.caller.identity
         return self.context.client.salt(f"{who.tenant}~{who.since}" if who.since else who.tenant)
 
@@ -173,7 +173,7 @@ class Job:
             )
 
     def _check_grammar(self, grammar: GrammarSpec) -> None:
-        """Its size, and the tenant's limit on new ones."""
+        """Check the grammar's size, and the tenant's limit on new ones."""
         settings = self.context.settings
         most = settings.max_choice_bytes if grammar.kind == "choice" else settings.max_grammar_bytes
         if len(grammar.source) > most:
@@ -185,10 +185,10 @@ class Job:
         self.context.meter.schema(self.context.caller.identity, grammar.source)
 
     async def run(self, sink: Sink) -> None:
-        """Hand every part to `sink` as it comes, until all choices have ended.
+        """Pass every part to `sink` as it arrives, until all choices have ended.
 
-        Raises RateLimited, what the engine refuses with, DeadlineExceeded, and RequestFailed if a sequence
-        could not be finished. However this ends, the engine has released the request by then.
+        Raises RateLimited, the engine's refusal, DeadlineExceeded, and RequestFailed if a sequence could not
+        be finished. However this ends, the engine has released the request by then.
         """
         metrics, meter, who = self.context.metrics, self.context.meter, self.context.caller.identity
         meter.prompt(who, self.prompt_tokens, spare=self.context.background)
@@ -203,12 +203,12 @@ class Job:
             await self._timed(clocks, sink)
 
     def _label(self) -> str:
-        """The model in metrics; the base has one name there."""
+        """The model's name in metrics, where the base has one name."""
         name = self.model.name if self.model.adapter is not None else self.context.base
         return self.context.metrics.label(name)
 
     async def _timed(self, clocks: dict[str, SequenceClock], sink: Sink) -> None:
-        """Follow until the end or the deadline; the clocks record how it ended."""
+        """Follow until the end or the deadline. The clocks record how it ended."""
         reason = "error"
         try:
             with anyio.CancelScope(deadline=self.deadline) as patience:
@@ -232,7 +232,7 @@ class Job:
                 clock.end(reason)
 
     def _count(self, clocks: Mapping[str, SequenceClock]) -> None:
-        """Put what was used into the log, the usage and the tenant's metrics."""
+        """Record the usage in the log, the tenant's usage and the tenant's metrics."""
         who = self.context.caller.identity
         prompt, cached, completion = self.prompt_tokens, self.cached_tokens, self.completion_tokens
         logs.count(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
@@ -246,9 +246,9 @@ class Job:
             self.context.usage.add(who, adapter, prompt, cached, completion, seconds)
 
     def _place(self, refusal: RequestError | Overloaded) -> None:
-        """Rename the fields in an engine's refusal to the client's."""
+        """Rename the fields in an engine's refusal to those of the client."""
         if isinstance(refusal, GrammarError) and refusal.param in (None, *PARAMS.values()):
-            refusal.param = self.bound_by  # a grammar knows its kind, not the field that it came in
+            refusal.param = self.bound_by  # a grammar knows its kind, but not the field that it came from
         if isinstance(refusal, BudgetTooSmall):
             refusal.message = f"`{self.budget_param}` is too small. {refusal.message}"
             refusal.param = self.budget_param
@@ -256,8 +256,8 @@ class Job:
             self.rename(refusal)
 
     async def probe(self) -> None:
-        """Have the first sequence's grammar compiled, and withdraw it before it says anything. Raises what
-        `run` raises before the first token."""
+        """Compile the first sequence's grammar, and withdraw the sequence before it writes anything. Raises
+        what `run` raises before the first token."""
         self.context.meter.prompt(self.context.caller.identity, self.prompt_tokens, spare=False)
         try:
             async with self.context.client.stream(self.logs[:1]) as stream:
@@ -315,7 +315,7 @@ class Job:
         return RequestFailed(f"The request could not be finished: {why}.")
 
     async def gather(self, receive: Receive) -> list[Part]:
-        """Run to the end and return each choice whole, by index. Raises Cancelled if the client goes away."""
+        """Run to the end and return each complete choice, by index. Raises Cancelled if the client leaves."""
         whole = {choice.index: Part(choice.index) for choice in self.choices.values()}
 
         async def work() -> None:
@@ -325,7 +325,7 @@ class Job:
         return [whole[index] for index in sorted(whole)]
 
     def usage(self, *, before: bool = False) -> Usage:
-        """Token counts so far, or `before` anything was said."""
+        """The token counts so far. `before`: before any token was made."""
         said = 0 if before else self.completion_tokens
         return Usage(
             prompt_tokens=self.prompt_tokens,
@@ -337,7 +337,8 @@ class Job:
         )
 
     def _note_move(self, times: int) -> None:
-        """A choice went on at an engine of another numerics class; a header says so if it is not too late."""
+        """A choice continued at an engine of another numerics class. A header says so if it is not too
+        late."""
         self.moved += times
         self.context.answer_headers["x-personae-moved"] = str(self.moved)
 
@@ -350,7 +351,7 @@ class Job:
 async def unless_disconnected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
     """Await `work`, but cancel it when the client disconnects; then raise Cancelled.
 
-    The request's body must have been read. `work`'s own error is raised as it is, not in a group.
+    The request's body must have been read. An error of `work` is raised as it is, not in a group.
     """
     outcome: list[T] = []
     failure: Exception | None = None

@@ -18,12 +18,12 @@ from typing import Any
 INTRODUCTION = """You can call tools. To call one, answer only with
 <tool_call>{"name": "...", "arguments": {...}}</tool_call>
 and once more for each further call. Call nothing if no tool fits or a required value is missing."""
-"""Stands before the tools."""
+"""Comes before the descriptions of the tools."""
 
 _SAID = frozenset(
     {"type", "description", "enum", "const", "properties", "required", "items", "anyOf", "default"}
 )
-"""Keywords that the declaration or the comment says in its own words."""
+"""Keywords that the declaration or the comment expresses in its own words."""
 _SILENT = frozenset({"title", "examples", "additionalProperties", "strict", "optional"})
 _DEEPEST = 8
 
@@ -31,9 +31,10 @@ _DEEPEST = 8
 def with_tools(
     chat: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, system: bool
 ) -> list[dict[str, Any]]:
-    """The messages with the tools in words; earlier calls and their results are text in them.
+    """The messages with the tools described. Earlier calls and their results become text.
 
-    `system` says whether the template shows a system message; else the first user message takes its text.
+    `system` says whether the template shows a system message. If it does not, the first user message has the
+    description.
     """
     plain: list[dict[str, Any]] = []
     for message in chat:
@@ -53,7 +54,7 @@ def with_tools(
 
 
 def describe(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What the system message says of the tools."""
+    """The system message's description of the tools."""
     return "\n\n".join([INTRODUCTION, *(_tool(tool["function"]) for tool in tools)])
 
 
@@ -63,7 +64,7 @@ def as_calls(calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without calls and results other than as text."""
+    """A message with its calls and results as text."""
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>{message.get('content', '')}</tool_response>"}
     if not message.get("tool_calls"):
@@ -75,7 +76,8 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _append(plain: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Results in a row, and what the user says after them, are one message: templates want turns."""
+    """Add a message. Consecutive results, and what the user says after them, become one message, because
+    templates require alternating turns."""
     last = plain[-1] if plain else None
     results = last is not None and str(last.get("content", "")).startswith("<tool_response>")
     if last is not None and results and message["role"] == last["role"] == "user":
@@ -96,7 +98,7 @@ def _tool(function: Mapping[str, Any]) -> str:
 
 
 def _fields(schema: Mapping[str, Any], depth: int, end: str) -> str:
-    """An object's properties, between their braces."""
+    """An object's properties, inside its braces."""
     required = schema.get("required")
     must = set(required) if isinstance(required, list) else set()
     written = end
@@ -113,7 +115,7 @@ def _fields(schema: Mapping[str, Any], depth: int, end: str) -> str:
 
 
 def _type(schema: Mapping[str, Any], depth: int) -> str:
-    """The type of a value; JSON Schema where TypeScript has none."""
+    """The type of a value; JSON Schema if TypeScript has no type for it."""
     if "const" in schema:
         return _json(schema["const"])
     if isinstance(schema.get("enum"), list) and schema["enum"]:
@@ -138,7 +140,7 @@ def _type(schema: Mapping[str, Any], depth: int) -> str:
 
 
 def _comment(schema: Mapping[str, Any]) -> str:
-    """What is said of a value besides its type."""
+    """What else there is to say about a value."""
     said = [_line(schema["description"])] if schema.get("description") else []
     if "default" in schema:
         said.append(f"Default: {_json(schema['default'])}.")

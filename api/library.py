@@ -45,7 +45,7 @@ class Engine:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The names that `model` may be, the base first."""
+        """The names that `model` may have, the base first."""
         return tuple(card.name for card in self._context.models())
 
     def stats(self) -> EngineStats:
@@ -53,15 +53,15 @@ class Engine:
         return self._context.client.stats()
 
     async def chat(self, messages: Sequence[dict[str, Any]], **fields: Any) -> ChatCompletion:
-        """Answer a conversation; `fields` are those of `/v1/chat/completions`, `model` the base unless
-        given."""
+        """Answer a conversation. `fields` are those of `/v1/chat/completions`; `model` is the base by
+        default."""
         _check_whole(fields)
         with self._asked({"messages": messages, **fields}, ChatRequest) as (context, body):
             job, form = await admit_chat(context, body)
             return form.whole(await job.gather(_never))
 
     async def complete(self, prompt: str | Sequence[Any], **fields: Any) -> Completion:
-        """Continue a prompt; `fields` are those of `/v1/completions`, `model` the base unless given."""
+        """Continue a prompt. `fields` are those of `/v1/completions`; `model` is the base by default."""
         _check_whole(fields)
         with self._asked({"prompt": prompt, **fields}, CompletionRequest) as (context, body):
             job, form = await admit_completion(context, body)
@@ -71,7 +71,7 @@ class Engine:
     async def stream_chat(
         self, messages: Sequence[dict[str, Any]], **fields: Any
     ) -> AsyncIterator[AsyncIterator[ChatChunk]]:
-        """As `chat`, in chunks, for `async with ... as chunks:` and therein `async for chunk in chunks:`.
+        """As `chat`, in chunks: `async with ... as chunks:`, and inside `async for chunk in chunks:`.
 
         Leaving the block ends the request.
         """
@@ -82,7 +82,7 @@ class Engine:
 
     @contextmanager
     def _asked(self, fields: dict[str, Any], type: type[Any]) -> Iterator[tuple[RequestContext, Any]]:
-        # Through JSON, so that a field means here exactly what it means on the wire.
+        # The fields go through JSON, so that they mean exactly what they mean on the wire.
         body = msgspec.json.encode({"model": self.models[0], **with_types(fields)})
         caller = Caller(NOBODY_ASKED)
         caller.body_size = len(body)
@@ -102,9 +102,9 @@ async def open(
     """Open an engine; without a model SmolLM2-135M-Instruct. `options` are those of `personae serve`.
 
     model: a Hugging Face model folder, a GGUF file, or "demo" for the small synthetic one; or all options as
-    one `ServeOptions`. adapters: one folder or several, whose sub-folders are adapters. Unless they say
-    otherwise the engine runs `one_process`. `on_progress(done, total)` receives the bytes loaded, in another
-    thread. Raises LoadError, and TypeError for an unknown option.
+    one `ServeOptions`. adapters: one folder or several, whose sub-folders are adapters. By default the engine
+    runs with `one_process`. `on_progress(done, total)` gets the bytes loaded, in another thread. Raises
+    LoadError, and TypeError for an unknown option.
     """
     if not isinstance(model, ServeOptions):
         folder = model if model is None else Path(model)
@@ -120,7 +120,7 @@ async def open(
 
 
 def _check_whole(fields: dict[str, Any]) -> None:
-    """Raises UnsupportedParameter for answers in chunks."""
+    """Raises UnsupportedParameter if the answer would come in chunks."""
     if fields.get("stream"):
         raise UnsupportedParameter(
             "`stream` is not served here; `stream_chat` brings chunks.", param="stream"
@@ -166,6 +166,6 @@ async def _streamed(job: Job, form: AnswerBuilder) -> AsyncIterator[AsyncIterato
 
 
 async def _never() -> dict[str, Any]:
-    """A library call has no connection that could be closed."""
+    """A library call has no connection that could close."""
     await anyio.sleep_forever()
     raise AssertionError

@@ -1,5 +1,5 @@
-"""Opens an engine: what `personae serve` stands on, with a process of its own for the model, and
-`personae.open` for use as a library, all in one."""
+"""Opens an engine: for `personae serve` with a separate process for the model, and for `personae.open`, as a
+library, in one process."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -29,12 +29,12 @@ async def open_engine(
     adapter_store: Path | None = None,
     secret: bytes | None = None,
 ) -> AsyncIterator[Opened]:
-    """Load the model and its adapters, start the actors, yield the engine; stop everything in order.
+    """Load the model and its adapters, start the actors, yield the engine, and stop everything in order.
 
-    `adapter_store` is where adapters lie that come later, `secret` what tenants' prefix-cache salts are made
-    from. A bundled model adds its own adapters to the requested ones. What is on the Hub is downloaded.
-    `on_progress(done_bytes, total_bytes)` is called while weights load, in one process from another thread.
-    Raises LoadError.
+    `adapter_store` is the folder of adapters that are added later, `secret` what tenants' prefix-cache salts
+    are made from. A bundled model adds its own adapters to the requested ones. Models and adapters on the Hub
+    are downloaded. `on_progress(done_bytes, total_bytes)` is called while weights load; in one process, from
+    another thread. Raises LoadError.
     """
     most = max(options.replicas, options.max_replicas or 1)
     if options.one_process and most > 1:
@@ -87,7 +87,7 @@ def _opened(engine_processes: MultiProcessEngine) -> Opened:
 
 @contextmanager
 def _publishing(options: ServeOptions) -> Iterator[HearKVEvents | None]:
-    """Who hears the engines' KV events; None if nobody does. Raises LoadError."""
+    """The publisher of the engines' KV events. None if they are not published. Raises LoadError."""
     if options.kv_events is None:
         if options.kv_events_replay is not None:
             raise LoadError("--kv-events-replay needs --kv-events.")
@@ -98,7 +98,7 @@ def _publishing(options: ServeOptions) -> Iterator[HearKVEvents | None]:
 
 
 def _split(sources: tuple[Path, ...]) -> tuple[tuple[Path, ...], tuple[tuple[str, Path], ...]]:
-    """The folders of adapters, and the adapters that have a name of their own. Raises LoadError."""
+    """The folders of adapters, and the adapters with a name of their own. Raises LoadError."""
     try:
         found = [adapter_source(each) for each in sources]
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Logprobs in the forms that clients know: chat's, completions' older one, and vLLM's for prompts."""
+"""Writes logprobs in the forms that clients know: chat's, completions' older one, and vLLM's for prompts."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ from personae.engine.sequence import TokenLogprobs
 from personae.engine.tokens import Tokenizer
 
 _LEAST = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""Replaces minus infinity, which JSON does not have."""
 
 
 def chat_logprobs(
@@ -44,7 +44,7 @@ def text_logprobs(
 ) -> TextLogprobs:
     """`choices[].logprobs` of completions; with `as_ids` tokens are written as their ids.
 
-    The chosen token is among `top_logprobs` even if it is not one of the likeliest. Where two tokens have the
+    The chosen token is among `top_logprobs` even if it is not one of the likeliest. If two tokens have the
     same text, the likelier one stays.
     """
     spelled = _as_id if as_ids else partial(_spelled, tokenizer)
@@ -69,12 +69,12 @@ def text_logprobs(
 
 
 def _as_id(token: int) -> str:
-    """A token as vLLM writes it where tokens are asked for as ids."""
+    """A token as vLLM writes it when tokens are requested as ids."""
     return f"token_id:{token}"
 
 
 def _spelled(tokenizer: Tokenizer, token: int) -> str:
-    """A token's text; a part of a character as OpenAI writes it, `bytes:\\xe2\\x82`."""
+    """A token's text. A part of a character is written as OpenAI does, `bytes:\\xe2\\x82`."""
     raw = tokenizer.token_bytes(token)
     try:
         return raw.decode()
@@ -85,7 +85,7 @@ def _spelled(tokenizer: Tokenizer, token: int) -> str:
 def prompt_logprobs(
     entries: Iterable[TokenLogprobs | None], tokenizer: Tokenizer, pack: Pack = as_list
 ) -> PromptLogprobs:
-    """`prompt_logprobs` as vLLM has it: for each place the likeliest tokens and the prompt's own."""
+    """`prompt_logprobs` in vLLM's form: for each place the likeliest tokens and the prompt's own."""
     packed: PromptLogprobs = pack(
         None if entry is None else _candidates(entry, tokenizer) for entry in entries
     )

@@ -29,12 +29,12 @@ def _nothing() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An open engine, and what the API wants to know of the model besides.
+    """An open engine, and what else the API needs to know of the model.
 
-    `max_adapters` is how many adapters fit in memory at once, `bounds` what each of them must fit; None if
-    nobody knows. `lost` waits until the engine has failed for good; `end_all` ends every stream with an
+    `max_adapters` is the number of adapters that fit in memory at once, `bounds` the limits for each of them;
+    None if unknown. `lost` waits until the engine has failed for good. `end_all` ends every stream with an
     error, and refuses new ones with it. `describe` says what every actor is doing, `about` what was opened.
-    `scaler` adds and removes engines where there may be several.
+    `scaler` adds and removes engines, if there may be several.
     """
 
     client: "EngineClient"

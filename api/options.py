@@ -28,7 +28,7 @@ def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
     """Origins as browsers send them."""
     for origin in origins:
         if origin != "*" and _ORIGIN.fullmatch(origin) is None:
-            raise ValueError(f"'{origin}' is no site; write it as https://app.example, with no path.")
+            raise ValueError(f"'{origin}' is not a site; write it as https://app.example, with no path.")
     return origins
 
 
@@ -255,7 +255,7 @@ class ServeOptions(
     ProcessOptions,
     ClusterOptions,
 ):
-    """Every option of `personae serve`; `personae.open` takes them, too."""
+    """Every option of `personae serve`. `personae.open` takes them too."""
 
     model: Annotated[
         Path | None,
@@ -283,7 +283,7 @@ class Option(NamedTuple):
 
 
 def options_of(group: type) -> Iterator[Option]:
-    """The options of a group, or of all groups in one class, in the order of the text."""
+    """The options of a group, or of all groups in one class, in the order of the source."""
     hints = get_type_hints(group, include_extras=True)
     for each in fields(group):
         annotated = get_args(hints[each.name])
@@ -292,13 +292,13 @@ def options_of(group: type) -> Iterator[Option]:
 
 
 def shared(options: Any, kind: type) -> dict[str, Any]:
-    """The values of those options that a class of options has, too."""
+    """The values of those options that another class of options also has."""
     names = {each.name for each in options_of(kind)} & {each.name for each in options_of(type(options))}
     return {name: getattr(options, name) for name in names}
 
 
 def checked(options: ServeOptions) -> ServeOptions:
-    """The options with every value checked, and made what it stands for: sizes may be texts such as `2GiB`.
+    """The options with every value checked and converted: sizes may be texts such as `2GiB`.
 
     A dataclass does not check by itself. Raises ValueError, which names the option.
     """
@@ -312,7 +312,7 @@ def checked(options: ServeOptions) -> ServeOptions:
 
 
 def _checked(each: Option, value: Any) -> Any:
-    """One option's value, or what its text stands for. Raises ValueError."""
+    """One option's value, converted from text if necessary. Raises ValueError."""
     info = each.info
     if info.parse is not None and isinstance(value, str):
         value = info.parse(value)

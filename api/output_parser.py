@@ -1,4 +1,4 @@
-"""From the tokens of one choice to what its reader gets: text as it is, or reasoning, text and tool calls."""
+"""From the tokens of one choice to what its reader gets: plain text, or reasoning, text and tool calls."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class TextStyle:
 
 
 class OutputParser(Protocol):
-    """Follows one choice. Nothing comes after `stopped`, the stop string that ended it, is set."""
+    """Follows one choice. After `stopped`, the stop string that ended it, is set, nothing follows."""
 
     @property
     def stopped(self) -> str | None:
@@ -46,7 +46,7 @@ class OutputParser(Protocol):
 
 
 class PlainOutputParser:
-    """All of it is text."""
+    """Treats everything as text."""
 
     called = False
     thinking = False
@@ -79,7 +79,8 @@ def _said(text: str) -> OutputPieces:
 
 
 class ShapedOutputParser:
-    """An answer of some shape. Stop strings are looked for in its text alone, not in reasoning or calls."""
+    """Parses an answer of some shape. Stop strings are looked for only in its text, not in reasoning or
+    calls."""
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class ShapedOutputParser:
         return CallPart(piece.index, id, piece.name, arguments, reader is not None)
 
     def _new_id(self, name: str, number: str) -> str:
-        """An id that no other call of the answer has, whatever number the model has given it."""
+        """An id that no other call of the answer has, whatever number the model gave it."""
         candidates = chain([number], map(str, count()))
         ids = (self._id.format(random=uuid.uuid4().hex, name=name, number=one) for one in candidates)
         id = next(id for id in ids if id not in self._ids)

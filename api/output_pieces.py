@@ -1,4 +1,4 @@
-"""A choice's output, piece by piece in its order. Adjacent text is joined."""
+"""A choice's output as pieces in order. Adjacent text is joined."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,8 @@ from personae.engine.sequence import TokenLogprobs
 
 
 class TokenEntry(NamedTuple):
-    """A token with its logprobs (None: nothing comes before it) and where it begins in the choice's text."""
+    """A token with its logprobs (None: nothing comes before it) and the place in the choice's text where it
+    begins."""
 
     token: int
     logprobs: TokenLogprobs | None
@@ -17,7 +18,7 @@ class TokenEntry(NamedTuple):
 
 @dataclass(slots=True)
 class Span:
-    """Text for the reader, or reasoning. `entries` are those of the text's tokens, if they were asked for."""
+    """Text for the reader, or reasoning. `entries` are those of the text's tokens, if they were requested."""
 
     text: str
     reasoning: bool = False
@@ -26,9 +27,9 @@ class Span:
 
 @dataclass(slots=True)
 class CallPart:
-    """What a tool call gained: its id and name, once, when it begins; then JSON text of its arguments.
+    """What a tool call gained: its id and name when it begins; then JSON text of its arguments.
 
-    `custom`: the tool is one of text, and `arguments` its input.
+    `custom`: this is a custom tool, and `arguments` is its input.
     """
 
     index: int
@@ -39,7 +40,7 @@ class CallPart:
 
 
 class OutputPieces:
-    """Neighbours of one kind are one piece, so that the pieces do not depend on how the words came."""
+    """Adjacent pieces of one kind are joined, so the pieces do not depend on how the text was divided."""
 
     def __init__(self, pieces: Iterable[Span | CallPart] = ()) -> None:
         self.pieces: list[Span | CallPart] = []
@@ -65,21 +66,21 @@ class OutputPieces:
         return [piece for piece in self.pieces if isinstance(piece, CallPart)]
 
     def say(self, text: str, *, reasoning: bool = False) -> None:
-        """Take in text that came after this."""
+        """Add text."""
         if text:
             self._take(Span(text, reasoning))
 
     def call(self, part: CallPart) -> None:
-        """Take in what a call gained after this."""
+        """Add what a call gained."""
         self._take(part)
 
     def add(self, later: "OutputPieces") -> None:
-        """Take in what was said after this."""
+        """Add later pieces."""
         for piece in later.pieces:
             self._take(piece)
 
     def credit(self, entries: list[TokenEntry]) -> bool:
-        """Give the first text the entries of its tokens; False if there is none."""
+        """Give the first text the entries of its tokens. False if there is no text."""
         span = next((span for span in self._spans() if not span.reasoning), None)
         if span is not None:
             span.entries += entries
@@ -93,7 +94,7 @@ class OutputPieces:
                 last.entries += piece.entries
             case CallPart(), CallPart() if last.index == piece.index:
                 last.arguments += piece.arguments
-            case _, Span():  # a copy, since it will grow
+            case _, Span():  # a copy, because it will grow
                 self.pieces.append(replace(piece, entries=[*piece.entries]))
             case _:
                 self.pieces.append(replace(piece))

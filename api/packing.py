@@ -1,7 +1,7 @@
-"""How the long lists of an answer are kept until it is sent: as they are, or as JSON already.
+"""How the long lists of an answer are kept until it is sent: as lists, or already as JSON.
 
-Log-probabilities of prompts are hundreds of thousands of small objects. Packed, each place's are JSON as soon
-as they are made. So there are never many at once, and encoding the rest takes no time.
+Log-probabilities of prompts are hundreds of thousands of small objects. When packed, those of each place
+become JSON as soon as they are made. So there are never many at once, and encoding the rest takes no time.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,5 +20,5 @@ def as_list(items: Iterable[Any]) -> Any:
 
 
 def as_json(items: Iterable[Any]) -> Any:
-    """What encodes to the same as the list."""
+    """A value that encodes to the same as the list."""
     return msgspec.Raw(b"[" + b",".join(map(_encode, items)) + b"]")

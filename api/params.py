@@ -1,4 +1,4 @@
-"""From request fields to sampling parameters: every range is checked here, against the model that answers."""
+"""From request fields to sampling parameters. Every range is checked here, against the model that answers."""
 
 import secrets
 from typing import Protocol, TypeVar
@@ -16,25 +16,25 @@ T = TypeVar("T")
 N = TypeVar("N", int, float)
 
 BYTES_OF_LOGPROB = 64
-"""Of a token's alternative, in the answer; what it takes before that is counted with it."""
+"""For one alternative of a token: the bytes in the answer, and those that it takes before."""
 
 _MAX_STOP_LENGTH = 1024
 _MAX_LIST = 1024
-_LEAST_PENALTY = 0.01  # logits are divided by it, in 16 bits perhaps
+_LEAST_PENALTY = 0.01  # logits are divided by it, possibly in 16 bits
 _MAX_LOGPROB_TOKENS = 128
 _MASK64 = 2**64 - 1
 
 
 class ModelLimits(Protocol):
-    """What a request's ranges depend on."""
+    """What the ranges of a request's fields depend on."""
 
     @property
     def max_model_len(self) -> int:
-        """The most tokens of a sequence, prompt and answer."""
+        """The most tokens of a sequence, prompt and answer together."""
 
     @property
     def vocab_size(self) -> int:
-        """Token ids go up to this, exclusively."""
+        """The exclusive upper bound of token ids."""
 
 
 def sampling_params(
@@ -48,7 +48,8 @@ def sampling_params(
     left_out: Exclusions,
     prediction: tuple[int, ...] = (),
 ) -> SamplingParams:
-    """The parameters of a request's first sequence. Raises RequestError naming the field out of range."""
+    """The parameters of a request's first sequence. Raises RequestError naming the field that is out of
+    range."""
     vocab = limits.vocab_size
     defaults = settings.defaults
     temperature = _between("temperature", _pick(request.temperature, defaults.temperature, 1.0), 0.0, 2.0)
@@ -87,10 +88,11 @@ def sampling_params(
 
 
 def sibling(params: SamplingParams, index: int) -> SamplingParams:
-    """The parameters of choice `index` of `n`: the same but for the seed. Choice 0 keeps the request's seed.
+    """The parameters of choice `index` of `n`: the same except for the seed. Choice 0 keeps the request's
+    seed.
 
-    The others' are SplitMix64's outputs for it (Steele, Lea, Flood: Fast splittable pseudorandom number
-    generators, OOPSLA 2014), shifted into 63 bits.
+    The seeds of the others are SplitMix64's outputs for it (Steele, Lea, Flood: Fast splittable pseudorandom
+    number generators, OOPSLA 2014), shifted into 63 bits.
     """
     if index == 0:
         return params
@@ -101,13 +103,14 @@ def sibling(params: SamplingParams, index: int) -> SamplingParams:
 
 
 def answer_length(asked: int | None, *, prompt: int, limit: int, param: str, prompt_param: str) -> int:
-    """How many tokens an answer may have: as many as were asked for, or all that are left of the context.
+    """The number of tokens that an answer may have: as many as requested, or all that are left of the
+    context.
 
-    Raises ContextLengthExceeded when prompt and answer do not fit, RequestError when `asked` is below 1.
+    Raises ContextLengthExceeded if prompt and answer do not fit, RequestError if `asked` is below 1.
     """
     if asked is not None and asked < 1:
         raise _out_of_range(param, "at least 1", asked)
-    # OpenAI's and vLLM's words, by which clients (LiteLLM, inspect-ai) know what to cut or fall back to.
+    # Wording of OpenAI and vLLM, by which clients (LiteLLM, inspect-ai) know what to cut or fall back to.
     longest = f"This model's maximum context length is {limit} tokens"
     if prompt >= limit:
         raise ContextLengthExceeded(
@@ -123,15 +126,15 @@ def answer_length(asked: int | None, *, prompt: int, limit: int, param: str, pro
 
 
 def too_many_tokens(limit: int, prompt_param: str) -> ContextLengthExceeded:
-    """The error for a prompt that is far over the limit, and was not counted."""
+    """The error for a prompt that is far over the limit, and was not counted exactly."""
     return ContextLengthExceeded(
         f"This model's maximum context length is {limit} tokens; the prompt has more.", param=prompt_param
     )
 
 
 def check_prompt_logprobs(entries: int, name: str, settings: ApiSettings) -> None:
-    """Raises RequestError for more alternatives, over all tokens of all prompts and choices, than there may
-    be."""
+    """Raises RequestError if there would be too many alternatives over all tokens of all prompts and
+    choices."""
     if entries > settings.max_prompt_logprobs:
         raise RequestError(
             f"`{name}` times the prompts' tokens is {entries} log-probabilities with those of the tokens "
@@ -143,7 +146,7 @@ def check_prompt_logprobs(entries: int, name: str, settings: ApiSettings) -> Non
 
 
 def kept_of_prompt(asked: int | None, *, answer: int, limit: int) -> int | None:
-    """How many of a prompt's tokens are kept, the last ones, by `truncate_prompt_tokens`; None for all.
+    """How many of a prompt's tokens are kept, the last ones, by `truncate_prompt_tokens`. None for all.
 
     `answer` tokens must fit in addition. Raises RequestError.
     """
@@ -187,14 +190,14 @@ def _stop_strings(stop: str | list[str] | None, settings: ApiSettings) -> tuple[
 
 
 def logprob_count(name: str, asked: int | None, settings: ApiSettings) -> int | None:
-    """A number of alternatives, checked; -1 is as many as there may be. Raises RequestError."""
+    """A number of alternatives, checked; -1 is the most possible. Raises RequestError."""
     if asked == -1:
         return settings.max_logprobs
     return None if asked is None else int(_between(name, asked, 0, settings.max_logprobs))
 
 
 def logprob_tokens(request: SamplingFields, vocab: int, *, logprobs: bool) -> tuple[int, ...]:
-    """`logprob_token_ids`, checked: the tokens to look up in place of the likeliest. Raises RequestError."""
+    """`logprob_token_ids`, checked: the tokens to look up instead of the likeliest. Raises RequestError."""
     name, ids = "logprob_token_ids", request.logprob_token_ids or ()
     if not ids:
         return ()

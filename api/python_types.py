@@ -1,8 +1,8 @@
-"""Python types as the shape of an answer: for the in-process API, where `response_format` may be one.
+"""Python types as the shape of an answer: for the in-process API, where `response_format` may be a type.
 
-A class with fields (pydantic model, dataclass, TypedDict, msgspec.Struct) is a JSON object of these fields
-and no others; other types are JSON as pydantic and msgspec write them. A Literal or an Enum of texts is one
-of these texts, without quotes. Terms of `outlines.types` are what they are there.
+A class with fields (pydantic model, dataclass, TypedDict, msgspec.Struct) is a JSON object with these fields
+and no others. Other types are JSON as pydantic and msgspec write them. A Literal or an Enum of texts is one
+of these texts, without quotes. Terms of `outlines.types` keep their meaning.
 """
 
 import enum
@@ -22,7 +22,7 @@ _FIELD = "response_format"
 
 
 def with_types(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a request, with a type in `response_format` turned into what a client would send.
+    """The fields of a request, with a type in `response_format` replaced by what a client would send.
 
     Raises RequestError for a type that has no such form.
     """
@@ -52,7 +52,7 @@ def _bound(wanted: Any) -> tuple[str, Any]:
 
 
 def _schema(wanted: Any) -> dict[str, Any]:
-    """The JSON Schema of a type, its objects closed."""
+    """The JSON Schema of a type, with closed objects."""
     problem: Exception | None = None
     for schema_of in _writers(wanted):
         try:
@@ -68,8 +68,8 @@ def _schema(wanted: Any) -> dict[str, Any]:
 
 
 def _writers(wanted: Any) -> list[Callable[[Any], Any]]:
-    """What may know a type's schema. pydantic comes first where it is in use: it also reads annotations that
-    msgspec would pass over."""
+    """The functions that may know a type's schema. pydantic comes first if it is in use, because it also
+    reads annotations that msgspec would ignore."""
     pydantic = sys.modules.get("pydantic")
     if pydantic is None or hasattr(wanted, "__struct_fields__"):
         return [msgspec.json.schema]
@@ -77,8 +77,7 @@ def _writers(wanted: Any) -> list[Callable[[Any], Any]]:
 
 
 def _closed(value: Any) -> Any:
-    """The schema with objects that allow no further properties, where it lists some and says nothing of
-    others."""
+    """The schema with no further properties in objects that list some and do not mention others."""
     if isinstance(value, list):
         return [_closed(one) for one in value]
     if not isinstance(value, dict):
@@ -90,7 +89,7 @@ def _closed(value: Any) -> Any:
 
 
 def _outlines_name(wanted: Any) -> str | None:
-    """The name of the class of terms that it is one of, if it is one. outlines is not imported for that."""
+    """The name of the term's class in outlines, if it is a term. outlines is not imported for that."""
     names = {kind.__name__ for kind in type(wanted).__mro__ if kind.__module__ == _OUTLINES}
     if "Term" not in names:
         return None

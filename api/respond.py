@@ -1,4 +1,4 @@
-"""Small things that several routes answer with."""
+"""Small helpers for the answers of several routes."""
 
 import msgspec
 from starlette.responses import Response
@@ -15,7 +15,7 @@ def json_response(answer: msgspec.Struct, status: int = 200) -> Response:
 
 
 def wants_usage(body: SamplingFields) -> bool:
-    """Whether a stream is to end with the usage. Raises RequestError for stream options without a stream."""
+    """Whether a stream must end with the usage. Raises RequestError for stream options without a stream."""
     if body.stream_options is None:
         return False
     if not body.stream:
@@ -24,5 +24,5 @@ def wants_usage(body: SamplingFields) -> bool:
 
 
 def wants_running_usage(body: SamplingFields) -> bool:
-    """Whether every chunk of a stream is to have the usage so far."""
+    """Whether every chunk of a stream must have the usage so far."""
     return wants_usage(body) and bool(body.stream_options and body.stream_options.continuous_usage_stats)

@@ -62,7 +62,7 @@ async def health(request: Request) -> Response:
 
 @operation("GET", "/ready", answers={200: Status})
 async def ready(request: Request) -> Response:
-    """Say whether requests would be served now; 503 until then."""
+    """Say whether the server can answer requests now; 503 until then."""
     return _readiness(request)
 
 
@@ -74,38 +74,38 @@ def _readiness(request: Request) -> Response:
 
 @operation("GET", "/ping", answers={200: Status})
 async def ping(request: Request) -> Response:
-    """The same as /ready, where vLLM and SageMaker have it."""
+    """The same as /ready, at the path of vLLM and SageMaker."""
     return _readiness(request)
 
 
 @operation("POST", "/ping", answers={200: Status})
 async def post_ping(request: Request) -> Response:
-    """The same as /ready, where vLLM and SageMaker have it."""
+    """The same as /ready, at the path of vLLM and SageMaker."""
     return _readiness(request)
 
 
 @operation("GET", "/load", answers={200: Load})
 async def load(request: Request) -> Response:
-    """Count the requests that are being answered, of all tenants."""
+    """Count the requests in progress, of all tenants."""
     return json_response(Load(context_of(request).metrics.in_flight))
 
 
 @operation("GET", "/version", answers={200: Version})
 async def version(request: Request) -> Response:
-    """Tell the server's version."""
+    """Show the server's version."""
     return json_response(Version(personae.__version__))
 
 
 @operation("GET", "/metrics", answers={200: Content("text/plain")}, admin=True)
 async def metrics(request: Request) -> Response:
-    """Show the metrics in Prometheus's text format; for admins, since they name every tenant's adapters."""
+    """Show the metrics in Prometheus's text format; for admins, because they name every tenant's adapters."""
     context = context_of(request)
     return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 @operation("POST", "/tokenize", body=TokenizeRequest, answers={200: Tokens}, refuses=(404,))
 async def tokenize(request: Request) -> Response:
-    """Show the ids that a prompt or a conversation has; nothing is generated."""
+    """Show the ids of a prompt or a conversation; nothing is generated."""
     context = context_of(request)
     body = await read_json(request, TokenizeRequest, context)
     if body.model is not None:
@@ -129,7 +129,7 @@ def _tokenized(context: RequestContext, body: TokenizeRequest, brief: bool) -> b
 
 
 def prompt_ids(context: RequestContext, body: TokenizeRequest, brief: bool) -> list[int]:
-    """The ids of a text or a conversation. Raises RequestError for what is far longer than any prompt."""
+    """The ids of a text or a conversation. Raises RequestError if it is far longer than any prompt."""
     most = _most_tokens(context)
     try:
         if body.messages is not None:
@@ -155,7 +155,7 @@ def prompt_ids(context: RequestContext, body: TokenizeRequest, brief: bool) -> l
 
 @operation("POST", "/detokenize", body=DetokenizeRequest, answers={200: Text}, refuses=(404,))
 async def detokenize(request: Request) -> Response:
-    """Show the text of token ids, special tokens included."""
+    """Show the text of token ids, including special tokens."""
     context = context_of(request)
     body = await read_json(request, DetokenizeRequest, context)
     if body.model is not None:
@@ -170,7 +170,7 @@ async def detokenize(request: Request) -> Response:
 
 
 def _most_tokens(context: RequestContext) -> int:
-    """How long a text may be that is no prompt, but may have to be cut into some."""
+    """The most tokens of a text that is not a prompt, but may have to be cut into several."""
     return max(_CONTEXTS * context.client.max_model_len, _LEAST_TOKENS)
 
 

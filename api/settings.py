@@ -1,4 +1,4 @@
-"""What the HTTP side is made with: its options, its limits, and what is known of the model."""
+"""The settings of the HTTP side: its options, its limits, and what is known of the model."""
 
 from dataclasses import dataclass, field
 
@@ -16,20 +16,21 @@ from personae.engine.generation_config import GenerationDefaults
 
 @dataclass(frozen=True, kw_only=True)
 class ApiSettings(AdapterOptions, AnswerOptions, ServerOptions, AccessOptions):
-    """The options that requests are answered by, and limits. Sizes are bytes, times are seconds.
+    """The options and limits that requests are answered by. Sizes are bytes, times are seconds.
 
-    `defaults` are the model's own sampling parameters, for requests that give none. `max_n` bounds `n`,
-    `max_sequences` bounds prompts times `n` of one request, `max_logprobs` bounds every kind of logprobs,
-    `max_prompt_logprobs` their number over all tokens of all prompts of a request. `max_json_depth` bounds
+    `defaults` are the model's own sampling parameters, for requests that give none. `max_n` limits `n`,
+    `max_sequences` limits prompts times `n` of one request, `max_logprobs` limits every kind of logprobs,
+    `max_prompt_logprobs` their number over all tokens of all prompts of a request. `max_json_depth` limits
     the nesting of free-form JSON (schemas, template arguments), `max_grammar_bytes` what binds an answer,
     `max_choice_bytes` a list of choices. A request's head and body must arrive within `header_seconds` and
-    `body_seconds`; a client that leaves its answer unread, more than the connection's buffers hold, is
-    dropped after `stall_seconds`. An upload of an adapter has limits of its own, `max_upload_bytes` and
-    `upload_seconds`; a file for batches `max_file_bytes`. A batch has at most `max_batch_lines` requests, a
-    tenant at most `max_open_batches` batches that are not done, unless its own limits say otherwise, and
-    `max_ended_batches` that are: the oldest are forgotten. `max_adapters`, if known, is how many adapters the
-    engine can hold in memory at once; `/metrics` shows it. `max_rank`, if known, is the largest rank that it
-    can hold, `embedding_size` how many numbers its vectors have. `about` describes the engine.
+    `body_seconds`. A client that does not read its answer is dropped after `stall_seconds`, once the
+    connection's buffers are full. An upload of an adapter has limits of its own, `max_upload_bytes` and
+    `upload_seconds`; a file for batches has `max_file_bytes`. A batch has at most `max_batch_lines` requests.
+    Unless its own limits say otherwise, a tenant has at most `max_open_batches` unfinished batches and
+    `max_ended_batches` ended ones, of which the oldest are removed. `max_adapters`, if known, is the number
+    of adapters that the engine can hold in memory at once; `/metrics` shows it. `max_rank`, if known, is the
+    largest rank that it can hold. `embedding_size` is the length of its vectors. `about` describes the
+    engine.
     """
 
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)

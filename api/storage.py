@@ -1,8 +1,9 @@
-"""What a full disk means: one error for whatever it refuses, and a reserve for what must work all the same.
+"""Handles a full disk: one error for everything that it prevents, and a reserve for what must work
+regardless.
 
-A full disk must not prevent revoking a key or deleting files. Both write a
-little: a page or two of the database. So a file of RESERVE_BYTES lies next to the database. It is given up
-when such a write finds no room, and made again, if need be smaller, as soon as there is some.
+A full disk must not prevent revoking a key or deleting files. Both write a page or two of the database. So a
+file of RESERVE_BYTES lies next to the database. It is released when such a write finds no room, and made
+again, possibly smaller, as soon as there is room.
 """
 
 import errno
@@ -15,7 +16,7 @@ from pathlib import Path
 from personae.errors import StorageFailed
 
 RESERVE_BYTES = 2**20
-_LEAST = 2**15  # below this it is of no use: opening the database takes as much
+_LEAST = 2**15  # a smaller one is useless: opening the database takes as much
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DISK = {*_FULL, errno.EIO, errno.EROFS, errno.EFBIG}
@@ -32,15 +33,15 @@ _SQLITE = {
 
 
 class Reserve:
-    """The file at `path`, which takes room until it is needed. Used by one thread or process at a time, or by
-    several: whoever comes late finds it given up already."""
+    """The file at `path`, which takes room until it is needed. Several threads or processes may use it: one
+    that comes late finds it released already."""
 
     def __init__(self, path: Path, size: int = RESERVE_BYTES) -> None:
         self._path = path
         self._size = size
 
     def keep(self) -> None:
-        """Make the reserve, or as large a part of it as the disk has room for."""
+        """Make the reserve, or as much of it as the disk has room for."""
         try:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
@@ -55,7 +56,7 @@ class Reserve:
             os.close(file)
 
     def release(self) -> bool:
-        """Give the room up; False if there was none."""
+        """Release the room. False if there was none."""
         try:
             there = self._path.stat().st_size > 0
             os.truncate(self._path, 0)
@@ -65,8 +66,7 @@ class Reserve:
 
 
 def storage_failure(error: BaseException) -> StorageFailed | None:
-    """The error that a client sees when a disk, or the database on it, would not do its work; None for an
-    error that is something else."""
+    """The error for a client if a disk, or the database on it, failed. None for any other error."""
     if isinstance(error, OSError) and error.errno in _DISK:
         full, reason = error.errno in _FULL, error.strerror
     elif isinstance(error, sqlite3.Error) and _primary(error) in _SQLITE:
@@ -80,7 +80,7 @@ def storage_failure(error: BaseException) -> StorageFailed | None:
 
 @contextmanager
 def storing() -> Iterator[None]:
-    """What the disk refuses within the block is a StorageFailed."""
+    """Turns an error of the disk within the block into StorageFailed."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:

@@ -1,8 +1,8 @@
-"""Server-sent events: parts go out as they come, and a slow reader gets fewer, larger ones.
+"""Server-sent events: parts are sent as they arrive, and a slow reader gets fewer, larger ones.
 
 Two tasks share an outbox that holds at most one part per choice. One follows the engine and never waits for
-the client; the other encodes what has gathered and waits until the connection takes it. So a slow client
-costs memory for its own text only, stop strings are found at once, and no other request waits.
+the client. The other encodes what has gathered, and waits until the connection takes it. So a slow client
+costs memory only for its own text, stop strings are found at once, and no other request waits.
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -30,21 +30,21 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-_FEW_PLACES = 128  # tokens whose log-probabilities are encoded on the event loop: 3 ms with 20 of each
+_FEW_PLACES = 128  # tokens whose log-probabilities are encoded on the event loop: 3 ms with 20 for each
 _encode = msgspec.json.Encoder().encode
 
 
 class AnswerBuilder(Protocol):
-    """How one route's answers are written, whole or cut into events. An event that is a tagged struct has the
-    tag as its name."""
+    """How a route's answers are written, complete or divided into events. If an event is a tagged struct, its
+    tag is the event's name."""
 
     done: ClassVar[bytes] = b"data: [DONE]\n\n"
 
     def whole(self, parts: list[Part], pack: Pack = as_list) -> msgspec.Struct:
-        """The answer that is not streamed, of all its choices; `pack` keeps its long lists."""
+        """The complete answer with all its choices; `pack` keeps its long lists."""
 
     def of(self, part: Part) -> Iterable[msgspec.Struct]:
-        """The events for a part; none if it holds nothing that the client would see."""
+        """The events for a part; none if it contains nothing that the client would see."""
 
     def last(self) -> Iterable[msgspec.Struct]:
         """The events after all choices have ended; `done` comes after them."""
@@ -57,9 +57,9 @@ class AnswerBuilder(Protocol):
 class EventStream:
     """An answer that runs `work` and sends what it puts into its sink; a response in Starlette's sense.
 
-    The status line goes out with the first event, so that a request that is refused late (its grammar does
-    not compile, the engine is full) still gets its own status. An error after that is sent as an event and
-    ends the stream.
+    The status line is sent with the first event. So a request that is refused late (its grammar does not
+    compile, the engine is full) still gets its own status. A later error is sent as an event and ends the
+    stream.
     """
 
     background = None
@@ -75,7 +75,7 @@ class EventStream:
         """Send the stream."""
         try:
             await unless_disconnected(receive, lambda: self._serve(send))
-        except Cancelled as left:  # no client is left
+        except Cancelled as left:  # the client has left
             logs.note(code=left.code)
 
     async def _serve(self, send: Send) -> None:
@@ -122,7 +122,7 @@ async def _send(send: Send, body: bytes, *, more: bool) -> None:
 
 
 async def respond(request: Request, job: Job, form: AnswerBuilder, *, stream: bool) -> Response | EventStream:
-    """The answer of a job that is ready to run, whole or as a stream. Raises what `Job.gather` does."""
+    """The answer of a job that is ready to run, complete or as a stream. Raises what `Job.gather` does."""
     job.context.caller.ready()
     if stream:
         return EventStream(request, job.run, form)
@@ -131,7 +131,7 @@ async def respond(request: Request, job: Job, form: AnswerBuilder, *, stream: bo
 
 
 async def encoded(context: RequestContext, form: AnswerBuilder, parts: list[Part]) -> bytes:
-    """The whole answer as JSON; made off the event loop if it has many log-probabilities."""
+    """The complete answer as JSON, encoded off the event loop if it has many log-probabilities."""
     if sum(len(part.entries) + len(part.prompt_logprobs) for part in parts) <= _FEW_PLACES:
         return encode_json(form.whole(parts))
     return await context.off_loop(lambda: encode_json(form.whole(parts, as_json)))
@@ -158,7 +158,7 @@ class _Outbox:
         self._changed.set()
 
     async def take(self) -> list[Part] | None:
-        """All waiting parts, as soon as there are any; None at the end."""
+        """All waiting parts, as soon as there are any. None at the end."""
         await self._changed.wait()
         if not self._parts and self._closed:
             return None

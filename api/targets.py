@@ -1,9 +1,9 @@
-"""What a client says of when it wants its answer, and with whom it belongs: headers, since they concern a
-proxy as much as this server.
+"""Reads when a client wants its answer, and which session it belongs to. These are headers, because they
+concern a proxy as much as this server.
 
-`x-slo-ttft-ms` and `x-slo-tpot-ms` are how long its first token and each one after may take. `x-slo-refuse:
-true` asks for a 503 at once where the first is not to be expected. `x-session-id` names a conversation:
-requests of one go to the same engine, if nothing speaks against it.
+`x-slo-ttft-ms` and `x-slo-tpot-ms` are targets for the first token and for each one after it. `x-slo-refuse:
+true` asks for a 503 at once if the first token cannot be expected in time. `x-session-id` names a
+conversation: its requests go to the same engine, if nothing prevents it.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _LONGEST_NAME = 256
 
 
 def targets_of(request: Request) -> LatencyTargets | None:
-    """The targets of a request, None if it has none. Raises RequestError that names the header."""
+    """The targets of a request. None if it has none. Raises RequestError that names the header."""
     headers = request.headers
     if FIRST not in headers and EACH not in headers:
         if REFUSE in headers:
@@ -48,7 +48,7 @@ def targets_of(request: Request) -> LatencyTargets | None:
 
 
 def session_of(request: Request) -> str | None:
-    """The session's name, hashed so that it is short. Raises RequestError for one that is too long."""
+    """The session's name, hashed so that it is short. Raises RequestError if it is too long."""
     name = request.headers.get(SESSION)
     if name is None:
         return None

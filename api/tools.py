@@ -32,7 +32,7 @@ _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 
 
 def functions_of(tools: Sequence[Tool | CustomTool] | None, *, strict: bool = False) -> tuple[Function, ...]:
-    """The functions that a request offers; `strict` is for those that do not say.
+    """The functions that a request offers. `strict` applies to those that do not say.
 
     Raises RequestError naming the field that is wrong.
     """
@@ -70,8 +70,7 @@ def _input(tool: CustomTool, param: str) -> Regex | Lark | None:
 
 
 def shown_tools(tools: Sequence[Tool | CustomTool] | None) -> list[dict[str, Any]] | None:
-    """The tools as chat templates know them: functions. Whether one is strict is between the caller and the
-    grammar."""
+    """The tools as chat templates know them: functions. Whether one is strict matters only to the grammar."""
     shown = []
     for tool in tools or ():
         if isinstance(tool, CustomTool):
@@ -95,9 +94,9 @@ def shown_tools(tools: Sequence[Tool | CustomTool] | None) -> list[dict[str, Any
 def answer_shape(
     body: ChatRequest, family: Family, prompt: str, bound: Bound | None, *, strict: bool = False
 ) -> AnswerShape | None:
-    """What the answer to `prompt` consists of; None if all of it is text, `bound` or not.
+    """What the answer to `prompt` consists of. None if all of it is text, bound or not.
 
-    Raises RequestError when the tools, the choice among them or the thinking budget make no sense.
+    Raises RequestError if the tools, the choice among them or the thinking budget are inconsistent.
     """
     functions, use = _choice(body, functions_of(body.tools, strict=strict))
     limit = _thinking_budget(body, family)
@@ -131,7 +130,7 @@ def answer_shape(
 
 
 def _thinking_budget(body: ChatRequest, family: Family) -> int | None:
-    """The most tokens of reasoning, None for no limit."""
+    """The most tokens of reasoning. None for no limit."""
     given = {name: asked for name in _BUDGETS if (asked := getattr(body, name)) is not None}
     for name, asked in given.items():
         if asked < -1:
@@ -159,20 +158,21 @@ def grammar_of(bound: Bound | None, shape: AnswerShape | None) -> GrammarSpec | 
 
 
 def binding_field(body: ChatRequest, bound: Bound | None) -> str | None:
-    """The field that binds the answer, if one does: where `bound` came in, the tools, the thinking budget."""
+    """The field that binds the answer, if one does: the field of `bound`, the tools, or the thinking
+    budget."""
     if bound is not None:
         return bound.param
     return next((name for name in ("tools", *_BUDGETS) if getattr(body, name)), None)
 
 
 def loose_functions(shape: AnswerShape | None) -> dict[str, dict[str, Any]]:
-    """The schemas, by name, that the arguments of calls have to be checked against at the end."""
+    """The schemas, by name, against which the arguments of calls must be checked at the end."""
     functions = shape.functions if shape is not None and shape.use != "none" else ()
     return {function.name: function.parameters for function in functions if not function.strict}
 
 
 def _choice(body: ChatRequest, functions: tuple[Function, ...]) -> tuple[tuple[Function, ...], ToolUse]:
-    """The functions that may be called, and whether one has to be."""
+    """The functions that may be called, and whether a call is required."""
     choice = body.tool_choice
     if choice is None or isinstance(choice, str):
         if choice == "required" and not functions:
@@ -202,7 +202,7 @@ def _named(tool: NamedTool | NamedCustomTool, functions: Sequence[Function], whe
 
 
 def _object(parameters: dict[str, Any] | None, where: str) -> dict[str, Any]:
-    """The schema of a function's arguments, which are an object whatever it says of that."""
+    """The schema of a function's arguments, which are always an object."""
     if parameters is None:
         return _NO_ARGUMENTS
     kind = parameters.get("type", ["object"])

@@ -1,1 +1,1 @@
-"""Adapters that come and go while the server runs: uploads, the registry, its routes."""
+"""Adapters that are added and removed while the server runs: uploads, the registry, its routes."""

@@ -1,4 +1,4 @@
-"""`personae adapters`: what `/v1/adapters` does, from a shell."""
+"""`personae adapters`: the routes of `/v1/adapters`, from a shell."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

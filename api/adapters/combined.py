@@ -1,4 +1,4 @@
-"""`adapters` of a request: several adapters that answer together, each with a weight."""
+"""`adapters` in a request: several adapters that answer together, each with a weight."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def combined(base: ModelCard, parts: Sequence[tuple[ModelCard, float]], max_rank
     for index, (card, weight) in enumerate(parts):
         where = f"adapters[{index}]"
         if card.adapter is None:
-            raise RequestError(f"`{card.name}` is no adapter.", param=f"{where}.name")
+            raise RequestError(f"`{card.name}` is not an adapter.", param=f"{where}.name")
         if card.traits:
             why = f"`{card.name}` is {', '.join(card.traits)} and cannot be combined with others."
             raise RequestError(why, param=f"{where}.name")
@@ -34,7 +34,7 @@ def combined(base: ModelCard, parts: Sequence[tuple[ModelCard, float]], max_rank
             )
     digests = [(card.adapter or "", weight) for card, weight in parts]
     if len({digest for digest, _ in digests}) != len(digests):
-        raise RequestError("An adapter stands twice in `adapters`.", param="adapters")
+        raise RequestError("An adapter appears twice in `adapters`.", param="adapters")
     rank = sum(card.rank or 0 for card, _ in parts)
     if max_rank is not None and rank > max_rank:
         raise RequestError(

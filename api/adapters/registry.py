@@ -1,10 +1,10 @@
-"""Which tenant has which adapters, and the files behind them.
+"""Which tenant has which adapters, and the files of each.
 
-An adapter's files lie in a folder named after its digest, so replacing an adapter touches nothing that
-another request, tenant or version uses. A folder stays for as long as a row names it or a request holds it;
-one that a crash left without either goes at the next start.
+An adapter's files are in a folder named after its digest, so replacing an adapter touches nothing that
+another request, tenant or version uses. A folder stays as long as a row names it or a request holds it. A
+folder that a crash left without either is deleted at the next start.
 
-Everything here belongs to the event loop, except what it hands to threads itself.
+Everything here belongs to the event loop, except what it passes to threads itself.
 """
 
 import os
@@ -35,9 +35,9 @@ STAGING = "staging"
 
 
 class AdapterRecord(msgspec.Struct, frozen=True):
-    """A registered adapter, as the API shows it. `bytes` are those that it takes on the disk; `traits` say
-    what it has in addition to low rank on linear modules, `invocation` has its activating tokens (aLoRA).
-    Admins that ask for other tenants' see the `tenant`."""
+    """A registered adapter, as the API shows it. `bytes` are those on the disk. `traits` name what it has in
+    addition to low rank on linear modules, `invocation` has its activating tokens (aLoRA). Admins who list
+    other tenants' adapters see the `tenant`."""
 
     id: str
     name: str
@@ -55,7 +55,7 @@ class AdapterRecord(msgspec.Struct, frozen=True):
     object: str = "adapter"
 
     def card(self) -> ModelCard:
-        """As a model that requests may name."""
+        """The adapter as a model that requests may name."""
         rank = max(self.ranks.values(), default=0)
         return ModelCard(
             self.name, self.sha256, self.created, self.base_model, rank, self.traits, self.invocation
@@ -63,7 +63,7 @@ class AdapterRecord(msgspec.Struct, frozen=True):
 
 
 class _Traits(msgspec.Struct, frozen=True):
-    """What a row's column `traits` holds."""
+    """The content of a row's column `traits`."""
 
     traits: tuple[str, ...] = ()
     invocation: tuple[int, ...] = ()
@@ -72,8 +72,8 @@ class _Traits(msgspec.Struct, frozen=True):
 class Registry:
     """The adapters of a data directory, for one base.
 
-    `reserved` are names that the server itself gives out. `checker` checks uploads; None: a thread does.
-    Raises LoadError when the directory's adapters are of a base with other shapes.
+    `reserved` are names that the server itself uses. `checker` checks uploads; None: a thread does.
+    Raises LoadError if the directory's adapters are for a base with other shapes.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Registry:
         return {row["name"] for row in rows}
 
     def list(self, tenant: str) -> list[AdapterRecord]:
-        """All that `find` would find, by name."""
+        """All adapters that `find` would find, by name."""
         rows = self._data.rows(
             "select * from adapters where tenant = ? or shared order by name, tenant <> ?, created, tenant",
             (tenant, tenant),
@@ -131,14 +131,14 @@ class Registry:
         return list(found.values())
 
     def own(self, tenant: str | None) -> tuple[AdapterRecord, ...]:
-        """A tenant's own, or all tenants', each with its tenant."""
+        """A tenant's own adapters, or those of all tenants, each with its tenant."""
         rows = self._data.rows(
             "select * from adapters where ? is null or tenant = ? order by tenant, name", (tenant, tenant)
         )
         return tuple(msgspec.structs.replace(self._record(row), tenant=row["tenant"]) for row in rows)
 
     def count(self) -> int:
-        """All tenants' adapters."""
+        """The number of all tenants' adapters."""
         (count,) = self._data.rows("select count(*) from adapters")[0]
         return int(count)
 
@@ -159,7 +159,7 @@ class Registry:
         return self._staging.folder(tenant)
 
     def stage_in_turn(self, tenant: str) -> AbstractAsyncContextManager[Path]:
-        """A folder for an adapter that lies on the server already; see `Staging.folder_in_turn`."""
+        """A folder for an adapter that is on the server already; see `Staging.folder_in_turn`."""
         return self._staging.folder_in_turn(tenant)
 
     def check_room(self, who: Identity, size: int) -> None:
@@ -167,12 +167,13 @@ class Registry:
         self._storage_quota(who, 0).check(size)
 
     def _storage_quota(self, who: Identity, freed: int) -> "_StorageQuota":
-        """The tenant's storage, when `freed` bytes of its adapters are removed."""
+        """The tenant's storage, if `freed` bytes of its adapters are removed."""
         (used,) = self._data.rows("select total(bytes) from adapters where tenant = ?", (who.tenant,))[0]
         return _StorageQuota(int(used) - freed, who.limits.bytes)
 
     def check_name(self, who: Identity, name: str, replace: bool) -> Row | None:
-        """The row that the name stands for now. Raises Conflict, or QuotaExceeded for one too many."""
+        """The row that has the name now. Raises Conflict, or QuotaExceeded if the tenant would have too many
+        adapters."""
         if name in self._reserved:
             raise Conflict(f"The name `{name}` is the server's own; choose another.", param="name")
         rows = self._data.rows("select * from adapters where tenant = ? and name = ?", (who.tenant, name))
@@ -194,7 +195,7 @@ class Registry:
     ) -> AdapterRecord:
         """Check a staged adapter against the base and register it under the name.
 
-        Raises AdapterError, Conflict or QuotaExceeded; then nothing has changed.
+        Raises AdapterError, Conflict or QuotaExceeded; nothing has changed then.
         """
         old = self.check_name(who, name, replace)
         room = self._storage_quota(who, old["bytes"] if old else 0)
@@ -223,7 +224,8 @@ class Registry:
         return self._record(self._data.rows("select * from adapters where id = ?", (row[2],))[0])
 
     async def remove(self, tenant: str, name: str) -> None:
-        """Forget the tenant's own adapter of that name. Raises NotFound; Conflict for the server's."""
+        """Remove the tenant's own adapter of that name. Raises NotFound, and Conflict for one of the server's
+        own."""
         if name in self._reserved:
             raise Conflict(f"`{name}` is the server's own and stays as long as it runs.", param="name")
         async with self._lock:
@@ -234,7 +236,7 @@ class Registry:
             self._collect(rows[0]["digest"])
 
     def _commit(self, folder: Path, digest: str, row: tuple[object, ...]) -> None:
-        """Move the files first, then add the row: after a crash in between no row names them."""
+        """Move the files first, then add the row: after a crash in between, no row names them."""
         target = self._data.adapters / digest
         if not target.exists():
             os.rename(folder, target)
@@ -243,8 +245,8 @@ class Registry:
             db.execute("insert or replace into adapters values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def _recount(self) -> None:
-        """Count anew what adapters take: an earlier version counted what was uploaded, and with another
-        `--dtype` the file that they are placed from is another."""
+        """Count again what adapters take. An earlier version counted the uploaded files, and another
+        `--dtype` has another converted file."""
         rows = self._data.rows("select distinct digest, bytes from adapters")
         sizes = {digest: bytes_in(self._data.adapters / digest) for digest, _ in rows}
         if changed := {(sizes[digest], digest) for digest, known in rows if sizes[digest] != known}:
@@ -258,10 +260,10 @@ class Registry:
         """Delete an adapter's files if nothing needs them any more."""
         if digest in self._held or self._data.rows("select 1 from adapters where digest = ?", (digest,)):
             return
-        self._staging.discard(self._data.adapters / digest)  # no such folder: one of the server's own
+        self._staging.discard(self._data.adapters / digest)  # none, if it is the server's own
 
     def _bind(self, shapes: str) -> None:
-        """The directory's adapters were checked against these shapes, or there are none yet."""
+        """Check that the directory's adapters were checked against these shapes, or that it has none yet."""
         known = self._data.rows("select value from meta where key = 'shapes'")
         if known and known[0][0] != shapes.encode() and self._data.rows("select 1 from adapters limit 1"):
             raise LoadError(
@@ -312,5 +314,5 @@ class _StorageQuota(NamedTuple):
 
 
 def no_such_adapter(name: str) -> NotFound:
-    """The same for another tenant's adapter as for none."""
+    """The same error for another tenant's adapter as for one that does not exist."""
     return NotFound(f"There is no adapter `{name[:80]}`.", param="name", code="adapter_not_found")

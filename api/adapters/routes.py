@@ -32,7 +32,7 @@ _File = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
 
 
 class AdapterUpload(msgspec.Struct):
-    """The form of an upload, for the description; `form.py` reads it."""
+    """The form of an upload, for the description; `upload.py` reads it."""
 
     name: str
     config: _File = msgspec.field(name=CONFIG_FILE)
@@ -50,7 +50,7 @@ class AdapterList(msgspec.Struct):
 
 
 class OfTenant(msgspec.Struct):
-    """Whose adapters, where an admin asks."""
+    """Whose adapters an admin asks for."""
 
     tenant: str | UnsetType = UNSET
 
@@ -64,7 +64,7 @@ class AdapterDeleted(msgspec.Struct):
 
 
 class LoadRequest(Body):
-    """`POST /v1/load_lora_adapter`, as vLLM has it."""
+    """`POST /v1/load_lora_adapter`, as in vLLM."""
 
     lora_name: str
     lora_path: str
@@ -72,7 +72,7 @@ class LoadRequest(Body):
 
 
 class UnloadRequest(Body):
-    """`POST /v1/unload_lora_adapter`, as vLLM has it."""
+    """`POST /v1/unload_lora_adapter`, as in vLLM."""
 
     lora_name: str
     lora_int_id: int | None = None
@@ -86,7 +86,7 @@ class UnloadRequest(Body):
     refuses=(404, 409),
 )
 async def create_adapter(request: Request) -> Response:
-    """Upload an adapter; it can be used when the answer comes."""
+    """Upload an adapter. It can be used as soon as this is answered."""
     context = context_of(request)
     registry, who = _registry(context), context.caller.identity
     async with receiving(request, registry, who) as (stream, folder):
@@ -132,7 +132,7 @@ async def get_adapter(request: Request) -> Response:
 
 @operation("DELETE", "/v1/adapters/{name}", query=OfTenant, answers={200: AdapterDeleted}, refuses=(404, 409))
 async def delete_adapter(request: Request) -> Response:
-    """Remove one of the tenant's own adapters: requests that run finish; new ones find nothing. Admins may
+    """Remove one of the tenant's own adapters: requests that run finish, and new ones get a 404. Admins may
     name another `tenant`."""
     context, name = context_of(request), request.path_params["name"]
     tenant = request.query_params.get("tenant", context.caller.tenant)
@@ -189,7 +189,7 @@ async def unload_lora_adapter(request: Request) -> Response:
 
 @contextmanager
 def _as_in_vllm() -> Iterator[None]:
-    """Errors from within name the fields of vLLM's routes."""
+    """Errors inside the block name the fields of vLLM's routes."""
     try:
         yield
     except (Conflict, NotFound) as error:
@@ -199,7 +199,7 @@ def _as_in_vllm() -> Iterator[None]:
 
 
 def _check_tenant(context: RequestContext, tenant: str | None) -> None:
-    """Raises Forbidden if the caller may not look at the tenant, None for all."""
+    """Raises Forbidden if the caller may not look at the tenant's adapters; None means all tenants."""
     who = context.caller.identity
     if who.role != "admin" and tenant != who.tenant:
         raise Forbidden("Only an admin's key may ask for another tenant's adapters.", param="tenant")
@@ -212,7 +212,7 @@ def _registry(context: RequestContext) -> Registry:
 
 
 def _checked(name: str | None, field: str = "name") -> str:
-    """A name that is safe wherever a name may go: in URLs, logs, metrics, file names."""
+    """A name that is safe in URLs, logs, metrics and file names."""
     if name is None:
         raise RequestError(f"`{field}` is required.", param=field, code="missing_required_parameter")
     if _NAME.fullmatch(name) is None:
@@ -225,9 +225,9 @@ def _checked(name: str | None, field: str = "name") -> str:
 
 
 def _below(path: str, roots: tuple[Path, ...]) -> Path:
-    """The folder, with symbolic links followed, if it then lies below a root. Raises Forbidden.
+    """The folder, with symbolic links followed, if it is then below a root. Raises Forbidden.
 
-    Whether there is anything at another place is not said.
+    The error does not say whether anything exists elsewhere.
     """
     if not roots:
         raise Forbidden(

@@ -1,4 +1,4 @@
-"""An adapter's files on their way in: from a form, or from a folder on the server's own disk."""
+"""Receives an adapter's files: from a form, or from a folder on the server's own disk."""
 
 import os
 import shutil
@@ -14,11 +14,11 @@ from personae.lora.disk import check_free
 from personae.lora.peft_config import MAX_CONFIG
 from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
 
-_CHUNK = 2**20  # bytes that are copied at a time
+_CHUNK = 2**20  # bytes copied at a time
 
 
 class UploadForm(msgspec.Struct):
-    """The form's fields other than the files, as sent; None if not given."""
+    """The form's fields other than the files, as sent. None if not given."""
 
     name: str | None = None
     base_model: str | None = None
@@ -26,7 +26,7 @@ class UploadForm(msgspec.Struct):
     shared: str | None = None
 
     def flag(self, field: str) -> bool:
-        """A field that is true or false; false when not given. Raises RequestError."""
+        """A field that is true or false; false by default. Raises RequestError."""
         value = getattr(self, field)
         if value not in (None, "true", "false"):
             raise RequestError(f"`{field}` must be true or false.", param=field)
@@ -36,7 +36,7 @@ class UploadForm(msgspec.Struct):
 async def read_adapter_form(
     stream: AsyncIterator[bytes], content_type: str, folder: Path, max_tensor_bytes: int
 ) -> UploadForm:
-    """Read the whole form; the two files lie in `folder` under the names that PEFT gives them.
+    """Read the whole form. The two files are then in `folder`, under the names that PEFT gives them.
 
     Raises what `read_form` raises.
     """
@@ -46,7 +46,7 @@ async def read_adapter_form(
 
 
 def copy_folder(source: Path, folder: Path, max_tensor_bytes: int) -> None:
-    """Copy an adapter's two files into `folder`, and have them on disk. Symbolic links are refused.
+    """Copy an adapter's two files into `folder`, and flush them to disk. Symbolic links are refused.
 
     Raises RequestError, PayloadTooLarge or OSError.
     """
@@ -55,7 +55,7 @@ def copy_folder(source: Path, folder: Path, max_tensor_bytes: int) -> None:
         with os.fdopen(handle, "rb") as origin, (folder / name).open("xb") as copy:
             found = os.fstat(handle)
             if not stat.S_ISREG(found.st_mode):
-                raise RequestError(f"`{name}` is no file.", param="lora_path")
+                raise RequestError(f"`{name}` is not a file.", param="lora_path")
             if found.st_size > limit:
                 raise PayloadTooLarge(f"`{name}` has more than {limit} bytes.", param="lora_path")
             check_free(folder, found.st_size)

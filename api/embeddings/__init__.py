@@ -1,1 +1,1 @@
-"""Texts as vectors, and how relevant one text is to another."""
+"""Vectors of texts, and how relevant one text is to another."""

@@ -1,4 +1,4 @@
-"""Many prompts of one request through the engine, a window at a time, and what each leaves behind."""
+"""Runs many prompts of one request through the engine, some at a time, and collects what each leaves."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ _PLAIN = TextStyle()
 
 
 class Outcome(Choice):
-    """What a prompt's last step leaves: its vector, and the log-probabilities of the token behind it."""
+    """What a prompt's last step leaves: its vector, and the log-probabilities of the next token."""
 
     def __init__(self, index: int, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         super().__init__(index, tokenizer, _PLAIN, prompt=prompt, answers=False)
@@ -43,7 +43,7 @@ class Outcome(Choice):
 
 
 class Outcomes(NamedTuple):
-    """What a request's prompts brought, in their order, and its id and time."""
+    """The results of a request's prompts, in order, and its id and time."""
 
     id: str
     created: int
@@ -52,7 +52,7 @@ class Outcomes(NamedTuple):
 
 
 def as_completion(body: Asked, prompt: str | list[str | int | list[int]] = "") -> CompletionRequest:
-    """The request in the form that prompts are encoded from."""
+    """The request in the form in which prompts are encoded."""
     return CompletionRequest(
         prompt=prompt,
         model=body.model,
@@ -67,7 +67,7 @@ def as_completion(body: Asked, prompt: str | list[str | int | list[int]] = "") -
 
 
 async def encoded(context: RequestContext, asked: CompletionRequest, field: str) -> list[GivenPrompt]:
-    """The prompts' ids. Raises RequestError, which names the `field` that they came in."""
+    """The prompts' ids. Raises RequestError, which names the `field` that they came from."""
     limit = context.client.max_model_len
     most = kept_of_prompt(asked.truncate_prompt_tokens, answer=1, limit=limit)
     with called(field):
@@ -88,7 +88,7 @@ async def encoded(context: RequestContext, asked: CompletionRequest, field: str)
 
 @contextmanager
 def called(field: str) -> Iterator[None]:
-    """Have errors about `prompt` name the field that the client knows."""
+    """Errors about `prompt` inside the block name the client's field."""
     try:
         yield
     except RequestError as error:
@@ -110,7 +110,7 @@ async def answered(
     field: str,
     seen: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Outcomes:
-    """Compute the prompts, as many at a time as a request may have sequences; `seen` is told of the first.
+    """Compute the prompts, as many at a time as a request may have sequences. Calls `seen` with the first.
 
     Raises what Job.run raises.
     """
@@ -121,7 +121,7 @@ async def answered(
         job = Job.begin(context, prefix, model, asked)
         first = first or job
         if context.background:
-            job.deadline = math.inf  # the batch has one
+            job.deadline = math.inf  # the whole request has one
         for outcome, prompt in zip(
             outcomes[start : start + window], prompts[start : start + window], strict=True
         ):

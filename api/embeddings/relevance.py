@@ -1,4 +1,5 @@
-"""`/v1/score` and `/v1/rerank`: the model is asked whether a text is relevant, and what it would say counts.
+"""`/v1/score` and `/v1/rerank`: asks the model whether a text is relevant, and uses the probability of its
+answer.
 
 The score is the probability of "yes" among "yes" and "no" as the answer's first token.
 """
@@ -71,7 +72,9 @@ def _answers(tokenizer: Tokenizer) -> tuple[int, int]:
     encoded = tokenizer.encode_batch(["yes", "no"], False, None, False, None)
     yes, no = (ids[0] for ids in encoded)
     if yes == no:
-        raise RequestError("This model cannot score: its tokens do not tell yes from no.", param="model")
+        raise RequestError(
+            "This model cannot score: its tokens do not distinguish yes and no.", param="model"
+        )
     return yes, no
 
 

@@ -33,7 +33,7 @@ from personae.errors import RequestError
     refuses=(404, 504),
 )
 async def create_embeddings(request: Request) -> Response:
-    """Make a vector of each text: of the hidden states behind the model's last layer."""
+    """Make a vector of each text, from the hidden states after the model's last layer."""
     context = context_of(request)
     body = await read_json(request, EmbeddingRequest, context)
     job = await admit(context, body)
@@ -78,7 +78,7 @@ async def rerank(request: Request) -> Response:
 
 
 def _pairs(body: ScoreRequest) -> list[tuple[str, str]]:
-    """The pairs that are meant. Raises RequestError."""
+    """The pairs to score. Raises RequestError."""
     ones, others = (text if isinstance(text, list) else [text] for text in (body.text_1, body.text_2))
     if len(ones) == 1:
         ones = ones * len(others)

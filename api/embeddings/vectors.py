@@ -18,7 +18,7 @@ from personae.api.wire.schema import CompletionRequest
 from personae.engine.params import SamplingParams
 from personae.errors import RequestError
 
-MOST_VALUES = 2**21  # numbers of an answer: some 40 MB of JSON
+MOST_VALUES = 2**21  # numbers of an answer: about 40 MB of JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class EmbeddingJob:
 
     @property
     def sequences(self) -> int:
-        """How many it has in the engine at a time."""
+        """How many sequences it has in the engine at a time."""
         return min(len(self.prompts), self.context.settings.max_sequences)
 
     async def answer(self, receive: Receive) -> bytes:
-        """Compute, and put the answer together. Raises what Job.gather raises."""
+        """Compute, and build the answer. Raises what Job.gather raises."""
         body, context = self.body, self.context
 
         def check(first: Outcome) -> None:
@@ -76,7 +76,7 @@ async def admit(context: RequestContext, body: EmbeddingRequest) -> EmbeddingJob
 
 
 def _check(body: EmbeddingRequest, size: int, count: int) -> None:
-    """Raises RequestError for more numbers than a vector has, or an answer may have."""
+    """Raises RequestError if more numbers are requested than a vector, or an answer, may have."""
     wanted = body.dimensions or size
     if wanted > size:
         raise RequestError(

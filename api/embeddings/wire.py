@@ -1,4 +1,5 @@
-"""The wire types of `/v1/embeddings`, `/v1/score` and `/v1/rerank`, as OpenAI, vLLM and Jina have them."""
+"""The wire types of `/v1/embeddings`, `/v1/score` and `/v1/rerank`, as in OpenAI's, vLLM's and Jina's
+APIs."""
 
 from typing import Literal
 
@@ -30,7 +31,7 @@ class EmbeddingRequest(Asked, kw_only=True):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     add_special_tokens: bool | None = None
-    # Our own: which hidden states make the vector, and whether its length is made 1.
+    # Extensions: which hidden states make the vector, and whether its length is made 1.
     pooling: Pooling = "last"
     normalize: bool = True
 
@@ -55,7 +56,7 @@ class RerankRequest(Asked, kw_only=True):
 
 
 class PromptUsage(msgspec.Struct):
-    """Tokens of a request that has no answer in words."""
+    """Tokens of a request that has no text as its answer."""
 
     prompt_tokens: int
     total_tokens: int

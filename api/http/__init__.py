@@ -1,1 +1,1 @@
-"""HTTP itself: connections and their limits, routes as a table, forms, how a server stops."""
+"""HTTP itself: connections and their limits, the table of routes, forms, and how the server stops."""

@@ -12,12 +12,12 @@ _STILL_SERVED = {"/health", "/metrics"}
 
 
 class Drain:
-    """ASGI middleware around the whole app: counts the requests in hand and, once it drains, refuses others
-    (503, `/ready` too), so that load balancers and clients turn to another replica."""
+    """ASGI middleware around the whole app. It counts the requests in progress and, once it drains, refuses
+    others (503, `/ready` too), so that load balancers and clients turn to another replica."""
 
     def __init__(self, app: ASGIApp, prefix: str = "") -> None:
         self._app = app
-        self._prefix = prefix  # which a proxy may have left before the path
+        self._prefix = prefix  # which a proxy may have left on the path
         self.active = 0
         self._idle = anyio.Event()
         self.draining = False
@@ -34,7 +34,8 @@ class Drain:
             return
 
         async def send_last(message: Message) -> None:
-            """While it drains an answer is its connection's last, so that no other request comes on it."""
+            """During a drain, an answer is the last one on its connection, so that no other request arrives
+            on it."""
             if message["type"] == "http.response.start" and self.draining:
                 others = (pair for pair in message.get("headers", ()) if pair[0] != b"connection")
                 message["headers"] = [*others, (b"connection", b"close")]
@@ -52,7 +53,7 @@ class Drain:
         return path.removeprefix(self._prefix) in _STILL_SERVED
 
     def _until_the_end(self, receive: Receive) -> Receive:
-        """`receive`, which stops waiting for more of a request once the time is over."""
+        """As `receive`, but stops waiting for more of a request when the time has passed."""
 
         complete = False
 
@@ -77,13 +78,13 @@ class Drain:
         return receive_in_time
 
     def end(self) -> None:
-        """The time is over: requests whose bodies have not come are refused."""
+        """The time has passed: requests whose bodies have not arrived are refused."""
         self._over = True
         for waiting in tuple(self._waiting):
             waiting.cancel()
 
     async def idle(self) -> None:
-        """Wait until no request is in hand."""
+        """Wait until no request is in progress."""
         while self.active:
             self._idle = anyio.Event()
             await self._idle.wait()

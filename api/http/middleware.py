@@ -16,10 +16,10 @@ from personae.api.telemetry.metrics import Metrics
 from personae.api.wire.errors import error_response, visible
 from personae.errors import PayloadTooLarge, PersonaeError, RequestTimeout
 
-_FORM_BYTES = 2**21  # what an upload may have around its tensors
+_FORM_BYTES = 2**21  # what an upload may have in addition to its tensors
 _CLOSE = (b"connection", b"close")
 _UPLOADS = {("POST", "/v1/adapters"): "max_upload_bytes", ("POST", "/v1/files"): "max_file_bytes"}
-"""Routes that take files, and the setting that limits these."""
+"""Routes that accept files, and the setting that limits these."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:$#/~\[\]-]")
 _LIMITED = 429
 _LONGEST_NAME = 100
@@ -64,7 +64,7 @@ class Gate:
                     message["headers"].append((name.encode(), value.encode()))
                 if wanted is not None and (load := self._metrics.load(wanted)) is not None:
                     message["headers"].append((orca.TOLD, load))
-                if not body.complete:  # the rest of it is never read
+                if not body.complete:  # its rest is never read
                     message["headers"] = [*(h for h in message["headers"] if h[0] != b"connection"), _CLOSE]
             await send(message)
 
@@ -97,7 +97,7 @@ class Gate:
 class Prefix:
     """Pure ASGI middleware for a server behind a proxy that serves it under a prefix.
 
-    Proxies strip the prefix or pass it on; a path is the same either way.
+    Proxies strip the prefix or pass it on; the path is the same either way.
     """
 
     def __init__(self, app: ASGIApp, *, prefix: str) -> None:
@@ -117,7 +117,7 @@ def without_prefix(path: str, prefix: str) -> str:
 
 
 class _Body:
-    """A request's body on its way in: complete within its limit and its time, or refused."""
+    """A request's body as it arrives: complete within its limit and its time, or refused."""
 
     def __init__(self, receive: Receive, limit: int, seconds: float, *, complete: bool) -> None:
         self._receive = receive
@@ -128,12 +128,12 @@ class _Body:
         self.complete = complete
 
     def check(self, length: bytes) -> None:
-        """Raises PayloadTooLarge for a content-length that is none or over the limit."""
+        """Raises PayloadTooLarge for a content-length that is invalid or over the limit."""
         if not length.isdigit() or int(length[:20]) > self._limit:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        """The next piece; once it is complete, whatever comes."""
+        """The next piece; after the last one, whatever arrives."""
         if self.complete:
             return await self._receive()
         now = anyio.current_time()
@@ -156,11 +156,12 @@ class _Body:
 
 
 class _Broken(Exception):
-    """An answer failed after its status line. The server closes the connection, so the client notices."""
+    """An answer failed after its status line. The server closes the connection, so that the client
+    notices."""
 
 
 def _route(scope: Scope) -> str:
-    """The route's path as it is declared, also of a request that was refused before the router saw it."""
+    """The route's path as it is declared, also for a request that was refused before the router."""
     for route in [scope["route"]] if "route" in scope else scope["app"].routes:
         if route.matches(scope)[0] is not Match.NONE:
             return str(route.path)
@@ -172,13 +173,13 @@ def _announces_a_body(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _request_id(given: bytes) -> str:
-    """The client's own id if it is short and plain, else a new one."""
+    """The client's own id if it is short and plain, otherwise a new one."""
     text = given.decode("latin-1")
     return text if _SANE_ID.fullmatch(text) else uuid.uuid4().hex
 
 
 def _listed(names: Sequence[str]) -> bytes:
-    """Names, some of them a client's, as the value of a header; "..." stands for those that are too many."""
+    """Names, some of them a client's, as the value of a header; "..." replaces those beyond the limit."""
     listed = b""
     for name in dict.fromkeys(names):
         shown = _UNSAFE.sub("?", name[:_LONGEST_NAME]).encode()

@@ -1,4 +1,4 @@
-"""`/openapi.json`: the API as a program reads it, made from the wire types and the table of operations.
+"""`/openapi.json`: the API in a form for programs, generated from the wire types and the table of operations.
 
 OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.1), whose schemas are JSON Schema as msgspec writes it.
 """
@@ -38,7 +38,7 @@ _MEANINGS = {
 
 
 def document(operations: Sequence[Operation], root_path: str = "") -> dict[str, Any]:
-    """The OpenAPI document of these operations, which are served below `root_path`."""
+    """The OpenAPI document of these operations, which are served under `root_path`."""
     types = [ErrorAnswer, *(each for one in operations for each in _types(one))]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFS)
     _describe_leniency(components)
@@ -74,7 +74,7 @@ def document(operations: Sequence[Operation], root_path: str = "") -> dict[str, 
 
 
 def _describe_leniency(components: dict[str, Any]) -> None:
-    """Say that unknown keys are no error where they are ignored."""
+    """State where unknown keys are ignored instead of refused."""
     for struct in _below(Tolerant):
         components.get(struct.__name__, {}).pop("additionalProperties", None)
 
@@ -86,7 +86,7 @@ def _below(struct: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
 
 
 def _describe_neutral(components: dict[str, Any], operations: Iterable[Operation]) -> None:
-    """Give the values of fields that may only ask for nothing, and of those that other servers have."""
+    """Add the accepted values of fields that may only be neutral, and the neutral fields of other servers."""
     for body in {one.body for one in operations if isinstance(one.body, type) and issubclass(one.body, Body)}:
         fields = components[body.__name__]["properties"]
         if issubclass(body, Sampling):
@@ -147,7 +147,8 @@ def _operation(one: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tag(one: Operation) -> str:
-    """What the path names, as `adapters` of `/v1/adapters/{name}` and of vLLM's `/v1/load_lora_adapter`."""
+    """The object that the path names, such as `adapters` for `/v1/adapters/{name}` and for vLLM's
+    `/v1/load_lora_adapter`."""
     if not one.path.startswith("/v1/"):
         return "server"
     kind = one.path.split("/")[2]
@@ -181,7 +182,8 @@ def _content(answer: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
     for content in _contents_of(answer):
         schema = schema_of[repr(content.type)]
         if content.media_type == "text/event-stream":
-            # OpenAPI 3.1 has no word for streams; readers of such a body take the schema for each event's.
+            # OpenAPI 3.1 cannot describe streams; readers of such a body take the schema as that of each
+            # event.
             data = {"type": "string", "contentMediaType": _JSON, "contentSchema": schema}
             schema = {"type": "object", "properties": {"data": data}, "required": ["data"]}
         found[content.media_type] = {"schema": schema}

@@ -1,12 +1,12 @@
-"""What a route is: where it lies, who may use it, what goes in and what comes out.
+"""Describes a route: its path, who may use it, what it takes and what it answers.
 
     @operation("POST", "/v1/things", body=ThingRequest, answers={201: Thing}, refuses=(409,))
     async def create_thing(request: Request) -> Response:
         \"\"\"Make a thing.\"\"\"
 
-The router (`app.py`) and `/openapi.json` (`openapi.py`) are both made from these, so there is no route that
-is not described and no description without a route. The docstring is the description; what every route may
-answer (no key, too large, stopping) is added by itself.
+The router (`app.py`) and `/openapi.json` (`openapi.py`) are both made from these. So every route is
+described, and every description has a route. The docstring is the description. What every route may answer
+(no key, too large, stopping) is added automatically.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,13 +20,13 @@ from personae.api.tenants.access import OPEN, admin_only
 
 Endpoint = Callable[[Request], Awaitable[Any]]
 
-_ALWAYS = {400, 408, 413, 431, 500, 503}  # from the protocol, the gate and the drain
-_GUARDED = {401, 403, 429}  # from the lock
+_ALWAYS = {400, 408, 413, 431, 500, 503}  # by the protocol, the gate and the drain
+_GUARDED = {401, 403, 429}  # by the check of keys
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """One form in which a body comes: its media type, and the type of what is in it.
+    """One form of a body: its media type, and the type of its content.
 
     For server-sent events `type` is that of one event's data.
     """
@@ -53,10 +53,10 @@ class HeaderParameter:
 class Operation:
     """One method of one path. `path` is Starlette's, with the names of its parameters in braces.
 
-    `body` is the type of a JSON body, or another `Content`; `query` a struct whose fields are the parameters
-    after the `?`. `answers` has the successes: for each status a type (sent as JSON), a `Content`, or
-    several. `refuses` are the error statuses that this route adds to those of every route,
-    `error` the type of their bodies where it is not OpenAI's.
+    `body` is the type of a JSON body, or another `Content`. `query` is a struct whose fields are the
+    parameters after the `?`. `answers` has the successes: for each status a type (sent as JSON), a `Content`,
+    or several. `refuses` are the error statuses that this route adds to those of every route. `error` is the
+    type of their bodies if it is not OpenAI's.
     """
 
     method: str
@@ -77,7 +77,7 @@ class Operation:
 
     @property
     def description(self) -> str:
-        """What it does."""
+        """What the route does."""
         return (self.endpoint.__doc__ or "").strip()
 
     @property
@@ -86,7 +86,7 @@ class Operation:
         return sorted(_ALWAYS | (set() if self.open else _GUARDED) | set(self.refuses))
 
     def route(self) -> Route:
-        """For the router."""
+        """The route for the router."""
         return Route(self.path, self.endpoint, methods=[self.method])
 
 
@@ -102,7 +102,7 @@ def operation(
     admin: bool = False,
     error: Any = None,
 ) -> Callable[[Endpoint], Operation]:
-    """Make an endpoint an `Operation`; `admin` closes it to keys that are not an admin's."""
+    """Make an endpoint an `Operation`. `admin` restricts it to admins' keys."""
 
     def declare(endpoint: Endpoint) -> Operation:
         guarded = admin_only(endpoint) if admin else endpoint

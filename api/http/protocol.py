@@ -1,8 +1,8 @@
 """The HTTP/1.1 protocol of uvicorn, with the limits that it lacks.
 
-uvicorn's httptools protocol reads a request's head without end and without haste, and waits for ever for a
-client that does not read its answer. Here a head has a size and a time, and a stalled reader a time; after
-that the connection is closed and whatever the request held is freed.
+uvicorn's httptools protocol reads a request's head without a limit of size or time, and waits for ever for a
+client that does not read its answer. Here a head has a maximum size and time, and so has a stalled reader.
+After that the connection is closed, and everything that the request held is freed.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from personae.errors import PayloadTooLarge, PersonaeError, RequestError, Reques
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. `settings` is filled in by a subclass that `guarded` makes for a server."""
+    """One connection. `guarded` makes a subclass for a server, which sets `settings`."""
 
     settings: ApiSettings = ApiSettings()
 
@@ -30,18 +30,18 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """A client connected; its first request's head is due."""
+        """A client connected; its first request's head is expected."""
         super().connection_made(transport)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
+        """The client has disconnected."""
         self._cancel_head_timer()
         self._cancel_stall_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came in. Refuses a head that grows over the limit before it is complete."""
+        """Bytes arrived. Refuses a head that grows over the limit before it is complete."""
         if self._head_bytes is not None:
             self._head_bytes += len(data)
         super().data_received(data)
@@ -69,12 +69,12 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """The request is complete; what comes next is another one's head."""
+        """The request is complete; the next bytes are another one's head."""
         super().on_message_complete()
         self._head_bytes = 0
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than we write; it has limited time to catch up."""
+        """The client reads more slowly than the server writes. It has limited time to catch up."""
         super().pause_writing()
         self._stall_timer = self.loop.call_later(self.settings.stall_seconds, self.transport.abort)
 
@@ -95,7 +95,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            self._expect_head()  # nothing may stand between the pieces of an answer: it is looked at again
+            self._expect_head()  # nothing may be between the pieces of an answer, so check again later
             return
         if not self._head_bytes:
             self.transport.close()

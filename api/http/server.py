@@ -20,16 +20,17 @@ from personae.errors import LoadError, Overloaded, PersonaeError
 logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE = 65
-"""Seconds; more than load balancers keep idle connections, so that they close first."""
+"""Seconds; longer than load balancers keep idle connections, so that they close first."""
 
 _FAREWELL = 2
-"""Seconds that an answer has to leave once it has ended."""
+"""Seconds that an answer has to be sent after it has ended."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A TCP socket bound to the address but not listening yet: connections are refused until the server runs.
+    """A TCP socket that is bound to the address but not listening yet: connections are refused until the
+    server runs.
 
-    Port 0 takes any free one. Raises LoadError when the address cannot be had.
+    Port 0 uses any free port. Raises LoadError if the address cannot be used.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -48,16 +49,17 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url(listener: socket.socket) -> str:
-    """The address at which a bound socket is reached."""
+    """The URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server; calls `on_ready` once it listens; on SIGINT or SIGTERM finishes what runs and stops.
+    """uvicorn's server. It calls `on_ready` once it listens. On SIGINT or SIGTERM it finishes what runs and
+    stops.
 
-    While it drains it is not ready and refuses requests; what has not finished in `drain_seconds` is ended
-    with an error by `end_all`. A second signal stops at once. On SIGUSR1 it prints what `describe` says.
+    While it drains it is not ready and refuses requests. After `drain_seconds`, `end_all` ends unfinished
+    answers with an error. A second signal stops at once. On SIGUSR1 it prints the result of `describe`.
     Signals are not raised again after the server has stopped, so that the engine around it is closed in
     order.
     """
@@ -94,13 +96,13 @@ class HttpServer(uvicorn.Server):
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then say so."""
+        """Listen, then call `on_ready`."""
         await super().startup(sockets)
         self._on_ready()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Take SIGINT, SIGTERM and SIGUSR1 while serving, where signals can be taken: in the main thread."""
+        """Handle SIGINT, SIGTERM and SIGUSR1 while serving, where this is possible: in the main thread."""
         loop = asyncio.get_running_loop()
         taken = []
         for number, handler in (
@@ -111,7 +113,7 @@ class HttpServer(uvicorn.Server):
             try:
                 loop.add_signal_handler(number, handler)
             except (ValueError, RuntimeError, NotImplementedError):
-                break  # another thread, or Windows: who embeds the server there stops it by `stop`
+                break  # another thread, or Windows: a program that embeds the server there calls `stop`
             taken.append(number)
         try:
             yield
@@ -124,7 +126,7 @@ class HttpServer(uvicorn.Server):
         print(self._describe(), file=sys.stderr, flush=True)  # noqa: T201  the answer to the signal
 
     def stop(self, *_: Any) -> None:
-        """Finish what runs and stop; when called again, stop at once."""
+        """Finish what runs and stop. When called again, stop at once."""
         if self._drain.draining:
             self.force_exit = self.should_exit = True
             return

@@ -1,7 +1,7 @@
-"""Reads an upload, multipart/form-data (RFC 7578), straight to disk: never more than a chunk in memory.
+"""Reads an upload, multipart/form-data (RFC 7578), straight to disk, with never more than a chunk in memory.
 
-The form's fields are known by name, each at most once. A field that is a file lies under the field's own name
-in the folder that it is read to; the client's name for it is returned and not used here.
+The form's fields are known by name, each at most once. A file is stored under the field's own name in the
+given folder. The client's name for it is returned but not used here.
 """
 
 import os
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _MAX_TEXT = 256  # bytes of a text field
 _FLUSH = 2**20  # bytes that are gathered before a thread writes them
-_LONGEST_REST = 0.05  # seconds after these; the loop's other work meanwhile is counted as theirs
+_LONGEST_REST = 0.05  # seconds of rest after these; the loop's other work in that time counts as theirs
 _STAGED = 16  # uploads at the same time
 _STAGED_BY_TENANT = 4
 
@@ -63,10 +63,10 @@ class UploadTarget(Protocol):
 async def receiving(
     request: Request, target: UploadTarget, who: Identity
 ) -> AsyncIterator[tuple[AsyncIterator[bytes], Path]]:
-    """The body of an upload for which there is room, and a folder for it that goes when the block ends.
+    """The body of an upload for which there is room, and a folder for it that is removed when the block ends.
 
-    Raises QuotaExceeded, RateLimited or Overloaded before anything is read; Cancelled when the client leaves,
-    and StorageFailed for whatever the disk refuses.
+    Raises QuotaExceeded, RateLimited or Overloaded before anything is read, Cancelled if the client leaves,
+    and StorageFailed for any error of the disk.
     """
     length = request.headers.get("content-length", "0")
     target.check_room(who, int(length) if length.isdigit() else 0)
@@ -81,7 +81,7 @@ async def receiving(
 
 
 class MultipartForm(msgspec.Struct):
-    """What came: the fields that are texts, and the clients' names of those that are files."""
+    """What arrived: the text fields, and the clients' names of the files."""
 
     texts: dict[str, str]
     filenames: dict[str, str]
@@ -95,11 +95,11 @@ async def read_form(
     texts: Collection[str],
     files: Mapping[str, int],
 ) -> MultipartForm:
-    """Read the whole body; the files lie in `folder` and are on disk (fsync) when this returns.
+    """Read the whole body. The files are then in `folder` and flushed to disk (fsync).
 
-    `files` gives each file's most bytes; all of them must be there. What is large is taken in at a pace that
-    leaves the processor to others; the client has to wait for it. Raises RequestError and PayloadTooLarge;
-    whatever was written by then is the caller's to remove.
+    `files` gives the most bytes of each file; all of them are required. Large input is read at a pace that
+    leaves the processor to others, so the client has to wait for it. Raises RequestError and PayloadTooLarge;
+    the caller removes what was written by then.
     """
     kind, options = parse_options_header(content_type.encode("latin-1", "replace"))
     boundary = options.get(b"boundary", b"")
@@ -130,13 +130,14 @@ async def read_form(
 
 
 class Staging:
-    """A folder in which every upload has one of its own until it is complete, then is renamed out of it."""
+    """A folder in which every upload has a folder of its own until it is complete. It is then renamed out of
+    it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._staged: Counter[str] = Counter()
         self._turn = Lock()
-        self._freed: Event | None = None  # set when the one that waits may look again
+        self._freed: Event | None = None  # set when the waiting one may check again
         self._janitor = ThreadPoolExecutor(1, "janitor")
         shutil.rmtree(path, ignore_errors=True)
         try:
@@ -146,10 +147,10 @@ class Staging:
 
     @contextmanager
     def folder(self, tenant: str) -> Iterator[Path]:
-        """A new, empty folder; whatever is in it when the block ends is thrown away.
+        """A new, empty folder. What is still in it when the block ends is deleted.
 
-        Raises RateLimited or Overloaded when too many are in use: each may grow as large as an upload.
-        Raises OSError when the disk has no place for one.
+        Raises RateLimited or Overloaded if too many are in use, because each may grow as large as an upload.
+        Raises OSError if the disk has no room for one.
         """
         if (refusal := self._full(tenant)) is not None:
             raise refusal
@@ -166,7 +167,7 @@ class Staging:
 
     @asynccontextmanager
     async def folder_in_turn(self, tenant: str) -> AsyncIterator[Path]:
-        """`folder`, but when too many are in use it waits until one is free, first come, first served."""
+        """As `folder`, but if too many are in use it waits until one is free, first come, first served."""
         async with self._turn:
             while self._full(tenant) is not None:
                 self._freed = Event()
@@ -177,7 +178,7 @@ class Staging:
             yield folder
 
     def _full(self, tenant: str) -> Overloaded | RateLimited | None:
-        """Why there is no folder for the tenant now; None if there is one."""
+        """Why there is no folder for the tenant now. None if there is one."""
         if self._staged[tenant] >= _STAGED_BY_TENANT:
             return RateLimited(f"This tenant has {_STAGED_BY_TENANT} uploads running; wait for one to end.")
         if self._staged.total() >= _STAGED:
@@ -206,7 +207,7 @@ class Staging:
 
 
 class _FormCallbacks:
-    """The parser's callbacks, and what they have read."""
+    """The parser's callbacks, and the fields that they have read."""
 
     def __init__(self, folder: Path, texts: Collection[str], files: Mapping[str, int]) -> None:
         self._folder = folder
@@ -240,7 +241,7 @@ class _FormCallbacks:
         self._header = (bytearray(), bytearray())
 
     def _begin(self) -> None:
-        """A part's headers are complete: it is a field that is known and new."""
+        """A part's headers are complete: check that its field is known and new."""
         kind, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         name = options.get(b"name", b"").decode("utf-8", "backslashreplace")
         if kind != b"form-data" or not name:
@@ -252,7 +253,7 @@ class _FormCallbacks:
                 code="unknown_parameter",
             )
         if name in self._texts or name in self._files:
-            raise RequestError(f"`{name}` stands twice in the form.", param=name, code="invalid_form")
+            raise RequestError(f"`{name}` appears twice in the form.", param=name, code="invalid_form")
         encoding = self._headers.get(b"content-transfer-encoding", b"binary").strip().lower()
         if encoding not in (b"binary", b"8bit", b"7bit"):
             raise RequestError(f"`{name}` has an encoding that is not served.", param=name)
@@ -280,7 +281,7 @@ class _FormCallbacks:
         self.complete = True
 
     def flush(self) -> None:
-        """Write what was gathered. Raises OSError, also before the disk is full to its last byte."""
+        """Write what was gathered. Raises OSError, also shortly before the disk is full."""
         check_free(self._folder, self.gathered)
         chunks, self._chunks, self.gathered = self._chunks, [], 0
         for file, data in chunks:
@@ -289,7 +290,7 @@ class _FormCallbacks:
                 view = view[file.write(view) :]
 
     def finish(self) -> None:
-        """Have all of it on disk. Raises RequestError if a file is missing."""
+        """Flush everything to disk. Raises RequestError if a file is missing."""
         for name in self._wanted:
             if name not in self._files:
                 raise RequestError(f"`{name}` is required.", param=name, code="missing_required_parameter")
@@ -313,7 +314,7 @@ class _FormCallbacks:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the folder's entries on disk."""
+    """Flush the folder's entries to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

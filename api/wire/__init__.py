@@ -1,1 +1,1 @@
-"""What goes over the wire: the types of requests, answers and errors, and how bytes become them."""
+"""The wire format: the types of requests, answers and errors, and how bytes become them."""

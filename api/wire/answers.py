@@ -1,4 +1,4 @@
-"""The wire types of answers. Fields that only an extension asked for are left out where they are UNSET."""
+"""The wire types of answers. Fields that only an extension requested are left out if they are UNSET."""
 
 from typing import Literal
 
@@ -13,8 +13,8 @@ class CachedTokens(msgspec.Struct, frozen=True):
 
 
 class AnswerDetails(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How much of the answer was reasoning, what opens and closes it included; and of a request with a
-    `prediction`, how many tokens that were guessed are in the answer, and how many are not."""
+    """How much of the answer was reasoning, including what opens and closes it. For a request with a
+    `prediction`, also how many guessed tokens are in the answer, and how many are not."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int | UnsetType = UNSET
@@ -22,8 +22,8 @@ class AnswerDetails(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class UsageExtension(msgspec.Struct, frozen=True):
-    """How often an answer went on at an engine that may compute other tokens: other weights, another dtype or
-    processor."""
+    """How often an answer continued at an engine that may compute other tokens: other weights, another dtype
+    or processor."""
 
     moved: int
 
@@ -88,14 +88,14 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class CalledFunction(msgspec.Struct, omit_defaults=True):
-    """The function of a tool call; its arguments are JSON text. In a chunk: what is new of it."""
+    """The function of a tool call; its arguments are JSON text. In a chunk: the new part of it."""
 
     arguments: str | None = None
     name: str | None = None
 
 
 class CustomInput(msgspec.Struct, omit_defaults=True):
-    """The call of a custom tool; its input is text. In a chunk: what is new of it."""
+    """The call of a custom tool; its input is text. In a chunk: the new part of it."""
 
     input: str | None = None
     name: str | None = None
@@ -111,7 +111,7 @@ class ToolCall(msgspec.Struct, omit_defaults=True):
 
 
 class ToolCallDelta(msgspec.Struct, omit_defaults=True):
-    """What a chunk adds to a tool call; id, type and name come with the first one."""
+    """What a chunk adds to a tool call. The id, type and name come with the first one."""
 
     index: int
     function: CalledFunction | None = None
@@ -121,7 +121,7 @@ class ToolCallDelta(msgspec.Struct, omit_defaults=True):
 
 
 class Violation(msgspec.Struct, omit_defaults=True):
-    """A part of an answer that is not as its schema says; in the arguments of `tool_call` if that is set."""
+    """A part of an answer that violates its schema; in the arguments of `tool_call` if that is set."""
 
     pointer: str
     message: str
@@ -129,22 +129,22 @@ class Violation(msgspec.Struct, omit_defaults=True):
 
 
 class Validation(msgspec.Struct):
-    """Whether what was not bound strictly is valid, null where checking it would have taken too long; of each
-    of its parts the first ten violations."""
+    """Whether an answer that was not bound strictly is valid; null if the check would have taken too long.
+    The first ten violations of each part."""
 
     valid: bool | None
     violations: list[Violation]
 
 
 class Extension(msgspec.Struct):
-    """`personae`: what OpenAI's fields have no place for."""
+    """`personae`: what OpenAI's fields cannot express."""
 
     validation: Validation
 
 
 class ChatMessage(msgspec.Struct):
-    """The answer. `content` is null if it consists of calls alone. The reasoning is in two fields, since of
-    the clients some know the one and some the other."""
+    """The answer. `content` is null if it consists only of calls. The reasoning is in two fields, because
+    some clients know the one and some the other."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
@@ -203,7 +203,8 @@ class ChatChunkChoice(msgspec.Struct):
 
 
 class ChatChunk(msgspec.Struct):
-    """One event of a streamed chat completion. `usage` is there (null until the last) if it was asked for."""
+    """One event of a streamed chat completion. `usage` is present (null until the last) if it was
+    requested."""
 
     id: str
     created: int
@@ -244,7 +245,7 @@ class Completion(msgspec.Struct):
 class Model(msgspec.Struct):
     """One name that a request may put in `model`; `parent` is the base's name for an adapter.
 
-    `quantization` is how the base's weights are kept, null for as its dtype says.
+    `quantization` says how the base's weights are stored; null means as its dtype says.
     """
 
     id: str

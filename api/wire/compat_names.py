@@ -1,4 +1,5 @@
-"""What other servers call the fields, routes and options that are here, for refusals that say so.
+"""Names of other servers for the fields, routes and options of this one, so that refusals can say the right
+name.
 
 vLLM, SGLang, LoRAX, llama.cpp, and OpenAI's other routes; docs/guide/migrating.md has the details.
 """
@@ -65,7 +66,8 @@ _FIELDS: dict[str, tuple[str, ...]] = {
         for keyword in ("$defs", "$schema", "additionalProperties", "properties", "required", "title", "type")
     },
 }
-"""A field elsewhere, or of another route, and those that it may be: the first that the request can have."""
+"""A field of another server or route, and the fields that it may be here. The first that the request can have
+counts."""
 
 _ROUTES = {
     "chat": "/v1/chat/completions",
@@ -93,13 +95,13 @@ _NOT_SERVED = {
     "transcriptions": "Transcription is not served",
     "translations": "Translation of speech is not served",
 }
-"""The last part of a route elsewhere, and what is said of it."""
+"""The last part of another server's route, and why it is not served."""
 
-_FOUND = "It is found from the chat template; {} if not."
-_NEEDLESS = "None is needed; --adapter-memory is for all adapters together."
+_FOUND = "It is detected from the chat template; {} sets it."
+_NEEDLESS = "It is not needed; --adapter-memory is for all adapters together."
 _ADAPTERS = "Here it is --adapters NAME=PATH, or --adapters DIR for every sub-folder of a folder."
-_ALWAYS = "It is always so."
-_PROXY = "It is the business of a proxy before the server."
+_ALWAYS = "It is always on."
+_PROXY = "Use a proxy in front of the server for this."
 _PATH = "The model is the argument before the options: its folder, or its name on the Hub."
 _REVISION = "It is a part of the name: org/name@REVISION."
 _ONE_DEVICE = "One model runs on one device here."
@@ -107,16 +109,16 @@ _ONE_DEVICE = "One model runs on one device here."
 _OPTIONS = {
     "--alias": "Here it is --served-model-name.",
     "--allowed-origins": "Here it is --allowed-origin, once for each site.",
-    "--chat-template": "Put it into the model's folder as chat_template.jinja.",
+    "--chat-template": "Put it into the model's folder, as chat_template.jinja.",
     "--context-length": "Here it is --max-model-len.",
     "--ctx-size": "Here it is --max-model-len.",
     "--disable-cuda-graph": "Here it is --no-cuda-graphs.",
     "--enable-auto-tool-choice": _FOUND.format("--tool-format"),
     "--enable-chunked-prefill": _ALWAYS,
-    "--enable-lora": f"It is always so; {_ADAPTERS}",
+    "--enable-lora": f"It is always on; {_ADAPTERS}",
     "--enable-prefix-caching": _ALWAYS,
     "--enforce-eager": "Here it is --no-cuda-graphs.",
-    "--gpu-memory-utilization": "Here it is --kv-memory, in bytes; without it most of what is free.",
+    "--gpu-memory-utilization": "Here it is --kv-memory, in bytes; by default most of the free memory.",
     "--guided-decoding-backend": "It is chosen for each grammar, or by the request.",
     "--hf-repo": _PATH,
     "--lora": _ADAPTERS,
@@ -129,7 +131,7 @@ _OPTIONS = {
     "--max-num-batched-tokens": "Here it is --max-batch-tokens.",
     "--max-num-seqs": "Here it is --max-seqs.",
     "--max-running-requests": "Here it is --max-seqs.",
-    "--mem-fraction-static": "Here it is --kv-memory, in bytes; without it most of what is free.",
+    "--mem-fraction-static": "Here it is --kv-memory, in bytes; by default most of the free memory.",
     "--model": _PATH,
     "--model-path": _PATH,
     "--parallel": "Here it is --max-seqs.",
@@ -137,20 +139,20 @@ _OPTIONS = {
     "--quantization": "Here it is --quantize, on a CPU.",
     "--reasoning-parser": _FOUND.format("--reasoning-format"),
     "--revision": _REVISION,
-    "--scheduling-policy": "Priorities are always obeyed.",
-    "--speculative-config": "Speculative decoding is not served.",
+    "--scheduling-policy": "Priorities are always on.",
+    "--speculative-config": "Here it is --speculate, without a draft model.",
     "--ssl-certfile": _PROXY,
     "--ssl-keyfile": _PROXY,
     "--structured-outputs-config": "It is chosen for each grammar, or by the request.",
     "--tensor-parallel-size": _ONE_DEVICE,
     "--tool-call-parser": _FOUND.format("--tool-format"),
-    "--trust-remote-code": "Code of models is never run.",
+    "--trust-remote-code": "Code from models is never run.",
 }
-"""An option elsewhere, and what to do here."""
+"""An option of another server, and what to do here."""
 
 
 def field_here(name: str, known: Collection[str]) -> str | None:
-    """What a field of another server is called in a request with the `known` fields; None if it is none."""
+    """The name of another server's field in a request with the `known` fields. None if there is none."""
     place = _PLACE.search(name)
     found = _FIELDS.get(_PLACE.sub("[]", name), ())
     here = next((here for here in found if re.split(r"[.\[]", here, maxsplit=1)[0] in known), None)
@@ -158,7 +160,7 @@ def field_here(name: str, known: Collection[str]) -> str | None:
 
 
 def route_here(path: str) -> str | None:
-    """A sentence about a route of another server; None if it is none."""
+    """A sentence about a route of another server. None if it is not known."""
     parts = [part for part in path.split("/") if part]
     last = parts[-1] if parts else ""
     if last in _NOT_SERVED:
@@ -167,6 +169,6 @@ def route_here(path: str) -> str | None:
 
 
 def option_here(argument: str) -> str | None:
-    """What to do in place of an option of another server, given as it or as `--name=value`; None if it is
-    none."""
+    """What to do instead of an option of another server, given as the option or as `--name=value`. None if it
+    is not known."""
     return _OPTIONS.get(argument.partition("=")[0].replace("_", "-"))

@@ -1,7 +1,7 @@
-"""The wire types of a conversation: its messages, and the tools that are offered in it.
+"""The wire types of a conversation: its messages, and the tools that it offers.
 
-Unknown keys of what is `Tolerant` are ignored (tolerant.py); elsewhere a field that is not here is refused by
-name."""
+Unknown keys of a `Tolerant` type are ignored (tolerant.py). Elsewhere an unknown field is refused by name.
+"""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -25,19 +25,19 @@ class RefusalPart(Tolerant, tag="refusal", tag_field="type"):
 
 
 class ImagePart(msgspec.Struct, tag="image_url", tag_field="type"):
-    """An image; not served, here to be refused by name."""
+    """An image; not supported, declared so that it is refused by name."""
 
 
 class AudioPart(msgspec.Struct, tag="input_audio", tag_field="type"):
-    """Audio; not served, here to be refused by name."""
+    """Audio; not supported, declared so that it is refused by name."""
 
 
 class VideoPart(msgspec.Struct, tag="video_url", tag_field="type"):
-    """A video; not served, here to be refused by name."""
+    """A video; not supported, declared so that it is refused by name."""
 
 
 class FilePart(msgspec.Struct, tag="file", tag_field="type"):
-    """A file; not served, here to be refused by name."""
+    """A file; not supported, declared so that it is refused by name."""
 
 
 ContentPart = TextPart | RefusalPart | ImagePart | AudioPart | VideoPart | FilePart
@@ -90,7 +90,7 @@ class UserMessage(Tolerant, tag="user", tag_field="role"):
 
 
 class AssistantMessage(Tolerant, tag="assistant", tag_field="role"):
-    """An earlier answer. All fields that our own answers have are taken back; null ones mean nothing."""
+    """An earlier answer. All fields of this server's own answers are accepted; null ones mean nothing."""
 
     content: Content | None = None
     tool_calls: list[PastToolCall] | None = None
@@ -101,7 +101,7 @@ class AssistantMessage(Tolerant, tag="assistant", tag_field="role"):
     thinking: str | None = None
     annotations: list[Any] | None = None
     audio: Any = None
-    # What calls were before `tool_calls`; a message of the role `function` answers it.
+    # The form of calls before `tool_calls`; a message of the role `function` answers it.
     function_call: FunctionCall | None = None
 
 
@@ -114,7 +114,7 @@ class ToolMessage(Tolerant, tag="tool", tag_field="role"):
 
 
 class FunctionMessage(Tolerant, tag="function", tag_field="role"):
-    """What a function answered, as it was before there were tools."""
+    """What a function answered, in the form before there were tools."""
 
     name: str
     content: Content | None = None
@@ -124,15 +124,19 @@ Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | To
 
 
 def check_results(messages: Sequence[Message]) -> None:
-    """Raises RequestError for a tool's message that answers no call made before it. (A call without an
-    id may be any.)"""
+    """Raises RequestError for a tool's message that does not answer an earlier call. (A call without an id
+    may be any.)"""
     calls: set[str | None] = set()
     for index, message in enumerate(messages):
         if isinstance(message, AssistantMessage):
             calls.update(call.id for call in message.tool_calls or ())
         elif isinstance(message, ToolMessage) and not {None, message.tool_call_id} & calls:
             given = message.tool_call_id
-            what = "is missing" if given is None else f"{given[:100]!r} is of no call in an earlier message"
+            what = (
+                "is missing"
+                if given is None
+                else f"{given[:100]!r} does not belong to a call in an earlier message"
+            )
             field = f"messages[{index}].tool_call_id"
             code = "missing_required_parameter" if given is None else None
             raise RequestError(f"`{field}` {what}: a tool's message answers a call.", param=field, code=code)
@@ -199,19 +203,19 @@ class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NamedTool(msgspec.Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
-    """As `tool_choice`: this function has to be called."""
+    """As `tool_choice`: this function must be called."""
 
     function: FunctionName
 
 
 class NamedCustomTool(msgspec.Struct, tag="custom", tag_field="type", forbid_unknown_fields=True):
-    """As `tool_choice`: this custom tool has to be called."""
+    """As `tool_choice`: this custom tool must be called."""
 
     custom: FunctionName
 
 
 class ToolSelection(msgspec.Struct, forbid_unknown_fields=True):
-    """Some of the tools, and whether one of them has to be called."""
+    """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedTool | NamedCustomTool]

@@ -1,7 +1,7 @@
-"""From bytes to request structs; every refusal names the field in OpenAI's dotted form.
+"""From bytes to request structs. Every refusal names the field in OpenAI's dotted form.
 
-msgspec checks types and names while it parses. What it says about a failure ("… - at `$.messages[0].role`")
-is turned into the `param` of the error here, and nowhere else.
+msgspec checks types and names while it parses. Its message about a failure ("… - at `$.messages[0].role`")
+becomes the `param` of the error here, and nowhere else.
 """
 
 import codecs
@@ -30,12 +30,12 @@ _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
 _NO_INTEGER = re.compile(r"^Expected `[^`]*\bint\b[^`]*`, got `float`")
 _INVALID = re.compile(r"^Invalid (?:enum )?value ")
 _MENDABLE = (_UNKNOWN, _NO_INTEGER)
-"""What is said of a body that may be read all the same, once it has been looked through."""
+"""Messages about bodies that may still be accepted after a closer look."""
 _STEP = re.compile(r"\[\d*\]|[^.\[\]]+")
 _SHOWN = 100
-"""How much of a name that the client made up is repeated to it."""
+"""The number of characters of a client's name that an error repeats."""
 LONG = 2**14
-"""Bytes of a body that is decoded and prepared off the event loop."""
+"""Bytes; a longer body is decoded and prepared off the event loop."""
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
@@ -47,10 +47,10 @@ def decode(
     unknown: UnknownFields = "refuse",
     ignored: list[str] | None = None,
 ) -> T:
-    """Parse and check `body`. What nothing is done about is added to `ignored`, by name.
+    """Parse and check `body`. The names of ignored fields are added to `ignored`.
 
-    Raises RequestError, UnsupportedParameter for a field that `type` lacks, unless `unknown` ones are to be
-    ignored, and PayloadTooLarge for more values than are taken.
+    Raises RequestError, UnsupportedParameter for a field that `type` lacks (unless `unknown` ones are
+    ignored), and PayloadTooLarge for too many values.
     """
     told = [] if ignored is None else ignored
     body = body.removeprefix(codecs.BOM_UTF8)  # some shells and editors begin a file with it
@@ -78,7 +78,7 @@ def decode(
 
 
 def _not_utf8(body: bytes) -> str | None:
-    """Where `body` is in another encoding, as JSON must not be; None if it is in UTF-8."""
+    """Where `body` is not UTF-8, as JSON must be. None if it is UTF-8."""
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -87,9 +87,9 @@ def _not_utf8(body: bytes) -> str | None:
 
 
 def _read(body: bytes, type: type[T], unknown: UnknownFields, ignored: list[str]) -> T:
-    """Parse `body`, in which 5.0 is an integer as 5 is, as JSON Schema has it. Raises what msgspec raises.
+    """Parse `body`. 5.0 counts as an integer, as in JSON Schema. Raises what msgspec raises.
 
-    Nearly all bodies are as their type says; only the others are looked through.
+    Nearly all bodies match their type at once; only the others are examined.
     """
     try:
         return type.read(body, ignored)
@@ -110,8 +110,8 @@ def _read(body: bytes, type: type[T], unknown: UnknownFields, ignored: list[str]
 
 
 def _drop_unknown(value: dict[str, Any], type: type[Body], unknown: UnknownFields) -> list[str]:
-    """Drop, in place, what may be ignored; returns the names. Raises UnsupportedParameter for a field of
-    another server that asks for something."""
+    """Drop, in place, what may be ignored. Returns the names. Raises UnsupportedParameter for a field of
+    another server with a value that is not neutral."""
     ignored: list[str] = []
     for name in value.keys() - _names(type):
         if issubclass(type, Sampling) and neutral(name, value[name]):
@@ -133,7 +133,7 @@ def _names(type: type[Body]) -> frozenset[str]:
 
 
 def _with_integers(values: Iterable[Any], types: Sequence[inspect.Type]) -> list[Any]:
-    """`values`, each to be of one of `types`, with integers for floats where integers alone are taken."""
+    """`values`, each to be of one of `types`, with integers for floats where only integers are accepted."""
     kinds = {one.__class__ for one in types}
     whole = inspect.IntType in kinds and inspect.FloatType not in kinds
     return [
@@ -176,7 +176,7 @@ def _named(message: str, type: type[Body]) -> RequestError:
 
 
 def _hint(type: type[Body], path: str, name: str) -> str:
-    """What may have been meant by a field at `path` that `type` lacks."""
+    """A suggestion for a field at `path` that `type` lacks."""
     whole = _join(path, name)
     if whole == "extra_body":
         return " It is an argument of the `openai` package, whose fields go into the body itself."
@@ -189,13 +189,13 @@ def _hint(type: type[Body], path: str, name: str) -> str:
 
 
 def _valid(type: type[Body], path: str) -> set[str]:
-    """The texts that the field at `path` may have."""
+    """The texts that the field at `path` accepts."""
     literals = (one for one in _at(type, path) if isinstance(one, inspect.LiteralType))
     return {str(value) for literal in literals for value in literal.values}
 
 
 def _fields(type: type[Body], path: str) -> set[str]:
-    """The names that what is at `path` may have and that are served."""
+    """The names of supported fields at `path`."""
     structs = (one for one in _at(type, path) if isinstance(one, inspect.StructType))
     return {
         field.encode_name
@@ -206,7 +206,7 @@ def _fields(type: type[Body], path: str) -> set[str]:
 
 
 def _at(type: type[Body], path: str) -> Sequence[inspect.Type]:
-    """What may stand at `path`."""
+    """The types that are accepted at `path`."""
     found = _described(type)
     for step in _STEP.findall(path):
         found = _within(found, step)
@@ -215,12 +215,12 @@ def _at(type: type[Body], path: str) -> Sequence[inspect.Type]:
 
 @cache
 def _described(type: type[Body]) -> Sequence[inspect.Type]:
-    """What a body of `type` may be; a millisecond the first time."""
+    """The description of a body of `type`; takes a millisecond the first time."""
     return _members(inspect.type_info(type))
 
 
 def _within(types: Iterable[inspect.Type], step: str) -> Sequence[inspect.Type]:
-    """What may stand at one step of a path within one of `types`."""
+    """The types one step of a path further within one of `types`."""
     return [member for one in types for inner in _inside(one, step) for member in _members(inner)]
 
 
@@ -229,7 +229,7 @@ def _members(type: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def _inside(type: inspect.Type, step: str) -> Iterator[inspect.Type]:
-    """What stands at one step of a path within a type."""
+    """The type one step of a path further within a type."""
     if isinstance(type, inspect.ListType) and step.startswith("["):
         yield type.item_type
     elif isinstance(type, inspect.StructType) and type.tag_field == step:
@@ -250,7 +250,7 @@ def _deeper(value: Any, depth: int) -> bool:
             child
             for parent in level
             for child in _children(parent)
-            if type(child) not in _LEAVES  # of which a schema may have a hundred thousand
+            if type(child) not in _LEAVES  # a schema may have a hundred thousand of these
         ]
         if not level:
             return False

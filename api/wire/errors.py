@@ -1,4 +1,4 @@
-"""Errors as they go over the wire, in OpenAI's shape: `{"error": {message, type, param, code}}`."""
+"""Errors in their wire form, in OpenAI's shape: `{"error": {message, type, param, code}}`."""
 
 import logging
 import math
@@ -26,7 +26,7 @@ from personae.grammar.fuzzy_match import nearest
 logger = logging.getLogger(__name__)
 
 _CLOSES = {408, 413, 431}
-"""After these the rest of the request is still on its way; the connection is closed rather than drained."""
+"""With these, the rest of the request is still arriving; the connection is closed rather than drained."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
-    """The body of every answer that is not a success, and of the event that ends a broken stream."""
+    """The body of every answer that is not a success, and the event that ends a broken stream."""
 
     error: ErrorDetail
 
@@ -51,7 +51,7 @@ def error_answer(error: PersonaeError) -> ErrorAnswer:
 
 
 def error_response(error: PersonaeError) -> Response:
-    """The error as an HTTP answer, with Retry-After where the error says when to come back."""
+    """The error as an HTTP answer, with Retry-After if the error says when to come back."""
     logs.note(code=error.code)
     if isinstance(error, StorageFailed):
         logger.error("the storage failed: %s", error.__cause__ or error.message)
@@ -59,7 +59,7 @@ def error_response(error: PersonaeError) -> Response:
     if error.retry_after is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after))
     if error.retry is False:
-        headers["x-should-retry"] = "false"  # OpenAI's clients would ask again after any 5xx
+        headers["x-should-retry"] = "false"  # OpenAI's clients would otherwise try again after any 5xx
     if error.status in _CLOSES:
         headers["connection"] = "close"
     if error.status == Unauthorized.status:
@@ -69,15 +69,15 @@ def error_response(error: PersonaeError) -> Response:
 
 
 def _sendable(text: str) -> str:
-    """Text that may repeat what a client sent, without the lone surrogates that UTF-8 does not have."""
+    """Text that may repeat what a client sent, without the lone surrogates, which UTF-8 does not have."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def visible(error: Exception, request_id: str) -> PersonaeError:
-    """The error that the client may see: our own as it is; of any other only that it happened, or that the
-    storage failed.
+    """The error that the client may see: a PersonaeError as it is. Of any other error, only that it happened,
+    or that the storage failed.
 
-    The other's details go to the log, under the request id that the client has too.
+    The other error's details go to the log, under the request id that the client also has.
     """
     if isinstance(error, PersonaeError):
         return error
@@ -89,7 +89,7 @@ def visible(error: Exception, request_id: str) -> PersonaeError:
 
 
 async def personae_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler for our own errors."""
+    """Starlette's handler for PersonaeError."""
     assert isinstance(error, PersonaeError)
     return error_response(error)
 
@@ -113,14 +113,14 @@ def _hint(request: Request) -> str:
 
 
 def _methods(request: Request) -> list[str]:
-    """Those of all routes of this path; the router names the first one's alone."""
+    """The methods of all routes of this path; the router names only those of the first."""
     routes = (route for route in request.app.routes if isinstance(route, Route))
     here = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
     return sorted({method for route in here for method in route.methods or ()})
 
 
 async def http_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler for what its router raises: no such route, or not with this method."""
+    """Starlette's handler for errors of its router: no such route, or no such method."""
     assert isinstance(error, HTTPException)
     path, method = request.url.path, request.method
     if error.status_code == NotFound.status:

@@ -1,7 +1,7 @@
-"""Fields of other servers that are accepted with the values that change nothing there.
+"""Fields of other servers that are accepted with neutral values.
 
-Clients written for llama.cpp, SGLang, TGI and others send these with every request. Any other value would
-have to be obeyed, so it is refused by name (unless the server ignores unknown fields).
+Clients that were written for llama.cpp, SGLang, TGI and others send these with every request. Any other value
+would change the answer, so it is refused by name (unless the server ignores unknown fields).
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 ANY = object()
-"""Whatever the value, it changes nothing as long as the field that switches it on is neutral."""
+"""Any value is neutral while the field that switches this one on is neutral."""
 
 _OFF = (False,)
 _LLAMA_CPP: dict[str, Any] = {
@@ -110,16 +110,16 @@ FOREIGN: Mapping[str, Any] = {**_LLAMA_CPP, **_SGLANG, **_TGI_AND_LORAX, **_OTHE
 
 
 def neutral(name: str, value: Any) -> bool:
-    """Whether a field of another server asks for nothing."""
+    """Whether a value of another server's field is neutral."""
     accepted = FOREIGN.get(name)
     return accepted is not None and (value is None or accepted is ANY or one_of(value, accepted))
 
 
 def one_of(value: Any, accepted: tuple[Any, ...]) -> bool:
-    """Whether the value is among those, where 1 is 1.0 but true is not 1."""
+    """Whether the value is one of `accepted`, where 1 equals 1.0 but true does not equal 1."""
     return any((value is True or value is False) == isinstance(ok, bool) and value == ok for ok in accepted)
 
 
 def allowed(accepted: tuple[Any, ...]) -> str:
-    """The accepted values as a message names them."""
+    """The accepted values, as a message names them."""
     return ", ".join(["null", *(msgspec.json.encode(ok).decode() for ok in accepted)])

@@ -1,10 +1,11 @@
-"""Looks at JSON text before it is decoded: how much there is to decode, and whether an object repeats a key.
+"""Scans JSON text before it is decoded: how much there is to decode, and whether an object repeats a key.
 
-Of two members with the same name every decoder silently takes one, and not every decoder the same one
-(RFC 8259, section 4); what a proxy has checked may not be what is served. And to decode millions of small
-values holds the interpreter's lock all the while, where this lets go of it from string to string.
+If two members have the same name, every decoder silently takes one, and not every decoder the same one (RFC
+8259, section 4). So the server might act on something else than what a proxy has checked. And decoding
+millions of small values holds the interpreter's lock all the time, while this scan releases it from string to
+string.
 
-The text need not be valid: what is not is refused by the decoder afterwards.
+The text need not be valid: the decoder refuses invalid text afterwards.
 """
 
 import json
@@ -29,7 +30,7 @@ def check_keys(text: bytes) -> None:
     try:
         json.loads(text, object_pairs_hook=_members, parse_int=len, parse_float=len)
     except (ValueError, RecursionError):
-        return  # the decoder took it: whatever this is, it is no repeated key
+        return  # the decoder accepted it, so there is no repeated key
 
 
 def check_long_json(text: bytes) -> None:
@@ -60,7 +61,8 @@ def _members(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _between_strings(text: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Each string as it is written, and where what follows it begins and ends; first what precedes them."""
+    """Each string as it is written, and where the text after it begins and ends; first the text before all
+    strings."""
     start = text.find(b'"')
     yield b"", 0, len(text) if start < 0 else start
     while start >= 0:
@@ -95,7 +97,7 @@ def _unescaped(key: bytes) -> bytes:
     try:
         return msgspec.json.decode(b'"%s"' % key, type=str).encode("utf-8", "surrogatepass")
     except msgspec.DecodeError:
-        return key  # the decoder will say so
+        return key  # the decoder will report it
 
 
 def _enter_and_leave(braces: bytes, objects: list[set[bytes]]) -> None:
@@ -107,7 +109,8 @@ def _enter_and_leave(braces: bytes, objects: list[set[bytes]]) -> None:
 
 
 def _too_many_values(text: bytes, spans: list[tuple[int, int]]) -> bool:
-    """Whether these parts of the text have too many values, if no mark in them is within a string."""
+    """Whether these parts of the text have too many values, if none of the punctuation in them is within a
+    string."""
     values = sum(text.count(b",", *span) for span in spans)
     containers = sum(text.count(mark, *span) for span in spans for mark in (b"[", b"{", b":"))
     return values > MOST_VALUES or containers > MOST_CONTAINERS

@@ -1,4 +1,5 @@
-"""What the fields of a chat completion are called in a request of another API that was made into one."""
+"""Renames the fields of a chat completion in errors, for a request of another API that was translated into
+one."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -10,15 +11,15 @@ _QUOTED = re.compile(r"`([^`]+)`")
 
 
 class FieldNames:
-    """Maps the fields that errors name to the client's own; `patterns` are regular expressions with what to
-    put instead, for fields whose place is always the same."""
+    """Maps the fields that errors name to the client's own. `patterns` are regular expressions with
+    replacements, for fields that are always at the same place."""
 
     def __init__(self, patterns: Sequence[tuple[str, str]] = ()) -> None:
         self._patterns = [(re.compile(pattern), name) for pattern, name in patterns]
         self._places: dict[str, str] = {}
 
     def put(self, chat: str, own: str) -> None:
-        """The field `chat`, and what is in it, comes from the client's field `own`."""
+        """The field `chat`, and everything in it, comes from the client's field `own`."""
         self._places[chat] = own
 
     def of(self, field: str) -> str:
@@ -31,13 +32,13 @@ class FieldNames:
         return field
 
     def rename(self, error: RequestError) -> None:
-        """Have an error name the client's fields."""
+        """Make an error name the client's fields."""
         error.message = _QUOTED.sub(lambda found: f"`{self.of(found[1])}`", error.message)
         error.param = None if error.param is None else self.of(error.param)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Errors from within name the client's fields."""
+        """Errors inside the block name the client's fields."""
         try:
             yield
         except RequestError as error:

@@ -1,9 +1,9 @@
-"""The wire types of requests, field by field as OpenAI has them, with vLLM's spelling for the rest.
+"""The wire types of requests, with OpenAI's fields, and vLLM's names for the rest.
 
-A field that is not here is refused by name, unless it is another server's with a value that asks for nothing
-(foreign.py), or the server ignores unknown fields. A field of OpenAI's that is not served is here with the
-values that ask for nothing (`unserved`); any other value is refused by name too. Ranges are checked in
-params.py, since they depend on the model.
+An unknown field is refused by name, unless it is another server's with a neutral value (foreign.py), or the
+server ignores unknown fields. A field of OpenAI that is not supported is declared here with its neutral
+values (`unserved`); any other value is refused by name too. Ranges are checked in params.py, because they
+depend on the model.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from personae.errors import UnsupportedParameter
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A request body. `free_form` names the fields whose nesting the client chooses.
 
-    `unserved` names the fields that are not served, with the values that ask for nothing (null is one);
-    `unheeded` those whose value is accepted although nothing is done about it. The client learns of these,
-    and of whatever else is `ignored`.
+    `unserved` names the fields that are not supported, with their neutral values (null is one). `unheeded`
+    names those whose value is accepted without effect. The client is told about these, and about everything
+    else that is `ignored`.
     """
 
     free_form: ClassVar[tuple[str, ...]] = ()
@@ -35,7 +35,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @classmethod
     def prepared(cls, value: Any, ignored: list[str]) -> Any:
-        """A body that has been parsed already, untyped, as `of` takes it."""
+        """A body that has been parsed already, untyped, in the form that `of` takes."""
         return value
 
     @classmethod
@@ -45,7 +45,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`stream_options`: whether a last chunk carries the usage, and every chunk what it is so far."""
+    """`stream_options`: whether a last chunk has the usage, and every chunk the usage so far."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -63,8 +63,8 @@ class JsonObjectFormat(msgspec.Struct, tag="json_object", tag_field="type", forb
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """The schema that an answer is bound by; without `strict` as much of it as possible, unless the
-    server was started with `--default-strict`."""
+    """The schema that an answer is bound by. Without `strict` as much of it as possible, unless the server
+    was started with `--default-strict`."""
 
     schema: dict[str, Any] | bool
     name: str | None = None
@@ -104,9 +104,9 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: dict[str, Any] | str | None = None
-    # JSON without blanks between its tokens, whatever field binds the answer; None: the server's default.
+    # JSON without blanks between its tokens, whatever field binds the answer. None: the server's default.
     disable_any_whitespace: bool | None = None
-    # Not served: `unserved` says what asks for nothing.
+    # Not supported: `unserved` has the neutral values.
     whitespace_pattern: str | None = None
     disable_additional_properties: bool | None = None
 
@@ -132,7 +132,7 @@ class WeightedAdapter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Sampling(Body, kw_only=True):
-    """What every request for an answer may have; None means that the default holds."""
+    """The fields of every request for an answer. None means the default."""
 
     model: str | None = None
     stream: bool | None = None
@@ -144,7 +144,7 @@ class Sampling(Body, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     user: str | None = None
-    # What vLLM adds.
+    # vLLM's additions.
     structured_outputs: StructuredOutputs | None = None
     guided_decoding_backend: str | None = None
     top_k: int | None = None
@@ -160,11 +160,11 @@ class Sampling(Body, kw_only=True):
     cache_salt: str | None = None
     # The lower, the earlier.
     priority: int | None = None
-    # Our own. `timeout`: seconds from the request's arrival.
+    # Extensions of Personae. `timeout`: seconds from the request's arrival.
     adapters: list[WeightedAdapter] | None = None
     jump_forward: bool | None = None
     speculate: bool | None = None
-    # Of the properties in bound JSON; None is as their schema lists them.
+    # The order of the properties of bound JSON. None is the schema's order.
     property_order: Literal["schema", "any"] | None = None
     timeout: float | None = None
 
@@ -177,14 +177,14 @@ class PredictedText(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prediction(msgspec.Struct, forbid_unknown_fields=True):
-    """Text that the answer is expected to have much of."""
+    """Text that is expected as a large part of the answer."""
 
     content: str | list[PredictedText]
     type: Literal["content"] = "content"
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         parts = self.content
         return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
@@ -199,7 +199,7 @@ class SamplingFields(Sampling, kw_only=True):
     n: int | None = None
     max_tokens: int | None = None
     response_format: ResponseFormat | None = None
-    # What vLLM adds.
+    # vLLM's additions.
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
@@ -208,12 +208,12 @@ class SamplingFields(Sampling, kw_only=True):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     echo: bool | None = None
-    # What vLLM had before `structured_outputs`.
+    # vLLM's older names for `structured_outputs`.
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    # vLLM's that are not served: `unserved` lists the values that ask for nothing.
+    # Fields of vLLM that are not supported: `unserved` has the neutral values.
     guided_whitespace_pattern: Any = None
     kv_transfer_params: Any = None
     length_penalty: Any = None
@@ -278,17 +278,17 @@ class ChatRequest(SamplingFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     prediction: Prediction | None = None
-    # vLLM's: false leaves the reasoning out of the answer.
+    # vLLM's field: false leaves the reasoning out of the answer.
     include_reasoning: bool | None = None
-    # The most tokens of reasoning; the names that vLLM, Qwen and llama.cpp have for it. -1: no limit.
+    # The most tokens of reasoning, under the names of vLLM, Qwen and llama.cpp. -1: no limit.
     thinking_token_budget: int | None = None
     thinking_budget: int | None = None
     thinking_budget_tokens: int | None = None
-    # The caller's own bookkeeping: checked, and of no effect.
+    # The caller's own bookkeeping: checked, but without effect.
     metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
-    # Not served: `unserved` lists the values that ask for nothing.
+    # Not supported: `unserved` has the neutral values.
     audio: Any = None
     best_of: Any = None
     documents: Any = None

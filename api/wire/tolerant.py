@@ -1,7 +1,8 @@
-"""Which unknown keys of a request mean nothing here. They are dropped before the body is decoded, and named.
+"""Decides which unknown keys of a request are ignored. These are dropped before the body is decoded, and
+listed.
 
 A request is strict where it steers sampling or binds the answer. What comes back from earlier answers
-(messages, calls) or only describes something (tools) may have keys of other servers and client libraries.
+(messages, calls), or only describes something (tools), may have keys of other servers and client libraries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +16,16 @@ from msgspec import inspect
 from personae.api.wire.compat_names import field_here
 from personae.grammar.fuzzy_match import nearest
 
-MOST_NAMED = 64  # keys that are ignored; a client may make up any number
-_MOST_COMPARED = 64  # keys of a tool, each with those that are known
+MOST_NAMED = 64  # keys that are listed as ignored; a client may invent any number
+_MOST_COMPARED = 64  # keys of a tool, each compared with the known ones
 _BINDING = ("strict", "parameters")
 
 
 class Tolerant(msgspec.Struct, forbid_unknown_fields=True):
     """A part of a request whose unknown keys are ignored.
 
-    Where it is `watched`, a misspelling of a known key, or a key that belongs elsewhere, is still refused:
-    it may be meant to bind the answer.
+    If it is `watched`, a misspelled key, or a key that belongs elsewhere, is still refused, because it may be
+    meant to bind the answer.
     """
 
     watched: ClassVar[bool] = False
@@ -32,7 +33,7 @@ class Tolerant(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class _Object:
-    """The keys of one kind of object, and what may stand below them. `struct` is None for a strict one."""
+    """The keys of one kind of object, and what may be below them. `struct` is None for a strict one."""
 
     path: str
     known: frozenset[str]
@@ -54,7 +55,7 @@ class _Accepted:
 
 
 def drop_unknown_below(value: Mapping[str, Any], type: type[msgspec.Struct]) -> list[str]:
-    """Drop, in place, what `type` ignores below its own fields; returns the names, without numbers."""
+    """Drop, in place, what `type` ignores below its own fields. Returns the names, without numbers."""
     found: dict[str, None] = {}
     for name, place in _layout(type):
         if name in value:
@@ -71,7 +72,7 @@ def _drop(value: Any, place: _Accepted, found: dict[str, None]) -> None:
             return
         if object.struct is not None and (unknown := value.keys() - object.known):
             if object.struct.watched and len(unknown) > _MOST_COMPARED:
-                return  # they are refused
+                return  # these are refused
             for key in sorted(unknown):
                 if not _meant(object, key):
                     del value[key]
@@ -85,7 +86,7 @@ def _drop(value: Any, place: _Accepted, found: dict[str, None]) -> None:
 
 
 def _meant(object: _Object, key: str) -> bool:
-    """Whether a key of a watched object was meant for a field that is served."""
+    """Whether a key of a watched object was meant for a supported field."""
     if object.struct is None or not object.struct.watched:
         return False
     if nearest(key, object.known) is not None or key.startswith(_BINDING):
@@ -96,7 +97,7 @@ def _meant(object: _Object, key: str) -> bool:
 
 @cache
 def _layout(type: type[msgspec.Struct]) -> list[tuple[str, _Accepted]]:
-    """Where in a body of `type` something may be dropped; a millisecond the first time."""
+    """Where something may be dropped in a body of `type`; takes a millisecond the first time."""
     described = inspect.type_info(type)
     assert isinstance(described, inspect.StructType)
     return _below(described, "")

@@ -69,6 +69,6 @@ def test_any_other_model_is_served_as_it_is(tmp_path: Path) -> None:
     file.write_bytes(b"PK")
     assert not is_model(file)
     with pytest.raises(
-        ValueError, match=r"is no model: that is a folder with a config\.json, or a file in GGUF"
+        ValueError, match=r"is not a model: a model is a folder with a config\.json, or a GGUF file"
     ):
         check_model(file)

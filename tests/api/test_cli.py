@@ -190,7 +190,7 @@ def test_a_gguf_file_and_the_small_model_are_taken_by_the_command(
         assert CliRunner().invoke(app, ["serve", model]).exit_code == 0
     assert [options.model for options, *_ in asked] == [tmp_path / "a.gguf", Path("demo")]
     result = CliRunner().invoke(app, ["serve", __file__])
-    assert "is no model" in " ".join(result.output.split())
+    assert "is not a model" in " ".join(result.output.split())
 
 
 def test_a_start_up_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
