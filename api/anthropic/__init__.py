@@ -1,1 +1,1 @@
-"""`POST /v1/messages`: Anthropic's form of a conversation, on chat's way through the engine."""
+"""`POST /v1/messages`: Anthropic's form of a conversation, served as a chat completion."""

@@ -1,4 +1,4 @@
-"""The wire types of a message that answers, and of the events of a streamed one."""
+"""The wire types of the answer message, and of the events of a streamed one."""
 
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class TextAnswer(msgspec.Struct, tag="text", tag_field="type"):
-    """What the answer says."""
+    """The text of the answer."""
 
     text: str
     citations: None = None
@@ -79,13 +79,13 @@ class BlockStart(msgspec.Struct, tag="content_block_start", tag_field="type"):
 
 
 class TextGrowth(msgspec.Struct, tag="text_delta", tag_field="type"):
-    """What is new of the text."""
+    """The new part of the text."""
 
     text: str
 
 
 class ThinkingGrowth(msgspec.Struct, tag="thinking_delta", tag_field="type"):
-    """What is new of the reasoning."""
+    """The new part of the reasoning."""
 
     thinking: str
 
@@ -97,7 +97,7 @@ class Signature(msgspec.Struct, tag="signature_delta", tag_field="type"):
 
 
 class InputGrowth(msgspec.Struct, tag="input_json_delta", tag_field="type"):
-    """What is new of a call's arguments, which are JSON text."""
+    """The new part of a call's arguments, which are JSON text."""
 
     partial_json: str
 
@@ -110,7 +110,7 @@ class BlockDelta(msgspec.Struct, tag="content_block_delta", tag_field="type"):
 
 
 class BlockStop(msgspec.Struct, tag="content_block_stop", tag_field="type"):
-    """A block is whole."""
+    """A block is complete."""
 
     index: int
 
@@ -135,7 +135,7 @@ class MessageStop(msgspec.Struct, tag="message_stop", tag_field="type"):
 
 
 class ErrorDetails(msgspec.Struct):
-    """The features of a request that are not served and that clients can do without."""
+    """The features of a request that are not supported, and that clients can do without."""
 
     error_code: str
     unsupported: list[str]

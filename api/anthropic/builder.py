@@ -1,4 +1,4 @@
-"""The shape of a message: its blocks, at once or as events."""
+"""Builds a message: its blocks, complete or as events."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -39,13 +39,14 @@ from personae.api.stream import AnswerBuilder
 from personae.errors import PersonaeError
 
 _PLAIN = "personae"
-"""The signature of reasoning that is shown: clients ask for one, and there is nothing to sign."""
+"""The signature of reasoning that is shown: clients require one, and there is nothing to sign."""
 
 
 class MessageBuilder(AnswerBuilder):
-    """Follows the one choice of a job: reasoning, text and calls become blocks, in the order of their coming.
+    """Follows the one choice of a job: reasoning, text and calls become blocks, in the order in which they
+    arrive.
 
-    With `omitted` the reasoning's text is left out; its signature is what it can be found by again.
+    With `omitted` the reasoning's text is left out; the reasoning can be recovered from its signature.
     """
 
     done: ClassVar[bytes] = b""
@@ -59,7 +60,7 @@ class MessageBuilder(AnswerBuilder):
         self._message: AnswerMessage | None = None
 
     def whole(self, parts: list[Part], pack: Pack = as_list) -> AnswerMessage:
-        """The message that is not streamed."""
+        """The complete message of a request that is not streamed."""
         for _ in self.of(parts[0]):
             pass
         assert self._message is not None, "a gathered choice has ended"
@@ -122,7 +123,7 @@ class MessageBuilder(AnswerBuilder):
         yield MessageStop()
 
     def _fresh(self, *, before: bool = False) -> AnswerMessage:
-        """The message without content; `before` anything was said its counts are those of the prompt."""
+        """The message without content. If `before` any text, its counts are those of the prompt."""
         usage = self._job.usage(before=before)
         cached = usage.prompt_tokens_details.cached_tokens
         counts = MessageUsage(
@@ -159,7 +160,7 @@ class _OpenBlock(ABC):
 
     @abstractmethod
     def delta(self, text: str) -> TextGrowth | ThinkingGrowth | InputGrowth | None:
-        """The event for new text; None if there is none."""
+        """The event for new text. None if there is none."""
 
     @abstractmethod
     def block(self) -> Block:
@@ -209,7 +210,7 @@ class _CallBlock(_OpenBlock):
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call; none if it was cut off by a stop sequence or the end of its tokens."""
+    """The arguments of a call; empty if a stop sequence or the end of its tokens cut it off."""
     try:
         value = msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -9,7 +9,7 @@ from personae.errors import PersonaeError
 
 PREFIX = "/v1/messages"
 NO_THREADS = "thread_unsupported_request"
-"""The code by which Anthropic's clients know that they have to send the whole conversation."""
+"""The code that tells Anthropic's clients to send the whole conversation."""
 
 _TYPES = {
     400: "invalid_request_error",
@@ -37,8 +37,8 @@ def _translated(status: int, answer: ErrorAnswer, request_id: str | None) -> Ant
 
 
 class AnthropicErrors:
-    """Pure ASGI middleware around the whole app: whoever refuses a request to these paths (the gate, the
-    lock, the router or the route), the client reads Anthropic's shape, and its id in `request-id`."""
+    """Pure ASGI middleware around the whole app. A refusal of a request to these paths, whether by the gate,
+    the check of keys, the router or the route, has Anthropic's shape, with its id in `request-id`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

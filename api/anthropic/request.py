@@ -1,7 +1,7 @@
 """The wire types of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
 What comes back from earlier answers, or only describes something, is `Tolerant`: its unknown keys are ignored
-and named. `cache_control` is known and asks for nothing: prompts are cached without it.
+and listed. `cache_control` is known but has no effect, because prompts are cached without it.
 """
 
 from collections.abc import Mapping
@@ -22,22 +22,22 @@ class TextBlock(Tolerant, tag="text", tag_field="type"):
 
 
 class ImageBlock(Tolerant, tag="image", tag_field="type"):
-    """An image; not served, here to be refused by name."""
+    """An image; not supported, declared so that it is refused by name."""
 
 
 class DocumentBlock(Tolerant, tag="document", tag_field="type"):
-    """A document; not served, here to be refused by name."""
+    """A document; not supported, declared so that it is refused by name."""
 
 
 class ThinkingBlock(Tolerant, tag="thinking", tag_field="type"):
-    """The reasoning of an earlier answer. A `signature` of this server's may stand for its text."""
+    """The reasoning of an earlier answer. One of this server's signatures may replace its text."""
 
     thinking: str
     signature: str | None = None
 
 
 class RedactedThinkingBlock(Tolerant, tag="redacted_thinking", tag_field="type"):
-    """Reasoning that another server has encrypted; it is left out."""
+    """Reasoning that another server has encrypted; it is ignored."""
 
     data: str
 
@@ -73,7 +73,7 @@ class AssistantTurn(Tolerant, tag="assistant", tag_field="role"):
 
 
 class SystemTurn(Tolerant, tag="system", tag_field="role"):
-    """Instructions in the course of the conversation."""
+    """Instructions in the middle of the conversation."""
 
     content: str | list[TextBlock]
 
@@ -102,13 +102,13 @@ class AutoChoice(msgspec.Struct, tag="auto", tag_field="type", forbid_unknown_fi
 
 
 class AnyChoice(msgspec.Struct, tag="any", tag_field="type", forbid_unknown_fields=True):
-    """As `tool_choice`: one of the tools has to be called."""
+    """As `tool_choice`: one of the tools must be called."""
 
     disable_parallel_tool_use: bool | None = None
 
 
 class OneChoice(msgspec.Struct, tag="tool", tag_field="type", forbid_unknown_fields=True):
-    """As `tool_choice`: this tool has to be called."""
+    """As `tool_choice`: this tool must be called."""
 
     name: str
     disable_parallel_tool_use: bool | None = None
@@ -129,7 +129,7 @@ class ThinkingEnabled(msgspec.Struct, tag="enabled", tag_field="type", forbid_un
 
 
 class ThinkingAdaptive(msgspec.Struct, tag="adaptive", tag_field="type", forbid_unknown_fields=True):
-    """`thinking`: reason, as long as the model wants to."""
+    """`thinking`: reason as long as the model wants to."""
 
     display: Display | None = None
 
@@ -148,14 +148,14 @@ class OutputFormat(msgspec.Struct, tag="json_schema", tag_field="type", forbid_u
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """What the answer has to be, and how much work it is worth."""
+    """What the answer must be, and how much effort to spend on it."""
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class Metadata(Tolerant):
-    """About the request; of no effect."""
+    """About the request; without effect."""
 
     user_id: str | None = None
 
@@ -164,7 +164,7 @@ _FREE_FORM = ("messages", "system", "tools", "output_config")
 
 
 class MessagesRequest(Sampling, kw_only=True):
-    """`POST /v1/messages`, with the sampling fields of chat completions besides Anthropic's."""
+    """`POST /v1/messages`, with Anthropic's fields and the sampling fields of chat completions."""
 
     free_form: ClassVar[tuple[str, ...]] = (*_FREE_FORM, "structured_outputs", "chat_template_kwargs")
     unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -191,10 +191,10 @@ class MessagesRequest(Sampling, kw_only=True):
     output_config: OutputConfig | None = None
     # As for chat completions.
     chat_template_kwargs: dict[str, Any] | None = None
-    # Checked, and of no effect.
+    # Checked, but without effect.
     metadata: Metadata | None = None
     cache_control: Any = None
-    # Not served: `unserved` lists the values that ask for nothing.
+    # Not supported: `unserved` has the neutral values.
     billing_policy: Any = None
     compaction: Any = None
     container: Any = None
@@ -204,12 +204,13 @@ class MessagesRequest(Sampling, kw_only=True):
     mcp_servers: Any = None
     service_tier: Any = None
     speed: Any = None
-    # A conversation that the server keeps; refused with a code of its own, by which clients go on without.
+    # A conversation that the server stores. It is refused with a code of its own, so that clients continue
+    # without it.
     thread: Any = None
 
 
 class CountTokensRequest(Body, kw_only=True):
-    """`POST /v1/messages/count_tokens`: what of a message makes its prompt."""
+    """`POST /v1/messages/count_tokens`: the fields of a message that determine its prompt."""
 
     free_form: ClassVar[tuple[str, ...]] = (*_FREE_FORM, "chat_template_kwargs")
     unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {

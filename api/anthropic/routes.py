@@ -41,7 +41,7 @@ async def create_message(request: Request) -> Response | EventStream:
 
 
 async def admit(context: RequestContext, body: MessagesRequest) -> tuple[Job, MessageBuilder]:
-    """Check everything, render and encode; the job is ready to run."""
+    """Check everything, render and encode. The job is then ready to run."""
     refuse_unserved(body)
     if body.thread is not None:
         message = "`thread` is not served here; send the whole conversation."

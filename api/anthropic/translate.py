@@ -1,4 +1,4 @@
-"""From a request for a message to the chat completion that it asks for."""
+"""Translates a request for a message into the equivalent chat completion."""
 
 from typing import Any
 
@@ -49,8 +49,8 @@ _FIELDS = (
 def chat_request(
     body: MessagesRequest, family: Family, most: int, ignored: list[str]
 ) -> tuple[ChatRequest, FieldNames]:
-    """The same as a chat completion, and what its fields are called here. Adds to `ignored` what this model
-    has no way to do. Raises RequestError for more than `most` messages, or a thinking budget that is none."""
+    """The equivalent chat completion, and the names of its fields here. Adds to `ignored` what this model
+    cannot do. Raises RequestError for more than `most` messages, or an invalid thinking budget."""
     if body.max_tokens < 1:
         raise RequestError("`max_tokens` must be at least 1.", param="max_tokens", code="out_of_range")
     budget = body.thinking.budget_tokens if isinstance(body.thinking, wire.ThinkingEnabled) else None
@@ -85,7 +85,7 @@ def chat_request(
 def counted(
     body: CountTokensRequest, family: Family, most: int, ignored: list[str]
 ) -> tuple[ChatRequest, FieldNames]:
-    """The prompt's part of a chat completion, and what its fields are called here."""
+    """The part of a chat completion that determines the prompt, and the names of its fields here."""
     names = FieldNames(_FIELDS)
     messages = _conversation(body, most, names, ignored)
     thinking, _ = _thinking(body, family, None, ignored)
@@ -101,7 +101,7 @@ def counted(
 
 
 def _continues(body: Asked) -> bool:
-    """Whether the answer goes on with the last message, as Anthropic has it of an assistant's."""
+    """Whether the answer continues the last message, as in Anthropic's API if that is the assistant's."""
     last = body.messages[-1] if body.messages else None
     return isinstance(last, wire.AssistantTurn)
 
@@ -109,8 +109,8 @@ def _continues(body: Asked) -> bool:
 def _thinking(
     body: Asked, family: Family, budget: int | None, ignored: list[str]
 ) -> tuple[bool | None, int | None]:
-    """Whether to reason, and with how many tokens. Without `thinking` the model does not, if there is a way
-    to say so."""
+    """Whether to reason, and with how many tokens. Without `thinking` the model does not reason, if reasoning
+    can be switched off."""
     source = "" if family.template is None else family.template.source
     switch = "enable_thinking" in source
     if body.thinking is None:
@@ -118,7 +118,7 @@ def _thinking(
     if isinstance(body.thinking, wire.ThinkingDisabled):
         return False, None
     if family.reasoning is None:
-        ignored.append("thinking")  # it allows the model to reason, and this one has nothing to think
+        ignored.append("thinking")  # it allows the model to reason, and this model never does
         return None, None
     return (True if switch else None), budget
 
@@ -165,7 +165,7 @@ def _hear(messages: list[Message], turn: wire.UserTurn, place: str, names: Field
         names.put(f"messages[{len(messages)}]", place)
         messages.append(UserMessage(turn.content))
         return
-    parts: list[ContentPart] | None = None  # of the user's message that is being made
+    parts: list[ContentPart] | None = None  # of the user's message that is being built
     for index, block in enumerate(turn.content):
         at = f"{place}.content[{index}]"
         if isinstance(block, wire.ToolResultBlock):
@@ -194,7 +194,7 @@ def _part(block: wire.TextBlock | wire.ImageBlock | wire.DocumentBlock) -> Conte
 
 
 def _result(block: wire.ToolResultBlock) -> Content:
-    """What a tool answered. Templates have no place for `is_error`, so the text says it."""
+    """What a tool answered. Templates cannot express `is_error`, so the text says it."""
     content = block.content or ""
     if block.is_error:
         if isinstance(content, str):

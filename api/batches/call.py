@@ -1,4 +1,4 @@
-"""One request of a batch: what it would have got over HTTP, as a line of a file."""
+"""Runs one request of a batch, and writes what it would have got over HTTP as a line of a file."""
 
 import math
 import uuid
@@ -29,7 +29,7 @@ from personae.errors import Overloaded, QuotaExceeded, RateLimited, Unauthorized
 
 
 class RetryLater(Exception):
-    """Not now: ask again in so many seconds."""
+    """There is no room now: try again in so many seconds."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
@@ -46,7 +46,7 @@ class _Generation:
 
     @property
     def sequences(self) -> int:
-        """How many it has in the engine."""
+        """How many sequences it has in the engine."""
         return len(self._job.logs)
 
     async def answer(self, receive: Receive) -> bytes:
@@ -55,9 +55,10 @@ class _Generation:
 
 
 class BatchCall:
-    """A request on its way. `prepare` it, then `run` it; each raises Again when there is no room for it now.
+    """A request of a batch. `prepare` it, then `run` it. Each raises RetryLater if there is no room for it
+    now.
 
-    With `who` None its tenant has been revoked.
+    If `who` is None, its tenant has been revoked.
     """
 
     def __init__(self, context: RequestContext, who: Identity | None, line: InputLine) -> None:
@@ -72,11 +73,11 @@ class BatchCall:
 
     @property
     def sequences(self) -> int:
-        """How many it has in the engine."""
+        """How many sequences it has in the engine."""
         return self._work.sequences if self._work else 0
 
     async def prepare(self) -> None:
-        """Check and encode; sets `result` if that is its end."""
+        """Check and encode. Sets `result` if that ends the request."""
         try:
             if self._caller is None:
                 raise Unauthorized("The tenant of this batch has been revoked.")
@@ -113,7 +114,7 @@ class BatchCall:
         return await self._context.off_loop(read)
 
     async def run(self) -> None:
-        """Answer it; sets `result`."""
+        """Answer it. Sets `result`."""
         assert self._work is not None
         try:
             self._end(200, await self._work.answer(_nobody))
@@ -141,6 +142,6 @@ class BatchCall:
 
 
 async def _nobody() -> dict[str, object]:
-    """A batch has no connection that could be closed."""
+    """A batch has no connection that could close."""
     await anyio.sleep_forever()
     raise AssertionError

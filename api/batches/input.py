@@ -1,4 +1,4 @@
-"""Reads the input file of a batch: all of it once to check it, then again line by line.
+"""Reads the input file of a batch: completely once to check it, then again line by line.
 
 Blocking; for threads.
 """
@@ -26,7 +26,7 @@ ENDPOINTS: dict[str, type[BatchRequest]] = {
     "/v1/responses": ResponsesRequest,
     "/v1/embeddings": EmbeddingRequest,
 }
-MOST_ERRORS = 100  # of a file are reported
+MOST_ERRORS = 100  # of a file that are reported
 _MAX_ID = 512
 _READ_BYTES = 2**20
 
@@ -34,7 +34,8 @@ _decode = msgspec.json.Decoder(InputLine).decode
 
 
 class Checked(msgspec.Struct):
-    """What was found: how many requests, what is wrong, and on which line each model is first named."""
+    """The result of the check: how many requests, which errors, and on which line each model is first
+    named."""
 
     total: int = 0
     errors: list[BatchError] = []
@@ -42,7 +43,7 @@ class Checked(msgspec.Struct):
 
 
 def check(path: Path, endpoint: str, settings: ApiSettings) -> Checked:
-    """Read all of it. Stops after MOST_ERRORS errors."""
+    """Read the whole file. Stops after MOST_ERRORS errors."""
     found, seen, throttle = Checked(), dict[str, int](), Throttle()
     with path.open("rb") as file:
         for number, text in _lines(file.readline, settings.max_body_bytes):
@@ -79,7 +80,7 @@ class Requests:
         self._lines = _lines(self._file.readline, settings.max_body_bytes)
 
     def take(self, count: int) -> list[InputLine]:
-        """The next ones, up to `count` and not many bytes at a time; none at the end."""
+        """The next requests, up to `count` and not many bytes at a time. Empty at the end."""
         lines: list[InputLine] = []
         size = 0
         while len(lines) < count and size < _READ_BYTES:
@@ -98,7 +99,7 @@ class Requests:
 
 
 def _lines(readline: Callable[[int], bytes], longest: int) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, by number from 1; of one that is too long only the beginning."""
+    """The lines that are not blank, numbered from 1. Of a line that is too long, only the beginning."""
     number = 0
     while text := readline(longest + 2):
         number += 1
@@ -115,13 +116,13 @@ def _lines(readline: Callable[[int], bytes], longest: int) -> Iterator[tuple[int
 def _check_line(
     text: bytes, number: int, endpoint: str, seen: dict[str, int], settings: ApiSettings
 ) -> list[str]:
-    """The models that the line asks for. Raises RequestError with what is wrong."""
+    """The models that the line names. Raises RequestError for any error in it."""
     try:
         line = _decode(text)
     except msgspec.ValidationError as error:
-        raise RequestError(f"The line is no request: {error}.", code="invalid_line") from None
+        raise RequestError(f"The line is not a request: {error}.", code="invalid_line") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"The line is no valid JSON: {error}.", code="invalid_json_line") from None
+        raise RequestError(f"The line is not valid JSON: {error}.", code="invalid_json_line") from None
     if len(text) - len(line.body) <= LONG:
         check_keys(text.replace(bytes(line.body), b"null", 1))
     if not 0 < len(line.custom_id) <= _MAX_ID:

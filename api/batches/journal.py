@@ -1,8 +1,8 @@
-"""The results of a batch on their way to its files: two files that only ever grow, a line per result.
+"""Writes the results of a batch to two files that only grow, one line per result.
 
-A result counts once its line is on disk (fsync). Whatever was being written when the power went is a tail
-that is no whole line: `Journal` cuts it off when it opens, and those requests are run again. So a result is
-there once or not at all, and the counts of a batch are never anything but the lines of its files.
+A result counts once its line is on disk (fsync). A write that was interrupted leaves an incomplete last line.
+`Journal` cuts it off when it opens, and those requests run again. So a result is there once or not at all,
+and the counts of a batch are always the lines of its files.
 
 Blocking; for threads, one at a time.
 """
@@ -30,7 +30,7 @@ class _Details(msgspec.Struct, frozen=True):
 
 
 class _Usage(msgspec.Struct):
-    """In completions' words, and in those of responses."""
+    """The token counts, in the names of completions and in those of responses."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -51,7 +51,7 @@ _body = msgspec.json.Decoder(_Body).decode
 
 
 class Journal:
-    """Opens the two files in `folder`, or makes them; `done` has the custom ids that have a line."""
+    """Opens the two files in `folder`, or creates them. `done` has the custom ids that have a line."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -73,7 +73,7 @@ class Journal:
         return sum(self._sizes.values())
 
     def counts(self, total: int) -> Counts:
-        """How far the batch is. Requests that were not run are neither completed nor failed."""
+        """The counts of the batch. Requests that were not run are neither completed nor failed."""
         return Counts(total, self._completed, self._failed)
 
     def usage(self) -> BatchUsage:
@@ -87,9 +87,9 @@ class Journal:
         )
 
     def write(self, lines: Iterable[OutputLine]) -> None:
-        """Have the lines on disk; those whose custom id is done already are left out.
+        """Write the lines to disk, without those whose custom id is done already.
 
-        Raises OSError; what is not on disk then does not count, and can be written again.
+        Raises OSError. What is not on disk then does not count, and can be written again.
         """
         new = {line.custom_id: line for line in lines if line.custom_id not in self.done}
         for name in (OUTPUT, ERRORS):
@@ -100,7 +100,7 @@ class Journal:
                 self._count(line)
 
     def remove(self) -> None:
-        """Its files have been moved by now."""
+        """Remove what is left after its files have been moved."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _append(self, name: str, data: bytes) -> None:
@@ -114,7 +114,7 @@ class Journal:
         self._sizes[name] += len(data)
 
     def _read(self, name: str) -> int:
-        """Read what is there and cut off an incomplete last line. Returns the remaining size."""
+        """Read what is there, and cut off an incomplete last line. Returns the remaining size."""
         size = 0
         with self.paths[name].open("r+b") as file:
             for text in file:

@@ -1,12 +1,12 @@
-"""Takes batches, shows them, cancels them, and runs those that are not done.
+"""Accepts, shows, cancels and runs batches.
 
-What is kept is in `BatchStore`; this knows what happens now. Every unfinished batch has one task:
+`BatchStore` has what is stored; this module has the running state. Every unfinished batch has one task:
 
     validating -> in_progress -> finalizing -> completed, or expired when its time was up
                -> failed         cancelling -> cancelled
 
-A task can end at any moment, with the process. The next start finds the status in the database and goes on
-from there: validation is done again, requests without a result are run, files are put in their places again.
+A task can end at any moment, with the process. The next start finds the status in the database and continues
+from there: it validates again, runs requests without a result, and moves files to their places again.
 """
 
 import dataclasses
@@ -52,14 +52,14 @@ logger = logging.getLogger(__name__)
 _WINDOW = re.compile(r"([1-9]\d{0,3})([mhd])")
 _SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
 _LONGEST = 30 * 24 * 3600
-_METADATA = (16, 64, 512)  # pairs, characters of a key, of a value
+_METADATA = (16, 64, 512)  # pairs, characters of a key, characters of a value
 _RESULT_FILES = 2  # that a batch may have
 _SWEEP = 60.0  # seconds
-_AFTER_AN_ERROR = 30.0  # seconds until a batch is tried again that stumbled
+_AFTER_AN_ERROR = 30.0  # seconds until a batch is tried again after an error
 
 
 class _RunningBatch:
-    """What is known of a batch while its task runs. `size` is its input's, in bytes."""
+    """The state of a batch while its task runs. `size` is its input's, in bytes."""
 
     def __init__(self, tenant: str, size: int) -> None:
         self.tenant = tenant
@@ -70,18 +70,19 @@ class _RunningBatch:
 
     @property
     def claim(self) -> int:
-        """Bytes of its tenant's files that are kept for its results: at least as many as it asks in."""
+        """Bytes of its tenant's files that are reserved for its results: at least as many as its input
+        has."""
         return max(self._size, 0 if self.journal is None else self.journal.size)
 
     def cancellable(self) -> CancelScope:
-        """For a part of the work that `cancel` ends."""
+        """A scope for a part of the work that `cancel` ends."""
         self._scope = CancelScope()
         if self._cancelled:
             self._scope.cancel()
         return self._scope
 
     def cancel(self) -> None:
-        """End what can be ended, now and later."""
+        """Cancel the current work of this kind, and later work."""
         self._cancelled = True
         if self._scope is not None:
             self._scope.cancel()
@@ -90,8 +91,8 @@ class _RunningBatch:
 class BatchManager:
     """The batches and files of a data directory. `clock` gives Unix time.
 
-    Without `tenants` there is one tenant, which needs no key. Batches are only run within `running`.
-    `lasting` is whether the directory outlives the server.
+    Without `tenants` there is one tenant, which needs no key. Batches only run within `running`. `lasting`:
+    the directory outlives the server.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class BatchManager:
         self._clock = clock
         self._store = BatchStore(data, self.files, clock)
         self._work: dict[str, _RunningBatch] = {}
-        self._taking = Lock()  # from the look at what a tenant has to the batch that counts
+        self._taking = Lock()  # from the check of the tenant's limits until the batch counts
         self._tasks: TaskGroup | None = None
         self._lasting = lasting
         unfinished = {entry.batch.id for entry in self._store.unfinished()}
@@ -123,12 +124,12 @@ class BatchManager:
 
     @asynccontextmanager
     async def running(self, context: RequestContext) -> AsyncIterator[None]:
-        """Run batches while the block runs: those that an earlier server left, and those that come.
+        """Run batches while the block runs: those that an earlier server left, and new ones.
 
-        The block's own error is raised as it is, not in a group: the exit code depends on it.
+        The block's own error is raised as it is, not in a group, because the exit code depends on it.
         """
         failure: Exception | None = None
-        self._checks = Workers(threads=1)  # of their own: to check a file takes long
+        self._checks = Workers(threads=1)  # separate ones, because checking a file takes long
         self._context, self._room = context, SequenceSemaphore(context.settings.batch_concurrency)
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
@@ -148,7 +149,7 @@ class BatchManager:
             raise failure
 
     async def create(self, who: Identity, body: CreateBatch, settings: ApiSettings) -> Batch:
-        """Take a batch. Raises RequestError, or QuotaExceeded when the tenant has too many at a time."""
+        """Accept a batch. Raises RequestError, or QuotaExceeded if the tenant has too many at a time."""
         window = _window(body.completion_window)
         if body.endpoint not in ENDPOINTS:
             served = ", ".join(ENDPOINTS)
@@ -182,7 +183,7 @@ class BatchManager:
         return batch
 
     def _check_open(self, who: Identity, size: int, settings: ApiSettings) -> None:
-        """Raises QuotaExceeded if the tenant may have no further batch, of an input of `size` bytes."""
+        """Raises QuotaExceeded if the tenant may not have another batch, with an input of `size` bytes."""
         most = settings.max_open_batches if who.limits.batches is None else who.limits.batches
         if len(open := self._store.unfinished(who.tenant)) >= most:
             raise QuotaExceeded(
@@ -200,7 +201,7 @@ class BatchManager:
         return [self._live(batch) for batch in page], more
 
     async def cancel(self, tenant: str, id: str) -> Batch:
-        """Stop a batch; what it has by now it keeps. Raises NotFound, or Conflict when it has ended."""
+        """Stop a batch, which keeps its results so far. Raises NotFound, or Conflict if it has ended."""
         entry = await self._store.move(self._store.find(tenant, id), "cancelling")
         if entry.batch.status != "cancelling":
             raise Conflict(f"A batch that is {entry.batch.status} cannot be cancelled.", param="batch_id")
@@ -223,7 +224,7 @@ class BatchManager:
         self.files.check_room(who, 0, files=0)
 
     def _live(self, batch: Batch) -> Batch:
-        """With the counts of this moment."""
+        """The batch with its current counts."""
         work = self._work.get(batch.id)
         if work is None or work.journal is None:
             return batch
@@ -251,8 +252,8 @@ class BatchManager:
             return 0
 
     def _claimed(self, tenant: str) -> int:
-        """Bytes that results of a tenant's running batches have, or will: even a request that is not run has
-        a line."""
+        """Bytes that results of a tenant's running batches have or will have: even a request that is not run
+        has a line."""
         return sum(work.claim for work in self._work.values() if work.tenant == tenant)
 
     async def _play(self, entry: BatchEntry) -> None:
@@ -275,7 +276,7 @@ class BatchManager:
             del self._work[entry.batch.id]
 
     async def _advance(self, entry: BatchEntry, work: _RunningBatch) -> None:
-        """From wherever it is to its end."""
+        """Continue from its current status to its end."""
         entry = self._store.find(entry.tenant, entry.batch.id)
         if entry.batch.status == "validating":
             with work.cancellable():
@@ -329,7 +330,8 @@ class BatchManager:
             requests.close()
 
     async def _finalize(self, entry: BatchEntry, journal: Journal) -> None:
-        """Put the results where files are, and say so. Whatever was done of it before can be done again."""
+        """Move the results to the files' folder, and record it. Steps that were done before can be
+        repeated."""
         batch = entry.batch
         ending: Ending = "cancelled" if batch.status == "cancelling" else entry.ending
         counts, usage = journal.counts(batch.request_counts.total), journal.usage()
@@ -355,10 +357,10 @@ class BatchManager:
         await to_thread.run_sync(journal.remove)
 
     def _give_up(self, entry: BatchEntry, journal: Journal, ending: Ending) -> None:
-        """A line for every request that was not run."""
+        """Write a line for every request that was not run."""
         why = EXPIRED if ending == "expired" else CANCELLED
         if not entry.batch.request_counts.total:
-            return  # it never got as far as being valid
+            return  # it was never validated
         requests = Requests(self.files.path(entry.batch.input_file_id), self._context.settings)
         try:
             journal.write(OutputLine(new_id("batch_req"), line.custom_id, None, why) for line in requests)

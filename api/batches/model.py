@@ -1,4 +1,4 @@
-"""Wire types of batches, as OpenAI has them, and the rules by which a batch's status changes."""
+"""Wire types of batches, as in OpenAI's API, and the rules by which a batch's status changes."""
 
 from typing import Any, ClassVar, Literal
 
@@ -19,11 +19,11 @@ MOVES: dict[Status, tuple[Status, ...]] = {
     "finalizing": ("completed", "expired"),
     "cancelling": ("cancelled",),
 }
-"""What may come after what; a status that is not here is an end."""
+"""The statuses that may follow each status. A status that is not a key is final."""
 
 
 class BatchError(msgspec.Struct, frozen=True):
-    """What is wrong with the input file; lines count from 1."""
+    """An error in the input file; lines count from 1."""
 
     code: str
     message: str
@@ -32,7 +32,7 @@ class BatchError(msgspec.Struct, frozen=True):
 
 
 class BatchErrors(msgspec.Struct, frozen=True):
-    """The first of them."""
+    """The first errors."""
 
     data: list[BatchError]
     object: str = "list"
@@ -82,15 +82,15 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
 
     def moved(self, status: Status, now: float, **changes: Any) -> "Batch":
-        """The batch in its next status, since `now`."""
+        """The batch in its next status, at the time `now`."""
         assert status in MOVES.get(self.status, ()), f"{self.id}: {self.status} cannot become {status}"
         return replace(self, status=status, **{f"{status}_at": int(now)}, **changes)
 
 
 class BatchEntry(msgspec.Struct, frozen=True):
-    """What is kept of a batch: whose it is, and what its end will be once it is finalizing.
+    """What is stored of a batch: its tenant, and how it will end once it is finalizing.
 
-    `keep` is how many seconds its output files are kept; None for ever.
+    `keep` is how many seconds its output files are stored; None for ever.
     """
 
     tenant: str

@@ -1,4 +1,4 @@
-"""`/v1/batches`, as OpenAI has it."""
+"""`/v1/batches`, as in OpenAI's API."""
 
 from typing import Annotated
 
@@ -26,7 +26,7 @@ class BatchList(msgspec.Struct):
 
 
 class ListBatches(msgspec.Struct):
-    """What `GET /v1/batches` may be asked for."""
+    """The query of `GET /v1/batches`."""
 
     after: str | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
@@ -58,6 +58,6 @@ async def get_batch(request: Request) -> Response:
 
 @operation("POST", "/v1/batches/{id}/cancel", answers={200: Batch}, refuses=(404, 409))
 async def cancel_batch(request: Request) -> Response:
-    """Stop a batch; what is done by now is kept."""
+    """Stop a batch. It keeps the results so far."""
     context = context_of(request)
     return json_response(await batches_of(context).cancel(context.caller.tenant, request.path_params["id"]))

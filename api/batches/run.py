@@ -1,4 +1,4 @@
-"""Runs the requests of one batch, as many at a time as there is room for, and keeps what they bring."""
+"""Runs the requests of one batch, as many at a time as there is room for, and stores their results."""
 
 import logging
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from personae.api.tenants.bodies import Hold
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 64  # requests of a batch in hand, those included that wait to be asked again
-_LEAST_WAIT = 1.0  # seconds until a request is asked again
+AT_ONCE = 64  # requests of a batch in progress, including those that wait to be tried again
+_LEAST_WAIT = 1.0  # seconds until a request is tried again
 _READ = 16  # requests read at a time
-_DISK_RETRY = 10.0  # seconds after the disk would not take a result
+_DISK_RETRY = 10.0  # seconds after the disk refused a result
 
 MakeCall = Callable[[InputLine], BatchCall]
 MakeHold = Callable[[], Hold]
 
 
 class BatchRun:
-    """From the first request without a result to the last one. However it ends, results are on disk."""
+    """Runs from the first request without a result to the last one. However it ends, results are on disk."""
 
     def __init__(
         self, journal: Journal, requests: Requests, call: MakeCall, room: SequenceSemaphore, hold: MakeHold
@@ -41,7 +41,7 @@ class BatchRun:
         self._writing = Lock()
 
     async def __call__(self) -> None:
-        """Run all of it. Can be cancelled, and begun again with another journal on the same folder."""
+        """Run all requests. Can be cancelled, and started again with another journal on the same folder."""
         try:
             async with anyio.create_task_group() as writer:
                 writer.start_soon(self._write)
@@ -94,12 +94,12 @@ class BatchRun:
             await self._save()
 
     async def _save(self) -> None:
-        """Flush, and again until the disk takes it."""
+        """Flush, and try again until the disk accepts it."""
         while not await self._flush():  # noqa: ASYNC110  a disk does not notify about free space
             await anyio.sleep(_DISK_RETRY)
 
     async def _flush(self) -> bool:
-        """Have on disk what has come so far; False if the disk would not take it."""
+        """Write to disk what has arrived so far. False if the disk refused it."""
         async with self._writing:
             results = list(self._results)
             try:

@@ -1,10 +1,10 @@
-"""How many sequences of batches may be in the engine at once."""
+"""Limits how many sequences of batches may be in the engine at once."""
 
 import anyio
 
 
 class SequenceSemaphore:
-    """`size` places, given out in the order in which they were asked for."""
+    """`size` places, given out in the order of the requests for them."""
 
     def __init__(self, size: int) -> None:
         self._size = self._left = size
@@ -22,6 +22,6 @@ class SequenceSemaphore:
         return places
 
     def give(self, places: int) -> None:
-        """Give them back."""
+        """Return places."""
         self._left += places
         self._freed.set()

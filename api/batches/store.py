@@ -17,7 +17,7 @@ _decode = msgspec.json.Decoder(BatchEntry).decode
 
 
 class BatchStore:
-    """Keeps entries. Only one change is made at a time, so changes do not overwrite each other."""
+    """Stores entries. Changes are made one at a time, so they do not overwrite each other."""
 
     def __init__(self, data: DataDir, files: FileStore, clock: Callable[[], float]) -> None:
         self._data = data
@@ -46,7 +46,7 @@ class BatchStore:
         return [_decode(row[0]).batch for row in rows[:limit]], len(rows) > limit
 
     def unfinished(self, tenant: str | None = None) -> list[BatchEntry]:
-        """All that have not come to an end, the oldest first; of one tenant or of all."""
+        """All unfinished batches, the oldest first, of one tenant or of all."""
         marks = ", ".join("?" * len(MOVES))
         rows = self._data.rows(
             f"select entry from batches where status in ({marks}) "  # noqa: S608  question marks
@@ -56,13 +56,13 @@ class BatchStore:
         return [_decode(row[0]) for row in rows]
 
     async def add(self, entry: BatchEntry, most_ended: int) -> None:
-        """Keep a new one; of the tenant's that have ended only the newest `most_ended` stay."""
+        """Store a new batch. Of the tenant's ended ones only the newest `most_ended` stay."""
         await to_thread.run_sync(self._insert, entry, most_ended)
 
     async def move(self, entry: BatchEntry, status: Status, **changes: object) -> BatchEntry:
-        """Give the batch its next status, and `changes` to it; what it is now.
+        """Give the batch its next status, and apply `changes`. Returns the batch as it is now.
 
-        Does nothing where that status cannot follow: somebody else was faster.
+        Does nothing if that status cannot follow, because another change was faster.
         """
         async with self._lock:
             now = self.find(entry.tenant, entry.batch.id)
@@ -78,7 +78,8 @@ class BatchStore:
     async def finish(
         self, entry: BatchEntry, files: tuple[FileRecord, ...], status: Status, **changes: object
     ) -> BatchEntry:
-        """The end: the rows of its files, whose contents are in place, and its last status, all at once."""
+        """Finish the batch: the rows of its files, whose contents are in place, and its last status, in one
+        transaction."""
         async with self._lock:
             now = self.find(entry.tenant, entry.batch.id)
             now = replace(now, batch=now.batch.moved(status, self._clock(), **changes))
@@ -106,7 +107,7 @@ class BatchStore:
             _set(db, entry)
 
     def _cancel(self, entry: BatchEntry, _: tuple[FileRecord, ...]) -> None:
-        """As `_update`, also on a full disk: a batch that is cancelled fills it no further."""
+        """As `_update`, also on a full disk: a cancelled batch does not fill it any further."""
         self._data.urgently(lambda db: _set(db, entry))
 
 

@@ -1,1 +1,1 @@
-"""`/v1/files`: what clients upload for batches, and what batches leave for them."""
+"""`/v1/files`: the input files that clients upload for batches, and the batches' results."""

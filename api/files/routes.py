@@ -1,4 +1,4 @@
-"""`/v1/files`, as OpenAI has it."""
+"""`/v1/files`, as in OpenAI's API."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -55,7 +55,7 @@ class FileUpload(msgspec.Struct):
 
 
 class ListFiles(msgspec.Struct):
-    """What `GET /v1/files` may be asked for."""
+    """The query of `GET /v1/files`."""
 
     purpose: str | UnsetType = UNSET
     after: str | UnsetType = UNSET
@@ -125,7 +125,7 @@ async def get_file(request: Request) -> Response:
     refuses=(404,),
 )
 async def get_content(request: Request) -> Response:
-    """Send what is in a file."""
+    """Send the content of a file."""
     context = context_of(request)
     files = batches_of(context).files
     record = files.find(context.caller.tenant, request.path_params["id"])
@@ -185,6 +185,6 @@ def _seconds(texts: dict[str, str]) -> int | None:
 
 
 def _filename(given: str) -> str:
-    """The client's name for its file, as something that can be shown: it names nothing on this side."""
+    """The client's name for its file, in a form that can be shown. No file has this name here."""
     name = "".join(char for char in given if char.isprintable())[:_MAX_FILENAME]
     return name or "upload.jsonl"

@@ -1,9 +1,9 @@
-"""Which tenant has which files, and their contents: a row in the database, a file named after its id.
+"""Which tenant has which files, and their contents: a row in the database, and a file named after its id.
 
-The content is on disk before its row is, so a row always has its content; a content without a row, left by a
-crash in between, goes at the next start.
+The content is on disk before its row, so a row always has its content. A content without a row, left by a
+crash in between, is deleted at the next start.
 
-Everything here belongs to the event loop, except what it hands to threads itself.
+Everything here belongs to the event loop, except what it passes to threads itself.
 """
 
 import os
@@ -23,11 +23,11 @@ from personae.api.tenants.store import Identity
 from personae.errors import NotFound, QuotaExceeded, RequestError
 
 STAGING = "staging"
-KEPT = (3600, 30 * 24 * 3600)  # seconds that a file with an end can be kept
+KEPT = (3600, 30 * 24 * 3600)  # seconds for which a file that expires can be stored
 
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """A file, as the API shows it. Times are Unix seconds; one that does not expire says null."""
+    """A file, as the API shows it. Times are Unix seconds; null for a file that does not expire."""
 
     id: str
     bytes: int
@@ -41,14 +41,14 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class FileStore:
-    """The files of a data directory. `clock` gives Unix time. `claimed` says how many bytes a tenant's files
-    will soon have more: those of batches that run."""
+    """The files of a data directory. `clock` gives Unix time. `claimed` says how many bytes a tenant's
+    running batches will add to its files."""
 
     def __init__(self, data: DataDir, clock: Callable[[], float] = time.time) -> None:
         self._data = data
         self._clock = clock
         self.claimed: Callable[[str], int] = lambda tenant: 0
-        self._lock = Lock()  # from the look at the room that there is to the row that takes it
+        self._lock = Lock()  # from the check of the available room to the row that takes it
         self._staging = Staging(data.files / STAGING)
         known = {row["id"] for row in data.rows("select id from files")}
         for path in data.files.iterdir():
@@ -64,7 +64,7 @@ class FileStore:
         return self._staging.folder(tenant)
 
     def path(self, id: str) -> Path:
-        """Where the content of a file lies; only for ids that a record has."""
+        """The path of a file's content; only for ids of existing records."""
         return self._data.files / id
 
     def find(self, tenant: str, id: str) -> FileRecord:
@@ -80,8 +80,8 @@ class FileStore:
     def page(
         self, tenant: str, purpose: str | None, after: str | None, limit: int, order: str
     ) -> tuple[list[FileRecord], bool]:
-        """A page of the tenant's files in the order in which they came (asc) or the reverse (desc), and
-        whether there are more. Raises NotFound for an `after` that is none of them."""
+        """A page of the tenant's files in the order of their creation (asc) or the reverse (desc), and
+        whether there are more. Raises NotFound for an `after` that is not one of them."""
         compare, direction = (">", "asc") if order == "asc" else ("<", "desc")
         place = None
         if after is not None:
@@ -96,7 +96,7 @@ class FileStore:
         return [_record(row) for row in rows[:limit]], len(rows) > limit
 
     def check_room(self, who: Identity, size: int, files: int = 1) -> None:
-        """Raises QuotaExceeded if the tenant may not have `files` more, of `size` bytes."""
+        """Raises QuotaExceeded if the tenant may not have `files` more files, of `size` bytes in all."""
         limits = who.limits
         if limits.file_bytes is None and limits.files is None:
             return
@@ -116,7 +116,8 @@ class FileStore:
     async def add(
         self, who: Identity, path: Path, *, filename: str, purpose: str, seconds: int | None
     ) -> FileRecord:
-        """Keep a staged file, on disk when this returns. `seconds` is how long; None for ever.
+        """Store a staged file, which is on disk when this returns. `seconds` says for how long; None for
+        ever.
 
         Raises QuotaExceeded.
         """
@@ -129,20 +130,20 @@ class FileStore:
     def record(
         self, id: str, path: Path, filename: str, purpose: str, seconds: int | None = None
     ) -> FileRecord:
-        """What the file at `path` will be called from now on."""
+        """The new record of the file at `path`."""
         now = int(self._clock())
         expires = None if seconds is None else now + seconds
         return FileRecord(id, path.stat().st_size, now, filename, purpose, expires)
 
     def take(self, record: FileRecord, path: Path) -> None:
-        """Have the content in its place, without its row; the one at `path` stays. Can be done again."""
+        """Put the content in its place, without its row. The one at `path` stays. Can be repeated."""
         target = self.path(record.id)
         target.unlink(missing_ok=True)
         os.link(path, target)
         sync_folder(self._data.files)
 
     def insert(self, db: Connection, tenant: str, record: FileRecord) -> None:
-        """The row for a content that is in its place."""
+        """Insert the row for a content that is in its place."""
         db.execute(
             "insert into files values (?, ?, ?, ?, ?, ?, ?)",
             (
@@ -184,7 +185,7 @@ class FileStore:
 
 
 def expiry(seconds: int, param: str) -> int:
-    """How long a file is to be kept. Raises RequestError."""
+    """When a file expires. Raises RequestError."""
     least, most = KEPT
     if not least <= seconds <= most:
         raise RequestError(f"`{param}` must be from {least} to {most}.", param=param, code="out_of_range")

@@ -123,7 +123,7 @@ async def read_form(
             raise RequestError("The form ends before its closing boundary.", code="invalid_form")
         await to_thread.run_sync(form.finish)
     except FormParserError as error:
-        raise RequestError(f"The body is no valid multipart form: {error}.", code="invalid_form") from None
+        raise RequestError(f"The body is not a valid multipart form: {error}.", code="invalid_form") from None
     finally:
         form.close()
     return form.fields()

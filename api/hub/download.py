@@ -1,7 +1,7 @@
-"""Brings a repository's files into the cache of `huggingface_hub`, and says in one sentence why it could not.
+"""Downloads a repository's files into the cache of `huggingface_hub`, and explains failures in one sentence.
 
-The cache is the one that transformers and `hf download` use (`HF_HOME`, `HF_HUB_CACHE`). A token comes from
-`hf auth login` or `HF_TOKEN`, the address of the Hub from `HF_ENDPOINT`.
+The cache is that of transformers and `hf download` (`HF_HOME`, `HF_HUB_CACHE`). A token comes from `hf auth
+login` or `HF_TOKEN`, the address of the Hub from `HF_ENDPOINT`.
 """
 
 import io
@@ -25,9 +25,10 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 def fetched(name: HubName, choose: Choose) -> tuple[Path, list[str]]:
-    """The folder with the chosen files of a repository, downloaded unless they are cached, and their names.
+    """The folder with the chosen files of a repository, and their names. The files are downloaded unless they
+    are cached.
 
-    Blocks for as long as that takes. Raises LoadError.
+    Blocks as long as that takes. Raises LoadError.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -37,7 +38,7 @@ def fetched(name: HubName, choose: Choose) -> tuple[Path, list[str]]:
         raise
     except HfHubHTTPError as error:
         raise LoadError(_refusal(name, error)) from error
-    except Exception as error:  # the library has no narrower root for what a network or a disk can do
+    except Exception as error:  # the library has no narrower base class for errors of a network or a disk
         raise LoadError(_failure(name, error)) from error
 
 
@@ -69,11 +70,11 @@ def _listing(name: HubName, revision: str) -> list[str]:
         try:
             return [file.path for file in get_cached_repo_tree(name.repo, revision=revision)]
         except CachedRepoTreeNotFoundError:
-            # Asking for a small file brings the list of all.
+            # Requesting a small file also brings the list of all files.
             folder = folder or snapshot_download(
                 name.repo, revision=revision, allow_patterns=list(CONFIGS), tqdm_class=_silent()
             )
-    # Without a network, and the cache was filled by a release that kept no lists.
+    # There is no network, and an older release of the library, which stored no lists, filled the cache.
     return [path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file()]
 
 
@@ -100,7 +101,7 @@ def _refusal(name: HubName, error: Any) -> str:
 
 
 def _failure(name: HubName, error: Exception) -> str:
-    """Why files could not be brought, when it was not the Hub that refused."""
+    """Why files could not be downloaded, if the Hub did not refuse."""
     from huggingface_hub import constants
 
     cache = constants.HF_HUB_CACHE
@@ -137,11 +138,11 @@ def _first_line(error: BaseException) -> str:
 
 
 def _lines(name: HubName) -> Any:
-    """A progress bar that is a line of the log now and then, for what is not a terminal."""
+    """A progress bar for output that is not a terminal: a line of the log from time to time."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]  # documented, not in __all__
 
     class Lines(tqdm):
-        """Written when bytes arrive, at most every few seconds."""
+        """Writes a line when bytes arrive, at most every few seconds."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._written = monotonic()

@@ -1,6 +1,6 @@
-"""Which files of a repository are downloaded: weights, configuration, tokenizer and templates.
+"""Chooses which files of a repository are downloaded: weights, configuration, tokenizer and templates.
 
-Nothing else is, so no file that could run as a program reaches this machine.
+No other file is, so no file that could run as a program reaches this machine.
 """
 
 import re
@@ -31,7 +31,7 @@ _MOST_NAMED = 12
 
 def model_files(name: HubName, files: Sequence[str]) -> list[str]:
     """The files of a repository that make up the model: a Hugging Face folder, or one GGUF file with its
-    further parts. Raises LoadError when there is no such model, or several."""
+    further parts. Raises LoadError if there is no such model, or several."""
     if name.file is None and CONFIG in files and any(map(_is_weights, files)):
         return _matching(files, _MODEL)
     if any(file.endswith(".gguf") for file in files):
@@ -44,7 +44,7 @@ def model_files(name: HubName, files: Sequence[str]) -> list[str]:
 
 
 def adapter_files(name: HubName, files: Sequence[str]) -> list[str]:
-    """The files of an adapter's repository. Raises LoadError when it holds none that can be served."""
+    """The files of an adapter's repository. Raises LoadError if it has none that can be served."""
     found = _matching(files, _ADAPTER)
     if len(found) == len(_ADAPTER):
         return found
@@ -56,7 +56,7 @@ def _is_weights(file: str) -> bool:
 
 
 def _matching(files: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """The files that match, in folders only where the pattern has one."""
+    """The matching files; those in folders only if the pattern has a folder."""
     return [
         file
         for file in files
@@ -65,7 +65,7 @@ def _matching(files: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 
 def _gguf(name: HubName, files: Sequence[str]) -> list[str]:
-    """The one GGUF model that the name stands for, its first part first."""
+    """The files of the one GGUF model that the name means, the first part first."""
     models: dict[str, list[str]] = {}
     for file in sorted(files):
         if file.endswith(".gguf") and not file.rpartition("/")[2].startswith("mmproj"):
@@ -88,7 +88,7 @@ def _gguf(name: HubName, files: Sequence[str]) -> list[str]:
 
 
 def _pickled(files: Sequence[str]) -> str:
-    """A sentence about weights that are not read, after a blank."""
+    """A sentence about weights that are not read, with a leading blank."""
     if not any(file.endswith(_PICKLES) for file in files):
         return ""
     return " Its weights are pickles, and reading a pickle can run code; look for a copy in safetensors."

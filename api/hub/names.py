@@ -1,4 +1,4 @@
-"""What a text on the command line means: a path, or a name on the Hugging Face Hub."""
+"""Interprets a text on the command line: as a path, or as a name on the Hugging Face Hub."""
 
 import re
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ class AdapterSource(NamedTuple):
 
 
 def hub_name(path: Path) -> HubName | None:
-    """The repository that a text names, as `org/name`, `org/name:FILE` or `org/name@REVISION`. None for what
-    exists on this machine, and for what cannot be such a name."""
+    """The repository that a text names, as `org/name`, `org/name:FILE` or `org/name@REVISION`. None for paths
+    that exist on this machine, and for what cannot be such a name."""
     match = _NAME.fullmatch(str(path))
     if match is None or path.exists() or ".." in str(path):
         return None
@@ -44,13 +44,13 @@ def hub_name(path: Path) -> HubName | None:
 
 
 def pasted(path: Path) -> str | None:
-    """`org/name`, if this is the address of a page of the Hub."""
+    """`org/name`, if the text is the address of a page of the Hub."""
     match = _ADDRESS.fullmatch(str(path))
     return None if match is None else match["rest"]
 
 
 def adapter_source(path: Path) -> AdapterSource:
-    """What a value of `--adapters` stands for: `DIR`, `NAME=DIR`, `org/name` or `NAME=org/name`.
+    """The meaning of a value of `--adapters`: `DIR`, `NAME=DIR`, `org/name` or `NAME=org/name`.
 
     Raises ValueError if it is none of these.
     """
@@ -67,7 +67,7 @@ def adapter_source(path: Path) -> AdapterSource:
 
 
 def check_adapters(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The values of `--adapters`. Raises ValueError if one of them means nothing."""
+    """The values of `--adapters`. Raises ValueError if one of them is invalid."""
     for path in paths:
         adapter_source(path)
     return paths

@@ -1,4 +1,4 @@
-"""Options that name repositories of the Hub become options with folders on this machine."""
+"""Replaces repositories of the Hub in the options by folders on this machine."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +19,8 @@ def names_the_hub(options: ServeOptions) -> bool:
 
 
 def on_disk(options: ServeOptions) -> ServeOptions:
-    """The options with every repository downloaded, unless the cache has it; the model and the adapters keep
-    their names. Blocks for as long as that takes. Raises LoadError."""
+    """The options with every repository downloaded, unless it is cached. The model and the adapters keep
+    their names. Blocks as long as that takes. Raises LoadError."""
     try:
         adapters = tuple(_adapter(each) for each in options.adapters)
     except ValueError as error:

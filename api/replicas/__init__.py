@@ -1,1 +1,1 @@
-"""`/v1/replicas`: the engines behind this server, and how many there are."""
+"""`/v1/replicas`: the engines behind this server, and their number."""

@@ -1,4 +1,4 @@
-"""`/v1/replicas`: the engines behind this server, and how many there are."""
+"""`/v1/replicas`: the engines behind this server, and their number."""
 
 from typing import Annotated
 
@@ -17,8 +17,8 @@ from personae.errors import NotFound
 
 
 class Replica(msgspec.Struct, frozen=True):
-    """An engine. `running` sequences are computed, `waiting` ones were sent to it and are not yet. `error`
-    says why one that has failed did."""
+    """An engine. `running` sequences are being computed; `waiting` ones were sent to it and are not computed
+    yet. `error` says why a failed engine failed."""
 
     id: str
     status: Status
@@ -30,7 +30,7 @@ class Replica(msgspec.Struct, frozen=True):
 
 
 class ReplicaList(msgspec.Struct, frozen=True):
-    """Every engine. There may be at most `max_replicas`."""
+    """All engines. There may be at most `max_replicas`."""
 
     data: list[Replica]
     max_replicas: int
@@ -38,8 +38,8 @@ class ReplicaList(msgspec.Struct, frozen=True):
 
 
 class ScaleReplicas(Body, kw_only=True):
-    """`POST /v1/replicas`: have so many engines. Those that are removed get no new requests; their answers
-    have `drain_timeout` seconds to end before they go on at other engines."""
+    """`POST /v1/replicas`: the requested number of engines. Removed engines get no new requests; their
+    answers have `drain_timeout` seconds to end before they continue at other engines."""
 
     replicas: Annotated[int, Meta(ge=1)]
     drain_timeout: Annotated[float, Meta(ge=0, le=3600)] = DRAIN_SECONDS
@@ -55,8 +55,8 @@ async def list_replicas(request: Request) -> Response:
     "POST", "/v1/replicas", body=ScaleReplicas, answers={200: ReplicaList}, refuses=(404, 409), admin=True
 )
 async def scale_replicas(request: Request) -> Response:
-    """Add or remove engines while the others serve. The answer does not wait until it is done: an engine that
-    is added is `starting`, one that is removed is `draining`."""
+    """Add or remove engines while the others serve. The answer does not wait: an added engine is `starting`,
+    and a removed one is `draining`."""
     context = context_of(request)
     scaler = _scaler(context)
     body = await read_json(request, ScaleReplicas, context)

@@ -1,4 +1,4 @@
-"""`/metrics` of adapters: who runs and waits, as gateways read it, and where adapters are held."""
+"""`/metrics` of adapters: which run and wait, in the form that gateways read, and where adapters are held."""
 
 import time
 from collections import Counter
@@ -17,20 +17,20 @@ _LISTED = 256  # names in one label
 
 
 class RegisteredAdapters(Protocol):
-    """What is asked of the registry."""
+    """What the metrics need from the registry."""
 
     def names_of(self, digest: str) -> set[str]:
-        """The names that an adapter's content has."""
+        """The names of an adapter's content."""
 
     def count(self) -> int:
-        """All tenants' adapters."""
+        """The number of all tenants' adapters."""
 
 
 class AdapterCollector(Collector):
-    """Turns a snapshot of the engine into metrics, at each scrape: label sets that no longer hold are gone.
+    """Turns a snapshot of the engine into metrics at each scrape. Label sets that no longer apply disappear.
 
-    `label` bounds the names that have labels. `max_adapters`, if known, is how many the device can
-    hold; `registered` are those that came while the server runs.
+    `label` limits the names that are labels. `max_adapters`, if known, is how many the device can hold.
+    `registered` are those that were added while the server runs.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class AdapterCollector(Collector):
         return info
 
     def _list(self, sequences: dict[str, int]) -> str:
-        """The names, separated by commas; of those with most sequences if there are too many."""
+        """The names, separated by commas. If there are too many, those with the most sequences."""
         most = sorted(sequences, key=lambda digest: (-sequences[digest], digest))[:_LISTED]
         return ",".join(sorted({name for digest in most for name in self.names(digest)}))
 

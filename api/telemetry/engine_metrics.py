@@ -1,4 +1,4 @@
-"""What `/metrics` shows of the engine: read from it at each scrape."""
+"""The metrics of the engine in `/metrics`, read from it at each scrape."""
 
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
@@ -15,7 +15,7 @@ from personae.engine.stats import Metric as StatsMetric
 
 _LABEL = "model_name"
 _KINDS = {CounterMetric: CounterMetricFamily, GaugeMetric: GaugeMetricFamily}
-_QUEUES = "/queue/"  # one per adapter: shown as one, so that the number of series does not follow adapters
+_QUEUES = "/queue/"  # one per adapter; shown as one, to bound the number of series
 
 
 _WHOLE = ("personae:ready", "personae:backlog_seconds")
@@ -30,8 +30,8 @@ class EngineCollector(Collector):
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        """All of them. With several replicas what each of them counts has the label `engine`, empty for what
-        waits at none of them."""
+        """All metrics. With several replicas, the counts of each have the label `engine`. It is empty for
+        what waits outside of the replicas."""
         stats = self._client.stats()
         labels: tuple[str, ...] = (_LABEL, "engine") if stats.replicas else (_LABEL,)
         engines: dict[tuple[str, ...], EngineStats] = {(self._model_name,): stats}
@@ -67,7 +67,7 @@ class EngineCollector(Collector):
         yield from _actors(stats.actors)
 
     def _replicas(self, stats: EngineStats) -> Iterator[Metric]:
-        """What only several replicas have."""
+        """Metrics that only several replicas have."""
         ready = GaugeMetricFamily(
             "personae:engine_ready", "1 when this replica can serve.", labels=(_LABEL, "engine")
         )
@@ -76,14 +76,14 @@ class EngineCollector(Collector):
         yield ready
         moved = CounterMetricFamily(
             "personae:streams_moved",
-            "Streams that went on at another replica when theirs died or was removed.",
+            "Streams that continued at another replica when theirs died or was removed.",
             labels=(_LABEL,),
         )
         moved.add_metric((self._model_name,), stats.moved)
         yield moved
         changed = CounterMetricFamily(
             "personae:streams_changed_numerics",
-            "Streams that went on at another replica whose numbers differ (weights, dtype, processor).",
+            "Streams that continued at another replica whose numbers differ (weights, dtype, processor).",
             labels=(_LABEL,),
         )
         changed.add_metric((self._model_name,), stats.changed)
@@ -111,14 +111,15 @@ def _described(stats: EngineStats) -> tuple[tuple[StatsMetric, Any], ...]:
 
 
 def _parts(value: Any) -> dict[str, float]:
-    """What a figure with parts has, by the name of the part, or its place."""
+    """The values of a figure with parts, by the part's name or place."""
     if isinstance(value, tuple):
         return {str(place): number for place, number in enumerate(value)}
     return asdict(value)
 
 
 def _actors(gauges: Iterable[Gauge]) -> Iterator[Metric]:
-    """Mailboxes and restarts by actor. The adapters' queues are one: depths added up, the oldest message."""
+    """Mailboxes and restarts by actor. The adapters' queues count as one: the sum of depths, the oldest
+    message."""
     depth = GaugeMetricFamily("personae:mailbox_depth", "Messages waiting.", labels=("actor",))
     oldest = GaugeMetricFamily(
         "personae:mailbox_oldest_seconds", "How long the oldest message has waited.", labels=("actor",)

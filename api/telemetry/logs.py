@@ -1,7 +1,7 @@
-"""What the server writes down: a line for each answer, and for whatever goes wrong, with the request's id.
+"""What the server logs: a line for each answer, and for each problem, with the request's id.
 
-A line that is written while a request is served carries what is known of the request: its id (the client's
-`x-request-id`), its tenant, the model and the id of the answer. Prompts and answers are never written.
+A line that is logged while a request is served has what is known of the request: its id (the client's
+`x-request-id`), its tenant, the model and the id of the answer. Prompts and answers are never logged.
 """
 
 import logging
@@ -25,7 +25,8 @@ access = logging.getLogger("personae.access")
 
 @contextmanager
 def request(request_id: str) -> Iterator[None]:
-    """What is logged within, also by tasks that are started within, is about this request."""
+    """Everything that is logged inside the block, also by tasks that are started in it, is about this
+    request."""
     token = _about.set({"request_id": request_id})
     try:
         yield
@@ -49,7 +50,7 @@ def count(**numbers: int) -> None:
 
 
 def answered(method: str, path: str, route: str, status: int, seconds: float) -> None:
-    """Write the line for an answer. Status 499: the client went away before there was one."""
+    """Log an answer. Status 499: the client left before there was one."""
     level = logging.DEBUG if route in _QUIET else logging.INFO
     if access.isEnabledFor(level):
         shown = "".join(char if char.isprintable() else "?" for char in path[:_LONGEST_PATH])

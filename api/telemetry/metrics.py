@@ -1,7 +1,7 @@
 """`/metrics`: what the server does, for Prometheus.
 
 Names that begin with `vllm:` mean what they mean in vLLM, so that its dashboards and load balancers work
-here; our own begin with `personae:`. What the engine counts is read from it at each scrape.
+here. Other names begin with `personae:`. The engine's counts are read from it at each scrape.
 """
 
 import time
@@ -69,8 +69,8 @@ _MAX_NAMES = 256  # label values that live as long as the process
 
 
 class Metrics:
-    """All metrics of one app, in a registry of its own. `adapters` are those that were registered; `tenants`
-    is how many tenants have series of their own, 0 for none."""
+    """All metrics of one app, in a registry of its own. `adapters` are the registered ones. `tenants` is how
+    many tenants have series of their own, 0 for none."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Metrics:
 
     @contextmanager
     def answering(self, label: str, asked: Iterable[tuple[int, int]]) -> Iterator[None]:
-        """Count a request as one in flight while the block runs. `asked`: choices and `max_tokens` of each
+        """Count a request as in progress while the block runs. `asked`: choices and `max_tokens` of each
         prompt."""
         for choices, tokens in asked:
             self.asked_choices.labels(label).observe(choices)
@@ -160,11 +160,11 @@ class Metrics:
             self.in_flight -= 1
 
     def load(self, wanted: bytes) -> bytes | None:
-        """The engine's load as a header of the format that is wanted; None if that is not known."""
+        """The engine's load as a header in the requested format. None if the format is unknown."""
         return load_header(wanted, self._client.stats())
 
     def label(self, model: str) -> str:
-        """The model's name as a label. Tenants make up names: from some number on they are all "other"."""
+        """The model's name as a label. Tenants invent names, so beyond a limit they are all "other"."""
         if model not in self._names and len(self._names) < _MAX_NAMES:
             self._names.add(model)
         return model if model in self._names else "other"
@@ -191,8 +191,8 @@ class Metrics:
 class SequenceClock:
     """Times one sequence and counts its tokens. `arrived` is its request's start by `time.perf_counter`.
 
-    `began`, `first` and `last` are when it came to its first step (as far as the engine says), its first
-    token and its last; `reason` is why it ended, None until then. `targets` are the client's.
+    `began`, `first` and `last` are the times of its first step (as far as the engine reports it), its first
+    token and its last. `reason` is why it ended, None until then. `targets` are the client's.
     """
 
     metrics: Metrics
@@ -208,7 +208,7 @@ class SequenceClock:
     reason: str | None = None
 
     def saw(self, part: Part) -> None:
-        """Take note of a part as it comes from the engine."""
+        """Record a part as it arrives from the engine."""
         now = time.perf_counter()
         metrics, model = self.metrics, self.model
         if part.queued is not None:
@@ -229,7 +229,7 @@ class SequenceClock:
             self.end("stop" if part.finish == "tool_calls" else part.finish)
 
     def _in_time(self, targets: LatencyTargets) -> bool:
-        """Whether it came as fast as it was wanted."""
+        """Whether it met the client's targets."""
         if not self.tokens or self.reason == "error":
             return False
         first, each = self.first - self.arrived, (self.last - self.first) / max(self.tokens - 1, 1)
@@ -244,7 +244,7 @@ class SequenceClock:
         return max((self.last if self.reason is not None else time.perf_counter()) - self.began, 0.0)
 
     def end(self, reason: str) -> None:
-        """The sequence is over: "stop", "length", "abort" or "error". Only the first call counts."""
+        """The sequence has ended: "stop", "length", "abort" or "error". Only the first call counts."""
         if self.reason is not None:
             return
         self.reason = reason

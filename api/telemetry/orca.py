@@ -1,7 +1,7 @@
-"""The header by which load balancers learn the load with each answer: ORCA, Open Request Cost Aggregation.
+"""The header that reports the load to load balancers with each answer: ORCA, Open Request Cost Aggregation.
 
-A request asks for it with `endpoint-load-metrics-format: TEXT` or `JSON`, as with vLLM; the answer has
-`endpoint-load-metrics`, of the moment in which it begins.
+A request asks for it with `endpoint-load-metrics-format: TEXT` or `JSON`, as in vLLM. The answer has
+`endpoint-load-metrics`, with the load at the moment when it begins.
 
 https://github.com/cncf/xds/blob/main/xds/data/orca/v3/orca_load_report.proto
 """
@@ -14,7 +14,7 @@ ASKED, TOLD = b"endpoint-load-metrics-format", b"endpoint-load-metrics"
 
 
 def load_header(wanted: bytes, stats: EngineStats) -> bytes | None:
-    """The header's value in the format that is wanted; None for a format that is not known."""
+    """The header's value in the requested format. None if the format is unknown."""
     named = {
         "kv_cache_usage_perc": round(stats.pages_used / max(stats.pages_total, 1), 4),
         "num_requests_waiting": stats.waiting,

@@ -42,7 +42,7 @@ class OpenTelemetry(Tracing):
 
     @contextmanager
     def generation(self, job: Job, clocks: Mapping[str, SequenceClock]) -> Iterator[None]:
-        """The span of a job, and when it is over those of its sequences."""
+        """The span of a job, and when it has ended those of its sequences."""
         kind = _OPERATIONS.get(job.id.partition("-")[0], "chat")
         clocks = dict(clocks)
         params = job.logs[0].params
@@ -65,7 +65,7 @@ class OpenTelemetry(Tracing):
                 span, end_on_exit=False, record_exception=False, set_status_on_exception=False
             ):
                 yield
-        except BaseException as error:  # a cancellation is no Exception
+        except BaseException as error:  # a cancellation is not an Exception
             code = getattr(error, "code", None) if isinstance(error, PersonaeError) else None
             span.set_attribute("error.type", code or type(error).__name__)
             span.set_status(Status(StatusCode.ERROR))
@@ -82,7 +82,7 @@ class OpenTelemetry(Tracing):
             span.end()
 
     def _hops(self, clock: SequenceClock, within: Context) -> None:
-        """The spans of one sequence, as far as it came."""
+        """The spans of one sequence, as far as it got."""
         epoch = time.time_ns() - time.perf_counter_ns()
         ends = [
             ("queue", clock.arrived, clock.began),
@@ -142,9 +142,9 @@ class Traced:
 
 @contextmanager
 def exporting(endpoint: str) -> Iterator[OpenTelemetry]:
-    """Tracing to an OTLP collector over HTTP (`http://host:4318/v1/traces`), sent by a thread of its own.
+    """Tracing to an OTLP collector over HTTP (`http://host:4318/v1/traces`), sent by a separate thread.
 
-    What is left is sent at the end.
+    The remaining spans are sent at the end.
     """
     provider = TracerProvider(resource=Resource.create({"service.name": "personae"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))

@@ -3,11 +3,12 @@
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 OTHER = "other"
-"""The label of all tenants that have none of their own."""
+"""The label of all tenants without series of their own."""
 
 
 class TenantMetrics:
-    """Counts by tenant. The first `most` tenants that ask have a label each, until the server ends."""
+    """Counts by tenant. The first `most` tenants that send requests have a label each, until the server
+    ends."""
 
     def __init__(self, registry: CollectorRegistry, most: int, first_token: tuple[float, ...]) -> None:
         self._most = most
@@ -26,7 +27,7 @@ class TenantMetrics:
         )
 
     def ended(self, tenant: str, *, prompt: int, cached: int, completion: int) -> None:
-        """A request is over, complete or not."""
+        """A request has ended, complete or not."""
         label = self._label(tenant)
         self._requests.labels(label).inc()
         self._prompt.labels(label).inc(prompt)

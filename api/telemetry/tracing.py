@@ -1,4 +1,4 @@
-"""Where spans begin and end. These do nothing; `otel.py` has the tracing that does."""
+"""Where spans begin and end. These methods do nothing; `otel.py` has the real tracing."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +14,7 @@ class Tracing:
     """Traces every request that generates; `otel.Traced` also traces those over HTTP."""
 
     def generation(self, job: "Job", clocks: Mapping[str, SequenceClock]) -> AbstractContextManager[None]:
-        """Around a job's time in the engine; `clocks` are its sequences'."""
+        """Wraps a job's time in the engine; `clocks` are those of its sequences."""
         return nullcontext()
 
 
