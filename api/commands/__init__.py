@@ -1,1 +1,1 @@
-"""What the command line runs: `serve`, `chat` and `simulate`; `cli.py` reads their options."""
+"""The implementation of `serve`, `chat` and `simulate`; `cli.py` reads their options."""

@@ -12,7 +12,7 @@ COMMANDS = {
     "eval": "personae.evals.cli",
     "simulate": "personae.evals.simulate",
 }
-"""Where each command is. It is imported when it is asked for, since imports go down only."""
+"""Where each command is. It is imported only when it is used, because imports go down only."""
 
 
 class CheckoutGroup(TyperGroup):
@@ -23,7 +23,8 @@ class CheckoutGroup(TyperGroup):
         return [*super().list_commands(ctx), *COMMANDS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command by its name; in an installation a checkout's prints an error and exits with code 2."""
+        """A command by its name. In an installation, a command of the checkout prints an error and exits with
+        code 2."""
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
         holder = typer.Typer(add_completion=False, rich_markup_mode=None)

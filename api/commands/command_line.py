@@ -1,4 +1,4 @@
-"""The command line and the configuration file of a class of options."""
+"""Makes the command line and the configuration file from a class of options."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
@@ -22,7 +22,7 @@ _Value = str | int | float | bool | None
 
 
 class OptionsCommand(TyperCommand):
-    """A command whose help shows its options by group, and that knows what other servers call them."""
+    """A command whose help shows its options by group, and that knows other servers' names for them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line. Ends with exit code 2 at an option of another server."""
@@ -39,7 +39,7 @@ class OptionsCommand(TyperCommand):
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments, the options of each group, and what belongs to none."""
+        """Write the arguments, the options of each group, and the other options."""
         records = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
         arguments = [param.name for param in self.params if param.param_type_name == "argument"]
         sections = {"Arguments": [records.pop(name) for name in arguments]}
@@ -53,7 +53,7 @@ class OptionsCommand(TyperCommand):
 
 
 def expand_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a command of a function: a parameter that is a class of options becomes those options."""
+    """Make a command of a function: a parameter whose type is a class of options becomes those options."""
     hints: dict[str, Any] = get_type_hints(function)
     kinds: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     parameters: list[Parameter] = []
@@ -72,7 +72,7 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _made(kind: type, values: dict[str, Any]) -> Any:
-    """The options of one class, taken from a command's values."""
+    """The options of one class, from a command's values."""
     taken = {each.name: values.pop(each.name) for each in options_of(kind)}
     given = {name: value for name, value in taken.items() if value is not None}
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
@@ -104,7 +104,7 @@ def _parameter(each: Option) -> Parameter:
 
 
 def option_parser(function: Callable[[Any], T]) -> Callable[[Any], T | None]:
-    """The function, its ValueError as that of an option; None passes."""
+    """The function, with its ValueError as an error of the option. None is passed through."""
 
     def parse(value: Any) -> T | None:
         try:
@@ -142,12 +142,12 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def _as_typed(value: _Value) -> str | None:
-    """A value of a file as it would be typed: the command line's types check it."""
+    """A value of a file as it would be typed, so that the command line's types check it."""
     return value if value is None else str(value)
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """What is said of an unknown option of a file, after a blank."""
+    """A suggestion for an unknown option of a file, with a leading blank."""
     if (here := option_here(f"--{name}")) is not None:
         return f" {here}"
     meant = nearest(name, known)

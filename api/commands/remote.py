@@ -1,4 +1,4 @@
-"""Asking a running server from the command line: where it is, and what its refusals say."""
+"""Helpers for commands that use a running server: its address, and the messages of its refusals."""
 
 from typing import TYPE_CHECKING
 
@@ -7,14 +7,13 @@ if TYPE_CHECKING:
 
 
 def server_root(url: str) -> str:
-    """A server's address, whether it was given as such, without `http://`, or as OpenAI's clients want it,
-    with `/v1`."""
+    """A server's address, given as such, without `http://`, or with `/v1` as OpenAI's clients want it."""
     url = url if "://" in url else f"http://{url}"
     return url.rstrip("/").removesuffix("/v1")
 
 
 def nobody_there(url: str, error: Exception) -> str:
-    """What to tell the user when no answer came."""
+    """What to tell the user if no answer came."""
     return (
         f"{server_root(url)} does not answer ({error}): "
         "start a server with `personae serve`, or say where one is with --url"

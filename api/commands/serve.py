@@ -42,9 +42,8 @@ LOST_SECONDS = 5.0  # for load balancers to notice that a server has lost its en
 
 
 def run(options: ServeOptions) -> None:
-    """Serve until a signal to stop. Raises LoadError when the address, the model or an adapter is refused, or
-    when other machines could reach a server without keys; EngineLost when the engine
-    fails for good."""
+    """Serve until a signal to stop. Raises LoadError if the address, the model or an adapter is refused, or
+    if other machines could reach a server without keys; EngineLost if the engine fails permanently."""
     logs.configure(options.log_format)
     if (key := options.api_key) is not None and not re.fullmatch("[!-~]+", key):
         raise LoadError("--api-key must be printable ASCII without blanks.")
@@ -67,7 +66,7 @@ def run(options: ServeOptions) -> None:
 
 
 async def serve_until_lost(server: HttpServer, listener: socket.socket, opened: Opened) -> None:
-    """Serve until a signal to stop. When the engine fails for good, report it for a while, then raise
+    """Serve until a signal to stop. If the engine fails permanently, report it for a while, then raise
     EngineLost."""
     lost = False
 
@@ -162,7 +161,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
 
 
 def _tell(opened: Opened, family: Family, data_dir: Path | None) -> None:
-    """Write down what was started."""
+    """Log what was started."""
     tools, reasoning = (format.name if format else "none" for format in (family.tools, family.reasoning))
     if tools == GENERIC:
         tools = f"{GENERIC} (the server describes tools in the system message)"

@@ -8,7 +8,7 @@ import typer
 
 
 def show(rows: Sequence[Sequence[object]], names: Sequence[str]) -> None:
-    """Print a table, its columns aligned. What is None or false is left empty."""
+    """Print a table with aligned columns. None and false are left empty."""
     cells = [[_cell(value) for value in row] for row in rows]
     lines = [[name.upper() for name in names], *cells]
     widths = [max(len(line[index]) for line in lines) for index in range(len(names))]

@@ -15,11 +15,11 @@ _HELP = "/model NAME, /system TEXT, /reset, /exit; Ctrl-C stops an answer"
 
 
 class ChatFailed(Exception):
-    """The server refused, or is not there; the message is for the user."""
+    """The server refused, or does not answer; the message is for the user."""
 
 
 class Conversation:
-    """What was said so far, and with whom. The server keeps nothing between two answers."""
+    """The conversation so far, and its model. The server stores nothing between two answers."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Conversation:
 
     @property
     def model(self) -> str:
-        """The model or adapter that answers; the server's first if none was chosen. Raises ChatFailed."""
+        """The model or adapter that answers; the server's first by default. Raises ChatFailed."""
         if self._model is None:
             self._model = self.models()[0] if self._asked is None else self._known(self._asked)
         return self._model
@@ -65,10 +65,10 @@ class Conversation:
         return [card["id"] for card in response.json()["data"]]
 
     def ask(self, text: str) -> Generator[str, None, None]:
-        """Say `text` and iterate over the answer as it comes.
+        """Send `text` and iterate over the answer as it arrives.
 
-        What has come when the iterator is closed is the answer that is remembered. Raises ChatFailed; then
-        nothing is.
+        What has arrived when the iterator is closed is remembered as the answer. Raises ChatFailed; then
+        nothing is remembered.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         system = [{"role": "system", "content": self.system}] if self.system else []
@@ -89,7 +89,7 @@ class Conversation:
                 self.messages = [*asked, {"role": "assistant", "content": answer}]
 
     def reset(self) -> None:
-        """Forget what was said; the system message stays."""
+        """Forget the conversation; the system message stays."""
         self.messages = []
 
 

@@ -1,8 +1,8 @@
-"""What would be enforced of a chat completion: the server's own verdict, keyword by keyword.
+"""The server's own verdict on a chat completion: what would be enforced, keyword by keyword.
 
-The request is prepared and its grammar compiled as for an answer, by the engine and within its limits; then
-the request is withdrawn. A schema that is not strict is compiled strictly as well: what is refused then is
-what an answer is only checked for at its end.
+The request is prepared and its grammar compiled as for an answer, by the engine and within its limits. Then
+the request is withdrawn. A schema that is not strict is also compiled strictly: what is refused then is what
+an answer is only checked for at its end.
 """
 
 import re
@@ -39,11 +39,11 @@ Verdict = Literal["enforced", "best effort", "checked", "refused", "unknown", "n
 
 
 class KeywordVerdict(msgspec.Struct, frozen=True):
-    """What is done about one keyword of a schema.
+    """What happens with one keyword of a schema.
 
-    It is `enforced` while the answer is written; `checked` at its end; both, as `best effort`, as far as the
-    schema without what is only checked can be enforced; `refused`; of `no effect`; or `unknown`, since the
-    schema is refused for another reason.
+    `enforced`: while the answer is written. `checked`: at its end. `best effort`: both, as far as the schema
+    without its checked keywords can be enforced. `refused`; `no effect`; or `unknown`, because the schema is
+    refused for another reason.
     """
 
     keyword: str
@@ -52,7 +52,7 @@ class KeywordVerdict(msgspec.Struct, frozen=True):
 
 
 class SchemaVerdict(msgspec.Struct, frozen=True):
-    """What is done about one schema of a request; `param` is the field that it is in."""
+    """What happens with one schema of a request; `param` is its field."""
 
     param: str
     strict: bool
@@ -82,14 +82,14 @@ class RequestVerdict(msgspec.Struct, frozen=True):
     refuses=(404,),
 )
 async def check_request(request: Request) -> Response:
-    """Say what of a chat completion would be enforced or refused; no answer is generated."""
+    """Say what of a chat completion would be enforced or refused. No answer is generated."""
     context = context_of(request)
     body = await read_json(request, ChatRequest, context)
     return json_response(await verdict(context, body))
 
 
 async def verdict(context: RequestContext, body: ChatRequest) -> RequestVerdict:
-    """The whole verdict on a request."""
+    """The complete verdict on a request."""
     parts = list(_parts(body, context.settings.default_strict))
     try:
         bound_by, prompt = await _compiled(context, body)
@@ -111,7 +111,7 @@ def _ignored(context: RequestContext) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A schema of a request, and a request that has this one alone; `strict` is as the request has it."""
+    """A schema of a request, and a request with only this schema; `strict` is as in the original request."""
 
     param: str
     schema: Any
@@ -200,7 +200,8 @@ async def _failure(context: RequestContext, body: ChatRequest) -> RequestError |
 
 
 def _keywords(schema: Any, places: set[str], named: Verdict, others: Verdict) -> Iterator[KeywordVerdict]:
-    """The keywords of a schema: those at `places` are `named`, the `others` that bind instances that."""
+    """The keywords of a schema: those at `places` get the verdict `named`, other binding keywords get
+    `others`."""
     if not isinstance(schema, dict):
         return
     for one, path in subschemas(schema):
@@ -216,8 +217,8 @@ def _places(error: RequestError) -> set[str]:
 
 
 async def _compiled(context: RequestContext, body: ChatRequest) -> tuple[str | None, int]:
-    """Have a request prepared and its grammar compiled; the field that binds its answer, and the tokens of
-    its prompt. Raises RequestError."""
+    """Prepare a request and compile its grammar. Returns the field that binds its answer, and the number of
+    its prompt's tokens. Raises RequestError."""
     job, _ = await chat.admit(context, replace(body, stream=None, stream_options=None, n=None))
     job.context.caller.ready()
     if job.logs[0].grammar is not None:

@@ -15,7 +15,7 @@ STATIC = Path(__file__).resolve().parent / "static"
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 HEADERS = {
-    # No inline script or style, nothing from elsewhere, no frames, no forms that leave.
+    # No inline script or style, nothing from other sites, no frames, no forms to other sites.
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
@@ -42,7 +42,7 @@ async def console(request: Request) -> Response:
 
 @operation("GET", "/docs", answers={200: _PAGE})
 async def docs(request: Request) -> Response:
-    """Show the API's description, readably."""
+    """Show the API's description in a readable form."""
     return _page(request)
 
 
@@ -73,6 +73,6 @@ def _files() -> dict[str, Path]:
 
 @cache
 def _index(root_path: str) -> str:
-    """The page, whose addresses are relative to where the server is reached."""
+    """The page, with addresses relative to the path under which the server is reached."""
     page = (STATIC / "index.html").read_text(encoding="utf-8")
     return page.replace("{root}", html.escape(f"{root_path}/", quote=True))

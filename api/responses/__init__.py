@@ -1,1 +1,1 @@
-"""`POST /v1/responses`: OpenAI's newer form of a conversation, on chat's way through the engine."""
+"""`POST /v1/responses`: OpenAI's newer form of a conversation, served as a chat completion."""

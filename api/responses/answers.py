@@ -19,7 +19,7 @@ class OutputText(msgspec.Struct, tag="output_text", tag_field="type"):
 
 
 class OutputMessage(msgspec.Struct, tag="message", tag_field="type"):
-    """What the answer says."""
+    """A message of the answer."""
 
     id: str
     status: Status
@@ -38,7 +38,7 @@ class OutputReasoning(msgspec.Struct, tag="reasoning", tag_field="type"):
 
 
 class OutputCall(msgspec.Struct, tag="function_call", tag_field="type"):
-    """A call of a function; its arguments are JSON text. `namespace` is the one that the function is in."""
+    """A call of a function; its arguments are JSON text. `namespace` is the function's namespace."""
 
     id: str
     status: Status
@@ -63,7 +63,7 @@ OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall
 
 
 class InputCounts(CachedTokens, frozen=True):
-    """How much of the input was in the prefix cache. Nothing is paid for writing to it."""
+    """How much of the input was in the prefix cache. Writing to it costs nothing."""
 
     cache_write_tokens: int = 0
 
@@ -80,7 +80,7 @@ class ResponseUsage(msgspec.Struct):
 
 
 class ResponseError(msgspec.Struct):
-    """Why a response failed that had begun."""
+    """Why a response failed after it had begun."""
 
     code: str
     message: str
@@ -93,7 +93,7 @@ class Incomplete(msgspec.Struct):
 
 
 class Response(msgspec.Struct, kw_only=True):
-    """The answer of `POST /v1/responses`. What was asked for is repeated in it."""
+    """The answer of `POST /v1/responses`. It repeats the request's fields."""
 
     id: str
     created_at: int
@@ -167,7 +167,7 @@ class Completed(_Event, tag="response.completed", tag_field="type"):
 
 
 class EndedEarly(_Event, tag="response.incomplete", tag_field="type"):
-    """The last event of a response whose tokens were spent."""
+    """The last event of a response that has spent its tokens."""
 
     response: Response
 
@@ -186,7 +186,7 @@ class ItemAdded(_Event, tag="response.output_item.added", tag_field="type"):
 
 
 class ItemDone(_Event, tag="response.output_item.done", tag_field="type"):
-    """An item is whole."""
+    """An item is complete."""
 
     output_index: int
     item: OutputItem
@@ -199,13 +199,13 @@ class PartAdded(_OfPart, tag="response.content_part.added", tag_field="type"):
 
 
 class PartDone(_OfPart, tag="response.content_part.done", tag_field="type"):
-    """The text of an item is whole."""
+    """The text of an item is complete."""
 
     part: OutputText | ReasoningText
 
 
 class TextDelta(_OfPart, tag="response.output_text.delta", tag_field="type"):
-    """What is new of a message."""
+    """The new part of a message."""
 
     delta: str
     logprobs: list[ContentLogprob]
@@ -219,7 +219,7 @@ class TextDone(_OfPart, tag="response.output_text.done", tag_field="type"):
 
 
 class ReasoningDelta(_OfPart, tag="response.reasoning_text.delta", tag_field="type"):
-    """What is new of the reasoning."""
+    """The new part of the reasoning."""
 
     delta: str
 
@@ -231,7 +231,7 @@ class ReasoningDone(_OfPart, tag="response.reasoning_text.done", tag_field="type
 
 
 class ArgumentsDelta(_OfItem, tag="response.function_call_arguments.delta", tag_field="type"):
-    """What is new of a call's arguments."""
+    """The new part of a call's arguments."""
 
     delta: str
 
@@ -244,7 +244,7 @@ class ArgumentsDone(_OfItem, tag="response.function_call_arguments.done", tag_fi
 
 
 class InputDelta(_OfItem, tag="response.custom_tool_call_input.delta", tag_field="type"):
-    """What is new of a custom tool's input."""
+    """The new part of a custom tool's input."""
 
     delta: str
 

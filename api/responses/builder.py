@@ -1,4 +1,4 @@
-"""The shape of a response: its items, at once or as events."""
+"""Builds a response: its items, complete or as events."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +42,8 @@ from personae.errors import PersonaeError
 
 
 class ResponseBuilder(AnswerBuilder):
-    """Follows the one choice of a job: reasoning, text and calls become items, in the order of their coming.
+    """Follows the one choice of a job: reasoning, text and calls become items, in the order in which they
+    arrive.
 
     An answer that is not streamed is made from the same events, which are then not sent.
     """
@@ -56,8 +57,8 @@ class ResponseBuilder(AnswerBuilder):
         namespaces: Mapping[str, tuple[str, str]] | None = None,
         keep: Callable[[Response], None] | None = None,
     ) -> None:
-        """`namespaces` has the namespace and the name of the tools that are in one; `keep` takes the response
-        if it is to be stored, before its client has it."""
+        """`namespaces` has the namespace and the name of each tool in a namespace. `keep` gets the response
+        before the client does, if it is to be stored."""
         self._job = job
         self._body = body
         self._namespaces = namespaces or {}
@@ -71,7 +72,7 @@ class ResponseBuilder(AnswerBuilder):
         self._begun = False
 
     def whole(self, parts: list[Part], pack: Pack = as_list) -> Response:
-        """The response that is not streamed."""
+        """The complete response of a request that is not streamed."""
         for _ in self.of(parts[0]):
             pass
         return self._response
@@ -105,7 +106,7 @@ class ResponseBuilder(AnswerBuilder):
 
     @property
     def _place(self) -> int:
-        """Of the item that would be opened now."""
+        """The place of the item that would be opened now."""
         return len(self._output) + (self._open is not None)
 
     def _event(self, kind: type[Any], **fields: Any) -> Event:
@@ -179,7 +180,7 @@ class ResponseBuilder(AnswerBuilder):
         )
 
     def _fresh(self) -> Response:
-        """The response before anything was said."""
+        """The response before any text."""
         job, body = self._job, self._body
         params = job.logs[0].params
         return Response(

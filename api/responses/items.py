@@ -1,7 +1,7 @@
-"""The wire types of what goes into a response: the conversation's items, and the tools.
+"""The wire types of the input of a response: the conversation's items, and the tools.
 
-Unknown keys of what is `Tolerant` are ignored (wire/tolerant.py). Fields that our own answers have are taken
-back, so that the items of an answer can be sent as they came.
+Unknown keys of a `Tolerant` type are ignored (wire/tolerant.py). Fields of this server's own answers are
+accepted, so that the items of an answer can be sent back unchanged.
 """
 
 from typing import Any, ClassVar, Literal
@@ -35,11 +35,11 @@ class Refusal(Tolerant, tag="refusal", tag_field="type"):
 
 
 class InputImage(msgspec.Struct, tag="input_image", tag_field="type"):
-    """An image; not served, here to be refused by name."""
+    """An image; not supported, declared so that it is refused by name."""
 
 
 class InputFile(msgspec.Struct, tag="input_file", tag_field="type"):
-    """A file; not served, here to be refused by name."""
+    """A file; not supported, declared so that it is refused by name."""
 
 
 Piece = InputText | PastText | Refusal | InputImage | InputFile
@@ -78,7 +78,7 @@ class ReasoningItem(Tolerant, tag="reasoning", tag_field="type", kw_only=True):
 
 
 class _Call(Tolerant, kw_only=True):
-    """What items of calls and of their results have in common. `namespace` is the one that the tool is in."""
+    """What items of calls and of their results have in common. `namespace` is the tool's namespace."""
 
     call_id: str
     id: str | None = None
@@ -113,7 +113,7 @@ class CustomResult(_Call, tag="custom_tool_call_output", tag_field="type", kw_on
 
 
 class ItemReference(Tolerant, tag="item_reference", tag_field="type"):
-    """An item that the server has kept; not served, here to be refused by name."""
+    """A reference to a stored item; not supported, declared so that it is refused by name."""
 
     id: str
 
@@ -168,19 +168,19 @@ class NamespaceTool(Tolerant, tag="namespace", tag_field="type"):
 
 
 class ChosenFunction(msgspec.Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
-    """As `tool_choice`: this function has to be called."""
+    """As `tool_choice`: this function must be called."""
 
     name: str
 
 
 class ChosenCustom(msgspec.Struct, tag="custom", tag_field="type", forbid_unknown_fields=True):
-    """As `tool_choice`: this custom tool has to be called."""
+    """As `tool_choice`: this custom tool must be called."""
 
     name: str
 
 
 class ChosenTools(msgspec.Struct, tag="allowed_tools", tag_field="type", forbid_unknown_fields=True):
-    """As `tool_choice`: only these, and whether one of them has to be called."""
+    """As `tool_choice`: only these, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
     tools: list[ChosenFunction | ChosenCustom]

@@ -13,9 +13,9 @@ LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 
 _LEFT_OUT = frozenset({"image_generation", "tool_search", "web_search", "web_search_preview"})
-"""Hosted tools that clients offer without being asked. The model does not see them."""
+"""Hosted tools that clients offer by themselves. The model does not see them."""
 _LEFT_OUT_ITEMS = frozenset({"image_generation_call", "web_search_call"})
-"""What such tools did in earlier answers."""
+"""The items of such tools in earlier answers."""
 
 
 class SchemaFormat(msgspec.Struct, tag="json_schema", tag_field="type", forbid_unknown_fields=True):
@@ -29,14 +29,14 @@ class SchemaFormat(msgspec.Struct, tag="json_schema", tag_field="type", forbid_u
 
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What the answer's text has to be."""
+    """The form of the answer's text."""
 
     format: TextFormat | JsonObjectFormat | SchemaFormat | None = None
     verbosity: Literal["low", "medium"] | None = None
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """How much to reason. The reasoning is given whole, so these ask for no other summary of it."""
+    """How much to reason. The whole reasoning is in the answer, so no other summary of it exists."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto", "detailed"] | None = None
@@ -44,7 +44,7 @@ class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`stream_options`; none of them changes anything."""
+    """`stream_options`; they have no effect."""
 
     include_obfuscation: Literal[False] | None = None
 
@@ -52,7 +52,7 @@ class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 Include = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
-    # Of hosted tools, whose items there are none of.
+    # For hosted tools, which have no items here.
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -63,7 +63,7 @@ Include = Literal[
 
 
 class ResponsesRequest(Sampling, kw_only=True):
-    """`POST /v1/responses`. `input` is what the user says, or the whole conversation."""
+    """`POST /v1/responses`. `input` is the user's text, or the whole conversation."""
 
     free_form: ClassVar[tuple[str, ...]] = (
         "input",
@@ -96,19 +96,19 @@ class ResponsesRequest(Sampling, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    # Whether the response is kept, and the kept one that this one follows.
+    # Whether the response is stored, and the stored one that it follows.
     store: bool | None = None
     previous_response_id: str | None = None
     # As for chat completions.
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
-    # The caller's own bookkeeping, and a limit on tools that are not here: checked, and of no effect.
+    # The caller's own bookkeeping, and a limit on tools that do not exist here: checked, but without effect.
     metadata: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
-    # Not served: `unserved` lists the values that ask for nothing.
+    # Not supported: `unserved` has the neutral values.
     access_programs: Any = None
     background: Any = None
     context_management: Any = None

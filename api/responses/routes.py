@@ -42,7 +42,7 @@ async def create_response(request: Request) -> HttpResponse | EventStream:
 
 
 async def admit(context: RequestContext, body: ResponsesRequest) -> tuple[Job, ResponseBuilder]:
-    """Check everything, render and encode; the job is ready to run."""
+    """Check everything, render and encode. The job is then ready to run."""
     refuse_unserved(body)
     keep, earlier = await _kept(context, body)
     most = context.settings.max_messages
@@ -58,10 +58,10 @@ Keep = Callable[[Response], None]
 
 
 async def _kept(context: RequestContext, body: ResponsesRequest) -> tuple[Keep | None, int]:
-    """What keeps the response, None if nothing does. Puts the conversation that it follows before its input,
-    and returns how many items that has.
+    """What stores the response, or None if nothing does. Puts the conversation that the response follows
+    before its input, and returns how many items that has.
 
-    A response is kept unless `store` is false; one of a batch only if it is true.
+    A response is stored unless `store` is false; a response of a batch only if it is true.
     """
     store, who = context.responses, context.caller.identity
     if store is None:
@@ -92,7 +92,7 @@ async def _kept(context: RequestContext, body: ResponsesRequest) -> tuple[Keep |
 
 @operation("GET", "/v1/responses/{id}", answers={200: Response}, refuses=(404,))
 async def get_response(request: Request) -> HttpResponse:
-    """Show a response that was stored."""
+    """Show a stored response."""
     context, id = context_of(request), request.path_params["id"]
     kept = await to_thread.run_sync(_store(context).find, context.caller.tenant, id)
     return HttpResponse(kept.response, media_type="application/json")
@@ -100,7 +100,7 @@ async def get_response(request: Request) -> HttpResponse:
 
 @operation("DELETE", "/v1/responses/{id}", answers={200: ResponseDeleted}, refuses=(404,))
 async def delete_response(request: Request) -> HttpResponse:
-    """Delete a response. Responses that follow it cannot be continued any more."""
+    """Delete a response. Responses that follow it can no longer be continued."""
     context, id = context_of(request), request.path_params["id"]
     await to_thread.run_sync(_store(context).remove, context.caller.tenant, id)
     return json_response(ResponseDeleted(id))

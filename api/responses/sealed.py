@@ -1,7 +1,7 @@
-"""`encrypted_content` of a reasoning item: what a client that keeps nothing else of the reasoning sends back.
+"""`encrypted_content` of a reasoning item, for clients that send back nothing else of the reasoning.
 
-Nothing has to be hidden here, as the item has the reasoning in `content` as well. So this is its text in
-another spelling, which says who has written it.
+Nothing has to be hidden here, because `content` also has the reasoning. So this is its text in another
+encoding, marked as this server's.
 """
 
 import base64

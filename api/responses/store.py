@@ -1,7 +1,7 @@
-"""Responses that are kept, so that a conversation can go on from one and clients can fetch it again.
+"""Stored responses, so that clients can continue a conversation from one or fetch it again.
 
-A response is in memory at once and on the disk within half a second: a thread writes all that came meanwhile
-in one transaction.
+A response is in memory at once, and on disk within half a second: a thread writes all new ones in one
+transaction.
 """
 
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 FLUSH_SECONDS = 0.5
 KEPT_SECONDS = 30 * 86400
 DEFAULT_BYTES = 256 * 2**20
-"""What a tenant's responses may take where its limits do not say; the oldest are forgotten."""
+"""What a tenant's responses may take if its limits do not say. The oldest are removed beyond that."""
 _MOST_WAITING = 64 * 2**20
 _PRUNED_TO = 0.9
 _SWEEP_SECONDS = 3600.0
@@ -34,7 +34,7 @@ _decode_items = msgspec.json.Decoder(list[Item]).decode
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """A response as it is kept: its JSON, the items that its request added, and the response before it."""
+    """A stored response: its JSON, the items that its request added, and the previous response."""
 
     tenant: str
     id: str
@@ -70,7 +70,7 @@ class ResponseStore:
             raise Overloaded("Responses wait to be stored; try again later, or with `store` false.")
 
     def keep(self, tenant: str, limit: int | None, response: Response, input: bytes) -> None:
-        """Keep a response of a tenant that may have `limit` bytes of them."""
+        """Store a response of a tenant that may have `limit` bytes of them."""
         previous = response.previous_response_id
         one = KeptResponse(tenant, response.id, previous, input, msgspec.json.encode(response))
         with self._lock:
@@ -92,8 +92,8 @@ class ResponseStore:
         return KeptResponse(tenant, id, row["previous"], row["input"], row["response"])
 
     def conversation(self, tenant: str, id: str, most: int) -> list[Item]:
-        """All items up to a response and its own. Raises RequestError if it, or one before it, is not there,
-        or if there are more than `most`."""
+        """All items up to and including a response. Raises RequestError if it, or one before it, does not
+        exist, or if there are more than `most`."""
         turns: list[list[Item]] = []
         count, next_id = 0, id
         while next_id:
@@ -126,12 +126,12 @@ class ResponseStore:
 
     @contextmanager
     def running(self) -> Iterator["ResponseStore"]:
-        """Write what is kept while the block runs, and when it ends."""
+        """Write new responses while the block runs, and when it ends."""
         with flushed("responses", self.flush, FLUSH_SECONDS, logger):
             yield self
 
     def flush(self) -> None:
-        """Write what waits, and forget what is too old or too much. Raises StorageFailed."""
+        """Write new responses, and remove those that are too old or too many. Raises StorageFailed."""
         with self._lock:
             waiting, limits, self._limits = list(self._waiting.values()), self._limits, {}
         now = self._clock()

@@ -1,5 +1,5 @@
-"""From a request for a response to the chat completion that it asks for, and from the errors of that back to
-the fields that the client knows."""
+"""Translates a request for a response into the equivalent chat completion, and the fields in its errors back
+into those of the client."""
 
 from collections.abc import Sequence
 
@@ -59,17 +59,17 @@ _FIELDS = (
 
 
 class Names(FieldNames):
-    """What the fields of the chat completion are called in the request that it was made from."""
+    """The names of the chat completion's fields in the original request."""
 
     def __init__(self) -> None:
         super().__init__(_FIELDS)
         self.namespaces: dict[str, tuple[str, str]] = {}
-        """The namespace and the name of each tool that is in one, by the name that the model sees."""
+        """The namespace and the name of each tool in a namespace, by the name that the model sees."""
 
 
 def chat_request(body: ResponsesRequest, most_items: int, earlier: int = 0) -> tuple[ChatRequest, Names]:
-    """The same as a chat completion. The first `earlier` items are of stored responses. Raises
-    UnsupportedParameter for items that are not served, RequestError for more than `most_items`."""
+    """The equivalent chat completion. The first `earlier` items come from stored responses. Raises
+    UnsupportedParameter for unsupported items, RequestError for more than `most_items`."""
     if isinstance(body.input, list) and len(body.input) > most_items:
         raise RequestError(f"`input` may have at most {most_items} items.", param="input")
     names = Names()
@@ -118,7 +118,7 @@ def _add(messages: list[Message], item: wire.Item, place: str, names: Names) -> 
                 f"`{place}`: items are not found by their ids here; send the item itself.", param=place
             )
         case wire.ReasoningItem() if not _thought(item):
-            return  # some clients send back the items of reasoning without the reasoning
+            return  # some clients send back reasoning items without the reasoning
         case wire.FunctionResult() | wire.CustomResult():
             messages.append(ToolMessage(_content(item.output), item.call_id))
             names.put(f"messages[{len(messages) - 1}].content", f"{place}.output")
@@ -138,7 +138,8 @@ _Said = wire.MessageItem | wire.ReasoningItem | wire.FunctionCallItem | wire.Cus
 
 
 def _own(messages: list[Message], item: _Said) -> AssistantMessage:
-    """The assistant's message that the item is a part of: chat has reasoning, text and calls in one."""
+    """The assistant's message that the item belongs to: in chat, reasoning, text and calls are in one
+    message."""
     last = messages[-1] if messages else None
     if isinstance(last, AssistantMessage):
         calls = isinstance(item, wire.FunctionCallItem | wire.CustomCallItem)
@@ -149,7 +150,7 @@ def _own(messages: list[Message], item: _Said) -> AssistantMessage:
 
 
 def _say(own: AssistantMessage, item: _Said, place: str, at: str, names: Names) -> None:
-    """Put an item of the assistant's into its message, which lies `at` a place."""
+    """Add an item of the assistant to its message, which is at `place`."""
     match item:
         case wire.MessageItem():
             own.content = _content(item.content)
@@ -203,7 +204,7 @@ def _joined(namespace: str, name: str) -> str:
 
 
 def _tools(tools: Sequence[wire.Tool], names: Names) -> list[Tool | CustomTool]:
-    """The tools; those of a namespace are each one of their own."""
+    """The tools; each tool of a namespace is a separate one."""
     found: list[Tool | CustomTool] = []
 
     def add(tool: wire.FlatFunction | wire.FlatCustom, place: str, name: str, about: str | None) -> None:

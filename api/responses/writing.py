@@ -1,4 +1,4 @@
-"""The items of a response as they are written; each has events for its begin, its increments and its end."""
+"""Writes the items of a response; each has events for its beginning, its increments and its end."""
 
 import uuid
 from abc import ABC, abstractmethod
@@ -39,7 +39,7 @@ class Numbered(Protocol):
 
 
 class ItemWriter(ABC):
-    """An item at place `index` of the output, of which so far there is `text`."""
+    """An item at place `index` of the output; `text` is what it has so far."""
 
     prefix = ""
 
@@ -80,7 +80,7 @@ class ItemWriter(ABC):
 
 
 class MessageWriter(ItemWriter):
-    """What the answer says; with `logprobs` of all its tokens, if they were asked for."""
+    """A message of the answer, with `logprobs` of all its tokens if they were requested."""
 
     prefix = "msg"
 
@@ -90,7 +90,7 @@ class MessageWriter(ItemWriter):
         self._latest: list[ContentLogprob] = []
 
     def add(self, logprobs: list[ContentLogprob]) -> None:
-        """Those of what is written next."""
+        """Add the logprobs of what is written next."""
         self._latest = logprobs
         if self._logprobs is not None:
             self._logprobs += logprobs
@@ -117,7 +117,7 @@ class MessageWriter(ItemWriter):
 
 
 class ReasoningWriter(ItemWriter):
-    """What the model thinks; once it is whole, also `encrypted` if that was asked for."""
+    """The model's reasoning; at the end also `encrypted`, if that was requested."""
 
     prefix = "rs"
 

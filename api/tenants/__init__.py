@@ -1,1 +1,1 @@
-"""Who may ask for what: tenants, their keys and limits, and the gate that every request passes."""
+"""Tenants, their keys and limits, and the check that every request passes."""

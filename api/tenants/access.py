@@ -1,8 +1,8 @@
-"""Authentication of every request, before anything else happens.
+"""Authenticates every request, before anything else happens.
 
-Every route is closed unless it is in OPEN; a route that is for operators only says so with `admin_only`.
-As long as no key was ever made there is one tenant, `default`, and whoever reaches the server is its admin;
-then the server listens on the loopback only, unless --insecure-no-auth is given.
+Every route needs a key unless it is in OPEN. A route for operators only is marked with `admin_only`. As long
+as no key was ever made, there is one tenant, `default`, and whoever reaches the server is its admin. The
+server then listens on the loopback address only, unless --insecure-no-auth is given.
 """
 
 import ipaddress
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from personae.api.tenants.usage import UsageLedger
     from personae.api.tenants.workers import Turn
 
-_PROBES = frozenset({"/health", "/ready", "/ping"})  # they say yes or no; probes cannot send keys
+_PROBES = frozenset({"/health", "/ready", "/ping"})  # they answer yes or no; probes cannot send keys
 _PAGES = frozenset({"/", "/console", "/docs", "/console/{name}"})  # static files; the page asks for a key
 OPEN = _PROBES | _PAGES
 """The paths of routes that need no key."""
@@ -41,9 +41,9 @@ def is_open(path: str) -> bool:
 
 
 class Caller:
-    """Who made a request. `until_done` holds what must be given back when the request is over, `until_ready`
-    what it needs only until it is ready for the engine. `body_size` is that of its body in bytes, and `turn`
-    its turn at work off the event loop, if it has one."""
+    """Who made a request. `until_done` holds what must be returned when the request has ended, `until_ready`
+    what it needs only until it is ready for the engine. `body_size` is the size of its body in bytes, and
+    `turn` its turn at work off the event loop, if it has one."""
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
@@ -53,7 +53,7 @@ class Caller:
         self.until_ready = self.until_done.enter_context(ExitStack())
 
     def ready(self) -> None:
-        """The request is ready for the engine: others may be taken in."""
+        """The request is ready for the engine: others may be prepared."""
         self.turn = None
         self.until_ready.close()
 
@@ -64,10 +64,10 @@ class Caller:
 
 
 class Access:
-    """Pure ASGI middleware: puts a `Caller` into the request's state, or refuses.
+    """Pure ASGI middleware: puts a `Caller` into the request's state, or refuses the request.
 
-    Without a `store`, or with `insecure` set, no keys are asked for. `origins` are the web sites whose
-    pages may ask even then; "*" is any.
+    Without a `store`, or with `insecure` set, no keys are required. `origins` are the web sites whose pages
+    may send requests even then; "*" means any.
     """
 
     def __init__(
@@ -98,20 +98,20 @@ class Access:
         logs.note(tenant=caller.tenant)
         with caller.until_done:
             if not is_open(scope["path"]):
-                reads = scope["method"] in ("GET", "HEAD")  # asking how a batch goes costs nothing
+                reads = scope["method"] in ("GET", "HEAD")  # polling a batch costs nothing
                 caller.until_done.enter_context(self._meter.request(caller.identity, reads=reads))
             await self._app(scope, receive, send)
 
     def _identify(self, headers: Headers) -> Identity:
         if self._store is None or not self._store.has_keys():
             if _from_another_site(headers) and not self._allows(headers):
-                # Without keys a web page that the operator happens to look at could ask, too.
+                # Without keys, any web page that the operator opens could send requests too.
                 raise Forbidden(
                     "Requests from other web sites are refused as long as there are no API keys: make keys, "
                     "or name the site with --allowed-origin."
                 )
             if not self._insecure and not _names_no_site(headers.get("host", "")):
-                # Such a page could also have its own name lead here (DNS rebinding).
+                # Such a page could also let its own name resolve to this server (DNS rebinding).
                 raise Forbidden(
                     "Without API keys the server is asked as localhost or by its IP address only: use one of "
                     "these in the URL, or make keys, or start it with --insecure-no-auth."
@@ -132,13 +132,14 @@ class Access:
 
 
 def _key(headers: Headers) -> str | None:
-    """The key that came with a request: OpenAI's header, or Anthropic's."""
+    """The key of a request: in OpenAI's header, or in Anthropic's."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
 
 
 def _from_another_site(headers: Headers) -> bool:
-    """Whether a browser says that another site's page asks; older ones and proxies know `Origin` alone."""
+    """Whether a browser says that another site's page sends the request. Older browsers and proxies send only
+    `Origin`."""
     if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         return True
     origin = headers.get("origin")
@@ -146,7 +147,7 @@ def _from_another_site(headers: Headers) -> bool:
 
 
 def _names_no_site(host: str) -> bool:
-    """Whether a `Host` is an address or localhost, with any port, or not given: browsers always give one."""
+    """Whether a `Host` is an address or localhost, with any port, or absent: browsers always send one."""
     if not host:
         return True
     try:

@@ -1,7 +1,7 @@
-"""How many bytes of request bodies are in memory at once: of each tenant, and of all.
+"""Limits the bytes of request bodies in memory: of each tenant, and of all.
 
-A body counts from when it is announced until its request is ready for the engine. What has no room is refused
-before it is read.
+A body counts from its announcement until its request is ready for the engine. A body for which there is no
+room is refused before it is read.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ class BodyBudget:
         self._freed = anyio.Event()
 
     def hold(self, who: Identity) -> "Hold":
-        """Nothing yet."""
+        """A hold of nothing yet."""
         return Hold(self, who)
 
     def held(self, tenant: str | None = None) -> int:
@@ -38,7 +38,7 @@ class BodyBudget:
         return self.total if most is None else min(most, self.total)
 
     def take(self, who: Identity, size: int) -> None:
-        """Raises RateLimited or Overloaded."""
+        """Take bytes. Raises RateLimited or Overloaded."""
         most = self.most(who)
         if self._held[who.tenant] + size > most:
             raise RateLimited(
@@ -51,21 +51,21 @@ class BodyBudget:
         self._held[who.tenant] += size
 
     def give(self, tenant: str, size: int) -> None:
-        """Give bytes back."""
+        """Return bytes."""
         self._held[tenant] -= size
         if not self._held[tenant]:
             del self._held[tenant]
         self._freed.set()
 
     async def freed(self) -> None:
-        """Wait until something is given back."""
+        """Wait until bytes are returned."""
         if self._freed.is_set():
             self._freed = anyio.Event()
         await self._freed.wait()
 
 
 class Hold:
-    """What one request holds of the budget."""
+    """The share of the budget that one request holds."""
 
     def __init__(self, budget: BodyBudget, who: Identity) -> None:
         self._budget = budget
@@ -79,8 +79,8 @@ class Hold:
             self._size = size
 
     async def wait(self, size: int) -> None:
-        """Hold so much as soon as that leaves half of what the tenant may hold, or nothing is held: for work
-        that gives way to requests."""
+        """Hold so much as soon as that leaves half of the tenant's budget, or nothing is held: for work that
+        gives way to requests."""
         most = self._budget.most(self._who)
         size = min(size, most)
         while True:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-_OPTIONS = {"bytes": "adapter_bytes"}  # limits that another name asks for
+_OPTIONS = {"bytes": "adapter_bytes"}  # limits with another name on the command line
 
 DataDirOption = Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="The server's --data-dir.")]
 
@@ -28,7 +28,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _moment(text: str) -> int:
-    """A time as the command line has it: days from now (`30d`), or a date in UTC."""
+    """A time on the command line: days from now (`30d`), or a date in UTC."""
     try:
         if text.endswith("d"):
             return int((datetime.now(UTC) + timedelta(days=int(text[:-1]))).timestamp())
@@ -48,7 +48,7 @@ keys_app = typer.Typer(help="The API keys of tenants.", no_args_is_help=True)
 
 
 def reporting(command: Callable[P, None]) -> Callable[P, None]:
-    """The command, its errors as one line and exit code 2."""
+    """The command, with its errors as one line and exit code 2."""
 
     @wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -63,7 +63,7 @@ def reporting(command: Callable[P, None]) -> Callable[P, None]:
 
 @contextmanager
 def _revoking(what: str) -> Iterator[None]:
-    """Say of a revocation that failed what is valid still."""
+    """If a revocation fails, say what is still valid."""
     try:
         yield
     except (LoadError, StorageFailed) as error:
@@ -145,7 +145,7 @@ def create_tenant(
     data_dir: DataDirOption,
     options: LimitOptions,
 ) -> None:
-    """Add a tenant. Limits without a default are off unless given; defaults do not hold for admins' keys."""
+    """Add a tenant. Limits without a default are off unless given. Defaults do not apply to admins' keys."""
     new = not data_dir.exists()
     with _store(data_dir, new=True) as store:
         store.create_tenant(name, options.limits())
@@ -160,7 +160,7 @@ def limit_tenant(
     data_dir: DataDirOption,
     options: LimitOptions,
 ) -> None:
-    """Change limits of a tenant, also while a server runs. Those that are not given stay as they are."""
+    """Change limits of a tenant, also while a server runs. Limits that are not given stay as they are."""
     with _store(data_dir) as store:
         store.change_limits(name, options.limits())
     typer.echo(f"limits of tenant {name} changed")
@@ -215,8 +215,8 @@ def import_tenants(
 @tenants_app.command("free")
 @reporting
 def free_tenant(name: str, data_dir: DataDirOption) -> None:
-    """Forget a revoked tenant with all that it has, so that its name can be used again. What it used stays
-    known, as NAME~TIME."""
+    """Remove a revoked tenant with all its data, so that its name can be used again. Its usage is kept as
+    NAME~TIME."""
     with _store(data_dir) as store:
         store.free_tenant(name)
     typer.echo(f"tenant {name} freed")
@@ -225,7 +225,7 @@ def free_tenant(name: str, data_dir: DataDirOption) -> None:
 @tenants_app.command("revoke")
 @reporting
 def revoke_tenant(name: str, data_dir: DataDirOption) -> None:
-    """Revoke all keys of a tenant for ever. Its name stays taken until it is freed."""
+    """Revoke all keys of a tenant permanently. Its name stays taken until it is freed."""
     with _revoking(f"Tenant {name}"), _store(data_dir) as store:
         store.revoke_tenant(name)
     typer.echo(f"tenant {name} revoked")
@@ -281,7 +281,7 @@ def change_key(
     label: Annotated[str | None, typer.Option(help="What the key is for.")] = None,
     expires: ExpiresOption = None,
 ) -> None:
-    """Change a key's label or expiry, also while a server runs. What is not given stays."""
+    """Change a key's label or expiry, also while a server runs. What is not given stays as it is."""
     given = {"label": label, "expires": expires}
     with _store(data_dir) as store:
         store.change_key(id, {name: value for name, value in given.items() if value is not None})
@@ -297,7 +297,7 @@ def rotate_key(
         int, typer.Option(help="Seconds for which the old key stays valid.", min=0, max=30 * 86400)
     ] = 0,
 ) -> None:
-    """Make a key like this one in its place, and print it."""
+    """Replace a key by a new one like it, and print the new one."""
     with _store(data_dir) as store:
         typer.echo(store.rotate_key(id, overlap))
 
@@ -307,7 +307,7 @@ def rotate_key(
 def revoke_key(
     id: Annotated[str, typer.Argument(help="The key's id, as `keys list` shows it.")], data_dir: DataDirOption
 ) -> None:
-    """Revoke a key. On a full disk this works, too."""
+    """Revoke a key. This also works on a full disk."""
     with _revoking("The key"), _store(data_dir) as store:
         store.revoke_key(id)
     typer.echo("key revoked")

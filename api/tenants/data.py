@@ -1,8 +1,9 @@
-"""The data directory: one SQLite file for whatever must survive a restart, and larger files next to it.
+"""The data directory: one SQLite file for everything that must survive a restart, and larger files next to
+it.
 
-Reads go over one connection and take microseconds, so they happen on the event loop. A write opens a
-connection of its own, may come from any thread or process, and is on disk when it returns. Where the disk is
-full, writes that free something, or shut somebody out, have a reserve (`api/storage.py`).
+Reads use one connection and take microseconds, so they happen on the event loop. A write opens a connection
+of its own, may come from any thread or process, and is on disk when it returns. On a full disk, writes that
+free space or revoke access use a reserve (`api/storage.py`).
 """
 
 import fcntl
@@ -107,11 +108,11 @@ create index if not exists batches_by_status on batches (status);
 
 
 class DataDir:
-    """An open data directory. Raises LoadError when it cannot be made, read or written.
+    """An open data directory. Raises LoadError if it cannot be created, read or written.
 
-    `adapters` is the folder of adapter contents, `files` that of files by id, `batches` that of batches that
-    are not done, by id. `secret` is 32 bytes that never leave the directory; what
-    is derived from it stays the same from one start to the next.
+    `adapters` is the folder of adapter contents, `files` that of files by id, `batches` that of unfinished
+    batches by id. `secret` is 32 bytes that never leave the directory; what is derived from it stays the same
+    across restarts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -148,16 +149,16 @@ class DataDir:
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: committed and on disk when the block ends, undone when it raises.
+        """A transaction: committed and on disk when the block ends, rolled back when it raises.
 
-        Raises StorageFailed when the disk is full or would not do its work.
+        Raises StorageFailed if the disk is full or fails.
         """
         with storing(), self._transaction() as db:
             yield db
 
     def urgently(self, change: Callable[[sqlite3.Connection], T]) -> T:
-        """Make a change in a transaction, on a full disk from the reserve: for what frees room, or shuts
-        somebody out. `change` may be called twice. Raises StorageFailed if there was no reserve either."""
+        """Make a change in a transaction, with the reserve if the disk is full: for what frees space or
+        revokes access. `change` may be called twice. Raises StorageFailed if there was no reserve either."""
         try:
             with self.write() as db:
                 return change(db)
@@ -172,11 +173,11 @@ class DataDir:
             self.keep_reserve()
 
     def keep_reserve(self) -> None:
-        """Have the reserve, if there is room for it by now."""
+        """Restore the reserve, if there is room for it."""
         self._reserve.keep()
 
     def _open(self) -> tuple[sqlite3.Connection, bytes]:
-        """The reader, all that it needs on the disk in place; and the secret."""
+        """Open the reader, with everything that it needs on the disk; and read the secret."""
         for folder in (self.adapters, self.files, self.batches):
             folder.mkdir(parents=True, exist_ok=True)
         os.chmod(self.path, 0o700)
@@ -196,7 +197,7 @@ class DataDir:
         return reader, secret
 
     def _empty_log(self) -> None:
-        """Bring what is in SQLite's log to its place; the room of the log is free then."""
+        """Move the contents of SQLite's log to the database, which frees the log's room."""
         db = self._connect()
         try:
             db.execute("pragma wal_checkpoint(truncate)")
@@ -219,7 +220,8 @@ class DataDir:
         self.keep_reserve()
 
     def _connect(self) -> sqlite3.Connection:
-        # The reader is made by whoever opens the directory and then used by the event loop's thread alone.
+        # The reader is created by the thread that opens the directory, and then used only by the event loop's
+        # thread.
         db = sqlite3.connect(self.path / DATABASE, timeout=_BUSY_SECONDS, check_same_thread=False)
         try:
             db.row_factory = sqlite3.Row
@@ -231,7 +233,7 @@ class DataDir:
 
 
 def _add_missing(db: sqlite3.Connection) -> None:
-    """Columns that a directory of an earlier version has not."""
+    """Add columns that a directory of an earlier version lacks."""
     for table, column, kind in (
         ("adapters", "traits", "text not null default '{}'"),
         ("keys", "label", "text not null default ''"),
@@ -245,9 +247,10 @@ def _add_missing(db: sqlite3.Connection) -> None:
 
 @contextmanager
 def serving(path: Path | None) -> Iterator[DataDir]:
-    """The data directory of a server, its alone; without a path a temporary one that is forgotten.
+    """The data directory of a server, which no other may use. Without a path, a temporary one that is deleted
+    at the end.
 
-    Raises LoadError when another server has it.
+    Raises LoadError if another server uses it.
     """
     if path is None:
         with tempfile.TemporaryDirectory(prefix="personae-") as folder, serving(Path(folder)) as data:

@@ -1,4 +1,4 @@
-"""Writes what a store keeps in memory to the data folder, now and then."""
+"""Regularly writes what a store keeps in memory to the data folder."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ from personae.errors import StorageFailed
 def flushed(what: str, flush: Callable[[], None], seconds: float, logger: logging.Logger) -> Iterator[None]:
     """Call `flush` on a thread every so many `seconds` while the block runs, and once when it ends.
 
-    A StorageFailed that `flush` raises is logged: `what` stays in memory until the next time.
+    A StorageFailed of `flush` is logged, and `what` stays in memory until the next time.
     """
     over = threading.Event()
 

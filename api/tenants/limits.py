@@ -1,10 +1,10 @@
-"""Holds tenants to their limits.
+"""Enforces the limits of tenants.
 
-Requests and tokens per minute are token buckets that hold one minute's worth: a tenant may use it at once and
-then gets it back evenly. The tokens of an answer are known only when it is there, so they are taken
-afterwards; a bucket may be in debt, and the next request waits until it is not.
+Requests and tokens per minute are token buckets that hold one minute's worth: a tenant may use it at once,
+and it refills evenly. The tokens of an answer are known only at its end, so they are taken afterwards. A
+bucket may be in debt, and the next request waits until the debt is paid.
 
-A tenant for which a limit was not set has that of `DEFAULTS`.
+A tenant without its own limit has that of `DEFAULTS`.
 """
 
 import math
@@ -21,13 +21,13 @@ from personae.errors import RateLimited
 DEFAULTS = TenantLimits(requests_per_minute=30_000, concurrent=1024, body_bytes=64 * 2**20)
 """Far above what one client needs, and low enough that one tenant cannot use up the server."""
 
-_CONCURRENT_RETRY = 1.0  # seconds; it is unknown when one of the others ends
+_CONCURRENT_RETRY = 1.0  # seconds; it is unknown when another one ends
 _SEEN = 256  # schemas of a tenant that are not counted again
 _REMEMBERED = 10_000  # tenants; one that is forgotten begins with a full minute
 
 
 def limits_of(who: Identity) -> TenantLimits:
-    """A tenant's limits, with the defaults for those that were not set."""
+    """A tenant's limits, with the defaults where none are set."""
     return _with_defaults(who.limits)
 
 
@@ -46,10 +46,10 @@ class Bucket:
         self._at = now
 
     def wait(self, amount: float, now: float, leave: float = 0.0) -> float:
-        """Seconds until there is this much and `leave` more (or a full bucket, if that is less); 0 when it is
+        """Seconds until there is this much and `leave` more (or a full bucket, if that is less); 0 if it is
         there now.
 
-        For a bucket that never fills, a minute: by then the limit may be another.
+        For a bucket that never fills, a minute: the limit may have changed by then.
         """
         if not self.per_minute:
             return 60.0
@@ -59,7 +59,7 @@ class Bucket:
         return max(missing, 0.0) * 60 / self.per_minute
 
     def take(self, amount: float) -> None:
-        """Use this much, into debt if need be."""
+        """Use this much, going into debt if necessary."""
         self._level -= amount
 
 
@@ -69,11 +69,11 @@ class _Account:
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
         self.schemas: Bucket | None = None
-        self.seen: OrderedDict[int, None] = OrderedDict()  # hashes of schemas that need no new compile
+        self.seen: OrderedDict[int, None] = OrderedDict()  # hashes of schemas that are not counted again
 
 
 class Meter:
-    """Counts what every tenant uses. `clock` is in seconds and never goes back."""
+    """Counts what every tenant uses. `clock` is in seconds and never goes backwards."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -81,7 +81,7 @@ class Meter:
 
     @contextmanager
     def request(self, who: Identity, *, reads: bool = False) -> Iterator[None]:
-        """Count one request for as long as the block runs; one that only `reads` is none of the minute's.
+        """Count one request while the block runs. One that only `reads` does not count towards the minute's.
 
         Raises RateLimited.
         """
@@ -111,7 +111,7 @@ class Meter:
             account.tokens.take(tokens)
 
     def schema(self, who: Identity, source: str) -> None:
-        """Count a schema that this tenant has not used lately: it may have to be compiled. Raises
+        """Count a schema that this tenant has not used recently, because it may have to be compiled. Raises
         RateLimited."""
         account, now, key = self._account(who.tenant), self._clock(), hash(source)
         account.schemas = _bucket(account.schemas, limits_of(who).schemas_per_minute, now)
@@ -126,7 +126,7 @@ class Meter:
             account.seen.popitem(last=False)
 
     def answer(self, who: Identity, tokens: int) -> None:
-        """Take an answer's tokens, which have been made already."""
+        """Take an answer's tokens, after they were made."""
         bucket = self._account(who.tenant).tokens
         if bucket is not None:
             bucket.take(tokens)
@@ -142,7 +142,7 @@ class Meter:
 
 
 def _bucket(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
-    """The bucket for a limit that may have been changed since."""
+    """The bucket for a limit that may have changed since."""
     if per_minute is None:
         return None
     if bucket is None or bucket.per_minute != per_minute:

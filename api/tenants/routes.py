@@ -37,7 +37,7 @@ class ChangeTenant(Body, kw_only=True):
 
 
 class FreeTenant(msgspec.Struct):
-    """What `DELETE /v1/tenants/{name}` may be asked for."""
+    """The query of `DELETE /v1/tenants/{name}`."""
 
     free: Literal["true", "false"] | UnsetType = UNSET
 
@@ -68,7 +68,7 @@ class CreateKey(Body, kw_only=True):
 
 
 class ChangeKey(Body, kw_only=True):
-    """`PATCH /v1/keys/{id}`; what is not named stays, and null is no expiry."""
+    """`PATCH /v1/keys/{id}`. A field that is absent does not change; null means no expiry."""
 
     label: str | UnsetType = UNSET
     expires: int | UnsetType | None = UNSET
@@ -81,7 +81,7 @@ class RotateKey(Body, kw_only=True):
 
 
 class NewKey(msgspec.Struct):
-    """A key that was made; `secret` is the whole key, which is shown this once."""
+    """A new key; `secret` is the whole key, which is shown only once."""
 
     id: str
     tenant: str
@@ -101,14 +101,14 @@ class KeyList(msgspec.Struct):
 
 
 class ListKeys(msgspec.Struct):
-    """What `GET /v1/keys` may be asked for."""
+    """The query of `GET /v1/keys`."""
 
     tenant: str | UnsetType = UNSET
 
 
 class ListUsage(msgspec.Struct):
-    """What `GET /v1/usage` may be asked for. `from` and `to` are Unix times in seconds, of hours from the one
-    and before the other; `group_by` names some of hour, tenant, key and adapter, with commas between them."""
+    """The query of `GET /v1/usage`. `from` (inclusive) and `to` (exclusive) are Unix times of hours, in
+    seconds. `group_by` has some of hour, tenant, key and adapter, separated by commas."""
 
     begin: str | UnsetType = msgspec.field(name="from", default=UNSET)
     end: str | UnsetType = msgspec.field(name="to", default=UNSET)
@@ -152,7 +152,7 @@ async def get_tenant(request: Request) -> Response:
     "PATCH", "/v1/tenants/{name}", body=ChangeTenant, answers={200: Tenant}, refuses=(404,), admin=True
 )
 async def change_tenant(request: Request) -> Response:
-    """Change limits of a tenant; they hold from its next request."""
+    """Change limits of a tenant. They apply from its next request on."""
     context, name = context_of(request), request.path_params["name"]
     store = _tenants(context)
     body = await read_json(request, ChangeTenant, context)
@@ -168,7 +168,7 @@ async def change_tenant(request: Request) -> Response:
     admin=True,
 )
 async def delete_tenant(request: Request) -> Response:
-    """Revoke a tenant with all its keys; with `free=true` remove what it has, too, and free its name."""
+    """Revoke a tenant with all its keys. With `free=true`, also remove its data and free its name."""
     context, name = context_of(request), request.path_params["name"]
     store, registry = _tenants(context), context.registry
     free = request.query_params.get("free", "false")
@@ -231,7 +231,7 @@ async def change_key(request: Request) -> Response:
 
 @operation("POST", "/v1/keys/{id}/rotate", body=RotateKey, answers={201: NewKey}, refuses=(404,), admin=True)
 async def rotate_key(request: Request) -> Response:
-    """Make a key like this one in its place; the old one stays valid for `overlap` seconds."""
+    """Replace a key by a new one like it. The old key stays valid for `overlap` seconds."""
     context, id = context_of(request), request.path_params["id"]
     store = _tenants(context)
     body = await read_json(request, RotateKey, context)
@@ -257,7 +257,7 @@ async def delete_key(request: Request) -> Response:
     refuses=(404,),
 )
 async def get_usage(request: Request) -> Response:
-    """Tell what was used, by hour, tenant, key and adapter. Whoever is no admin sees the own tenant's."""
+    """Show usage by hour, tenant, key and adapter. A tenant's key sees its own tenant's usage."""
     context, query = context_of(request), request.query_params
     ledger, who = _usage(context), context.caller.identity
     tenant = query.get("tenant", None if who.role == "admin" else who.tenant)
@@ -301,5 +301,5 @@ def _usage(context: RequestContext) -> UsageLedger:
 
 
 async def _written(work: Callable[[], T]) -> T:
-    """What `work` brings, in a thread: it waits for the disk."""
+    """The result of `work`, run in a thread because it waits for the disk."""
     return await to_thread.run_sync(work)

@@ -1,7 +1,7 @@
 """Tenants and their API keys.
 
-A key is `psn_<id>_<secret>`: the id finds it, the secret of 256 random bits proves it. What is stored is
-SHA-256 of the whole key. A slow hash would protect secrets that can be guessed; this one cannot.
+A key is `psn_<id>_<secret>`: the id finds it, and the secret of 256 random bits proves it. SHA-256 of the
+whole key is stored. A slow hash would protect secrets that can be guessed; these cannot.
 """
 
 import hashlib
@@ -31,12 +31,11 @@ _LIVE_BATCHES = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a tenant may use; None is the default (`DEFAULTS` here and in `limits.py`), or no limit.
-    `bytes` are those that its adapters take on the disk; `files` and `file_bytes` are files for batches
-    and of batches, `batches` those that are not done, `schemas_per_minute` schemas and grammars that have to
-    be compiled, `body_bytes` those of request bodies that are being received, `response_bytes` those of
-    stored responses, of which the oldest are forgotten. `weight` is no limit: with 2 it gets twice the
-    service of a tenant without."""
+    """What a tenant may use; None is the default (`DEFAULTS` here and in `limits.py`), or no limit. `bytes`
+    are those of its adapters on the disk. `files` and `file_bytes` limit input files and results of batches,
+    `batches` the unfinished ones, `schemas_per_minute` schemas and grammars that must be compiled,
+    `body_bytes` request bodies that are arriving, `response_bytes` stored responses, of which the oldest are
+    removed. `weight` is not a limit: with 2 a tenant gets twice the service of one without."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -52,7 +51,7 @@ class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     response_bytes: int | None = None
 
     def or_else(self, others: "TenantLimits") -> "TenantLimits":
-        """These, and where they say nothing the others."""
+        """These limits, with the others' where they have none."""
         given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         return msgspec.structs.replace(others, **given)
 
@@ -64,8 +63,8 @@ DEFAULTS = TenantLimits(
     files=10_000,
     file_bytes=8 * 2**30,
 )
-"""Limits of a tenant for which nothing else was said. Admins' keys have those alone that were given: an admin
-answers for the machine. For batches the server has a limit of its own (`ApiSettings.max_open_batches`)."""
+"""Limits of a tenant that has none of its own. They do not apply to admins' keys, because an admin is
+responsible for the machine. For batches the server has a separate limit (`ApiSettings.max_open_batches`)."""
 
 
 _Count = Annotated[int, Meta(ge=0, le=2**53)] | UnsetType | None
@@ -73,7 +72,7 @@ _Weight = Annotated[float, Meta(ge=0.01, le=100)] | UnsetType | None
 
 
 class LimitChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Limits of a tenant; null stands for the default, and what is not named stays."""
+    """Limits of a tenant. null means the default, and an absent field does not change."""
 
     requests_per_minute: _Count = UNSET
     tokens_per_minute: _Count = UNSET
@@ -89,7 +88,7 @@ class LimitChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     response_bytes: _Count = UNSET
 
     def named(self) -> dict[str, Any]:
-        """Those that are named."""
+        """The limits that are present."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
 
 
@@ -126,8 +125,8 @@ class ApiKey(msgspec.Struct, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Whom a valid key belongs to. `key` is None where no key is asked for; `since` is when the tenant was
-    made: one that has a freed name is another."""
+    """The owner of a valid key. `key` is None if no key is required. `since` is when the tenant was created:
+    a tenant with a freed name is a different one."""
 
     tenant: str
     role: Role
@@ -137,7 +136,8 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class TenantStore:
-    """The tenants and keys of a data directory. `key` is one more admin's, of any form, and is not kept."""
+    """The tenants and keys of a data directory. `key` is one more admin's key, in any form, and is not
+    stored."""
 
     def __init__(self, data: DataDir, key: str | None = None) -> None:
         self._data = data
@@ -163,7 +163,7 @@ class TenantStore:
         self.create_many([(name, limits)])
 
     def create_many(self, tenants: Sequence[tuple[str, TenantLimits]], *, keys: bool = False) -> list[str]:
-        """Add tenants, all or none; with `keys` one for each, in their order. Raises as `create_tenant`."""
+        """Add all tenants or none; with `keys` also one key for each, in order. Raises as `create_tenant`."""
         for name, limits in tenants:
             _check_name(name)
             _check_limits(limits)
@@ -180,11 +180,11 @@ class TenantStore:
         return made
 
     def list_tenants(self) -> list[Tenant]:
-        """All of them, by name."""
+        """All tenants, by name."""
         return [_tenant(row) for row in self._data.rows("select * from tenants order by name")]
 
     def find_tenant(self, name: str) -> Tenant:
-        """One of them. Raises NotFound."""
+        """A tenant. Raises NotFound."""
         rows = self._data.rows("select * from tenants where name = ?", (name,))
         if not rows:
             raise _no_tenant(name)
@@ -196,8 +196,8 @@ class TenantStore:
         self.set_limits(name, given)
 
     def set_limits(self, name: str, changes: Mapping[str, float | None]) -> Tenant:
-        """Set the limits that are named, those that are None to their defaults. Raises NotFound if there is
-        no such tenant, RequestError for a limit that is none."""
+        """Set the limits that are present; None sets the default. Raises NotFound if the tenant does not
+        exist, RequestError for an invalid limit."""
         with self._data.write() as db:
             row = db.execute("select * from tenants where name = ? and revoked is null", (name,)).fetchone()
             if row is None:
@@ -209,13 +209,13 @@ class TenantStore:
             return msgspec.structs.replace(_tenant(row), limits=changed)
 
     def revoke_tenant(self, name: str) -> None:
-        """From now on none of the tenant's keys is valid. Raises NotFound if there is no such tenant."""
+        """Revoke all of the tenant's keys at once. Raises NotFound if the tenant does not exist."""
         self._revoke("tenants", "name", name)
 
     def free_tenant(self, name: str) -> None:
-        """Forget a revoked tenant with all that it has, so that another may have its name. What it used stays
-        known, under the name and the time. Raises NotFound without such a tenant, Conflict if it has not been
-        revoked or a batch of its is not done."""
+        """Remove a revoked tenant with all its data, so that another may have its name. Its usage is kept,
+        under the name and the time. Raises NotFound if the tenant does not exist, Conflict if it has not been
+        revoked or has an unfinished batch."""
 
         def change(db: sqlite3.Connection) -> None:
             row = db.execute("select revoked from tenants where name = ?", (name,)).fetchone()
@@ -238,8 +238,8 @@ class TenantStore:
         self._data.urgently(change)
 
     def create_key(self, tenant: str, role: Role, *, label: str = "", expires: int | None = None) -> str:
-        """A new key; this is the only time that it is seen. Raises NotFound without such a tenant,
-        RequestError for a label that is too long or a time that is past."""
+        """A new key, which is returned only this once. Raises NotFound if the tenant does not exist,
+        RequestError for a label that is too long or a time in the past."""
         _check_key(label, expires)
         key = _new_key()
         with self._data.write() as db:
@@ -254,21 +254,21 @@ class TenantStore:
         return key
 
     def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
-        """All of them, or those of one tenant; by tenant."""
+        """All keys, or those of one tenant; by tenant."""
         rows = self._data.rows(
             _KEYS + "where ? is null or tenant = ? order by tenant, created, rowid", (tenant, tenant)
         )
         return [ApiKey(*row) for row in rows]
 
     def find_key(self, id: str) -> ApiKey:
-        """One of them, by its id or whole. Raises NotFound."""
+        """A key, by its id or the whole key. Raises NotFound."""
         rows = self._data.rows(_KEYS + "where id = ?", (key_id(id),))
         if not rows:
             raise NotFound(f"There is no such key: {id[:80]!r}.", param="id")
         return ApiKey(*rows[0])
 
     def change_key(self, id: str, changes: Mapping[str, Any]) -> ApiKey:
-        """Set a key's `label` or `expires`, those that are named. Raises NotFound, or RequestError."""
+        """Set a key's `label` or `expires`, if present. Raises NotFound, or RequestError."""
         key = msgspec.structs.replace(self.find_key(id), **changes)
         _check_key(key.label, changes.get("expires"))
         with self._data.write() as db:
@@ -278,8 +278,8 @@ class TenantStore:
         return key
 
     def rotate_key(self, id: str, overlap: int = 0) -> str:
-        """A new key like an old one, which is valid for `overlap` more seconds. Raises NotFound if there is
-        no such key that is valid."""
+        """A new key like an old one, which stays valid for `overlap` more seconds. Raises NotFound if there
+        is no such valid key."""
         old, now = self.find_key(id), int(time.time())
         if old.revoked is not None or (old.expires is not None and old.expires <= now):
             raise NotFound(f"The key {old.id} is not valid any more.", param="id")
@@ -294,12 +294,11 @@ class TenantStore:
         return key
 
     def revoke_key(self, id: str) -> None:
-        """From now on the key is not valid. `id` may be the whole key. Raises NotFound if there is no such
-        key."""
+        """Revoke the key at once. `id` may be the whole key. Raises NotFound if it does not exist."""
         self._revoke("keys", "id", key_id(id))
 
     def on_behalf_of(self, tenant: str) -> Identity | None:
-        """The identity for a tenant's work without a request; None for an unknown or revoked tenant."""
+        """The identity for a tenant's work without a request. None for an unknown or revoked tenant."""
         rows = self._data.rows(
             "select created, revoked, limits, exists (select 1 from keys where keys.tenant = name "
             "and role = 'admin' and keys.revoked is null) as admin from tenants where name = ?",
@@ -313,11 +312,11 @@ class TenantStore:
         return Identity(tenant, "tenant", limits, since=rows[0]["created"])
 
     def has_keys(self) -> bool:
-        """Whether there ever was a key: then every request needs one."""
+        """Whether there was ever a key: every request then needs one."""
         return self._own is not None or bool(self._data.rows("select 1 from keys limit 1"))
 
     def identify(self, key: str) -> Identity | None:
-        """Whom the key belongs to; None if it is not valid. Takes the same time for every wrong secret."""
+        """The owner of a key. None if the key is not valid. Takes the same time for every wrong secret."""
         if self._own is not None and hmac.compare_digest(self._own, _hash(key)):
             return Identity(DEFAULT_TENANT, "admin")
         match = _KEY.fullmatch(key)
@@ -346,7 +345,7 @@ class TenantStore:
 
 
 def key_id(key: str) -> str:
-    """The id of a key, which may be whole."""
+    """The id of a key, given as the id or the whole key."""
     match = _KEY.fullmatch(key)
     return match[1] if match else key
 

@@ -1,4 +1,4 @@
-"""What was used, by hour, tenant, key and adapter: counted in memory, and added up in the data directory."""
+"""Usage by hour, tenant, key and adapter: counted in memory, and added up in the data directory."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ MOST_ROWS = 10_000
 _HOUR = 3600
 _MINUTE = 60
 _KEPT_SECONDS = 400 * 86400
-_MOST_PENDING = 100_000  # sums in memory; more have no adapter's name
+_MOST_PENDING = 100_000  # sums in memory; further ones have no adapter's name
 
 Column = Literal["hour", "tenant", "key", "adapter"]
 COLUMNS: tuple[Column, ...] = get_args(Column)
@@ -41,9 +41,9 @@ _Place = tuple[int, str, str, str]
 
 
 class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sums over what `group_by` does not name. `hour` is the Unix time at which it began; `key` is empty for
+    """Sums over what `group_by` does not name. `hour` is the Unix time at which it began. `key` is empty for
     batches and servers without keys, `adapter` for the base. `adapter_seconds` are those that sequences ran
-    with the adapter, each from its first step on; sequences that ran at the same time count one by one."""
+    with the adapter, each from its first step on; sequences that ran at the same time count separately."""
 
     requests: int
     prompt_tokens: int
@@ -57,9 +57,10 @@ class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class UsageLedger:
-    """Counts. `add` costs a dictionary's time; a thread writes the sums every few seconds within `running`.
+    """Counts usage. `add` takes as long as a dictionary update; a thread writes the sums every few seconds
+    within `running`.
 
-    A server that is killed loses what was counted since it wrote last.
+    A server that is killed loses what it has not written yet.
     """
 
     def __init__(self, data: DataDir, clock: Callable[[], float] = time.time) -> None:
@@ -78,7 +79,7 @@ class UsageLedger:
         completion: int,
         seconds: float = 0.0,
     ) -> None:
-        """Count a request that is over, and the `seconds` that it ran with its adapter."""
+        """Count a request that has ended, and the `seconds` that it ran with its adapter."""
         hour = int(self._clock()) // _HOUR * _HOUR
         with self._lock:
             named = adapter or "" if len(self._pending) < _MOST_PENDING else ""
@@ -87,17 +88,17 @@ class UsageLedger:
                 sums[index] += number
 
     def saw(self, key: str) -> None:
-        """Note that a key was used now."""
+        """Record that a key was used now."""
         self._seen[key] = int(self._clock()) // _MINUTE * _MINUTE
 
     @contextmanager
     def running(self) -> Iterator["UsageLedger"]:
-        """Write now and then while the block runs, and when it ends."""
+        """Write regularly while the block runs, and when it ends."""
         with flushed("usage", self.flush, FLUSH_SECONDS, logger):
             yield self
 
     def flush(self) -> None:
-        """Write what was counted. Raises StorageFailed; then it is still counted."""
+        """Write what was counted. Raises StorageFailed; the counts are then kept."""
         with self._lock:
             pending, self._pending = self._pending, {}
             seen, self._seen = self._seen, {}
@@ -124,8 +125,8 @@ class UsageLedger:
         begin: int | None = None,
         end: int | None = None,
     ) -> tuple[list[UsageRow], bool]:
-        """The sums of the hours from `begin` and before `end`, of one tenant or of all, by time and name; and
-        whether there are more than are given."""
+        """The sums of the hours from `begin` (inclusive) to `end` (exclusive), of one tenant or of all, by
+        time and name; and whether there are more."""
         grouped = ", ".join(group_by)
         sums = ", ".join(f"sum({name}) as {name}" for name in _SUMS)
         query = (
@@ -152,7 +153,7 @@ class UsageLedger:
 
 
 def columns_of(text: str) -> list[Column]:
-    """The columns of a `group_by`, as they are named with commas between them. Raises RequestError."""
+    """The columns of a `group_by`, separated by commas. Raises RequestError."""
     named = [name.strip() for name in text.split(",") if name.strip()]
     for name in named:
         if name not in COLUMNS:

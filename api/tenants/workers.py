@@ -1,8 +1,8 @@
-"""Work for requests that would hold up the event loop: in threads, one request of a tenant's at a time.
+"""Runs work that would hold up the event loop in threads, for one request of a tenant at a time.
 
-A request whose body is long takes a `Turn` when its body is there, and keeps it until it is ready for the
+A request with a long body takes a `Turn` when its body is there, and keeps it until it is ready for the
 engine. So at most one large request of a tenant is decoded, rendered and encoded at any time, however many it
-sends, and tenants take turns. After its turn a tenant rests as long as its work took, so that one that sends
+sends, and tenants take turns. After its turn a tenant rests as long as its work took. So a tenant that sends
 nothing else leaves half a processor to the others.
 """
 
@@ -23,12 +23,12 @@ _THREADS = 2
 _REST = 1.0  # seconds of rest for one of work
 _LONGEST_REST = 1.0
 _REMEMBERED = 1000  # tenants
-_LARGE = 2**19  # bytes of a request whose memory is worth giving back
+_LARGE = 2**19  # bytes of a request whose memory is worth returning to the system
 _TRIM_SECONDS = 0.5  # after the last large request
 
 
 class Workers:
-    """The threads, and whose turn it is. Belongs to one event loop."""
+    """The threads, and the order of turns. Belongs to one event loop."""
 
     def __init__(self, threads: int = _THREADS) -> None:
         self._threads = CapacityLimiter(threads)
@@ -36,7 +36,7 @@ class Workers:
         self._trim: threading.Timer | None = None
 
     async def turn(self, tenant: str, size: int = 0) -> "Turn":
-        """Wait for this tenant's turn; `size` is the request's in bytes. The caller has to `end` it."""
+        """Wait for this tenant's turn. `size` is the request's in bytes. The caller must `end` the turn."""
         lane = self._lane(tenant)
         await lane.free.acquire()
         try:
@@ -48,7 +48,7 @@ class Workers:
         return Turn(self, lane, size)
 
     async def run(self, tenant: str, work: Callable[[], T]) -> T:
-        """`work`, in a turn of its own."""
+        """Run `work` in a turn of its own."""
         turn = await self.turn(tenant)
         try:
             return await turn.run(work)
@@ -56,11 +56,11 @@ class Workers:
             turn.end()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """`work`, as soon as there is a thread. It is finished even if its caller has stopped waiting."""
+        """Run `work` as soon as there is a thread. It finishes even if its caller has stopped waiting."""
         return await to_thread.run_sync(work, limiter=self._threads)
 
     def ended(self, size: int) -> None:
-        """A turn of a request of this size has ended: what it used is given back soon."""
+        """A turn for a request of this size has ended: its memory is returned to the system soon."""
         if size >= _LARGE and self._trim is None:
             self._trim = threading.Timer(_TRIM_SECONDS, self._give_back)
             self._trim.daemon = True
@@ -77,7 +77,7 @@ class Workers:
 
 
 class _Lane:
-    """One tenant's: who is not at work waits here, first come, first served."""
+    """One tenant's queue, first come, first served."""
 
     def __init__(self) -> None:
         self.free = Semaphore(1, max_value=1)
@@ -99,7 +99,7 @@ class Turn:
         self._ended = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """`work`, in a thread."""
+        """Run `work` in a thread."""
         return await self._workers.in_thread(partial(self._timed, work))
 
     def end(self) -> None:
