@@ -18,8 +18,8 @@ from personae.grammar.spec import GrammarSpec
 
 SECONDS = 10.0  # for which an answer waits for its check
 _AT_ONCE = 4  # checks of a tenant in the checker; its other checks wait, other tenants' do not
-_Places = WeakValueDictionary[str, anyio.CapacityLimiter]  # kept while they are used
-_PLACES: RunVar[_Places] = RunVar("places of checks, by tenant")
+_Limiters = WeakValueDictionary[str, anyio.CapacityLimiter]  # kept while they are used
+_LIMITERS: RunVar[_Limiters] = RunVar("places of checks, by tenant")
 _CHECKER = Checker()  # one process for all, started when it is first needed
 
 
@@ -81,10 +81,10 @@ class AnswerCheck:
 
 async def _checked_in_process(tenant: str, parts: list[tuple[GrammarSpec, str]]) -> list[Found] | None:
     """The outcomes. None if the limits did not allow the checks."""
-    all_places = _PLACES.get(None)
-    if all_places is None:
-        _PLACES.set(all_places := _Places())
-    places = all_places.setdefault(tenant, anyio.CapacityLimiter(_AT_ONCE))
+    limiters = _LIMITERS.get(None)
+    if limiters is None:
+        _LIMITERS.set(limiters := _Limiters())
+    places = limiters.setdefault(tenant, anyio.CapacityLimiter(_AT_ONCE))
     with anyio.move_on_after(SECONDS):
         return await anyio.to_thread.run_sync(_CHECKER.check, parts, limiter=places, abandon_on_cancel=True)
     return None

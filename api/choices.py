@@ -89,7 +89,7 @@ class Choice:
         self._opening = opening
         self._prompt = prompt if echoed else ()
         self._prompt_seen = 0
-        self._unsaid: list[TokenEntry] = []  # of tokens that may yet turn out not to be text
+        self._pending: list[TokenEntry] = []  # of tokens that may yet turn out not to be text
         self._answers = answers
         self._check = check if answers else None
         self._include_stop = style.include_stop
@@ -121,7 +121,7 @@ class Choice:
             self._take_tokens(delta, part)
         if delta.finish is not None and not self.ended:
             self.ended = True
-            self._hear(self._parser.finish(), part)
+            self._add_words(self._parser.finish(), part)
             part.stop_reason = self._parser.stopped
             if part.stop_reason is not None:
                 part.finish = "stop"
@@ -157,18 +157,18 @@ class Choice:
             thinking = thinking or self._parser.thinking
             part.reasoned += thinking
             if thinking:
-                self._unsaid.clear()
+                self._pending.clear()
             elif delta.logprobs:
-                self._unsaid.append(part.entries[-1])
-            self._hear(words, part)
+                self._pending.append(part.entries[-1])
+            self._add_words(words, part)
             if self._parser.stopped is not None:
                 self.ended = True
                 part.finish, part.stop_reason = "stop", self._parser.stopped
                 return
 
-    def _hear(self, words: OutputPieces, part: Part) -> None:
-        if words.credit(self._unsaid) or words.calls:
-            self._unsaid.clear()
+    def _add_words(self, words: OutputPieces, part: Part) -> None:
+        if words.credit(self._pending) or words.calls:
+            self._pending.clear()
         part.words.add(words)
 
     def _place(self, token: int) -> int:

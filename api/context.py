@@ -19,7 +19,7 @@ from personae.api.settings import ApiSettings
 from personae.api.targets import session_of, targets_of
 from personae.api.telemetry.metrics import Metrics
 from personae.api.telemetry.tracing import UNTRACED, Tracing
-from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
+from personae.api.tenants.access import LOCAL_ADMIN, Caller, caller_of
 from personae.api.tenants.bodies import BodyBudget
 from personae.api.tenants.limits import Meter
 from personae.api.tenants.workers import Workers
@@ -76,7 +76,7 @@ class RequestContext:
     usage: "UsageLedger | None" = None
     responses: "ResponseStore | None" = None
     scaler: "ReplicaScaler | None" = None
-    caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
+    caller: Caller = field(default_factory=lambda: Caller(LOCAL_ADMIN))
     arrived: float | None = None
     patience: float = math.inf
     ignored: list[str] = field(default_factory=list)

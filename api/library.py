@@ -30,7 +30,7 @@ from personae.api.options import ServeOptions, checked
 from personae.api.python_types import with_types
 from personae.api.settings import serve_settings
 from personae.api.stream import AnswerBuilder
-from personae.api.tenants.access import NOBODY_ASKED, Caller
+from personae.api.tenants.access import LOCAL_ADMIN, Caller
 from personae.api.wire.answers import ChatChunk, ChatCompletion, Completion
 from personae.api.wire.decode import decode
 from personae.api.wire.schema import ChatRequest, CompletionRequest
@@ -84,7 +84,7 @@ class Engine:
     def _asked(self, fields: dict[str, Any], type: type[Any]) -> Iterator[tuple[RequestContext, Any]]:
         # The fields go through JSON, so that they mean exactly what they mean on the wire.
         body = msgspec.json.encode({"model": self.models[0], **with_types(fields)})
-        caller = Caller(NOBODY_ASKED)
+        caller = Caller(LOCAL_ADMIN)
         caller.body_size = len(body)
         settings = self._context.settings
         asked = decode(body, type, settings.max_json_depth, unknown=settings.unknown_fields)

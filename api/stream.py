@@ -105,8 +105,8 @@ class EventStream:
         if failure is not None:
             error = visible(failure, self._request_id)
             logs.note(code=error.code)
-            farewell = self._form.failed(error)
-            await _send(send, b"".join(map(_event, farewell)), more=False)
+            last_events = self._form.failed(error)
+            await _send(send, b"".join(map(_event, last_events)), more=False)
             return
         await _send(send, b"".join(map(_event, self._form.last())) + self._form.done, more=False)
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from personae.api.commands.remote import nobody_there, refusal, server_root
+from personae.api.commands.remote import refusal, server_root, unreachable
 from personae.api.commands.table import show, show_json
 from personae.api.tenants.cli import JsonOption, reporting
 from personae.errors import RequestError
@@ -123,7 +123,7 @@ def _client(url: str, key: str | None) -> Iterator["httpx.Client"]:
         ) as client:
             yield client
     except httpx.HTTPError as error:
-        raise RequestError(nobody_there(url, error)) from None
+        raise RequestError(unreachable(url, error)) from None
 
 
 def _checked(response: "httpx.Response") -> "httpx.Response":

@@ -148,10 +148,10 @@ def _conversation(body: Asked, most: int, names: FieldNames, ignored: list[str])
                 names.put(f"messages[{len(messages)}]", place)
                 messages.append(SystemMessage(_text(turn.content)))
             case wire.UserTurn():
-                _hear(messages, turn, place, names)
+                _add_user_turn(messages, turn, place, names)
             case wire.AssistantTurn():
                 names.put(f"messages[{len(messages)}]", place)
-                messages.append(_said(turn, f"messages[{len(messages)}]", place, names, ignored))
+                messages.append(_assistant_message(turn, f"messages[{len(messages)}]", place, names, ignored))
     return messages
 
 
@@ -159,7 +159,7 @@ def _text(content: str | list[wire.TextBlock]) -> Content:
     return content if isinstance(content, str) else [TextPart(block.text) for block in content]
 
 
-def _hear(messages: list[Message], turn: wire.UserTurn, place: str, names: FieldNames) -> None:
+def _add_user_turn(messages: list[Message], turn: wire.UserTurn, place: str, names: FieldNames) -> None:
     """Add a user's turn: the results of tools are messages of their own."""
     if isinstance(turn.content, str):
         names.put(f"messages[{len(messages)}]", place)
@@ -203,7 +203,7 @@ def _result(block: wire.ToolResultBlock) -> Content:
     return content if isinstance(content, str) else [_part(part) for part in content]
 
 
-def _said(
+def _assistant_message(
     turn: wire.AssistantTurn, at: str, place: str, names: FieldNames, ignored: list[str]
 ) -> AssistantMessage:
     if isinstance(turn.content, str):

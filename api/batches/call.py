@@ -117,7 +117,7 @@ class BatchCall:
         """Answer it. Sets `result`."""
         assert self._work is not None
         try:
-            self._end(200, await self._work.answer(_nobody))
+            self._end(200, await self._work.answer(_never_disconnected))
         except Exception as error:
             self._fail(error)
 
@@ -141,7 +141,7 @@ class BatchCall:
         )
 
 
-async def _nobody() -> dict[str, object]:
+async def _never_disconnected() -> dict[str, object]:
     """A batch has no connection that could close."""
     await anyio.sleep_forever()
     raise AssertionError

@@ -41,7 +41,7 @@ from personae.api.batches.store import BatchStore, new_id
 from personae.api.context import RequestContext
 from personae.api.files.store import FileStore, expiry
 from personae.api.settings import ApiSettings
-from personae.api.tenants.access import NOBODY_ASKED, Caller
+from personae.api.tenants.access import LOCAL_ADMIN, Caller
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity, TenantStore
 from personae.api.tenants.workers import Workers
@@ -369,7 +369,7 @@ class BatchManager:
 
     def _who(self, tenant: str) -> Identity | None:
         if self._tenants is None:
-            return NOBODY_ASKED
+            return LOCAL_ADMIN
         return self._tenants.on_behalf_of(tenant)
 
 

@@ -12,7 +12,7 @@ def server_root(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def nobody_there(url: str, error: Exception) -> str:
+def unreachable(url: str, error: Exception) -> str:
     """What to tell the user if no answer came."""
     return (
         f"{server_root(url)} does not answer ({error}): "

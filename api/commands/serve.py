@@ -140,7 +140,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
                     stored=stored if options.store_responses else None,
                     scaler=opened.scaler,
                 )
-                _tell(opened, app.state.context.family, options.data_dir)
+                _log_start(opened, app.state.context.family, options.data_dir)
                 named = options.default_model
                 if named is not None and named not in models:
                     known = registry is not None and registry.find(DEFAULT_TENANT, named) is not None
@@ -160,7 +160,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
         progress.stop()
 
 
-def _tell(opened: Opened, family: Family, data_dir: Path | None) -> None:
+def _log_start(opened: Opened, family: Family, data_dir: Path | None) -> None:
     """Log what was started."""
     tools, reasoning = (format.name if format else "none" for format in (family.tools, family.reasoning))
     if tools == GENERIC:

@@ -8,7 +8,7 @@ import httpx
 from rich.console import Console
 from rich.markup import escape
 
-from personae.api.commands.remote import nobody_there, refusal, server_root
+from personae.api.commands.remote import refusal, server_root, unreachable
 
 _PATIENCE = httpx.Timeout(10.0, read=None)
 _HELP = "/model NAME, /system TEXT, /reset, /exit; Ctrl-C stops an answer"
@@ -59,7 +59,7 @@ class Conversation:
         try:
             response = self._client.get("/v1/models")
         except httpx.HTTPError as error:
-            raise ChatFailed(nobody_there(str(self._client.base_url), error)) from None
+            raise ChatFailed(unreachable(str(self._client.base_url), error)) from None
         if response.is_error:
             raise ChatFailed(refusal(response))
         return [card["id"] for card in response.json()["data"]]

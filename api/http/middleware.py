@@ -51,7 +51,7 @@ class Gate:
             settings.upload_seconds if upload else settings.body_seconds,
             complete=scope["method"] != "POST" and not _announces_a_body(headers),
         )
-        status, wanted = 0, headers.get(orca.ASKED)
+        status, wanted = 0, headers.get(orca.FORMAT_HEADER)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -63,7 +63,7 @@ class Gate:
                 for name, value in scope["state"].get("answer_headers", {}).items():
                     message["headers"].append((name.encode(), value.encode()))
                 if wanted is not None and (load := self._metrics.load(wanted)) is not None:
-                    message["headers"].append((orca.TOLD, load))
+                    message["headers"].append((orca.LOAD_HEADER, load))
                 if not body.complete:  # its rest is never read
                     message["headers"] = [*(h for h in message["headers"] if h[0] != b"connection"), _CLOSE]
             await send(message)

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _KEEP_ALIVE = 65
 """Seconds; longer than load balancers keep idle connections, so that they close first."""
 
-_FAREWELL = 2
+_LAST_SECONDS = 2
 """Seconds that an answer has to be sent after it has ended."""
 
 
@@ -90,7 +90,7 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE,
-                timeout_graceful_shutdown=_FAREWELL,
+                timeout_graceful_shutdown=_LAST_SECONDS,
             )
         )
         self._on_ready = on_ready
@@ -148,5 +148,5 @@ class HttpServer(uvicorn.Server):
             self._end_all(Overloaded(why, code="shutting_down"))
             self._drain.end()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._drain.idle(), _FAREWELL)
+                await asyncio.wait_for(self._drain.idle(), _LAST_SECONDS)
         self.should_exit = True

@@ -10,7 +10,7 @@ import msgspec
 
 from personae.actors.client import EngineStats
 
-ASKED, TOLD = b"endpoint-load-metrics-format", b"endpoint-load-metrics"
+FORMAT_HEADER, LOAD_HEADER = b"endpoint-load-metrics-format", b"endpoint-load-metrics"
 
 
 def load_header(wanted: bytes, stats: EngineStats) -> bytes | None:

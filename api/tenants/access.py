@@ -30,7 +30,7 @@ _PROBES = frozenset({"/health", "/ready", "/ping"})  # they answer yes or no; pr
 _PAGES = frozenset({"/", "/console", "/docs", "/console/{name}"})  # static files; the page asks for a key
 OPEN = _PROBES | _PAGES
 """The paths of routes that need no key."""
-NOBODY_ASKED = Identity(DEFAULT_TENANT, "admin")
+LOCAL_ADMIN = Identity(DEFAULT_TENANT, "admin")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -93,7 +93,7 @@ class Access:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        caller = Caller(NOBODY_ASKED if is_open(scope["path"]) else self._identify(headers))
+        caller = Caller(LOCAL_ADMIN if is_open(scope["path"]) else self._identify(headers))
         scope.setdefault("state", {})["caller"] = caller
         logs.note(tenant=caller.tenant)
         with caller.until_done:
@@ -116,7 +116,7 @@ class Access:
                     "Without API keys the server is asked as localhost or by its IP address only: use one of "
                     "these in the URL, or make keys, or start it with --insecure-no-auth."
                 )
-            return NOBODY_ASKED
+            return LOCAL_ADMIN
         key = _key(headers)
         identity = None if key is None else self._store.identify(key)
         if identity is None:
