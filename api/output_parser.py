@@ -67,14 +67,14 @@ class PlainOutputParser:
 
     def push(self, token: int) -> OutputPieces:
         """What the next token adds."""
-        return _said(self._text.push((token,)).text)
+        return _pieces_of(self._text.push((token,)).text)
 
     def finish(self) -> OutputPieces:
         """The end of the tokens: returns the text that was held back."""
-        return _said(self._text.flush())
+        return _pieces_of(self._text.flush())
 
 
-def _said(text: str) -> OutputPieces:
+def _pieces_of(text: str) -> OutputPieces:
     return OutputPieces([Span(text)] if text else ())
 
 

@@ -336,10 +336,10 @@ def test_small_automata_are_given_to_outlines_unless_another_is_asked_for(compil
 
 def test_a_backend_asked_for_by_name_refuses_what_it_does_not_enforce(compiler):
     spec = GrammarSpec("regex", "a(?=b)?.*", backend="outlines")
-    with pytest.raises(GrammarError, match="outlines does not take this regex") as refused:
+    with pytest.raises(GrammarError, match="outlines does not support this regex") as refused:
         compiler.compile(spec)
     assert refused.value.param == "structured_outputs.regex"
-    with pytest.raises(GrammarError, match="outlines does not take a json_schema"):
+    with pytest.raises(GrammarError, match="outlines does not support a json_schema"):
         compiler.compile(GrammarSpec("json_schema", "{}", backend="outlines"))
 
 

@@ -155,13 +155,13 @@ def test_an_alternative_that_stands_later_is_written_too(pattern, text):
     ids=lambda pattern: pattern[:20],
 )
 def test_what_is_not_surely_the_same_or_small_is_refused(pattern):
-    with pytest.raises(GrammarError, match="outlines does not take"):
+    with pytest.raises(GrammarError, match="outlines does not support"):
         compiled(pattern)
 
 
 @pytest.mark.parametrize("spec", [GrammarSpec("json_object"), GrammarSpec("ebnf", 'root ::= "a"')], ids=str)
 def test_other_kinds_are_refused(spec):
-    with pytest.raises(GrammarError, match="outlines does not take"):
+    with pytest.raises(GrammarError, match="outlines does not support"):
         OUTLINES.compile(spec)
 
 
