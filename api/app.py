@@ -28,6 +28,7 @@ from personae.api.completions import completions
 from personae.api.console import check, live, pages
 from personae.api.context import RequestContext, context_of
 from personae.api.embeddings import routes as embeddings
+from personae.api.eval_reports import routes as eval_reports
 from personae.api.family import Family
 from personae.api.files import routes as files
 from personae.api.http.middleware import Gate, Prefix
@@ -107,6 +108,9 @@ OPERATIONS = (
     routes.version,
     routes.metrics,
     live.get_stats,
+    eval_reports.list_eval_reports,
+    eval_reports.get_eval_report,
+    eval_reports.get_eval_page,
     openapi,
     pages.home,
     pages.console,

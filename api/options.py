@@ -186,6 +186,14 @@ class ServerOptions:
             max=1000,
         ),
     ] = 0
+    eval_reports: Annotated[
+        Path | None,
+        OptionInfo(
+            "Show the runs of `personae eval` in this folder to admins, in the console.",
+            metavar="DIR",
+            folder=True,
+        ),
+    ] = None
     otlp_traces_endpoint: Annotated[
         str | None,
         OptionInfo(

@@ -245,7 +245,7 @@ def test_every_option_is_passed_on(
     asked: list[tuple[object, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for folder in ("model", "a", "b", "r"):
+    for folder in ("model", "a", "b", "r", "e"):
         Path(folder).mkdir()
     line = (
         "serve model --adapters a --adapters b --host ::1 --port 9 --device cpu --dtype float32 "
@@ -262,7 +262,8 @@ def test_every_option_is_passed_on(
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
         "--batch-concurrency 5 --background-tokens 6 --request-timeout 1.5 --log-format json "
-        "--otlp-traces-endpoint http://o --tenant-metrics 3 --tool-format hermes --reasoning-format none"
+        "--otlp-traces-endpoint http://o --tenant-metrics 3 --eval-reports e "
+        "--tool-format hermes --reasoning-format none"
     )
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
@@ -320,6 +321,7 @@ def test_every_option_is_passed_on(
         log_format="json",
         otlp_traces_endpoint="http://o",
         tenant_metrics=3,
+        eval_reports=Path("e"),
         tool_format="hermes",
         reasoning_format="none",
     )

@@ -43,7 +43,7 @@ function Summary({ answer }) {
   return html`<p class="summary">
     ${answer.finish}${usage &&
     ` · ${usage.prompt_tokens} prompt tokens (${cached} cached) · ${usage.completion_tokens} tokens`}
-    ${rate && ` · ${rate}/s`} ${invalid && html`<strong>· the answer does not satisfy its schema</strong>`}
+    ${rate && ` · ${rate}/s`} ${answer.restarted && " · the engine restarted meanwhile"} ${invalid && html`<strong>· the answer does not satisfy its schema</strong>`}
   </p>`;
 }
 

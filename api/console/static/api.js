@@ -53,6 +53,21 @@ export async function call(method, path, body, signal) {
   return (await send(method, path, body, signal)).json();
 }
 
+// Whether the engine would serve a request now.
+export async function ready() {
+  return (await fetch(url("ready"))).ok;
+}
+
+// Saves a file of the server's. It is never opened as a page: its type is no page's.
+export async function download(path, name) {
+  const content = await (await send("GET", path)).blob();
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([content], { type: "application/octet-stream" }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
 export async function text(path) {
   return (await send("GET", path)).text();
 }

@@ -13,7 +13,7 @@ const TABS = {
   live: ["Live", Live],
   adapters: ["Adapters", Adapters],
   tenants: ["Tenants", Tenants],
-  batches: ["Batches", Batches],
+  batches: ["Batches and evals", Batches],
   docs: ["API", Docs],
 };
 

@@ -1,14 +1,17 @@
-// Batches: a file of requests, how far they are, and what came of them.
+// Batches: a file of requests, how far they are, and what came of them. Below them are the evaluations.
 
-import { html, useState } from "./preact-htm.js";
+import { html, useRef, useState } from "./preact-htm.js";
 import { call, text, upload } from "./api.js";
 import { Failure, Field, useEvery, when } from "./parts.js";
+import { Reports } from "./reports.js";
 
 const ENDPOINTS = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
 const SHOWN = 50;
+const IDLE_TURNS = 5; // as often is asked while nothing runs: every fifteen seconds
 const LIVE = new Set(["validating", "in_progress", "finalizing", "cancelling"]);
 
 function Create({ done }) {
+  const [name, setName] = useState("");
   const [file, setFile] = useState(null);
   const [endpoint, setEndpoint] = useState(ENDPOINTS[0]);
   const [share, setShare] = useState(null);
@@ -22,7 +25,8 @@ function Create({ done }) {
     form.append("file", file);
     try {
       const { id } = await upload("v1/files", form, setShare);
-      await call("POST", "v1/batches", { input_file_id: id, endpoint, completion_window: "24h" });
+      const metadata = name.trim() ? { name: name.trim() } : undefined;
+      await call("POST", "v1/batches", { input_file_id: id, endpoint, completion_window: "24h", metadata });
       done();
     } catch (failure) {
       setError(failure);
@@ -31,6 +35,9 @@ function Create({ done }) {
   };
   return html`<form class="card" onSubmit=${send}>
     <h2>Run a batch</h2>
+    <${Field} label="Name of the batch">
+      <input maxlength="512" placeholder="optional" value=${name} onInput=${(event) => setName(event.target.value)} />
+    <//>
     <${Field} label="File of requests (JSON lines)">
       <input type="file" accept=".jsonl" onChange=${(event) => setFile(event.target.files[0])} />
     <//>
@@ -87,17 +94,30 @@ function Results({ id }) {
     ${rows.total > SHOWN && html`<p>The first ${SHOWN} of ${rows.total}.</p>`}`;
 }
 
+// How long it took, or has taken so far.
+function lasted({ created_at: begun, status, ...batch }) {
+  const end = batch.completed_at ?? batch.cancelled_at ?? batch.expired_at ?? batch.failed_at;
+  const seconds = Math.max((end ?? Math.floor(Date.now() / 1000)) - begun, 0);
+  return LIVE.has(status) || end ? ` · ${seconds} s` : "";
+}
+
 function Card({ batch, again }) {
   const counts = batch.request_counts;
   const cancel = () => call("POST", `v1/batches/${encodeURIComponent(batch.id)}/cancel`, {}).then(again, again);
+  const { name, ...others } = batch.metadata ?? {};
+  const usage = batch.usage;
   return html`<article class="card">
-    <h2>${batch.id}</h2>
+    <h2>${name || batch.id}</h2>
     <p>
       <strong>${batch.status}</strong> · ${batch.endpoint} · ${when(batch.created_at)} · ${counts.completed} of
-      ${counts.total} answered, ${counts.failed} failed
+      ${counts.total} answered, ${counts.failed} failed${lasted(batch)}
+      ${usage && ` · ${usage.input_tokens} prompt tokens, ${usage.output_tokens} written`}
     </p>
+    ${name && html`<p><code>${batch.id}</code></p>`}
+    ${Object.keys(others).length > 0 &&
+    html`<dl>${Object.entries(others).map(([key, value]) => html`<div><dt>${key}</dt><dd>${value}</dd></div>`)}</dl>`}
     <progress
-      aria-label=${`Progress of ${batch.id}`}
+      aria-label=${`Progress of ${name || batch.id}`}
       value=${counts.completed + counts.failed}
       max=${Math.max(counts.total, 1)}
     ></progress>
@@ -119,13 +139,22 @@ export function Batches({ shown }) {
       },
       (failure) => setError(failure),
     );
-  useEvery(3, () => shown && ask(), [shown]);
+  const asked = useRef(0);
+  useEvery(
+    3,
+    () => {
+      const busy = !list || list.data.some((batch) => LIVE.has(batch.status));
+      asked.current = busy ? 0 : (asked.current + 1) % IDLE_TURNS;
+      return shown && asked.current === 0 && ask();
+    },
+    [shown],
+  );
   return html`<div class="pair">
     <div>
       <${Failure} error=${error} />
       ${list && !list.data.length && html`<p>No batches yet.</p>`}
       ${list?.data.map((batch) => html`<${Card} key=${batch.id} batch=${batch} again=${ask} />`)}
     </div>
-    <${Create} done=${ask} />
+    <div><${Create} done=${ask} /><${Reports} shown=${shown} /></div>
   </div>`;
 }

@@ -2,6 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./preact-htm.js";
 import { call, stream, url } from "./api.js";
+import { watchPauses } from "./pauses.js";
 import { Answer, Turn } from "./answer.js";
 import { Copy, Failure, Field } from "./parts.js";
 import { KINDS, asCurl, asJavaScript, asPython, binding, chatBody } from "./request.js";
@@ -133,6 +134,7 @@ function Column({ index, column, models, change, close, options }) {
           />`,
       )}
       ${column.running && html`<${Answer} answer=${column.running} />`}
+      ${column.paused && html`<p class="paused" role="status">The engine restarts. The answer goes on by itself.</p>`}
       <${Failure} error=${column.error} />
     </div>
     <div class="bar">
@@ -169,17 +171,23 @@ export function Playground({ models }) {
       });
     };
     change(index, { messages, running: answer, error: null });
+    const pauses = watchPauses((paused) => {
+      answer.restarted ||= paused;
+      change(index, { paused });
+    });
     try {
       const body = { ...chatBody(column.model, options, messages), stream: true, stream_options: { include_usage: true } };
       for await (const chunk of stream("v1/chat/completions", body, abort.signal)) {
+        pauses.heard();
         take(answer, chunk);
         draw();
       }
     } catch (error) {
       if (!abort.signal.aborted) change(index, { error });
     }
+    pauses.end();
     running.current.delete(index);
-    change(index, { running: null, messages: [...messages, ...asMessages(answer)] });
+    change(index, { running: null, paused: false, messages: [...messages, ...asMessages(answer)] });
     setBusy(running.current.size > 0);
   };
 

@@ -187,7 +187,7 @@ def test_a_phone_needs_no_sideways_scrolling(scheme: str, page: Page, server: Ru
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page.set_viewport_size({"width": 360, "height": 740})
     open_console(page, server)
-    for tab in ("Playground", "Live", "Adapters", "Tenants", "Batches", "API"):
+    for tab in ("Playground", "Live", "Adapters", "Tenants", "Batches and evals", "API"):
         page.get_by_role("button", name=tab, exact=True).click()
         page.wait_for_timeout(200)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
@@ -195,7 +195,7 @@ def test_a_phone_needs_no_sideways_scrolling(scheme: str, page: Page, server: Ru
 
 def test_every_control_has_a_name(page: Page, server: Running) -> None:
     open_console(page, server)
-    for tab in ("Playground", "Live", "Adapters", "Tenants", "Batches", "API"):
+    for tab in ("Playground", "Live", "Adapters", "Tenants", "Batches and evals", "API"):
         button = page.get_by_role("button", name=tab, exact=True)
         button.click()
         expect(button).to_have_attribute("aria-current", "page")

@@ -56,6 +56,7 @@ def test_operations_of_one_kind_have_one_tag() -> None:
         "batches",
         "chat",
         "completions",
+        "eval_reports",
         "files",
         "keys",
         "embeddings",

@@ -1,0 +1,150 @@
+"""No serious fault of accessibility, by axe-core, on any tab: light, dark, and on a phone."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planted_console import NamedAdapter, busy, plant_run, planted_console
+from playwright.sync_api import Page, expect
+from real_server import Running
+
+ROOT = Path(__file__).resolve().parents[3]
+AXE = ROOT / "tests" / "clients" / "node" / "node_modules" / "axe-core" / "axe.min.js"
+LOOKS = {
+    "light": ("light", 1280, 900),
+    "dark": ("dark", 1280, 900),
+    "phone": ("light", 360, 740),
+    "dark phone": ("dark", 360, 740),
+}
+TABS = ("playground", "live", "adapters", "tenants", "batches", "docs")
+look = pytest.mark.parametrize("look", LOOKS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed() -> None:
+    if not AXE.exists():
+        assert os.environ.get("PERSONAE_CLIENTS") != "required", "CI must have axe-core"
+        pytest.skip("axe-core is not installed: make clients")
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("planted")
+    plant_run(folder / "runs", "before", "Sum up two numbers")
+    engine = NamedAdapter(figures=busy("acme"))
+    with planted_console(folder / "data", engine, folder / "runs") as url:
+        yield url
+
+
+def faults(page: Page) -> list[tuple[Any, ...]]:
+    """Serious and critical ones: the rule, where, and why."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    assert found["passes"], "it has looked at something"
+    return [
+        (one["id"], node["target"], node["failureSummary"])
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    ]
+
+
+def dress(page: Page, look: str) -> None:
+    scheme, width, height = LOOKS[look]
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    page.set_viewport_size({"width": width, "height": height})
+
+
+def test_axe_sees_a_fault_that_is_planted(page: Page, planted: str) -> None:
+    page.goto(planted)
+    page.get_by_role("button", name="Send").wait_for()
+    page.evaluate(
+        "document.querySelector('textarea').parentElement.replaceWith(document.createElement('select'))"
+    )
+    assert [rule for rule, *_ in faults(page)] == ["select-name"]
+
+
+@look
+@pytest.mark.parametrize("tab", TABS)
+def test_every_tab(tab: str, look: str, page: Page, planted: str, tmp_path: Path) -> None:
+    dress(page, look)
+    page.goto(f"{planted}/#{tab}")
+    SHOWN[tab](page, tmp_path)
+    assert faults(page) == []
+
+
+@look
+def test_an_answer_with_chances_and_a_refused_schema(look: str, page: Page, server: Running) -> None:
+    dress(page, look)
+    page.goto(server.url)
+    page.get_by_label("Token probabilities").check()
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_label("Most tokens").fill("24")
+    page.get_by_label("Message", exact=True).fill("Hello!")
+    page.keyboard.press("Enter")
+    expect(page.locator(".summary")).to_have_count(2, timeout=60_000)
+    page.get_by_label("Bound by").select_option("schema")
+    schema = {"type": "array", "uniqueItems": True, "title": "Tags", "items": {"minimum": 3}}
+    page.get_by_label("JSON Schema", exact=True).fill(json.dumps(schema))
+    expect(page.locator("tr.refused")).to_be_visible()
+    page.get_by_label("Strict").uncheck()
+    expect(page.locator("tr.checked")).to_be_visible()
+    page.get_by_label("Tokens with probabilities").first.press("ArrowRight")
+    expect(page.locator(".chances")).to_be_visible()
+    assert faults(page) == []
+
+
+def _playground(page: Page, _: Path) -> None:
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_label("Message", exact=True).fill("Hello!")
+    page.keyboard.press("Enter")
+    expect(page.locator(".summary")).to_have_count(2)
+
+
+def _live(page: Page, _: Path) -> None:
+    page.get_by_role("group", name="steps").press("ArrowLeft")
+    page.get_by_text("As a table").click()
+    expect(page.get_by_role("cell", name="acme")).to_be_visible()
+
+
+def _adapters(page: Page, _: Path) -> None:
+    expect(page.get_by_role("listitem").filter(has_text="poet")).to_be_visible()
+
+
+def _tenants(page: Page, _: Path) -> None:
+    page.get_by_label("Name of a new tenant").fill(f"tenant-{os.urandom(4).hex()}")
+    page.get_by_role("button", name="Add a tenant").click()
+    page.get_by_text("Limits", exact=True).first.click()
+    expect(page.get_by_role("button", name="Save limits").first).to_be_visible()
+
+
+def _batches(page: Page, folder: Path) -> None:
+    body = {"model": "base", "messages": [{"role": "user", "content": "hi"}]}
+    line = {"custom_id": "one", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    (folder / "requests.jsonl").write_text(json.dumps(line))
+    page.get_by_label("Name of the batch").fill("nightly")
+    page.get_by_label("File of requests").set_input_files(folder / "requests.jsonl")
+    page.get_by_role("button", name="Run").click()
+    page.get_by_role("button", name="Show results").first.click()
+    expect(page.get_by_role("cell", name="200").first).to_be_visible()
+    page.get_by_label("Evaluations").locator("summary").first.click()
+    page.get_by_text("2 failed").click()
+    page.locator("details.struct details.struct summary").first.click()
+
+
+def _docs(page: Page, _: Path) -> None:
+    page.get_by_text("/v1/messages", exact=True).click()
+    page.get_by_text("MessagesRequest").first.click()
+
+
+SHOWN = {
+    "playground": _playground,
+    "live": _live,
+    "adapters": _adapters,
+    "tenants": _tenants,
+    "batches": _batches,
+    "docs": _docs,
+}

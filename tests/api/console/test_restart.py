@@ -1,0 +1,49 @@
+"""The engine dies while the console waits for an answer."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+from patience import PATIENCE
+from planted_console import NamedAdapter, busy, planted_console
+from playwright.sync_api import Page, expect
+from programs import Program, child
+
+SLOW = "[a-z ]{300}"  # an answer that takes seconds
+LONG = 1000 * PATIENCE
+
+
+def test_a_stream_goes_on_when_the_engine_is_killed_and_the_page_shows_it(page: Page) -> None:
+    with Program("-m", "personae", "serve", "demo", "--port", "0", "--device", "cpu") as server:
+        found = re.match(r"personae ready (\S+)", server.line())
+        assert found is not None
+        page.goto(found[1])
+        page.get_by_label("Bound by").select_option("regex")
+        page.get_by_role("textbox", name="Regular expression").fill(SLOW)
+        page.get_by_label("Most tokens").fill("900")
+        page.get_by_label("Temperature").fill("0")
+        page.get_by_label("Message", exact=True).fill("Go on")
+        page.get_by_role("button", name="Send").click()
+        text = page.locator(".assistant .text")
+        expect(text).to_have_text(re.compile(".{20}"), timeout=LONG)
+        before = text.inner_text()
+        os.kill(child(server.process.pid), signal.SIGKILL)
+        paused = page.get_by_text("The engine restarts.")
+        expect(paused).to_be_visible(timeout=LONG)
+        expect(page.locator(".summary")).to_contain_text("the engine restarted meanwhile", timeout=LONG)
+        expect(paused).to_have_count(0)
+        after = text.inner_text()
+        assert re.fullmatch(SLOW, after)
+        assert after.startswith(before), "nothing is lost, nothing is said twice"
+        page.get_by_role("button", name="Live").click()
+        engine = page.get_by_label("Table of engines").locator("tbody td")
+        expect(engine.nth(1)).to_have_text("ready")
+        expect(engine.nth(4)).to_have_text("1")
+
+
+def test_a_restart_is_drawn_among_the_steps(page: Page, tmp_path: Path) -> None:
+    with planted_console(tmp_path, NamedAdapter(figures=busy("acme"))) as url:
+        page.goto(f"{url}/#live")
+        expect(page.get_by_label("Steps", exact=True)).to_contain_text("the engine restarted")
+        expect(page.locator(".bar-restart")).to_have_attribute("d", re.compile(r"^M[\d.]+ 0v90$"))
