@@ -6,7 +6,7 @@ outside of it is opened. What is read is bounded, and texts that are shown are c
 
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from math import sqrt
@@ -25,6 +25,9 @@ MOST_LINE = 2**20
 MOST_FAILURES = 100
 MOST_TEXT = 2000
 Z = 1.959964  # of a 95 % interval
+
+RowKey = tuple[str, str, str, str]
+"""Suite, task, model, mode."""
 
 
 class Head(msgspec.Struct, tag_field="type", tag="run", kw_only=True):
@@ -247,7 +250,7 @@ def _report(info: ReportInfo, lines: Iterator[Head | Outcome | Session]) -> Repo
             if line.part == 0:
                 plays[key] = []
             plays.setdefault(key, []).append(_cut(line))
-    cells: dict[tuple[str, str, str, str], _Cell] = {}
+    cells: dict[RowKey, _Cell] = {}
     failed: list[Outcome] = []
     for outcome in (one for parts in plays.values() for one in parts):
         row = outcome.suite, outcome.task, outcome.model, outcome.mode
@@ -258,10 +261,18 @@ def _report(info: ReportInfo, lines: Iterator[Head | Outcome | Session]) -> Repo
         **msgspec.structs.asdict(info),
         seconds=sum(session.seconds for session in sessions),
         complete=bool(sessions) and sessions[-1].complete,
-        rows=[_row(*key, cell) for key, cell in cells.items()],
+        rows=[_row(*key, cells[key]) for key in _ordered(cells)],
         failures=[_failure(outcome) for outcome in failed[:MOST_FAILURES]],
         failed=len(failed),
     )
+
+
+def _ordered(rows: Iterable[RowKey]) -> list[RowKey]:
+    """Suites, then their tasks, models and modes, each in the order in which they come."""
+    rows = [*rows]
+    columns = [list(dict.fromkeys(names)) for names in zip(*rows, strict=True)]
+    places = [{name: place for place, name in enumerate(names)} for names in columns]
+    return sorted(rows, key=lambda row: [place[name] for place, name in zip(places, row, strict=True)])
 
 
 def _cut(outcome: Outcome) -> Outcome:

@@ -72,7 +72,7 @@ function Results({ id }) {
     }
   };
   if (!rows) return html`<button type="button" onClick=${load}>Show results</button><${Failure} error=${error} />`;
-  return html`<table>
+  return html`<table class="results">
       <thead>
         <tr>
           <th scope="col">Request</th>
@@ -109,8 +109,8 @@ function Card({ batch, again }) {
   return html`<article class="card">
     <h2>${name || batch.id}</h2>
     <p>
-      <strong>${batch.status}</strong> · ${batch.endpoint} · ${when(batch.created_at)} · ${counts.completed} of
-      ${counts.total} answered, ${counts.failed} failed${lasted(batch)}
+      <strong>${batch.status}</strong> · ${batch.endpoint} · ${when(batch.created_at)} ·${" "}
+      ${`${counts.completed} of ${counts.total} answered, ${counts.failed} failed`}${lasted(batch)}
       ${usage && ` · ${usage.input_tokens} prompt tokens, ${usage.output_tokens} written`}
     </p>
     ${name && html`<p><code>${batch.id}</code></p>`}
@@ -144,17 +144,18 @@ export function Batches({ shown }) {
     3,
     () => {
       const busy = !list || list.data.some((batch) => LIVE.has(batch.status));
-      asked.current = busy ? 0 : (asked.current + 1) % IDLE_TURNS;
-      return shown && asked.current === 0 && ask();
+      asked.current = !shown ? -1 : busy ? 0 : (asked.current + 1) % IDLE_TURNS;
+      return asked.current === 0 && ask();
     },
     [shown],
   );
   return html`<div class="pair">
-    <div>
-      <${Failure} error=${error} />
-      ${list && !list.data.length && html`<p>No batches yet.</p>`}
-      ${list?.data.map((batch) => html`<${Card} key=${batch.id} batch=${batch} again=${ask} />`)}
+      <div>
+        <${Failure} error=${error} />
+        ${list && !list.data.length && html`<p>No batches yet.</p>`}
+        ${list?.data.map((batch) => html`<${Card} key=${batch.id} batch=${batch} again=${ask} />`)}
+      </div>
+      <${Create} done=${ask} />
     </div>
-    <div><${Create} done=${ask} /><${Reports} shown=${shown} /></div>
-  </div>`;
+    <${Reports} shown=${shown} />`;
 }

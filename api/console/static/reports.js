@@ -67,7 +67,7 @@ function Entry({ info }) {
   const [error, setError] = useState(null);
   const save = () => download(`${path(info.id)}/page`, `${info.id}.html`).then(() => setError(null), setError);
   return html`<details class="struct" onToggle=${(event) => event.target === event.currentTarget && setOpen(event.target.open)}>
-    <summary><b>${info.name}</b> <small>${info.suites.join(", ")} · ${when(info.modified)}</small></summary>
+    <summary><b>${info.name}</b> <small>${info.id !== info.name && `${info.id} · `}${info.suites.join(", ")} · ${when(info.modified)}</small></summary>
     ${open && html`<${Report} id=${info.id} />`}
     ${info.page && html`<button type="button" onClick=${save}>Save the report</button>`}
     <${Failure} error=${error} />
