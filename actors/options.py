@@ -157,11 +157,15 @@ class ClusterOptions:
     gpus_per_replica: Annotated[
         float | None,
         OptionInfo(
-            "With --ray: GPUs of a node that an engine takes.", min=0, unset="1 with --device cuda, else 0"
+            "With --ray: GPUs of a node that an engine takes.",
+            min=0,
+            metavar="GPUS",
+            unset="1 with --device cuda, else 0",
         ),
     ] = None
     cpus_per_replica: Annotated[
-        float, OptionInfo("With --ray: processor cores of a node that an engine takes.", min=0.1)
+        float,
+        OptionInfo("With --ray: processor cores of a node that an engine takes.", min=0.1, metavar="CORES"),
     ] = 1.0
     cluster_host: Annotated[
         str | None,

@@ -120,7 +120,9 @@ class AccessOptions:
     data_dir: Annotated[
         Path | None,
         OptionInfo(
-            "Where tenants, keys and uploads are kept.", metavar="DIR", unset="they are lost at the end"
+            "The folder of tenants, keys, uploads and batches.",
+            metavar="DIR",
+            unset="none; they are lost when the server stops",
         ),
     ] = None
     api_key: Annotated[

@@ -3,7 +3,7 @@
 The bounds are in tokens, with one token for each byte of what is not known. They hold at every point of an
 answer:
 
-distance <= rest + container * (open brackets) + lexeme
+    distance <= rest + container * (open brackets) + lexeme
 
 `container` is the most that one open object or array still needs, including the member that it has begun.
 `lexeme` is the most that a begun string, number or name needs. `rest` is what follows JSON in a structure.
