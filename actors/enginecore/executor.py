@@ -43,7 +43,7 @@ from personae.errors import ActorStopped, AdapterError, Overloaded
 from personae.lora.source import AdapterSource
 
 MEMORY_WORK_SHARE = 0.2  # of the last step's time that memory work may take between two steps
-GRACE_SECONDS = 0.001  # how long to wait for the next plan, and for memory work, before reporting
+GRACE_SECONDS = 0.001  # how long to wait for the next plan; how long memory work may delay a report
 POLL_SECONDS = 0.00005
 MASK_POLL_SECONDS = 0.001  # between two checks for masks, while there is nothing else to do
 
