@@ -213,7 +213,7 @@ def test_an_unknown_format_is_rejected_before_the_model_loads(option: str) -> No
     with start("serve", "--port", "0", option, "hermess") as program:
         program.end(2)
         delivered = program.errors
-    assert "format 'hermess'; there are " in delivered
+    assert "format 'hermess'. The formats are " in delivered
     assert "loading" not in delivered
 
 
