@@ -1,0 +1,104 @@
+"""What the frontend costs: its processor time for each streamed token, before an engine core that has none.
+
+    python -m personae.evals.frontend_cost --streams 32 --tokens 400
+
+The server is `personae serve` with `evals/mock_core.py` for its engine core. The clients read without
+looking, in this process. Prints the median of the rounds, and what the fastest round brought.
+"""
+
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import msgspec
+import typer
+
+
+SERVE = """
+import sys
+from functools import partial
+from personae.api import local
+from personae.api.cli import main
+command = (sys.executable, "-m", "personae.evals.mock_core", sys.argv.pop(1))
+local.open_multi_process = partial(local.open_multi_process, command=command)
+main()
+"""
+
+
+async def stream(port: int, model: str, tokens: int, route: str) -> int:
+    """One streamed answer; its bytes."""
+    body = {"model": model, "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    body |= {"prompt": "Once"} if route == "completions" else {"messages": [{"role": "user", "content": "Hi"}]}
+    text = msgspec.json.encode(body)
+    head = f"POST /v1/{'' if route == 'completions' else 'chat/'}completions HTTP/1.1\r\nhost: localhost\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(text)}\r\nconnection: close\r\n\r\n"
+    size = 0
+    async with await anyio.connect_tcp("127.0.0.1", port) as connection:
+        await connection.send(head.encode() + text)
+        last = b""
+        while True:
+            try:
+                last = await connection.receive(2**18)
+            except anyio.EndOfStream:
+                break
+            size += len(last)
+    assert size > 10 * tokens, last
+    return size
+
+
+async def measured(pid: int, port: int, model: str, streams: int, tokens: int, route: str) -> tuple[float, float]:
+    """Microseconds of the frontend's processor for each token, and tokens a second."""
+    used, begun = processor_time(pid), time.perf_counter()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(streams):
+            tasks.start_soon(stream, port, model, tokens, route)
+    count = streams * tokens
+    return (processor_time(pid) - used) / count * 1e6, count / (time.perf_counter() - begun)
+
+
+def processor_time(pid: int) -> float:
+    """Seconds that all threads of a process have had a processor, to the nanosecond."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    streams: Annotated[int, typer.Option(min=1)] = 32,
+    tokens: Annotated[int, typer.Option(min=1)] = 400,
+    step: Annotated[float, typer.Option(help="Seconds of a step.")] = 0.02,
+    route: Annotated[str, typer.Option(help="`chat` or `completions`.")] = "chat",
+) -> None:
+    """Measure."""
+    server = subprocess.Popen(  # noqa: S603 - our own interpreter and text
+        [sys.executable, "-c", SERVE, str(step), "serve", "demo", "--port", "0", "--served-model-name", "mock"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        ready = re.match(r"personae ready http://127.0.0.1:(\d+)", server.stdout.readline())
+        assert ready is not None
+        port = int(ready[1])
+        found = [
+            anyio.run(measured, server.pid, port, "mock", streams, tokens, route, backend_options={"use_uvloop": True})
+            for _ in range(rounds + 1)
+        ][1:]
+    finally:
+        server.terminate()
+        server.wait(30)
+    costs = [cost for cost, _ in found]
+    print(
+        f"{route}: {statistics.median(costs):.1f} us of the frontend's processor a token "
+        f"(least {min(costs):.1f}), {max(rate for _, rate in found):.0f} tokens/s in the fastest of {rounds} rounds"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
