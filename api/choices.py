@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from personae.api.output_parser import OutputParser, PlainOutputParser, ShapedOutputParser, TextStyle
-from personae.api.output_pieces import OutputPieces, Span, TokenEntry
+from personae.api.output_pieces import OutputPieces, TokenEntry
 from personae.api.wire.answers import Validation
 from personae.engine.sequence import Delta, TokenLogprobs
 from personae.engine.tokens import Detokenizer, Tokenizer
@@ -134,8 +134,10 @@ class Choice:
         if self._check is not None:
             self._check.take(part.words)
         if self._opening:
-            opened, self._opening = OutputPieces([Span(self._opening)]), ""
+            opened = OutputPieces()
+            opened.say(self._opening)
             opened.add(part.words)
+            self._opening = ""
             part.words = opened
         return part
 
@@ -167,9 +169,12 @@ class Choice:
                 return
 
     def _add_words(self, words: OutputPieces, part: Part) -> None:
-        if words.credit(self._pending) or words.calls:
+        if self._pending and (words.credit(self._pending) or words.calls):
             self._pending.clear()
-        part.words.add(words)
+        if part.words:
+            part.words.add(words)
+        else:  # nobody else has them
+            part.words = words
 
     def _place(self, token: int) -> int:
         return 0 if self._places is None else self._places.next(token)

@@ -42,10 +42,8 @@ class CallPart:
 class OutputPieces:
     """Adjacent pieces of one kind are joined, so the pieces do not depend on how the text was divided."""
 
-    def __init__(self, pieces: Iterable[Span | CallPart] = ()) -> None:
+    def __init__(self) -> None:
         self.pieces: list[Span | CallPart] = []
-        for piece in pieces:
-            self._take(piece)
 
     def __bool__(self) -> bool:
         return bool(self.pieces)
@@ -67,8 +65,13 @@ class OutputPieces:
 
     def say(self, text: str, *, reasoning: bool = False) -> None:
         """Add text."""
-        if text:
-            self._take(Span(text, reasoning))
+        if not text:
+            return
+        last = self.pieces[-1] if self.pieces else None
+        if isinstance(last, Span) and last.reasoning == reasoning:
+            last.text += text
+        else:
+            self.pieces.append(Span(text, reasoning))
 
     def call(self, part: CallPart) -> None:
         """Add what a call gained."""
@@ -80,11 +83,12 @@ class OutputPieces:
             self._take(piece)
 
     def credit(self, entries: list[TokenEntry]) -> bool:
-        """Give the first text the entries of its tokens. False if there is no text."""
-        span = next((span for span in self._spans() if not span.reasoning), None)
-        if span is not None:
-            span.entries += entries
-        return span is not None
+        """Give the first text the entries of its tokens; False if there is none."""
+        for span in self._spans():
+            if not span.reasoning:
+                span.entries += entries
+                return True
+        return False
 
     def _take(self, piece: Span | CallPart) -> None:
         last = self.pieces[-1] if self.pieces else None
@@ -95,7 +99,7 @@ class OutputPieces:
             case CallPart(), CallPart() if last.index == piece.index:
                 last.arguments += piece.arguments
             case _, Span():  # a copy, because it will grow
-                self.pieces.append(replace(piece, entries=[*piece.entries]))
+                self.pieces.append(Span(piece.text, piece.reasoning, [*piece.entries]))
             case _:
                 self.pieces.append(replace(piece))
 

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from personae.actors.kit.signal import Signal
 from personae.api.choices import Part
 from personae.api.context import RequestContext
 from personae.api.generation import Job, Sink, unless_disconnected
@@ -143,7 +144,7 @@ class _Outbox:
     def __init__(self) -> None:
         self._parts: dict[int, Part] = {}
         self._closed = False
-        self._changed = anyio.Event()
+        self._changed = Signal()
 
     def put(self, part: Part) -> None:
         waiting = self._parts.get(part.index)
@@ -158,11 +159,10 @@ class _Outbox:
         self._changed.set()
 
     async def take(self) -> list[Part] | None:
-        """All waiting parts, as soon as there are any. None at the end."""
-        await self._changed.wait()
-        if not self._parts and self._closed:
-            return None
+        """All waiting parts, as soon as there are any; None at the end."""
+        while not self._parts:
+            if self._closed:
+                return None
+            await self._changed.wait()
         parts, self._parts = list(self._parts.values()), {}
-        if not self._closed:
-            self._changed = anyio.Event()
         return parts

@@ -20,9 +20,8 @@ import codecs
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -220,7 +219,7 @@ class Tokenizer:
             id
             for id in ids
             if not (skip_special_tokens and id in self.special_ids)
-            and self.backend.id_to_token(id) is not None
+            and (self._bytes.get(id) or self.backend.id_to_token(id) is not None)
         ]
 
     def _find_bytes(self, id: int) -> bytes:
@@ -290,8 +289,7 @@ def _fallback_byte(token: str | None) -> int | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Text that is ready to be sent, and the stop string that ended it, if one did: then nothing follows."""
 
     text: str

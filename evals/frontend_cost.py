@@ -3,7 +3,7 @@
     python -m personae.evals.frontend_cost --streams 32 --tokens 400
 
 The server is `personae serve` with `evals/mock_core.py` for its engine core. The clients read without
-looking, in this process. Prints the median of the rounds, and what the fastest round brought.
+looking, in this process. Prints the median of the rounds.
 """
 
 import re
@@ -18,7 +18,6 @@ import anyio
 import msgspec
 import typer
 
-
 SERVE = """
 import sys
 from functools import partial
@@ -29,36 +28,56 @@ local.open_multi_process = partial(local.open_multi_process, command=command)
 main()
 """
 
+ASKED: dict[str, dict[str, object]] = {
+    "chat": {"messages": [{"role": "user", "content": "Hi"}]},
+    "completions": {"prompt": "Once"},
+}
+"""What each route is asked."""
+
 
 async def stream(port: int, model: str, tokens: int, route: str) -> int:
-    """One streamed answer; its bytes."""
-    body = {"model": model, "max_tokens": tokens, "stream": True, "ignore_eos": True}
-    body |= {"prompt": "Once"} if route == "completions" else {"messages": [{"role": "user", "content": "Hi"}]}
+    """One streamed answer; how many events it had."""
+    body = {"model": model, "max_tokens": tokens, "stream": True, "ignore_eos": True, **ASKED[route]}
     text = msgspec.json.encode(body)
-    head = f"POST /v1/{'' if route == 'completions' else 'chat/'}completions HTTP/1.1\r\nhost: localhost\r\n"
+    path = "chat/completions" if route == "chat" else route
+    head = f"POST /v1/{path} HTTP/1.1\r\nhost: localhost\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(text)}\r\nconnection: close\r\n\r\n"
-    size = 0
+    events = 0
     async with await anyio.connect_tcp("127.0.0.1", port) as connection:
         await connection.send(head.encode() + text)
-        last = b""
+        data = b""
         while True:
             try:
-                last = await connection.receive(2**18)
+                data = await connection.receive(2**18)
             except anyio.EndOfStream:
                 break
-            size += len(last)
-    assert size > 10 * tokens, last
-    return size
+            events += data.count(b"data: ")
+    assert b"[DONE]" in data, data
+    return events
 
 
-async def measured(pid: int, port: int, model: str, streams: int, tokens: int, route: str) -> tuple[float, float]:
-    """Microseconds of the frontend's processor for each token, and tokens a second."""
+async def measured(
+    pid: int, port: int, model: str, streams: int, tokens: int, route: str
+) -> tuple[float, float, float]:
+    """Microseconds of the frontend's processor for each token, tokens a second, and events for each token:
+    under 1 where the frontend could not keep up, and sent several tokens at once."""
+    events = 0
+
+    async def one() -> None:
+        nonlocal events
+        mine = await stream(port, model, tokens, route)
+        events += mine
+
     used, begun = processor_time(pid), time.perf_counter()
     async with anyio.create_task_group() as tasks:
         for _ in range(streams):
-            tasks.start_soon(stream, port, model, tokens, route)
+            tasks.start_soon(one)
     count = streams * tokens
-    return (processor_time(pid) - used) / count * 1e6, count / (time.perf_counter() - begun)
+    return (
+        (processor_time(pid) - used) / count * 1e6,
+        count / (time.perf_counter() - begun),
+        events / count,
+    )
 
 
 def processor_time(pid: int) -> float:
@@ -75,8 +94,9 @@ def main(
     route: Annotated[str, typer.Option(help="`chat` or `completions`.")] = "chat",
 ) -> None:
     """Measure."""
+    arguments = ["serve", "demo", "--port", "0", "--served-model-name", "mock"]
     server = subprocess.Popen(  # noqa: S603 - our own interpreter and text
-        [sys.executable, "-c", SERVE, str(step), "serve", "demo", "--port", "0", "--served-model-name", "mock"],
+        [sys.executable, "-c", SERVE, str(step), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -85,18 +105,17 @@ def main(
         assert server.stdout is not None
         ready = re.match(r"personae ready http://127.0.0.1:(\d+)", server.stdout.readline())
         assert ready is not None
-        port = int(ready[1])
-        found = [
-            anyio.run(measured, server.pid, port, "mock", streams, tokens, route, backend_options={"use_uvloop": True})
-            for _ in range(rounds + 1)
-        ][1:]
+        asked = (server.pid, int(ready[1]), "mock", streams, tokens, route)
+        loop = {"use_uvloop": True}
+        found = [anyio.run(measured, *asked, backend_options=loop) for _ in range(rounds + 1)][1:]
     finally:
         server.terminate()
         server.wait(30)
-    costs = [cost for cost, _ in found]
+    costs, rates, events = (sorted(column) for column in zip(*found, strict=True))
     print(
         f"{route}: {statistics.median(costs):.1f} us of the frontend's processor a token "
-        f"(least {min(costs):.1f}), {max(rate for _, rate in found):.0f} tokens/s in the fastest of {rounds} rounds"
+        f"(least {costs[0]:.1f}), {statistics.median(events):.2f} events a token, "
+        f"{rates[-1]:.0f} tokens/s in the fastest round"
     )
 
 

@@ -93,8 +93,9 @@ def main() -> None:
     start: Start = receive_first(line, Start)
     tokenizer = Tokenizer.load(start.options.model)
     name, *_ = start.options.base_names("mock")
+    models = {name: ModelCard(name, None, 0)}
     bounds = AdapterBounds(LoraShapes(1, sites({"q": (8, 8)})), 16, 65504.0)
-    facts = Facts({name: ModelCard(name, None, 0)}, MAX_MODEL_LEN, tokenizer.vocab_size, GenerationDefaults(), 1, bounds)
+    facts = Facts(models, MAX_MODEL_LEN, tokenizer.vocab_size, GenerationDefaults(), 1, bounds)
     line.sendall(frame(Loaded(facts)) + frame(EngineCoreStarted(start.epoch, SchedulerStats())))
     core = MockCore(line, plain_words(tokenizer))
     decode = decoder(ToCore).decode

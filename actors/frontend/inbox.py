@@ -4,10 +4,7 @@ A reader gets everything that arrived since its last read at once. So a slow cli
 tokens (bounded by max_tokens) and nothing else.
 """
 
-from collections import deque
-
-import anyio
-
+from personae.actors.kit.signal import Signal
 from personae.engine.sequence import Delta
 
 
@@ -15,9 +12,9 @@ class Inbox:
     """The deltas of one submission's sequences, in order. It has a single reader; `put` never waits."""
 
     def __init__(self) -> None:
-        self._deltas: deque[Delta] = deque()
+        self._deltas: list[Delta] = []
         self._error: Exception | None = None
-        self._arrived = anyio.Event()
+        self._arrived = Signal()
 
     def put(self, delta: Delta) -> None:
         """Add a delta."""
@@ -35,8 +32,6 @@ class Inbox:
         while not self._deltas:
             if self._error is not None:
                 raise self._error
-            self._arrived = anyio.Event()
             await self._arrived.wait()
-        deltas = list(self._deltas)
-        self._deltas.clear()
+        deltas, self._deltas = self._deltas, []
         return deltas

@@ -196,8 +196,11 @@ class LatestStats:
 
     def update(self, stats: SchedulerStats) -> None:
         """Take the figures of a step of this epoch."""
-        past, now = self.stats.counters, stats.counters + self._before
-        self.stats = replace(stats, counters=now)
+        past, now = self.stats.counters, stats.counters
+        if self.restarts > 0:
+            now += self._before
+            stats = replace(stats, counters=now)
+        self.stats = stats
         self.backlog.measured(now.tokens - past.tokens, now.step_seconds - past.step_seconds)
 
     def queues(self) -> tuple[QueueStats, ...]:

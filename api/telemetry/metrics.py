@@ -206,6 +206,8 @@ class SequenceClock:
     last: float = 0.0
     tokens: int = 0
     reason: str | None = None
+    _inter_token: Histogram | None = None  # the series that every token goes to, once they are known
+    _generated: Counter | None = None
 
     def saw(self, part: Part) -> None:
         """Record a part as it arrives from the engine."""
@@ -221,10 +223,14 @@ class SequenceClock:
                 if metrics.tenants is not None:
                     metrics.tenants.first_token(self.tenant, now - self.arrived)
             else:
-                metrics.inter_token.labels(model).observe((now - self.last) / len(part.tokens))
+                if self._inter_token is None:
+                    self._inter_token = metrics.inter_token.labels(model)
+                self._inter_token.observe((now - self.last) / len(part.tokens))
+            if self._generated is None:
+                self._generated = metrics.generation_tokens.labels(model)
             self.last = now
             self.tokens += len(part.tokens)
-            metrics.generation_tokens.labels(model).inc(len(part.tokens))
+            self._generated.inc(len(part.tokens))
         if part.finish is not None:
             self.end("stop" if part.finish == "tool_calls" else part.finish)
 

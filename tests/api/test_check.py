@@ -15,7 +15,7 @@ from tool_chat import TAGS, TEMPLATE, TIME, call, tool
 from personae.api import check
 from personae.api.app import create_app
 from personae.api.check import AnswerCheck
-from personae.api.output_pieces import OutputPieces, Span
+from personae.api.output_pieces import OutputPieces
 from personae.evals.hostile import retried
 from personae.grammar.schema.validate import SchemaValidation
 from personae.grammar.spec import GrammarSpec
@@ -138,7 +138,9 @@ async def test_a_tenants_slow_checks_wait_for_its_own_alone(monkeypatch: pytest.
 
     async def answered(tenant: str, text: str) -> None:
         one = AnswerCheck(tenant, GrammarSpec("json_schema", json.dumps(retried(40)), strict=False), {})
-        one.take(OutputPieces([Span(json.dumps(text))]))
+        words = OutputPieces()
+        words.say(json.dumps(text))
+        one.take(words)
         outcome = await one.outcome()
         assert outcome is not None
         assert outcome.valid
