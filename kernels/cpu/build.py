@@ -1,7 +1,9 @@
-"""Compiles the C++ with the machine's own compiler and loads it. `python -m personae.kernels.cpu.build`.
+"""Loads the C++ operators: those that came compiled with the wheel (`prebuilt.py`), else those that the
+machine's own compiler makes. `python -m personae.kernels.cpu.build` compiles them ahead of the first start.
 
-The library is in the user's cache folder. Its name is a hash of the sources, the compiler, the flags and the
-processor. So changed sources or another machine give another library, and a stale one is never loaded.
+A library that is compiled here is in the user's cache folder. Its name is a hash of the sources, the compiler,
+the flags and the processor. So changed sources or another machine give another library, and a stale one is
+never loaded.
 """
 
 import ctypes
@@ -14,6 +16,8 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+
+from personae.kernels.cpu import prebuilt
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "decoder.cpp"))
 FLAGS = (
@@ -33,15 +37,24 @@ _log = logging.getLogger("personae.kernels")
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled operators; None, with a warning, if there is no compiler or it fails."""
+    """The compiled operators; None, with a warning, if none came with the wheel and there is no compiler or it
+    fails."""
     import torch  # noqa: F401  # loads its OpenMP runtime first, which the library must use
 
+    if (found := prebuilt.find()) is not None:
+        try:
+            loaded = ctypes.CDLL(str(found))
+        except OSError as error:
+            _log.warning("the CPU kernels that came with the package cannot be loaded: %s", error)
+        else:
+            _log.info("CPU kernels: compiled for %s, from the package", found.stem)
+            return loaded
     compiler = find_compiler()
     if compiler is None:
         _log.warning("There is no C++ compiler. The CPU operators run in plain torch, which is slower.")
         return None
     try:
-        return ctypes.CDLL(str(_built(compiler)))
+        return ctypes.CDLL(str(built(compiler)))
     except (OSError, subprocess.SubprocessError) as error:
         _log.warning(
             "The CPU operators could not be built (%s). They run in plain torch, which is slower.", error
@@ -66,16 +79,20 @@ def compile_library(compiler: str, to: Path, *flags: str) -> None:
     )
 
 
-def _built(compiler: str) -> Path:
+def built(compiler: str, *flags: str) -> Path:
+    """The library in the cache folder, compiled if it is not there: with `flags` for any processor that they
+    allow, without for this one. Raises OSError and subprocess.SubprocessError."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout  # noqa: S603  # as above
     sources = [path.read_bytes() for path in (*SOURCES, *sorted(SOURCES[0].parent.glob("*.h")))]
-    made_from = b"\0".join([*sources, version, " ".join(FLAGS).encode(), _processor()])
+    made_from = b"\0".join(
+        [*sources, version, " ".join((*FLAGS, *flags)).encode(), *(() if flags else (_processor(),))]
+    )
     target = _cache_folder() / f"kernels-{hashlib.sha256(made_from).hexdigest()[:16]}.so"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / "kernels.so"
             _log.info("compiling CPU kernels (once, about 20 s)")
-            compile_library(compiler, made)
+            compile_library(compiler, made, *flags)
             made.replace(target)  # atomic, in case another process builds it too
     return target
 

@@ -256,6 +256,6 @@ def test_compiling_is_said_once_and_a_library_that_is_there_is_not_compiled_agai
     compiler = find_compiler()
     assert compiler is not None
     with caplog.at_level("INFO"):
-        first, second = build._built(compiler), build._built(compiler)
+        first, second = build.built(compiler), build.built(compiler)
     assert first == second
     assert caplog.messages == ["compiling CPU kernels (once, about 20 s)"]

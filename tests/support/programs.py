@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -32,12 +33,13 @@ class Program:
         paths: tuple[Path, ...] = (),
         pass_fds: tuple[int, ...] = (),
         python: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the block
         path = "" if python else os.pathsep.join(map(str, (ROOT / ".pkg", *paths)))
         self.process = subprocess.Popen(
             [python or sys.executable, *arguments],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(env or {})},
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,

@@ -1,0 +1,99 @@
+"""CPU kernels that come compiled with a wheel, one library for each common set of instructions.
+
+`make wheel` makes such a wheel. At start the richest set that the processor has is chosen. Older processors
+and checkouts compile the kernels themselves (`build.py`).
+
+    python -m personae.kernels.cpu.prebuilt DIR [NAME …]      # compiles all sets, or those that are named
+"""
+
+import platform
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).with_name("prebuilt")
+
+_V3 = "abm avx avx2 bmi1 bmi2 cx16 f16c fma lahf_lm movbe popcnt sse4_1 sse4_2 ssse3 xsave"  # as in cpuinfo
+_V4 = f"{_V3} avx512bw avx512cd avx512dq avx512f avx512vl"
+_BF16 = f"{_V4} avx512_bf16"
+_FP16 = f"{_BF16} avx512_fp16"
+_STATIC = ("-static-libstdc++", "-static-libgcc")  # the machine's own may be older
+
+
+class Variant(NamedTuple):
+    """A set of instructions: the compiler's flags for it, and the processor's in /proc/cpuinfo."""
+
+    name: str
+    flags: tuple[str, ...]
+    needs: frozenset[str]
+
+
+def _variant(name: str, needs: str, *flags: str) -> Variant:
+    return Variant(name, (*flags, *_STATIC), frozenset(needs.split()))
+
+
+VARIANTS = (
+    _variant("x86-64-v3", _V3, "-march=x86-64-v3"),
+    _variant("x86-64-v4", _V4, "-march=x86-64-v4"),
+    _variant("avx512-bf16", _BF16, "-march=x86-64-v4", "-mavx512bf16"),
+    _variant("avx512-fp16", _FP16, "-march=x86-64-v4", "-mavx512bf16", "-mavx512fp16"),
+    _variant(
+        "amx",
+        f"{_FP16} amx_bf16 amx_tile",
+        "-march=x86-64-v4",
+        "-mavx512bf16",
+        "-mavx512fp16",
+        "-mamx-tile",
+        "-mamx-bf16",
+    ),
+)
+"""The poorest first."""
+
+
+def find(folder: Path = FOLDER, features: frozenset[str] | None = None) -> Path | None:
+    """The library in `folder` for a processor with these features, this machine's by default; None if there
+    is none for it."""
+    variants = fitting(features_here() if features is None else features)
+    paths = (folder / f"{variant.name}.so" for variant in variants)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def fitting(features: frozenset[str]) -> list[Variant]:
+    """The variants that a processor with these features can run, the richest first."""
+    return [variant for variant in reversed(VARIANTS) if variant.needs <= features]
+
+
+def features_here() -> frozenset[str]:
+    """What Linux says that this x86 processor has; nothing elsewhere."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return frozenset()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def make(folder: Path, names: Sequence[str] = ()) -> list[Path]:
+    """Compile the variants into `folder`, or those that are named. Raises OSError and
+    subprocess.SubprocessError."""
+    from personae.kernels.cpu.build import built, find_compiler
+
+    compiler = find_compiler()
+    if compiler is None:
+        raise OSError("there is no C++ compiler")
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for variant in VARIANTS:
+        if not names or variant.name in names:
+            shutil.copyfile(built(compiler, *variant.flags), to := folder / f"{variant.name}.so")
+            made.append(to)
+    return made
+
+
+if __name__ == "__main__":
+    for path in make(Path(sys.argv[1]), sys.argv[2:]):
+        print(f"{path} {path.stat().st_size} bytes")  # noqa: T201

@@ -1,0 +1,50 @@
+"""Which of the compiled libraries of a wheel a processor gets."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from personae.kernels.cpu import build, prebuilt
+from personae.kernels.cpu.prebuilt import VARIANTS, find, fitting
+
+
+def features(name: str) -> frozenset[str]:
+    return next(variant.needs for variant in VARIANTS if variant.name == name)
+
+
+def test_each_set_of_instructions_has_all_of_the_poorer_ones() -> None:
+    for poorer, richer in pairwise(VARIANTS):
+        assert poorer.needs < richer.needs
+
+
+@pytest.mark.parametrize("name", [variant.name for variant in VARIANTS])
+def test_a_processor_gets_the_richest_library_that_it_can_run(name: str, tmp_path: Path) -> None:
+    for variant in VARIANTS:
+        (tmp_path / f"{variant.name}.so").touch()
+    assert find(tmp_path, features(name) | {"some_later_instruction"}) == tmp_path / f"{name}.so"
+
+
+def test_a_poorer_library_is_taken_where_the_richest_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "x86-64-v3.so").touch()
+    assert find(tmp_path, features("amx")) == tmp_path / "x86-64-v3.so"
+
+
+def test_a_processor_of_before_has_none(tmp_path: Path) -> None:
+    for variant in VARIANTS:
+        (tmp_path / f"{variant.name}.so").touch()
+    assert fitting(features("x86-64-v3") - {"avx2"}) == []
+    assert find(tmp_path, features("x86-64-v3") - {"avx2"}) is None
+    assert find(tmp_path, frozenset()) is None
+
+
+def test_a_library_that_cannot_be_loaded_gives_way_to_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "amx.so"
+    broken.write_bytes(b"no library")
+    monkeypatch.setattr(prebuilt, "find", lambda: broken)
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    assert build.library.__wrapped__() is None
+    assert "cannot be loaded" in caplog.messages[0]
+    assert caplog.messages[1].startswith("There is no C++ compiler")
