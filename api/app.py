@@ -35,6 +35,7 @@ from personae.api.http.middleware import Gate, Prefix
 from personae.api.http.openapi import document
 from personae.api.http.operation import Content, operation
 from personae.api.replicas import routes as replica_routes
+from personae.api.responses import conversation_routes as conversations
 from personae.api.responses import routes as responses
 from personae.api.responses.store import ResponseStore
 from personae.api.settings import ApiSettings
@@ -65,6 +66,16 @@ OPERATIONS = (
     responses.create_response,
     responses.get_response,
     responses.delete_response,
+    responses.cancel_response,
+    responses.list_input_items,
+    conversations.create_conversation,
+    conversations.get_conversation,
+    conversations.change_conversation,
+    conversations.delete_conversation,
+    conversations.create_items,
+    conversations.list_items,
+    conversations.get_item,
+    conversations.delete_item,
     anthropic.create_message,
     anthropic.count_tokens,
     routes.list_models,

@@ -17,7 +17,7 @@ from personae.api.context import RequestContext
 from personae.api.embeddings import vectors
 from personae.api.embeddings.wire import EmbeddingRequest
 from personae.api.generation import Job
-from personae.api.responses import routes as responses
+from personae.api.responses import admission as responses
 from personae.api.responses.request import ResponsesRequest
 from personae.api.stream import AnswerBuilder, encoded
 from personae.api.tenants.access import Caller

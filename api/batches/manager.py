@@ -45,6 +45,7 @@ from personae.api.tenants.access import LOCAL_ADMIN, Caller
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity, TenantStore
 from personae.api.tenants.workers import Workers
+from personae.api.wire.metadata import check_metadata
 from personae.errors import Conflict, NotFound, QuotaExceeded, RequestError, StorageFailed
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,6 @@ logger = logging.getLogger(__name__)
 _WINDOW = re.compile(r"([1-9]\d{0,3})([mhd])")
 _SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
 _LONGEST = 30 * 24 * 3600
-_METADATA = (16, 64, 512)  # pairs, characters of a key, characters of a value
 _RESULT_FILES = 2  # that a batch may have
 _SWEEP = 60.0  # seconds
 _AFTER_AN_ERROR = 30.0  # seconds until a batch is tried again after an error
@@ -154,7 +154,7 @@ class BatchManager:
         if body.endpoint not in ENDPOINTS:
             served = ", ".join(ENDPOINTS)
             raise RequestError(f"`endpoint` must be one of {served}.", param="endpoint")
-        _check_metadata(body.metadata)
+        check_metadata(body.metadata)
         after = body.output_expires_after
         keep = None if after is None else expiry(after.seconds, "output_expires_after.seconds")
         try:
@@ -383,13 +383,3 @@ def _window(text: str) -> int:
             param="completion_window",
         )
     return seconds
-
-
-def _check_metadata(metadata: dict[str, str] | None) -> None:
-    pairs, key, value = _METADATA
-    found = metadata or {}
-    if len(found) > pairs or any(len(k) > key or len(v) > value for k, v in found.items()):
-        raise RequestError(
-            f"`metadata` may have {pairs} pairs, their keys {key} characters and their values {value}.",
-            param="metadata",
-        )

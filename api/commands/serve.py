@@ -5,7 +5,7 @@ import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from pathlib import Path
 
 import anyio
@@ -26,6 +26,7 @@ from personae.api.hub.resolve import on_disk
 from personae.api.local import open_engine
 from personae.api.opened import Opened
 from personae.api.options import ServeOptions
+from personae.api.responses.background import BackgroundResponses
 from personae.api.responses.store import ResponseStore
 from personae.api.settings import serve_settings
 from personae.api.telemetry import logs
@@ -154,7 +155,11 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
                     end_all=opened.end_all,
                     describe=opened.describe,
                 )
-                async with batches.running(app.state.context):
+                background = BackgroundResponses(stored).runs(app.state.context)
+                async with (
+                    batches.running(app.state.context),
+                    background if options.store_responses else nullcontext(),
+                ):
                     await serve_until_lost(server, listener, opened)
     finally:
         progress.stop()

@@ -9,6 +9,8 @@ from personae.api.responses.items import ReasoningText, Status, Tool, ToolChoice
 from personae.api.responses.request import ReasoningOptions, TextOptions
 from personae.api.wire.answers import AnswerDetails, CachedTokens, ContentLogprob, Extension, UsageExtension
 
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
 
 class OutputText(msgspec.Struct, tag="output_text", tag_field="type"):
     """The text of a message."""
@@ -92,13 +94,19 @@ class Incomplete(msgspec.Struct):
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
+class ConversationRef(msgspec.Struct):
+    """The conversation that a response belongs to."""
+
+    id: str
+
+
 class Response(msgspec.Struct, kw_only=True):
     """The answer of `POST /v1/responses`. It repeats the request's fields."""
 
     id: str
     created_at: int
     model: str
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: ResponseStatus
     output: list[OutputItem]
     parallel_tool_calls: bool
     tool_choice: ToolChoice
@@ -117,9 +125,10 @@ class Response(msgspec.Struct, kw_only=True):
     error: ResponseError | None = None
     incomplete_details: Incomplete | None = None
     object: Literal["response"] = "response"
-    background: Literal[False] = False
+    background: bool = False
     store: bool = False
     previous_response_id: str | None = None
+    conversation: ConversationRef | None = None
     service_tier: Literal["default"] = "default"
     truncation: Literal["disabled"] = "disabled"
     personae: Extension | UnsetType = UNSET

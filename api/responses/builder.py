@@ -13,6 +13,7 @@ from personae.api.output_pieces import CallPart, Span
 from personae.api.packing import Pack, as_list
 from personae.api.responses.answers import (
     Completed,
+    ConversationRef,
     Created,
     EndedEarly,
     Event,
@@ -28,7 +29,13 @@ from personae.api.responses.answers import (
     ResponseUsage,
 )
 from personae.api.responses.items import Status
-from personae.api.responses.request import ENCRYPTED, ReasoningOptions, ResponsesRequest, TextOptions
+from personae.api.responses.request import (
+    ENCRYPTED,
+    ReasoningOptions,
+    ResponsesRequest,
+    TextOptions,
+    conversation_id,
+)
 from personae.api.responses.writing import (
     CallWriter,
     CustomCallWriter,
@@ -56,13 +63,16 @@ class ResponseBuilder(AnswerBuilder):
         body: ResponsesRequest,
         namespaces: Mapping[str, tuple[str, str]] | None = None,
         keep: Callable[[Response], None] | None = None,
+        *,
+        stored: bool = False,
     ) -> None:
-        """`namespaces` has the namespace and the name of each tool in a namespace. `keep` gets the response
-        before the client does, if it is to be stored."""
+        """`namespaces` has the namespace and the name of the tools that are in one; `keep` gets the complete
+        response before the client does. `stored` says whether the client can fetch it again."""
         self._job = job
         self._body = body
         self._namespaces = namespaces or {}
         self._keep = keep
+        self._stored = stored
         self._encrypted = ENCRYPTED in (body.include or ())
         self._logprobs = job.logs[0].params.logprobs is not None
         self._numbers = count()
@@ -99,10 +109,18 @@ class ResponseBuilder(AnswerBuilder):
 
     def failed(self, error: PersonaeError) -> Iterator[Event]:
         """The event that ends a response that broke off."""
+        yield self._event(Failed, response=self.broken_off(error))
+
+    def broken_off(self, error: PersonaeError) -> Response:
+        """The response that ends with an error."""
         response = self._fresh()
         response.status, response.output = "failed", list(self._output)
         response.error = ResponseError("server_error", error.message)
-        yield self._event(Failed, response=response)
+        return response
+
+    def begun(self) -> Response:
+        """The response before its answer."""
+        return self._fresh()
 
     @property
     def _place(self) -> int:
@@ -182,6 +200,7 @@ class ResponseBuilder(AnswerBuilder):
     def _fresh(self) -> Response:
         """The response before any text."""
         job, body = self._job, self._body
+        conversation = conversation_id(body)
         params = job.logs[0].params
         return Response(
             id=job.id,
@@ -201,6 +220,8 @@ class ResponseBuilder(AnswerBuilder):
             max_output_tokens=body.max_output_tokens,
             top_logprobs=body.top_logprobs or 0,
             user=body.user,
-            store=self._keep is not None,
+            store=self._stored,
+            background=bool(body.background),
             previous_response_id=body.previous_response_id,
+            conversation=None if conversation is None else ConversationRef(conversation),
         )

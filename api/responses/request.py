@@ -49,6 +49,12 @@ class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: Literal[False] | None = None
 
 
+class ConversationId(msgspec.Struct, forbid_unknown_fields=True):
+    """`conversation` as an object."""
+
+    id: str
+
+
 Include = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -74,9 +80,7 @@ class ResponsesRequest(Sampling, kw_only=True):
     )
     unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "access_programs": (),
-        "background": (False,),
         "context_management": ([],),
-        "conversation": (),
         "image": (),
         "moderation": (),
         "prompt": (),
@@ -99,6 +103,9 @@ class ResponsesRequest(Sampling, kw_only=True):
     # Whether the response is stored, and the stored one that it follows.
     store: bool | None = None
     previous_response_id: str | None = None
+    # The kept conversation that it belongs to, and whether its client fetches the answer later.
+    conversation: str | ConversationId | None = None
+    background: bool | None = None
     # As for chat completions.
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
@@ -110,9 +117,7 @@ class ResponsesRequest(Sampling, kw_only=True):
     safety_identifier: str | None = None
     # Not supported: `unserved` has the neutral values.
     access_programs: Any = None
-    background: Any = None
     context_management: Any = None
-    conversation: Any = None
     image: Any = None
     moderation: Any = None
     prompt: Any = None
@@ -132,15 +137,20 @@ class ResponsesRequest(Sampling, kw_only=True):
         if isinstance(value, dict):
             value = {**value}
             if isinstance(items := value.get("input"), list):
-                value["input"] = [_readable(item, ignored) for item in _kept(items, "input", ignored)]
+                value["input"] = readable_items(items, "input", ignored)
             if isinstance(tools := value.get("tools"), list):
                 value["tools"] = _kept(tools, "tools", ignored)
         return value
 
 
+def readable_items(items: list[Any], name: str, ignored: list[str]) -> list[Any]:
+    """The items of a field with their types, without those of optional hosted tools."""
+    return [_readable(item, ignored) for item in _kept(items, name, ignored)]
+
+
 def _kept(entries: list[Any], name: str, ignored: list[str]) -> list[Any]:
     """The entries without optional hosted tools."""
-    left_out = _LEFT_OUT if name == "tools" else _LEFT_OUT_ITEMS
+    left_out = _LEFT_OUT if name == "tools" else _LEFT_OUT_ITEMS  # of `input` or `items`
     kept = []
     for entry in entries:
         type = entry.get("type") if isinstance(entry, dict) else None
@@ -162,3 +172,9 @@ def _readable(item: Any, ignored: list[str]) -> Any:
         ignored.append("input[].encrypted_content")
         return {**item, "encrypted_content": None}
     return item
+
+
+def conversation_id(body: ResponsesRequest) -> str | None:
+    """The conversation that a request names."""
+    named = body.conversation
+    return named.id if isinstance(named, ConversationId) else named

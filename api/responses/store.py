@@ -9,15 +9,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from personae.api.responses.answers import Response
+from personae.api.responses.conversations import ConversationStore
 from personae.api.responses.items import Item
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.flusher import flushed
 from personae.errors import NotFound, Overloaded, RequestError, StorageFailed
+
+if TYPE_CHECKING:
+    from personae.api.responses.background import BackgroundResponses
 
 logger = logging.getLogger(__name__)
 
@@ -34,18 +39,20 @@ _decode_items = msgspec.json.Decoder(list[Item]).decode
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """A stored response: its JSON, the items that its request added, and the previous response."""
+    """A response as it is kept: its JSON, the items that its request added, and the response before it.
+    `request` is the JSON of a request in the background that is not answered yet."""
 
     tenant: str
     id: str
     previous: str | None
     input: bytes
     response: bytes
+    request: bytes | None = None
 
     @property
     def size(self) -> int:
         """Bytes that count for the tenant."""
-        return len(self.input) + len(self.response)
+        return len(self.input) + len(self.response) + len(self.request or b"")
 
 
 class _Output(msgspec.Struct):
@@ -53,9 +60,11 @@ class _Output(msgspec.Struct):
 
 
 class ResponseStore:
-    """The responses of a data directory. `clock` gives Unix time."""
+    """The responses of a data directory, and its `conversations`. `clock` gives Unix time."""
 
     def __init__(self, data: DataDir, clock: Callable[[], float] = time.time) -> None:
+        self.conversations = ConversationStore(data, clock)
+        self.background: BackgroundResponses | None = None  # while it runs
         self._data = data
         self._clock = clock
         self._lock = threading.Lock()
@@ -69,14 +78,36 @@ class ResponseStore:
         if self._bytes > _MOST_WAITING:
             raise Overloaded("Responses wait to be stored; try again later, or with `store` false.")
 
-    def keep(self, tenant: str, limit: int | None, response: Response, input: bytes) -> None:
-        """Store a response of a tenant that may have `limit` bytes of them."""
+    def keep(
+        self,
+        tenant: str,
+        limit: int | None,
+        response: Response,
+        input: bytes,
+        request: bytes | None = None,
+    ) -> None:
+        """Store a response of a tenant that may have `limit` bytes of them. It replaces the one with its id.
+        With a `request` it is not answered yet."""
         previous = response.previous_response_id
-        one = KeptResponse(tenant, response.id, previous, input, msgspec.json.encode(response))
+        one = KeptResponse(tenant, response.id, previous, input, msgspec.json.encode(response), request)
         with self._lock:
-            self._waiting[one.id] = one
-            self._bytes += one.size
+            self._put(one)
             self._limits[tenant] = DEFAULT_BYTES if limit is None else limit
+
+    def keep_again(
+        self, before: KeptResponse, response: Response, request: bytes | None = None
+    ) -> KeptResponse:
+        """Put a response in the place of what was kept of it so far."""
+        one = replace(before, response=msgspec.json.encode(response), request=request)
+        with self._lock:
+            self._put(one)
+        return one
+
+    def _put(self, one: KeptResponse) -> None:
+        if (before := self._waiting.pop(one.id, None)) is not None:
+            self._bytes -= before.size
+        self._waiting[one.id] = one
+        self._bytes += one.size
 
     def find(self, tenant: str, id: str) -> KeptResponse:
         """The tenant's response. Raises NotFound."""
@@ -85,11 +116,18 @@ class ResponseStore:
             return one
         with self._data.read() as db:
             row = db.execute(
-                "select previous, input, response from responses where id = ? and tenant = ?", (id, tenant)
+                "select previous, input, response, request from responses where id = ? and tenant = ?",
+                (id, tenant),
             ).fetchone()
         if row is None:
             raise NotFound(f"There is no response `{id[:80]}`.", param="id", code="response_not_found")
-        return KeptResponse(tenant, id, row["previous"], row["input"], row["response"])
+        return KeptResponse(tenant, id, *row)
+
+    def unanswered(self) -> list[tuple[str, str]]:
+        """The tenants and ids of responses on the disk that are not answered yet, the oldest first."""
+        with self._data.read() as db:
+            query = "select tenant, id from responses where request is not null order by rowid"
+            return [(row["tenant"], row["id"]) for row in db.execute(query)]
 
     def conversation(self, tenant: str, id: str, most: int) -> list[Item]:
         """All items up to and including a response. Raises RequestError if it, or one before it, does not
@@ -127,7 +165,7 @@ class ResponseStore:
     @contextmanager
     def running(self) -> Iterator["ResponseStore"]:
         """Write new responses while the block runs, and when it ends."""
-        with flushed("responses", self.flush, FLUSH_SECONDS, logger):
+        with flushed("responses", self.flush, FLUSH_SECONDS, logger), self.conversations.running():
             yield self
 
     def flush(self) -> None:
@@ -139,13 +177,7 @@ class ResponseStore:
             return
         try:
             with self._data.write() as db:
-                db.executemany(
-                    "insert into responses values (?, ?, ?, ?, ?, ?, ?)",
-                    [
-                        (one.id, one.tenant, int(now), one.previous, one.size, one.input, one.response)
-                        for one in waiting
-                    ],
-                )
+                db.executemany(_KEEP, [_row(one, int(now)) for one in waiting])
                 db.execute("delete from responses where created < ?", (int(now) - KEPT_SECONDS,))
                 for tenant, limit in limits.items():
                     (used,) = db.execute(
@@ -161,15 +193,26 @@ class ResponseStore:
         removed = []
         with self._lock:
             for one in waiting:
-                if self._waiting.pop(one.id, None) is None:
+                latest = self._waiting.get(one.id)
+                if latest is None:
                     removed.append((one.id,))  # while it was being written
-                else:
+                elif latest is one:
+                    del self._waiting[one.id]
                     self._bytes -= one.size
         if removed:
             with self._data.write() as db:
                 db.executemany("delete from responses where id = ?", removed)
 
 
+def _row(one: KeptResponse, now: int) -> tuple[object, ...]:
+    return one.id, one.tenant, now, one.previous, one.size, one.input, one.response, one.request
+
+
+_KEEP = (
+    "insert into responses (id, tenant, created, previous, bytes, input, response, request) "
+    "values (?, ?, ?, ?, ?, ?, ?, ?) on conflict (id) do update set "
+    "bytes = excluded.bytes, response = excluded.response, request = excluded.request"
+)
 _PRUNE = (
     "delete from responses where rowid in (select rowid from (select rowid, "
     "sum(bytes) over (order by rowid desc) as kept from responses where tenant = ?) where kept > ?)"

@@ -67,15 +67,17 @@ class Names(FieldNames):
         """The namespace and the name of each tool in a namespace, by the name that the model sees."""
 
 
-def chat_request(body: ResponsesRequest, most_items: int, earlier: int = 0) -> tuple[ChatRequest, Names]:
-    """The equivalent chat completion. The first `earlier` items come from stored responses. Raises
+def chat_request(
+    body: ResponsesRequest, most_items: int, earlier: int = 0, field: str = "previous_response_id"
+) -> tuple[ChatRequest, Names]:
+    """The equivalent chat completion. The first `earlier` items are stored ones, which `field` named. Raises
     UnsupportedParameter for unsupported items, RequestError for more than `most_items`."""
     if isinstance(body.input, list) and len(body.input) > most_items:
         raise RequestError(f"`input` may have at most {most_items} items.", param="input")
     names = Names()
     shared = {name: getattr(body, name) for name in Sampling.__struct_fields__}
     reasoning, text = body.reasoning, body.text
-    messages = _messages(body, names, earlier)
+    messages = _messages(body, names, earlier, field)
     logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
     chat = ChatRequest(
         **shared,
@@ -94,7 +96,7 @@ def chat_request(body: ResponsesRequest, most_items: int, earlier: int = 0) -> t
     return chat, names
 
 
-def _messages(body: ResponsesRequest, names: Names, earlier: int) -> list[Message]:
+def _messages(body: ResponsesRequest, names: Names, earlier: int, field: str) -> list[Message]:
     messages: list[Message] = []
     if body.instructions is not None:
         names.put("messages[0]", "instructions")
@@ -105,7 +107,7 @@ def _messages(body: ResponsesRequest, names: Names, earlier: int) -> list[Messag
         names.put(f"messages[{len(messages)}].content", "input")
         return [*messages, UserMessage(body.input)]
     for index, item in enumerate(body.input):
-        place = f"input[{index - earlier}]" if index >= earlier else "previous_response_id"
+        place = f"input[{index - earlier}]" if index >= earlier else field
         _add(messages, item, place, names)
     return messages
 

@@ -66,8 +66,26 @@ create table if not exists responses (
     previous text,
     bytes integer not null,
     input blob not null,
-    response blob not null
+    response blob not null,
+    request blob
 ) strict;
+create table if not exists conversations (
+    id text primary key,
+    tenant text not null,
+    created integer not null,
+    metadata text not null,
+    bytes integer not null
+) strict;
+create index if not exists conversations_by_tenant on conversations (tenant);
+create table if not exists conversation_items (
+    place integer primary key,
+    conversation text not null references conversations (id) on delete cascade,
+    id text not null,
+    bytes integer not null,
+    item blob not null,
+    unique (conversation, id)
+) strict;
+create index if not exists items_by_conversation on conversation_items (conversation, bytes);
 create index if not exists responses_by_tenant on responses (tenant, bytes);
 create index if not exists responses_by_time on responses (created);
 create index if not exists keys_by_tenant on keys (tenant);
@@ -240,6 +258,7 @@ def _add_missing(db: sqlite3.Connection) -> None:
         ("keys", "expires", "integer"),
         ("keys", "used", "integer"),
         ("usage", "seconds", "real not null default 0"),
+        ("responses", "request", "blob"),
     ):
         if column not in {row["name"] for row in db.execute(f"pragma table_info({table})")}:
             db.execute(f"alter table {table} add column {column} {kind}")

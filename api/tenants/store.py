@@ -229,7 +229,7 @@ class TenantStore:
                 (name, *_LIVE_BATCHES),
             ).fetchone():
                 raise Conflict(f"A batch of {name!r} is not done yet; try again later.", param="name")
-            for table in ("adapters", "files", "batches", "responses", "keys"):
+            for table in ("adapters", "files", "batches", "responses", "conversations", "keys"):
                 db.execute(f"delete from {table} where tenant = ?", (name,))  # noqa: S608  our own words
             past = f"{name}~{int(time.time())}"
             db.execute("update usage set tenant = ? where tenant = ?", (past, name))

@@ -65,6 +65,7 @@ def test_operations_of_one_kind_have_one_tag() -> None:
         "messages",
         "models",
         "replicas",
+        "conversations",
         "responses",
         "server",
         "stats",

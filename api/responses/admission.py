@@ -1,0 +1,154 @@
+"""From a request for a response to a job that is ready to run, and to what keeps its answer."""
+
+from dataclasses import dataclass
+
+import msgspec
+from anyio import to_thread
+
+from personae.api import chat
+from personae.api.context import RequestContext
+from personae.api.generation import Job
+from personae.api.responses.answers import Response
+from personae.api.responses.builder import ResponseBuilder
+from personae.api.responses.items import Item, ItemReference, MessageItem
+from personae.api.responses.kept_items import KeptItem, kept_items
+from personae.api.responses.request import ResponsesRequest, conversation_id
+from personae.api.responses.store import ResponseStore
+from personae.api.responses.translate import chat_request
+from personae.api.wire.schema import refuse_unserved
+from personae.errors import RequestError, UnsupportedParameter
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The kept items that a request follows, and the field that named them."""
+
+    items: list[Item]
+    field: str = "previous_response_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What is kept of a request and its answer: in the store if `stored`, in the `conversation` if there is
+    one. `items` are the request's own."""
+
+    store: ResponseStore
+    tenant: str
+    limit: int | None
+    items: list[KeptItem]
+    stored: bool
+    conversation: str | None
+
+    def __call__(self, done: Response) -> None:
+        """Keep a response that is complete."""
+        if self.stored:
+            self.keep(done)
+        if self.conversation is not None:
+            output = [msgspec.to_builtins(item) for item in done.output]
+            self.store.conversations.append(self.conversation, [*self.items, *output])
+
+    def keep(self, response: Response, request: bytes | None = None) -> None:
+        """Put a response into the store; with its `request` one that is not answered yet."""
+        self.store.keep(self.tenant, self.limit, response, _encode(self.items), request)
+
+
+async def admit(context: RequestContext, body: ResponsesRequest) -> tuple[Job, ResponseBuilder]:
+    """Check everything, render and encode; the job is ready to run."""
+    job, form, _ = await admit_kept(context, body)
+    return job, form
+
+
+async def admit_kept(
+    context: RequestContext, body: ResponsesRequest, *, id: str | None = None, created: int | None = None
+) -> tuple[Job, ResponseBuilder, Keeping | None]:
+    """The same, with what keeps the answer. An `id` and a time are those of a response that its client knows
+    already."""
+    refuse_unserved(body)
+    if body.background:
+        _check_background(context, body)
+    own = _own(body)
+    keep = await _keeping(context, body, own)
+    earlier = await _earlier(context, body)
+    body.input = [*earlier.items, *own] if earlier.items else body.input
+    most, count = context.settings.max_messages, len(earlier.items)
+    asked, names = await context.prepared(lambda brief: chat_request(body, most, count, earlier.field))
+    with names.applied():
+        job, _ = await chat.admit(context, asked, prefix="resp_")
+    job.rename = names.rename
+    job.id, job.created = id or job.id, created or job.created
+    body.input = ""  # it is in the prompt, and may be long
+    form = ResponseBuilder(job, body, names.namespaces, keep, stored=keep is not None and keep.stored)
+    return job, form, keep
+
+
+def _own(body: ResponsesRequest) -> list[Item]:
+    """The items of the request itself."""
+    return [MessageItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+
+
+def _check_background(context: RequestContext, body: ResponsesRequest) -> None:
+    """Raises UnsupportedParameter where no answer can be made in the background."""
+    if context.background:
+        raise UnsupportedParameter("A batch's requests are not run in the background.", param="background")
+    if context.responses is None or context.responses.background is None:
+        raise UnsupportedParameter("`background`: this server stores no responses.", param="background")
+    context.responses.background.check_room(context.caller.tenant)
+    if body.store is False:
+        raise RequestError("`background` needs `store`: the answer is fetched later.", param="store")
+    if body.stream:
+        raise UnsupportedParameter(
+            "`background` with `stream` is not served here; fetch the response by its id.", param="stream"
+        )
+
+
+async def _keeping(context: RequestContext, body: ResponsesRequest, own: list[Item]) -> Keeping | None:
+    """What keeps the response, None if nothing does.
+
+    A response is kept unless `store` is false; one of a batch only if it is true.
+    """
+    store, who, conversation = context.responses, context.caller.identity, conversation_id(body)
+    if store is None:
+        if body.store:
+            context.ignored.append("store")
+        return None
+    wanted = not context.background if body.store is None else body.store
+    if not wanted and conversation is None:
+        return None
+    _refuse_references(own)
+    items = kept_items(own)
+    if wanted:
+        store.check_room()
+    context.keep(len(_encode(items)))
+    limit = who.limits.response_bytes
+    if conversation is not None:
+        await to_thread.run_sync(store.conversations.check_room, who.tenant, limit)
+    return Keeping(store, who.tenant, limit, items, wanted, conversation)
+
+
+def _refuse_references(items: list[Item]) -> None:
+    for index, item in enumerate(items):
+        if isinstance(item, ItemReference):
+            place = f"input[{index}]"
+            raise UnsupportedParameter(
+                f"`{place}`: items are not found by their ids here; send the item itself.", param=place
+            )
+
+
+async def _earlier(context: RequestContext, body: ResponsesRequest) -> Earlier:
+    """What the request follows."""
+    previous, conversation = body.previous_response_id, conversation_id(body)
+    if previous is None and conversation is None:
+        return Earlier([])
+    field = "previous_response_id" if conversation is None else "conversation"
+    if previous is not None and conversation is not None:
+        raise RequestError(
+            "Give either `previous_response_id` or `conversation`.", param="previous_response_id"
+        )
+    store, tenant, most = context.responses, context.caller.tenant, context.settings.max_messages
+    if store is None:
+        raise UnsupportedParameter(f"`{field}`: this server stores no responses.", param=field)
+    if conversation is not None:
+        return Earlier(await to_thread.run_sync(store.conversations.items, tenant, conversation), field)
+    return Earlier(await to_thread.run_sync(store.conversation, tenant, previous, most), field)

@@ -1,0 +1,235 @@
+"""Responses in the background: their clients leave, and fetch them later.
+
+    queued -> in_progress -> completed, incomplete or failed
+                          -> cancelled
+
+When a server stops, it keeps the requests of those that it did not finish. They begin again when it starts
+with the same data directory.
+"""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+
+import anyio
+import msgspec
+from anyio import CancelScope, to_thread
+from anyio.abc import TaskGroup
+
+from personae.api.context import RequestContext
+from personae.api.generation import Job
+from personae.api.responses.admission import Keeping, admit_kept
+from personae.api.responses.answers import Response, ResponseError
+from personae.api.responses.builder import ResponseBuilder
+from personae.api.responses.request import ResponsesRequest
+from personae.api.responses.store import KeptResponse, ResponseStore
+from personae.api.telemetry import logs
+from personae.api.tenants.access import NOBODY_ASKED, Caller
+from personae.api.tenants.store import Identity
+from personae.api.wire.decode import LONG, decode
+from personae.api.wire.errors import visible
+from personae.errors import (
+    Conflict,
+    NotFound,
+    Overloaded,
+    PersonaeError,
+    QuotaExceeded,
+    RateLimited,
+    RequestError,
+    Unauthorized,
+)
+
+logger = logging.getLogger(__name__)
+
+MOST_LIVE = 64
+"""Responses of a tenant that are not answered yet."""
+_LEAST_WAIT = 1.0  # seconds until a response is tried again
+_ENDED = ("completed", "incomplete", "failed", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that is ready to run, and who asks."""
+
+    caller: Caller
+    job: Job
+    form: ResponseBuilder
+    keeping: Keeping
+
+
+@dataclass(slots=True)
+class _Live:
+    """A response that is not answered yet. `dropped`: nothing more is kept of it."""
+
+    tenant: str
+    scope: CancelScope
+    dropped: bool = False
+
+
+class BackgroundResponses:
+    """Runs the responses of a store that nobody waits for, within `runs`."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+        self._live: dict[str, _Live] = {}
+        self._counts: Counter[str] = Counter()
+        self._tasks: TaskGroup | None = None
+
+    @asynccontextmanager
+    async def runs(self, context: RequestContext) -> AsyncIterator[None]:
+        """Run responses while the block runs: those that an earlier server left, and those that come.
+
+        The block's own error is raised as it is, not in a group: the exit code depends on it.
+        """
+        failure: Exception | None = None
+        self._context = context
+        async with anyio.create_task_group() as tasks:
+            self._tasks, self._store.background = tasks, self
+            for tenant, id in await to_thread.run_sync(self._store.unanswered):
+                self._begin(tenant, id, None)
+            try:
+                yield
+            except Exception as error:
+                failure = error
+            finally:
+                self._tasks = self._store.background = None
+                tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    def check_room(self, tenant: str) -> None:
+        """Raises QuotaExceeded for a tenant with too many of them."""
+        if self._counts[tenant] >= MOST_LIVE:
+            raise QuotaExceeded(
+                f"This tenant has {MOST_LIVE} responses in the background; wait for one to end.",
+                param="background",
+            )
+
+    def start(self, admitted: Admitted, request: bytes) -> Response:
+        """Take a response, whose whole request is `request`."""
+        response = admitted.form.begun()
+        response.status = "queued"
+        admitted.keeping.keep(response, request)
+        self._begin(admitted.keeping.tenant, response.id, admitted)
+        return response
+
+    async def cancel(self, tenant: str, id: str) -> bytes:
+        """End a response; returns it as it is then, as JSON. Raises NotFound, or Conflict if it is not in the
+        background."""
+        kept, found = await self._found(tenant, id)
+        if not found.background:
+            raise Conflict("Only a response with `background` can be cancelled.", param="id")
+        if found.status in _ENDED:
+            return kept.response
+        self.drop(id)
+        found.status = "cancelled"
+        return self._store.keep_again(kept, found).response
+
+    def drop(self, id: str) -> None:
+        """End a response; nothing more is kept of it."""
+        if (live := self._live.get(id)) is not None:
+            live.dropped = True
+            live.scope.cancel()
+
+    def _begin(self, tenant: str, id: str, admitted: Admitted | None) -> None:
+        assert self._tasks is not None
+        self._live[id] = live = _Live(tenant, CancelScope())
+        self._counts[tenant] += 1
+        self._tasks.start_soon(self._play, id, live, admitted)
+
+    async def _play(self, id: str, live: _Live, admitted: Admitted | None) -> None:
+        """Run one to its end, and again while there is no room for it."""
+        try:
+            with logs.request(id), live.scope:
+                logs.note(tenant=live.tenant)
+                while (retry := await self._attempt(id, live, admitted)) is not None:
+                    admitted = None
+                    await anyio.sleep(max(retry, _LEAST_WAIT))
+        finally:
+            if admitted is not None:
+                admitted.caller.until_done.close()
+            del self._live[id]
+            self._counts[live.tenant] -= 1
+
+    async def _attempt(self, id: str, live: _Live, admitted: Admitted | None) -> float | None:
+        """Run it once; seconds until it is to be tried again, None once it has ended."""
+        try:
+            await self._run(id, live, admitted or await self._again(live.tenant, id))
+        except (RateLimited, Overloaded) as busy:
+            if not isinstance(busy, QuotaExceeded):
+                return busy.retry_after or _LEAST_WAIT
+            await self._fail(live, id, busy)
+        except Exception as error:
+            await self._fail(live, id, visible(error, id))
+        return None
+
+    async def _run(self, id: str, live: _Live, admitted: Admitted) -> None:
+        with admitted.caller.until_done:
+            kept, _ = await self._found(live.tenant, id)
+            if not live.dropped:
+                self._store.keep_again(kept, admitted.form.begun(), kept.request)
+            admitted.form.whole(await admitted.job.gather(_nobody))
+        logger.info("background response %s is complete", id)
+
+    async def _again(self, tenant: str, id: str) -> Admitted:
+        """Admit a response anew, from what is kept of it. Raises NotFound, or what admission raises."""
+        kept, before = await self._found(tenant, id)
+        context = self._context
+        who = NOBODY_ASKED if context.tenants is None else context.tenants.on_behalf_of(tenant)
+        if who is None:
+            raise Unauthorized("The tenant of this response has been revoked.")
+        depth = context.settings.max_json_depth
+        body = decode(kept.request or b"", ResponsesRequest, depth, unknown="ignore")
+        return await admit_background(context, who, body, id=id, created=before.created_at)
+
+    async def _fail(self, live: _Live, id: str, error: PersonaeError) -> None:
+        """Keep that it failed, unless it was deleted meanwhile."""
+        logger.warning("background response %s failed: %s", id, error.message)
+        with suppress(NotFound):
+            kept, response = await self._found(live.tenant, id)
+            response.status = "failed"
+            response.error = ResponseError(_code(error), error.message)
+            if not live.dropped:
+                self._store.keep_again(kept, response)
+
+    async def _found(self, tenant: str, id: str) -> tuple[KeptResponse, Response]:
+        kept = await to_thread.run_sync(self._store.find, tenant, id)
+        return kept, msgspec.json.decode(kept.response, type=Response)
+
+
+async def admit_background(
+    context: RequestContext,
+    who: Identity,
+    body: ResponsesRequest,
+    *,
+    id: str | None = None,
+    created: int | None = None,
+) -> Admitted:
+    """Admit a request that lives longer than its connection. Raises what `admit` raises."""
+    caller = Caller(who)
+    caller.body_size = LONG + 1  # nobody waits: it is prepared off the event loop
+    own = replace(context, caller=caller, arrived=None, patience=math.inf, answer_headers={})
+    try:
+        job, form, keeping = await admit_kept(own, body, id=id, created=created)
+    except BaseException:
+        caller.until_done.close()
+        raise
+    assert keeping is not None, "only what is stored may be in the background"
+    caller.ready()
+    return Admitted(caller, job, form, keeping)
+
+
+def _code(error: PersonaeError) -> str:
+    """The code of OpenAI's that says the most of an error."""
+    if isinstance(error, RateLimited):
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if isinstance(error, RequestError) else "server_error"
+
+
+async def _nobody() -> dict[str, object]:
+    """There is no connection that could be closed."""
+    await anyio.sleep_forever()
+    raise AssertionError

@@ -1,0 +1,232 @@
+"""Conversations: items that the server keeps, and that responses read and add to.
+
+What a response adds is in memory at once and on the disk within half a second. Whatever looks at a
+conversation has it written first.
+"""
+
+import json
+import logging
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from personae.api.responses.items import Item
+from personae.api.responses.kept_items import KeptItem, items_of
+from personae.api.tenants.data import DataDir
+from personae.api.tenants.flusher import flushed
+from personae.errors import Conflict, NotFound, QuotaExceeded, RequestError, StorageFailed
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 0.5
+DEFAULT_BYTES = 256 * 2**20
+"""What a tenant's conversations may take where its limit on responses does not say."""
+MOST_ITEMS = 4096
+_OVERHEAD = 256  # bytes that any item and any conversation count for, besides its text
+_FIND = "select id, created, metadata from conversations where id = ? and tenant = ?"
+
+
+class Conversation(msgspec.Struct):
+    """A conversation as the API shows it, without its items."""
+
+    id: str
+    created_at: int
+    metadata: dict[str, str]
+    object: str = "conversation"
+
+
+class ConversationStore:
+    """The conversations of a data directory. `clock` gives Unix time. All but `append` waits for the disk.
+
+    `limit` is what a tenant's conversations may take, in bytes; None is the default.
+    """
+
+    def __init__(self, data: DataDir, clock: Callable[[], float] = time.time) -> None:
+        self._data = data
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[str, Sequence[KeptItem]]] = []
+
+    def create(
+        self, tenant: str, limit: int | None, metadata: Mapping[str, str], items: Sequence[KeptItem]
+    ) -> Conversation:
+        """Make a conversation. Raises QuotaExceeded."""
+        made = Conversation(f"conv_{secrets.token_hex(24)}", int(self._clock()), dict(metadata))
+        text = json.dumps(made.metadata)
+        with self._data.write() as db:
+            _check_room(db, tenant, limit, _size(items) + len(text) + _OVERHEAD)
+            db.execute(
+                "insert into conversations values (?, ?, ?, ?, ?)",
+                (made.id, tenant, made.created_at, text, len(text) + _OVERHEAD),
+            )
+            _add(db, made.id, items)
+        return made
+
+    def find(self, tenant: str, id: str) -> Conversation:
+        """The tenant's conversation. Raises NotFound."""
+        with self._data.read() as db:
+            return _found(db, tenant, id)
+
+    def change(self, tenant: str, id: str, metadata: Mapping[str, str]) -> Conversation:
+        """Give it other metadata. Raises NotFound."""
+        with self._data.write() as db:
+            found = _found(db, tenant, id)
+            found.metadata = dict(metadata)
+            db.execute("update conversations set metadata = ? where id = ?", (json.dumps(found.metadata), id))
+        return found
+
+    def remove(self, tenant: str, id: str) -> None:
+        """Delete it with its items. Raises NotFound."""
+        self.find(tenant, id)
+        self._data.urgently(lambda db: db.execute("delete from conversations where id = ?", (id,)))
+
+    def add(self, tenant: str, limit: int | None, id: str, items: Sequence[KeptItem]) -> None:
+        """Put items behind the others. Raises NotFound, QuotaExceeded, or RequestError for too many."""
+        self.flush()
+        with self._data.write() as db:
+            _found(db, tenant, id)
+            _check_room(db, tenant, limit, _size(items))
+            (count,) = db.execute(
+                "select count(*) from conversation_items where conversation = ?", (id,)
+            ).fetchone()
+            if count + len(items) > MOST_ITEMS:
+                raise RequestError(f"A conversation may have at most {MOST_ITEMS} items.", param="items")
+            try:
+                _add(db, id, items)
+            except sqlite3.IntegrityError:
+                raise Conflict(
+                    "The conversation has an item with the id of one of these.", param="items"
+                ) from None
+
+    def append(self, id: str, items: Sequence[KeptItem]) -> None:
+        """Put a response's items behind the others, soon. A conversation that is deleted stays so."""
+        with self._lock:
+            self._waiting.append((id, items))
+
+    def check_room(self, tenant: str, limit: int | None) -> None:
+        """Raises QuotaExceeded if the tenant may add nothing more."""
+        with self._data.read() as db:
+            _check_room(db, tenant, limit, _OVERHEAD)
+
+    def items(self, tenant: str, id: str) -> list[Item]:
+        """All items, the first first. Raises NotFound."""
+        return items_of(self.page(tenant, id, None, MOST_ITEMS, "asc")[0])
+
+    def page(
+        self, tenant: str, id: str, after: str | None, limit: int, order: str
+    ) -> tuple[list[KeptItem], bool]:
+        """Some of the items, and whether there are more. Raises NotFound, also for an `after` that is not
+        there."""
+        self.flush()
+        newest = order == "desc"
+        with self._data.read() as db:
+            _found(db, tenant, id)
+            place: int | None = None
+            if after is not None:
+                row = db.execute(
+                    "select place from conversation_items where conversation = ? and id = ?", (id, after)
+                ).fetchone()
+                if row is None:
+                    raise _no_item(after, "after")
+                place = row["place"]
+            rows = db.execute(
+                "select item from conversation_items where conversation = ? "  # noqa: S608  our own words
+                f"and (? is null or place {'<' if newest else '>'} ?) "
+                f"order by place {'desc' if newest else 'asc'} limit ?",
+                (id, place, place, limit + 1),
+            ).fetchall()
+        return [msgspec.json.decode(row["item"]) for row in rows[:limit]], len(rows) > limit
+
+    def item(self, tenant: str, id: str, item: str) -> KeptItem:
+        """One of the items. Raises NotFound."""
+        self.flush()
+        with self._data.read() as db:
+            _found(db, tenant, id)
+            row = db.execute(
+                "select item from conversation_items where conversation = ? and id = ?", (id, item)
+            ).fetchone()
+        if row is None:
+            raise _no_item(item, "item_id")
+        found: KeptItem = msgspec.json.decode(row["item"])
+        return found
+
+    def remove_item(self, tenant: str, id: str, item: str) -> Conversation:
+        """Delete one of the items. Raises NotFound."""
+        self.item(tenant, id, item)
+
+        def change(db: sqlite3.Connection) -> Conversation:
+            found = _found(db, tenant, id)
+            db.execute("delete from conversation_items where conversation = ? and id = ?", (id, item))
+            return found
+
+        return self._data.urgently(change)
+
+    @contextmanager
+    def running(self) -> Iterator["ConversationStore"]:
+        """Write what responses add while the block runs, and when it ends."""
+        with flushed("conversations", self.flush, FLUSH_SECONDS, logger):
+            yield self
+
+    def flush(self) -> None:
+        """Write what responses have added. Raises StorageFailed; then it waits on."""
+        with self._lock:
+            if not self._waiting:
+                return
+            waiting, self._waiting = self._waiting, []
+            try:
+                with self._data.write() as db:
+                    for id, items in waiting:
+                        if db.execute("select 1 from conversations where id = ?", (id,)).fetchone():
+                            _add(db, id, items, again=True)
+            except StorageFailed:
+                self._waiting = waiting + self._waiting
+                raise
+
+
+def _found(db: sqlite3.Connection, tenant: str, id: str) -> Conversation:
+    row = db.execute(_FIND, (id, tenant)).fetchone()
+    if row is None:
+        raise NotFound(
+            f"There is no conversation `{id[:80]}`.", param="conversation", code="conversation_not_found"
+        )
+    return Conversation(row["id"], row["created"], json.loads(row["metadata"]))
+
+
+def _no_item(id: str, param: str) -> NotFound:
+    return NotFound(f"The conversation has no item `{id[:80]}`.", param=param, code="item_not_found")
+
+
+def _size(items: Sequence[KeptItem]) -> int:
+    return sum(len(msgspec.json.encode(item)) + _OVERHEAD for item in items)
+
+
+def _add(db: sqlite3.Connection, id: str, items: Sequence[KeptItem], *, again: bool = False) -> None:
+    """Insert items; with `again` those that are there already are left out."""
+    for item in items:
+        text = msgspec.json.encode(item)
+        db.execute(
+            f"insert {'or ignore ' if again else ''}into conversation_items "  # noqa: S608  our own words
+            "(conversation, id, bytes, item) values (?, ?, ?, ?)",
+            (id, item["id"], len(text) + _OVERHEAD, text),
+        )
+
+
+def _check_room(db: sqlite3.Connection, tenant: str, limit: int | None, more: int) -> None:
+    """Raises QuotaExceeded if the tenant may not have so many bytes more."""
+    most = DEFAULT_BYTES if limit is None else limit
+    (used,) = db.execute(
+        "select (select total(bytes) from conversations where tenant = ?1) + (select total(items.bytes) from "
+        "conversation_items as items join conversations on conversations.id = items.conversation "
+        "where tenant = ?1)",
+        (tenant,),
+    ).fetchone()
+    if used + more > most:
+        raise QuotaExceeded(
+            f"This tenant's conversations have {int(used)} bytes, and may have {most}; delete some.",
+            param="conversation",
+        )
