@@ -105,7 +105,7 @@ def publishing(endpoint: str, replay: str | None, topic: str) -> Iterator[KVEven
     try:
         import zmq  # optional dependency
     except ImportError:
-        raise LoadError("--kv-events needs pyzmq: install personae[kv-events].") from None
+        raise LoadError("--kv-events needs pyzmq: pip install pyzmq.") from None
     context: Any = zmq.Context()
     sockets: list[Any] = []
 

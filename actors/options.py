@@ -150,7 +150,7 @@ class ClusterOptions:
         str | None,
         OptionInfo(
             "Start the engines of --replicas on the nodes of a Ray cluster: its address, `auto`, or `local` "
-            "for one on this machine. Needs personae[ray].",
+            "for one on this machine. Needs Ray (pip install ray).",
             metavar="ADDRESS",
         ),
     ] = None

@@ -79,8 +79,9 @@ def chat(
     system: Annotated[str | None, typer.Option(help="Instructions for the model.")] = None,
     key: KeyOption = None,
 ) -> None:
-    """Talk to a running server. Ctrl-C stops an answer; /model, /system, /reset and /exit are commands."""
-    from personae.api.commands.terminal import Conversation, talk
+    """Talk to a running server. /help shows the commands: /adapter, /schema, /system, /tokens and others."""
+    from personae.api.commands.conversation import Conversation
+    from personae.api.commands.terminal import talk
 
     if not talk(Conversation(url, model, system, key=key)):
         raise typer.Exit(1)

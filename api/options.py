@@ -168,7 +168,7 @@ class ServerOptions:
         str | None,
         OptionInfo(
             "Publish what enters and leaves the prefix caches over ZeroMQ, such as tcp://127.0.0.1:5557, and "
-            "place requests by it. Needs personae[kv-events].",
+            "place requests by it. Needs pyzmq (pip install pyzmq).",
             metavar="ENDPOINT",
         ),
     ] = None

@@ -32,9 +32,7 @@ def new_identity(name: str) -> Identity:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ModuleNotFoundError:
-        raise LoadError(
-            "Engines on other machines need TLS: install personae[ray], which has cryptography."
-        ) from None
+        raise LoadError("Engines on other machines need TLS: pip install cryptography.") from None
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)

@@ -206,7 +206,7 @@ async def open_ray(
     Raises LoadError if Ray is not installed, the cluster can't be reached, or it has no room.
     """
     if find_spec("ray") is None:
-        raise LoadError("--ray needs Ray: pip install 'personae[ray]'.")
+        raise LoadError("--ray needs Ray: pip install ray cryptography.")
     try:
         async with anyio.create_task_group() as tasks:
             cluster = RayCluster(

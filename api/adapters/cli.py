@@ -79,7 +79,7 @@ def list_adapters(
         return
     uploaded = {record["name"] for record in records}
     own = [card for card in cards if card["parent"] is not None and card["id"] not in uploaded]
-    rows = [("", card["id"], "", "", "", "", "the server's own") for card in own]
+    rows: list[tuple[object, ...]] = [("", card["id"], "", "", "", "", "the server's own") for card in own]
     rows += [
         (
             record.get("tenant", ""),

@@ -189,7 +189,10 @@ async def _traced(endpoint: str | None) -> AsyncIterator[tuple[Tracing, Callable
     try:
         from personae.api.telemetry.otel import Traced, exporting
     except ImportError as error:
-        raise LoadError(f"--otlp-traces-endpoint needs `pip install personae[otel]`: {error}.") from None
+        raise LoadError(
+            "--otlp-traces-endpoint needs OpenTelemetry (pip install opentelemetry-sdk "
+            f"opentelemetry-exporter-otlp-proto-http): {error}."
+        ) from None
     with exporting(endpoint) as tracing:
         yield tracing, lambda app: Traced(app, tracing=tracing)
 

@@ -1,121 +1,36 @@
 """`personae chat`: a conversation with a running server, in the terminal."""
 
-import json
-from collections.abc import Generator, Iterator
-from typing import Any
-
-import httpx
 from rich.console import Console
-from rich.markup import escape
 
-from personae.api.commands.remote import refusal, server_root, unreachable
+from personae.api.commands.conversation import ChatFailed, Conversation
+from personae.api.commands.line_editor import ReadLine, is_interactive, line_editor
+from personae.api.commands.printable import printable
 
-_PATIENCE = httpx.Timeout(10.0, read=None)
-_HELP = "/model NAME, /system TEXT, /reset, /exit; Ctrl-C stops an answer"
-
-
-class ChatFailed(Exception):
-    """The server refused, or does not answer; the message is for the user."""
-
-
-class Conversation:
-    """The conversation so far, and its model. The server stores nothing between two answers."""
-
-    def __init__(
-        self,
-        url: str,
-        model: str | None,
-        system: str | None,
-        client: httpx.Client | None = None,
-        *,
-        key: str | None = None,
-    ) -> None:
-        headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        self._client = client or httpx.Client(base_url=server_root(url), timeout=_PATIENCE, headers=headers)
-        self.system = system
-        self.messages: list[dict[str, str]] = []
-        self._model: str | None = None
-        self._asked = model
-
-    @property
-    def model(self) -> str:
-        """The model or adapter that answers; the server's first by default. Raises ChatFailed."""
-        if self._model is None:
-            self._model = self.models()[0] if self._asked is None else self._known(self._asked)
-        return self._model
-
-    @model.setter
-    def model(self, name: str) -> None:
-        self._model = self._known(name)
-
-    def _known(self, name: str) -> str:
-        known = self.models()
-        if name not in known:
-            raise ChatFailed(f"no such model; there are {', '.join(known)}")
-        return name
-
-    def models(self) -> list[str]:
-        """The names that the server serves. Raises ChatFailed."""
-        try:
-            response = self._client.get("/v1/models")
-        except httpx.HTTPError as error:
-            raise ChatFailed(unreachable(str(self._client.base_url), error)) from None
-        if response.is_error:
-            raise ChatFailed(refusal(response))
-        return [card["id"] for card in response.json()["data"]]
-
-    def ask(self, text: str) -> Generator[str, None, None]:
-        """Send `text` and iterate over the answer as it arrives.
-
-        What has arrived when the iterator is closed is remembered as the answer. Raises ChatFailed; then
-        nothing is remembered.
-        """
-        asked = [*self.messages, {"role": "user", "content": text}]
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        body = {"model": self.model, "messages": system + asked, "stream": True}
-        answer = ""
-        try:
-            with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
-                if response.is_error:
-                    response.read()
-                    raise ChatFailed(refusal(response))
-                for piece in _pieces(response):
-                    answer += piece
-                    yield piece
-        except httpx.HTTPError as error:
-            raise ChatFailed(f"the connection broke: {error}") from None
-        finally:
-            if answer:
-                self.messages = [*asked, {"role": "assistant", "content": answer}]
-
-    def reset(self) -> None:
-        """Forget the conversation; the system message stays."""
-        self.messages = []
+_COMMANDS = ("/adapter", "/schema", "/system", "/tokens", "/model", "/reset", "/help", "/exit")
+_HELP = """\
+/adapter NAME      talk to an adapter; without a name list all, `/adapter none` is the base
+/schema FILE|JSON  bind answers to a JSON Schema; without one answers are free
+/system TEXT       instructions for the model; without text none
+/tokens            tokens of the latest answer
+/model NAME        talk to another model or adapter
+/reset             forget the conversation
+/exit              end; so does Ctrl-D
+Ctrl-C stops an answer. Alt-Enter begins a new line."""
 
 
-def _pieces(response: httpx.Response) -> Iterator[str]:
-    for line in response.iter_lines():
-        if not line.startswith("data: ") or line == "data: [DONE]":
-            continue
-        event: dict[str, Any] = json.loads(line.removeprefix("data: "))
-        if "error" in event:
-            raise ChatFailed(event["error"]["message"])
-        for choice in event["choices"]:
-            if content := choice["delta"].get("content"):
-                yield content
-
-
-def talk(conversation: Conversation, console: Console | None = None) -> bool:
+def talk(conversation: Conversation, console: Console | None = None, read: ReadLine | None = None) -> bool:
     """Read lines and print answers until the input ends or /exit; False if no server answers."""
     console = console or Console(highlight=False)
     try:
-        console.print(f"[dim]talking to {escape(conversation.model)}; {_HELP}[/dim]")
+        _note(console, f"talking to {conversation.model}; /help shows the commands")
     except ChatFailed as error:
-        console.print(f"[red]{escape(str(error))}[/red]")
+        _fail(console, error)
         return False
+    if read is None:
+        read = line_editor(_COMMANDS) if is_interactive() else lambda: console.input("> ")
     while True:
         try:
-            line = console.input("[bold cyan]> [/bold cyan]").strip()
+            line = read().strip()
         except (EOFError, KeyboardInterrupt):
             console.print()
             return True
@@ -127,18 +42,31 @@ def talk(conversation: Conversation, console: Console | None = None) -> bool:
             elif line:
                 _answer(conversation, console, line)
         except ChatFailed as error:
-            console.print(f"[red]{escape(str(error))}[/red]")
+            _fail(console, error)
 
 
 def _answer(conversation: Conversation, console: Console, text: str) -> None:
-    pieces = conversation.ask(text)
+    pieces, thinking = conversation.ask(text), False
     try:
         for piece in pieces:
-            console.print(piece, end="", markup=False, soft_wrap=True)
+            if thinking and not piece.reasoning:
+                console.print("\n")
+            thinking = piece.reasoning
+            style = "dim" if thinking else None
+            console.print(printable(piece.text), end="", style=style, markup=False, soft_wrap=True)
     except KeyboardInterrupt:
         pieces.close()
-        console.print("[dim] (stopped)[/dim]", end="")
-    console.print()
+        _note(console, " (stopped)", end="")
+    finally:
+        console.print()
+
+
+def _note(console: Console, text: str, end: str = "\n") -> None:
+    console.print(printable(text), end=end, style="dim", markup=False)
+
+
+def _fail(console: Console, error: ChatFailed) -> None:
+    console.print(printable(str(error)), style="red", markup=False)
 
 
 def _command(conversation: Conversation, console: Console, line: str) -> None:
@@ -149,12 +77,33 @@ def _command(conversation: Conversation, console: Console, line: str) -> None:
             conversation.reset()
         case "/system":
             conversation.system = rest or None
-        case "/model" if rest:
+        case "/schema" if rest:
+            conversation.bind(rest)
+            _note(console, "answers are bound to the schema; /schema frees them")
+        case "/schema":
+            conversation.schema = None
+        case "/tokens":
+            _note(console, _tokens(conversation))
+        case "/adapter" if rest == "none":
+            conversation.model = conversation.models()[0]
+        case "/model" | "/adapter" if rest:
             conversation.model = rest
-        case "/model":
+        case "/model" | "/adapter":
             names = (
                 f"* {name}" if name == conversation.model else f"  {name}" for name in conversation.models()
             )
-            console.print("\n".join(names), markup=False)
+            console.print(printable("\n".join(names)), markup=False)
         case _:
-            console.print(f"[dim]{_HELP}[/dim]")
+            _note(console, _HELP)
+
+
+def _tokens(conversation: Conversation) -> str:
+    """What the latest answer took, in words."""
+    found = conversation.tokens
+    if found is None:
+        return "there is no answer yet"
+    thought = f", {found.reasoning} of them reasoning" if found.reasoning else ""
+    return (
+        f"prompt {found.prompt} ({found.cached} from the cache), answer {found.completion}{thought}, "
+        f"together {found.prompt + found.completion}"
+    )

@@ -151,4 +151,5 @@ async def _earlier(context: RequestContext, body: ResponsesRequest) -> Earlier:
         raise UnsupportedParameter(f"`{field}`: this server stores no responses.", param=field)
     if conversation is not None:
         return Earlier(await to_thread.run_sync(store.conversations.items, tenant, conversation), field)
+    assert previous is not None
     return Earlier(await to_thread.run_sync(store.conversation, tenant, previous, most), field)

@@ -1,9 +1,9 @@
 """Loads the C++ operators: those that came compiled with the wheel (`prebuilt.py`), else those that the
 machine's own compiler makes. `python -m personae.kernels.cpu.build` compiles them ahead of the first start.
 
-A library that is compiled here is in the user's cache folder. Its name is a hash of the sources, the compiler,
-the flags and the processor. So changed sources or another machine give another library, and a stale one is
-never loaded.
+A library that is compiled here is in the user's cache folder. Its name is a hash of the sources, the
+compiler, the flags and the processor. So changed sources or another machine give another library, and a stale
+one is never loaded.
 """
 
 import ctypes
@@ -37,8 +37,7 @@ _log = logging.getLogger("personae.kernels")
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled operators; None, with a warning, if none came with the wheel and there is no compiler or it
-    fails."""
+    """The compiled operators; None, with a warning, if none came with the wheel and none can be compiled."""
     import torch  # noqa: F401  # loads its OpenMP runtime first, which the library must use
 
     if (found := prebuilt.find()) is not None:

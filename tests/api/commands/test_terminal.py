@@ -1,17 +1,31 @@
 """`personae chat`, against the real server."""
 
 import io
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, byte_tokenizer
 from live_server import serving
 from patience import PATIENCE
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import InMemoryHistory
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 from rich.console import Console
+from tool_chat import TAGS, TEMPLATE
 
 from personae.api.app import create_app
-from personae.api.commands.terminal import ChatFailed, Conversation, talk
+from personae.api.commands.conversation import ChatFailed, Conversation
+from personae.api.commands.line_editor import Commands, line_editor
+from personae.api.commands.printable import printable
+from personae.api.commands.terminal import talk
+from personae.api.settings import ApiSettings
+from personae.engine.config import GenerationDefaults
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +96,7 @@ def test_closing_the_answer_stops_it_and_keeps_what_came(
     pieces = conversation.ask("hi")
     got = ""
     while got != "Hello":
-        got += next(pieces)
+        got += next(pieces).text
     pieces.close()
     assert engine.left.wait(PATIENCE)
     assert conversation.messages[-1] == {"role": "assistant", "content": "Hello"}
@@ -118,5 +132,101 @@ def test_markup_in_an_answer_is_text(conversation: Conversation, engine: FakeEng
 
 
 def test_commands_that_do_not_exist_show_those_that_do(conversation: Conversation) -> None:
-    assert "/system TEXT" in said(conversation, "/help").splitlines()[-2]
+    for line in ("/help", "/nothing"):
+        assert "/system TEXT" in said(conversation, line)
     assert said(conversation, "/exit", "hi").count("Hello") == 0
+
+
+def test_no_character_of_an_answer_steers_the_terminal(
+    conversation: Conversation, engine: FakeEngine
+) -> None:
+    engine.answer = "a\x1b]0;title\x07b\x9b31mc\rd\u202ee\x7ff\n\tg"
+    try:
+        shown = said(conversation, "hi")
+    finally:
+        engine.answer = "Hello, world!"
+    assert "a�]0;title�b�31mc�d�e�f\n" in shown
+    assert not set("\x1b\x07\x9b\r\u202e\x7f") & set(shown)
+    assert conversation.messages[-1]["content"].startswith("a\x1b]0;"), "the model sees what it wrote"
+
+
+@pytest.mark.parametrize("code", [*range(32), *range(0x7F, 0xA0), 0x2028, 0x202E, 0x2066, 0xD800])
+def test_only_line_ends_and_tabs_pass_of_what_is_not_text(code: int) -> None:
+    assert printable(chr(code)) == (chr(code) if chr(code) in "\n\t" else "�")
+    assert printable("é 漢 👩\u200d🚀") == "é 漢 👩\u200d🚀"
+
+
+def test_errors_and_names_of_a_server_do_not_steer_it_either(conversation: Conversation) -> None:
+    assert "\x1b" not in said(conversation, "/model \x1b[31mred")
+
+
+def test_answers_are_bound_to_a_schema_until_it_is_taken_off(
+    conversation: Conversation, engine: FakeEngine, tmp_path: Path
+) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "properties": {"a": {"type": "integer"}}}')
+    said(conversation, f"/schema {schema}", "hi", '/schema {"type": "integer"}', "hi", "/schema", "hi")
+    kinds = [log.grammar is not None for log in engine.submitted[-3:]]
+    assert kinds == [True, True, False]
+    assert "no valid JSON" in said(conversation, "/schema {nonsense")
+    assert "No such file" in said(conversation, "/schema nowhere.json")
+    assert "is a JSON object" in said(conversation, "/schema [1]")
+
+
+def test_an_adapter_is_chosen_and_left(conversation: Conversation, engine: FakeEngine) -> None:
+    shown = said(conversation, "/adapter team/pirate", "hi", "/adapter none", "hi", "/adapter")
+    assert [log.adapter for log in engine.submitted[-2:]] == ["d" * 64, None]
+    assert "* base\n  team/pirate" in shown
+
+
+def test_tokens_of_the_latest_answer_are_counted(conversation: Conversation) -> None:
+    assert "there is no answer yet" in said(conversation, "/tokens")
+    shown = said(conversation, "hi", "/tokens")
+    assert re.search(r"prompt \d+ \(\d+ from the cache\), answer 14, together \d+", shown)
+
+
+def test_reasoning_is_dimmed_and_not_part_of_the_answer() -> None:
+    engine = FakeEngine(
+        "<think>Hm.</think>Hello!", tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096
+    )
+    with serving(create_app(engine)) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        conversation = Conversation(url, None, None, client)
+        console = Console(file=io.StringIO(), force_terminal=True, width=200)
+        lines = iter(["hi", "/exit"])
+        talk(conversation, console, lambda: next(lines))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    dimmed = "".join(re.findall("\x1b\\[2m(.*?)\x1b\\[0m", shown))
+    assert "Hm." in dimmed
+    assert "Hello!" not in dimmed
+    assert conversation.messages[-1]["content"] == "Hello!"
+
+
+def test_the_models_own_sampling_is_used(address: str) -> None:
+    engine = FakeEngine()
+    settings = ApiSettings(defaults=GenerationDefaults(temperature=0.25, top_k=7))
+    with (
+        serving(create_app(engine, settings)) as url,
+        httpx.Client(base_url=url, timeout=PATIENCE) as client,
+    ):
+        said(Conversation(url, None, None, client), "hi")
+    [log] = engine.submitted
+    assert (log.params.temperature, log.params.top_k) == (0.25, 7)
+
+
+def test_an_entry_has_several_lines_and_earlier_ones_come_back() -> None:
+    with create_pipe_input() as typed, create_app_session(input=typed, output=DummyOutput()):
+        read = line_editor(["/adapter", "/schema"], InMemoryHistory())
+        typed.send_text("one\x1b\rtwo\r")
+        assert read() == "one\ntwo"
+        typed.send_text("\x1b[A\x05!\r")  # arrow up, end of line
+        assert read() == "one\ntwo!"
+        typed.send_text("\x04")
+        with pytest.raises(EOFError):
+            read()
+
+
+def test_commands_are_completed() -> None:
+    found = Commands(["/adapter", "/schema", "/system"]).get_completions(Document("/s"), CompleteEvent())
+    assert [each.text for each in found] == ["/schema", "/system"]
+    assert not list(Commands(["/adapter"]).get_completions(Document("a"), CompleteEvent()))

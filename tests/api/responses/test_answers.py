@@ -3,6 +3,8 @@ helpers say whether they are right."""
 
 import json
 import re
+import time
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tool_chat import call
 from uploads import open_fixture
 
 from personae.api.app import create_app
+from personae.api.responses.background import BackgroundResponses
 from personae.api.responses.request import ResponsesRequest
 from personae.api.responses.store import ResponseStore
 from personae.api.responses.translate import chat_request
@@ -224,12 +227,19 @@ def test_the_examples_of_the_page_run(engine: FakeEngine, tmp_path: Path) -> Non
 
     engine.answer = reply
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 6
+    with open_fixture(tmp_path) as fixture:
+        store = ResponseStore(fixture.data)
+        app = create_app(engine, stored=store)
+        running = BackgroundResponses(store).runs(app.state.context)
+        run_blocks(blocks, app, running)
+
+
+def run_blocks(blocks: list[str], app: Starlette, running: AbstractAsyncContextManager[None]) -> None:
     with (
-        open_fixture(tmp_path) as fixture,
-        serving(create_app(engine, stored=ResponseStore(fixture.data))) as address,
+        serving(app, None, running) as address,
         OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
     ):
-        names: dict[str, Any] = {"client": client, "model": "base", "json": json}
+        names: dict[str, Any] = {"client": client, "model": "base", "json": json, "time": time}
         for block in blocks:
             exec(block, names)
