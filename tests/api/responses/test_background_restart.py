@@ -46,6 +46,7 @@ async def started(path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncCl
 async def until(client: httpx.AsyncClient, id: str, status: str) -> dict[str, Any]:
     for _ in range(10_000):
         found: dict[str, Any] = (await client.get(f"{PATH}/{id}")).json()
+        assert found["status"] == status or found["status"] in ("queued", "in_progress"), found
         if found["status"] == status:
             return found
         await anyio.sleep(0.1)
