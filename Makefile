@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup install wheel clients deploy-tools serve test smoke lint lock docs eval bench
+.PHONY: setup install wheel site clients deploy-tools serve test smoke lint lock docs eval bench
 .DEFAULT_GOAL := serve
 
 # Installs only when the project's dependencies have changed since the last time. instructor asks for an older
@@ -83,6 +83,11 @@ bench: setup
 # Hashes for what constraints.txt pins, of what is needed to run; needs uv on the PATH.
 lock: setup
 	$(BIN)/python tests/support/lock.py
+
+# The documentation as one static site in build/site.
+site: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'
+	$(BIN)/python tests/support/docs_site.py build/site
 
 # The tables of docs/operate/options.md.
 docs: setup

@@ -36,7 +36,7 @@ CLIENTS = {"httpx", "requests", "aiohttp", "urllib.request", "http.client", "url
 MAY_ASK = {  # commands, not the server
     "api/adapters/cli.py",
     "api/commands/remote.py",
-    "api/commands/terminal.py",
+    "api/commands/conversation.py",
 }
 WILDCARDS = {"0.0.0.0", "::", "[::]", "*"}
 

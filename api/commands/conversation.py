@@ -82,7 +82,7 @@ class Conversation:
             raise ChatFailed(refusal(response))
         return [card["id"] for card in response.json()["data"]]
 
-    def bind(self, text: str) -> None:
+    def use_schema(self, text: str) -> None:
         """Bind answers to a JSON Schema: its text, or a file that has it. Raises ChatFailed."""
         try:
             schema = json.loads(text if text.startswith(("{", "[")) else Path(text).read_text("utf-8"))

@@ -78,7 +78,7 @@ def _command(conversation: Conversation, console: Console, line: str) -> None:
         case "/system":
             conversation.system = rest or None
         case "/schema" if rest:
-            conversation.bind(rest)
+            conversation.use_schema(rest)
             _note(console, "answers are bound to the schema; /schema frees them")
         case "/schema":
             conversation.schema = None

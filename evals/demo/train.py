@@ -38,7 +38,6 @@ from personae.evals.demo import data, fused
 from personae.evals.demo.adapters import RECIPES, train_adapter
 from personae.evals.demo.batches import TrainingBatch, chunk
 from personae.evals.demo.learn import exact, loss_of
-from personae.evals.demo.optim import Muon
 from personae.evals.demo.pieces import drilled
 from personae.evals.demo.tokenizer import VOCABULARY, save, train_tokenizer
 from personae.evals.demo.wiring import wire
@@ -82,7 +81,10 @@ def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
     rest = [
         parameter for name, parameter in model.named_parameters() if parameter.ndim != 2 or "embed" in name
     ]
-    return [Muon(matrices, lr=0.02), torch.optim.Adam(rest, lr=2e-3, betas=(0.9, 0.98))]
+    muon = torch.optim.Muon(
+        matrices, lr=0.02, weight_decay=0.01, momentum=0.95, ns_steps=4, adjust_lr_fn="original"
+    )
+    return [muon, torch.optim.Adam(rest, lr=2e-3, betas=(0.9, 0.98))]
 
 
 class Trainer:

@@ -37,7 +37,8 @@ _log = logging.getLogger("personae.kernels")
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled operators; None, with a warning, if none came with the wheel and none can be compiled."""
+    """The compiled operators; None, with a warning, if none came with the wheel and there is no compiler or
+    it fails."""
     import torch  # noqa: F401  # loads its OpenMP runtime first, which the library must use
 
     if (found := prebuilt.find()) is not None:

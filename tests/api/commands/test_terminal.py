@@ -25,7 +25,7 @@ from personae.api.commands.line_editor import Commands, line_editor
 from personae.api.commands.printable import printable
 from personae.api.commands.terminal import talk
 from personae.api.settings import ApiSettings
-from personae.engine.config import GenerationDefaults
+from personae.engine.generation_config import GenerationDefaults
 
 
 @pytest.fixture(scope="module")
