@@ -54,7 +54,7 @@ class RequestContext:
 
     `registry` has the adapters that were added while the server runs, `batches` the files and batches; None
     if there is no place for them. `tenants` are those who may send requests, `usage` records what they use,
-    `responses` are the stored ones; `scaler` adds and removes engines. `background` requests give way to all
+    `responses` are the stored ones; `scaler` adds and removes engines. `background` requests run after all
     others. `arrived` is when the request arrived, None for now; `patience` is when its client has no more use
     for the answer. Both are on `anyio.current_time`'s clock. `fingerprint` changes when the server could
     answer differently than before. `ignored` names what in the request binds nothing; a header lists it.

@@ -165,7 +165,7 @@ class GrammarCompiler:
         return self.compile_here(spec, tenant)
 
     def compile_here(self, spec: GrammarSpec, tenant: str = "") -> BoundGrammar:
-        """As `compile`. The masks are made here, whoever wrote the grammar."""
+        """As `compile`. The masks are made here, also for a grammar of a client."""
         if spec.reasoning is not None:
             return self._limited(msgspec.structs.replace(spec, reasoning=None), spec.reasoning, tenant)
         automaton = self._automaton(spec)

@@ -52,7 +52,7 @@ class AdapterChecker(Protocol):
     """Checks one uploaded adapter at a time."""
 
     async def check(self, folder: Path, bounds: AdapterBounds, most: int | None) -> AdapterSummary:
-        """See `lora.upload.check_upload`. A check that has begun is finished, whoever stops waiting."""
+        """See `lora.upload.check_upload`. A check that has begun finishes, even if nobody waits for it."""
 
     def close(self) -> None:
         """Nothing more is checked."""

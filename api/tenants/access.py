@@ -1,7 +1,7 @@
 """Authenticates every request, before anything else happens.
 
 Every route needs a key unless it is in OPEN. A route for operators only is marked with `admin_only`. As long
-as no key was ever made, there is one tenant, `default`, and whoever reaches the server is its admin. The
+as no key was ever made, there is one tenant, `default`, and everyone who reaches the server is its admin. The
 server then listens on the loopback address only, unless --insecure-no-auth is given.
 """
 

@@ -80,7 +80,7 @@ class Hold:
 
     async def wait(self, size: int) -> None:
         """Hold so much as soon as that leaves half of the tenant's budget, or nothing is held: for work that
-        gives way to requests."""
+        lets requests go first."""
         most = self._budget.most(self._who)
         size = min(size, most)
         while True:

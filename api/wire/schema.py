@@ -20,7 +20,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A request body. `free_form` names the fields whose nesting the client chooses.
 
     `unserved` names the fields that are not supported, with their neutral values (null is one). `unheeded`
-    names those whose value is accepted without effect. The client is told about these, and about everything
+    names those whose value is accepted without effect. The answer lists these for the client, and everything
     else that is `ignored`.
     """
 

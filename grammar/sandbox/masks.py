@@ -1,6 +1,6 @@
 """Answers that are bound by a client's grammar, whose masks are made in a separate process.
 
-Nothing here waits longer than it is told to. A mask is requested when its answer's token is known, and
+Nothing here waits longer than its caller allows. A mask is requested when its answer's token is known, and
 arrives later, or never. `mask_server.py` is the other side.
 """
 
