@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from personae.api.commands.remote import nobody_there, refusal, server_root
+from personae.api.commands.remote import refusal, server_root, unreachable
 
 _PATIENCE = httpx.Timeout(10.0, read=None)
 
@@ -77,7 +77,7 @@ class Conversation:
         try:
             response = self._client.get("/v1/models")
         except httpx.HTTPError as error:
-            raise ChatFailed(nobody_there(str(self._client.base_url), error)) from None
+            raise ChatFailed(unreachable(str(self._client.base_url), error)) from None
         if response.is_error:
             raise ChatFailed(refusal(response))
         return [card["id"] for card in response.json()["data"]]

@@ -27,7 +27,7 @@ from personae.api.responses.builder import ResponseBuilder
 from personae.api.responses.request import ResponsesRequest
 from personae.api.responses.store import KeptResponse, ResponseStore
 from personae.api.telemetry import logs
-from personae.api.tenants.access import NOBODY_ASKED, Caller
+from personae.api.tenants.access import LOCAL_ADMIN, Caller
 from personae.api.tenants.store import Identity
 from personae.api.wire.decode import LONG, decode
 from personae.api.wire.errors import visible
@@ -178,7 +178,7 @@ class BackgroundResponses:
         """Admit a response anew, from what is kept of it. Raises NotFound, or what admission raises."""
         kept, before = await self._found(tenant, id)
         context = self._context
-        who = NOBODY_ASKED if context.tenants is None else context.tenants.on_behalf_of(tenant)
+        who = LOCAL_ADMIN if context.tenants is None else context.tenants.on_behalf_of(tenant)
         if who is None:
             raise Unauthorized("The tenant of this response has been revoked.")
         depth = context.settings.max_json_depth
