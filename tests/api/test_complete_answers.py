@@ -105,4 +105,4 @@ def test_a_backend_that_does_not_take_what_is_asked_refuses_it_by_name(server: R
         server, None, structured_outputs={"regex": ".*"}, guided_decoding_backend="outlines", max_tokens=4
     )
     assert response.status_code == 400
-    assert "outlines does not take this regex" in response.json()["error"]["message"]
+    assert "outlines does not support this regex" in response.json()["error"]["message"]
