@@ -40,7 +40,7 @@ function Scale({ engines, most, again }) {
 function Pages({ engine }) {
   const { kv_pages: all, kv_pages_used: used, kv_pages_lent: lent, id } = engine;
   return html`<meter min="0" max=${Math.max(all, 1)} value=${used + lent} aria-label=${`KV pages of engine ${id}`}></meter>
-    <small>${used} in use${lent > 0 && `, ${lent} lent to adapters`}, of ${all}</small>`;
+    <small>${used} of ${all}${lent > 0 && `, ${lent} lent to adapters`}</small>`;
 }
 
 export function Engines({ engines, most, again }) {

@@ -176,6 +176,10 @@ def test_a_batch_runs_and_its_results_are_shown(page: Page, server: Running, tmp
 
 def test_docs_describe_every_route(page: Page, server: Running) -> None:
     open_console(page, server, "/docs")
+    paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
+    expect(page.locator(".operation")).to_have_count(sum(map(len, paths.values())))
+    shown = page.locator(".operation summary code").all_inner_texts()
+    assert set(shown) == set(paths)
     page.get_by_text("/v1/messages", exact=True).click()
     expect(page.get_by_text("MessagesRequest").first).to_be_visible()
     page.get_by_label("Find").fill("tokenize")
