@@ -11,6 +11,10 @@ from torch import Tensor
 from personae.kernels import reference
 from personae.kernels.registry import Operator, choose
 
+SHORTEST_SPLIT = 256
+"""Keys of a part, at least, where a sequence is split among programs; for fewer, merging costs more than the
+split gains."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:

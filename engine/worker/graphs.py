@@ -103,7 +103,7 @@ class DecodeGraphs:
         side_stream: SideStream | None = None,
     ) -> None:
         assert kv.spare_page is not None, "padding rows need a spare page"
-        self._model, self._kv, self._pool, self._layout = model, kv, pool, layout
+        self._model, self._kv, self._pool = model, kv, pool
         self._side_stream = side_stream
         self._capture: Capture | None = capture  # None: graphs are off
         self._buckets = Buckets(layout)
@@ -170,7 +170,7 @@ class DecodeGraphs:
         tokens, positions: [T] int64. work: the step's adapters; None if it has none.
         """
         count = len(tokens)
-        bucket = None if self._capture is None else self._buckets.of(count, batch.max_query)
+        bucket = None if self._capture is None else self._buckets.of(count, batch.max_query, batch.max_kv)
         if bucket is None:
             return None
         key = bucket, work is not None
@@ -244,7 +244,7 @@ class DecodeGraphs:
             self._page_table[:end],
             self._write_index[:end],
             max_query=bucket.row_tokens,
-            max_kv=self._layout.max_model_len,
+            max_kv=bucket.max_kv,
         )
         lora = None
         if adapters:  # a new work list, so that its SGMV plans are made within the graph

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from personae.kernels.attention import (
+    SHORTEST_SPLIT,
     AttentionBackend,
     AttentionBatch,
     AttentionPlan,
@@ -19,7 +20,6 @@ from personae.kernels.triton.device.attention import attention_kernel, merge_ker
 from personae.kernels.triton.sizes import Gpu, ceil_div, power_of_two
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-SHORTEST_SPLIT = 256  # keys; for fewer, merging costs more than the split gains
 LISTED = 256  # least length of the list that a program searches for its sequence; longer: a power of two
 SPLIT_SLOTS = 256  # most queries, over all sequences, that may be split: bounds the scratch memory
 

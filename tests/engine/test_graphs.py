@@ -22,7 +22,7 @@ from personae.engine.kv import KVCache
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.engine.speculation.policy import Always
-from personae.engine.worker.buckets import MOST_TOKENS, ROW_TOKENS, Bucket, Buckets
+from personae.engine.worker.buckets import FEW_TOKENS, MOST_TOKENS, ROW_TOKENS, Bucket, Buckets
 from personae.engine.worker.graphs import DecodeGraphs, check
 from personae.kernels import registry
 from personae.lora.peft import read_adapter
@@ -292,7 +292,7 @@ def test_the_pass_with_the_real_operators_needs_no_value_from_the_device(
     kv = KVCache(config.kv_specs, layout, torch.bfloat16, meta, spare=True)
     graphs = DecodeGraphs(model, kv, pool, layout, RecordedGraphs())
     with launches() as launched, Recording() as recording:
-        hidden = graphs._forward(Bucket(6, row_tokens), adapted)
+        hidden = graphs._forward(Bucket(6, row_tokens, 1024), adapted)
     assert hidden.shape == (6, config.hidden_size)
     names = [launch.kernel.__name__ for launch in launched]
     layers = config.layers
@@ -308,16 +308,19 @@ def test_the_pass_with_the_real_operators_needs_no_value_from_the_device(
     most_seqs=st.integers(1, 300),
     most_tokens=st.integers(1, 600),
     counts=st.lists(st.one_of(st.just(1), st.integers(1, 20)), min_size=1, max_size=300),
+    context=st.integers(20, 5000),
+    most_context=st.sampled_from((40, 256, 1000, 5000)),
 )
 def test_a_step_without_prompts_has_a_bucket_that_fits_it_and_is_little_larger(
-    most_seqs: int, most_tokens: int, counts: list[int]
+    most_seqs: int, most_tokens: int, counts: list[int], context: int, most_context: int
 ) -> None:
     most_tokens = max(most_seqs, most_tokens)
-    of_layout = Buckets(MemoryLayout(64, 16, most_seqs, 1024, most_tokens))
+    of_layout = Buckets(MemoryLayout(64, 16, most_seqs, most_context, most_tokens))
     counts = counts[:most_seqs]
     tokens, longest = sum(counts), max(counts)
     assume(tokens <= most_tokens)
-    bucket = of_layout.of(tokens, longest)
+    context = min(context, most_context)
+    bucket = of_layout.of(tokens, longest, context)
     if bucket is None:
         assert longest > ROW_TOKENS or tokens > MOST_TOKENS
         return
@@ -326,15 +329,21 @@ def test_a_step_without_prompts_has_a_bucket_that_fits_it_and_is_little_larger(
     assert longest <= bucket.row_tokens
     assert bucket.tokens < (1.5 if longest == 1 else 2) * tokens
     assert (bucket.row_tokens == 1) == (longest == 1), "decode steps pay for nobody's several tokens"
-    assert of_layout.of(tokens, longest) == bucket, "nothing but the sizes decides"
+    assert context <= bucket.max_kv <= most_context
+    if bucket.tokens >= FEW_TOKENS:
+        assert bucket.max_kv <= max(256, 4 * context) or bucket.max_kv == most_context
+    assert of_layout.of(tokens, longest, context) == bucket, "nothing but the sizes decides"
 
 
 def test_buckets_are_few_and_each_is_some_steps() -> None:
     for most_seqs, most_tokens in ((1, 16), (2, 512), (5, 8), (64, 512), (100, 2048), (256, 4096)):
         all_of_them = list(Buckets(MemoryLayout(64, 16, most_seqs, 1024, most_tokens)))
-        assert all_of_them == sorted(set(all_of_them), key=lambda bucket: (bucket.row_tokens, bucket.tokens))
+        assert all_of_them == sorted(set(all_of_them), key=lambda bucket: (bucket.row_tokens, *bucket))
         assert [bucket.tokens for bucket in all_of_them if bucket.row_tokens == 1][-1] == most_seqs
-        assert len(all_of_them) < 26
+        assert len({(bucket.tokens, bucket.row_tokens) for bucket in all_of_them}) < 26
+    of_long_contexts = list(Buckets(MemoryLayout(64, 16, 256, 131072, 4096)))
+    assert len(of_long_contexts) < 60
+    assert {bucket.max_kv for bucket in of_long_contexts} == {256, 1024, 131072}
 
 
 @given(counts=st.lists(st.integers(1, ROW_TOKENS), min_size=1, max_size=12), data=st.data())

@@ -10,7 +10,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Launch:
     kernel: JITFunction
     arguments: dict[str, Any]
     options: dict[str, int]
+    grid: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, kernel: JITFunction, args: Sequence[Any], kwargs: dict[str, Any]) -> "Launch":
@@ -97,7 +98,7 @@ def launches() -> Iterator[list[Launch]]:
     found: list[Launch] = []
 
     def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        found.append(Launch.of(kernel, args, kwargs))
+        found.append(replace(Launch.of(kernel, args, kwargs), grid=tuple(grid)))
 
     original, JITFunction.run = JITFunction.run, run
     try:
