@@ -1,6 +1,6 @@
 """Checks the kernels on this machine's GPU and measures them: `python -m personae.evals.bench.gpu`.
 
-    python -m personae.evals.bench.gpu [--out FOLDER] [--seconds 480] [--seed N] [--resume]
+    python -m personae.evals.bench.gpu [--out FOLDER] [--seconds 480] [--seed N] [--only NAME] [--resume]
 
 The correctness checks run first, then the tables in order of importance, until the time is up; the report
 lists what was left out. A part that fails is a failed check, and the other parts go on. They go on in a new
@@ -9,7 +9,8 @@ gpu.md are written after each part, so they have all findings however the run en
 the parts that they lack. The exit status is 1 if a check failed, 2 if there is no GPU.
 
 Of Personae's dependencies this only needs torch, triton, numpy and msgspec. If Personae is not installed, a
-checkout's `.pkg` on PYTHONPATH is enough.
+checkout's `.pkg` on PYTHONPATH is enough. Only the part with the bundled model needs all dependencies; without
+them it is left out, and says so. `--only NAME` runs the checks and tables whose names contain NAME.
 """
 
 import argparse
@@ -44,6 +45,7 @@ from personae.evals.bench.gpu.checks import (
 from personae.evals.bench.gpu.engine import SHAPE, Rig, engine_checks, engine_table
 from personae.evals.bench.gpu.lending import lending_checks, lending_table
 from personae.evals.bench.gpu.report import check_entry, markdown
+from personae.evals.bench.gpu.served import served_checks
 from personae.evals.bench.gpu.tables import (
     Row,
     attention_table,
@@ -82,6 +84,7 @@ def check_parts(
     yield "the engine's steps as graphs", lambda: engine_checks(rig(generator))
     yield "adapters that arrive", lambda: arriving_checks(rig(generator, DelayedStream()), pinned)
     yield "memory that is lent", lambda: lending_checks(rig(generator, StreamCopies(), lends=True))
+    yield "the bundled model", served_checks
 
 
 def table_parts(
@@ -202,8 +205,8 @@ def device_answers() -> bool:
     return True
 
 
-def measure(findings: Findings, seconds: float, seed: int) -> None:
-    """Run all parts. After this many seconds only checks begin."""
+def measure(findings: Findings, seconds: float, seed: int, only: str = "") -> None:
+    """Run all parts, or those whose names contain `only`. After this many seconds only checks begin."""
     deadline = Deadline.after(seconds - findings.seconds)
     generator = torch.Generator("cuda").manual_seed(seed)
     operators = {name: own.run for name, own in registry.operators("triton").items()}
@@ -211,8 +214,11 @@ def measure(findings: Findings, seconds: float, seed: int) -> None:
     if missing:
         raise SystemExit(f"no Triton kernels for {', '.join(sorted(missing))} on this GPU")
     for name, checks in check_parts(operators, generator):
-        findings.part(name, checks, findings.check)
+        if only in name:
+            findings.part(name, checks, findings.check)
     for title, table in table_parts(findings.bandwidth, generator, deadline).items():
+        if only not in title:
+            continue
         rows = findings.tables.setdefault(title, [])
         if deadline.passed:
             rows.append({"left out": "no time left"})
@@ -226,6 +232,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--seconds", type=float, default=480.0, help="begin no table after so long")
     parser.add_argument("--seed", type=int, default=None, help="fresh by default")
+    parser.add_argument("--only", default="", help="parts whose names contain this")
     parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -240,10 +247,11 @@ def main() -> int:
             with suppress(OSError):
                 os.set_inheritable(number, False)
         own = ("--out", str(options.out), "--seconds", str(options.seconds), "--seed", str(seed))
+        own += ("--only", options.only)
         os.execv(sys.executable, [sys.executable, "-m", "personae.evals.bench.gpu", *own, "--resume"])  # noqa: S606
 
     findings = Findings.of(options.out, seed, again, resume=options.resume)
-    measure(findings, options.seconds, seed)
+    measure(findings, options.seconds, seed, options.only)
     print(findings.write())
     return 0 if all(check["passed"] for check in findings.checks) else 1
 

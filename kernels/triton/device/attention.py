@@ -9,6 +9,8 @@ If a sequence's keys are split among several programs, each program writes its s
 import triton
 import triton.language as tl
 
+PREFILL_ROWS = tl.constexpr(64)  # of a tile, from here on
+
 
 @triton.jit
 def splits_of(count, keys, split_queries, most_splits, SHORTEST: tl.constexpr, KEYS: tl.constexpr):
@@ -31,6 +33,72 @@ def visible_keys(count, length, window, WINDOWED: tl.constexpr, KEYS: tl.constex
     if WINDOWED:
         first = tl.maximum(length - count - window + 1, 0) // KEYS * KEYS
     return first
+
+
+@triton.jit
+def attend(
+    q,
+    acc,
+    weight,
+    top,
+    k_ptr,
+    v_ptr,
+    pages,
+    page_stride,
+    head_offset,
+    key,
+    end,
+    position,
+    scale,
+    window,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    EDGE: tl.constexpr,
+):
+    """(acc, weight, top) after KEYS more keys from `key` on. EDGE: a query may not see some of them."""
+    keys = key + tl.arange(0, KEYS)
+    d = tl.arange(0, WIDE)
+    real = d < DIM
+    inside = keys < end
+    if EDGE:
+        # Keys from `end` on are not read: their pages may hold any value, and 0 * NaN is NaN.
+        page = tl.load(pages + keys // PAGE, mask=inside, other=0).to(tl.int64)
+    else:
+        page = tl.load(pages + keys // PAGE).to(tl.int64)
+    offset = page * page_stride + head_offset + (keys % PAGE) * DIM
+    k_block = k_ptr + offset[None, :] + d[:, None]
+    if EDGE:
+        k = tl.load(k_block, mask=inside[None, :] & real[:, None], other=0.0)
+    elif WIDE == DIM:
+        k = tl.load(k_block)
+    else:
+        k = tl.load(k_block, mask=real[:, None], other=0.0)
+    scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
+    if EDGE:
+        seen = inside[None, :] & (keys[None, :] <= position[:, None])
+        if WINDOWED:
+            seen = seen & (keys[None, :] > position[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    level = higher
+    if EDGE:
+        # A query that has seen no key yet has no maximum, and -inf - -inf would be NaN.
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+    p = tl.exp2(scores - level[:, None])
+    shrink = tl.exp2(top - level)
+    weight = weight * shrink + tl.sum(p, 1)
+    v_block = v_ptr + offset[:, None] + d[None, :]
+    if EDGE:
+        v = tl.load(v_block, mask=inside[:, None] & real[None, :], other=0.0)
+    elif WIDE == DIM:
+        v = tl.load(v_block)
+    else:
+        v = tl.load(v_block, mask=real[None, :], other=0.0)
+    acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], input_precision="ieee")
+    return acc, weight, higher
 
 
 @triton.jit(do_not_specialize=["sequences", "table_stride", "most_splits", "split_queries"])
@@ -111,27 +179,56 @@ def attention_kernel(
         top = tl.full([ROWS], float("-inf"), tl.float32)
         weight = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, WIDE], tl.float32)
-        for key in range(begin, end, KEYS):
-            # Keys from `end` on are not read: their pages may hold any value, and 0 * NaN is NaN.
-            keys = key + tl.arange(0, KEYS)
-            inside = keys < end
-            page = tl.load(pages + keys // PAGE, mask=inside, other=0).to(tl.int64)
-            offset = page * page_stride + head_offset + (keys % PAGE) * DIM
-            k = tl.load(k_ptr + offset[None, :] + d[:, None], mask=inside[None, :] & real[:, None], other=0.0)
-            scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
-            seen = inside[None, :] & (keys[None, :] <= position[:, None])
-            if WINDOWED:
-                seen = seen & (keys[None, :] > position[:, None] - window)
-            scores = tl.where(seen, scores, float("-inf"))
-            higher = tl.maximum(top, tl.max(scores, 1))
-            # A query that has seen no key yet has no maximum, and -inf - -inf would be NaN.
-            level = tl.where(higher == float("-inf"), 0.0, higher)
-            p = tl.exp2(scores - level[:, None])
-            shrink = tl.exp2(top - level)
-            weight = weight * shrink + tl.sum(p, 1)
-            v = tl.load(v_ptr + offset[:, None] + d[None, :], mask=inside[:, None] & real[None, :], other=0.0)
-            acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], input_precision="ieee")
-            top = higher
+        edge = begin
+        if (ROWS >= PREFILL_ROWS) & (not WINDOWED):
+            # Blocks before the tile's first query are seen by all its queries and need no mask.
+            edge += tl.maximum(tl.minimum(end, length - count + first_query + 1) - begin, 0) // KEYS * KEYS
+            for key in range(begin, edge, KEYS):
+                acc, weight, top = attend(
+                    q,
+                    acc,
+                    weight,
+                    top,
+                    k_ptr,
+                    v_ptr,
+                    pages,
+                    page_stride,
+                    head_offset,
+                    key,
+                    end,
+                    position,
+                    scale,
+                    window,
+                    DIM,
+                    WIDE,
+                    PAGE,
+                    KEYS,
+                    WINDOWED,
+                    False,
+                )
+        for key in range(edge, end, KEYS):
+            acc, weight, top = attend(
+                q,
+                acc,
+                weight,
+                top,
+                k_ptr,
+                v_ptr,
+                pages,
+                page_stride,
+                head_offset,
+                key,
+                end,
+                position,
+                scale,
+                window,
+                DIM,
+                WIDE,
+                PAGE,
+                KEYS,
+                WINDOWED,
+                True,
+            )
 
         at = head * GROUP + row % GROUP
         inside_out = live[:, None] & real[None, :]

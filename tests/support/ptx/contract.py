@@ -18,6 +18,7 @@ Maker = Callable[[int], Case]
 # Of blocks of 64 keys the last is ragged in each stage of the pipeline.
 _DECODE = [(1, 1), (1, 17), (1, 100), (1, 150), (1, 220), (1, 600), (1, 257), (1, 1000)]
 _PROMPTS = [(60, 60), (1, 300), (33, 250), (70, 313)]
+_CROWD = [*[(1, 1 + row % 19) for row in range(90)], (20, 30)]  # more rows than a warp lists
 
 
 def _decode(capability: int, processors: int, *, plain: bool, fp8: bool = False) -> Case:
@@ -54,7 +55,7 @@ def _prefill(capability: int, rows: list[tuple[int, int]], *, plain: bool) -> Ca
             1,
             capability,
             dim=64,
-            kv_heads=1,
+            kv_heads=2,
             group=4,
             dtype=B,
             fp8=False,
@@ -121,7 +122,10 @@ CONTRACT: dict[str, list[Maker]] = {
         lambda capability: _decode(capability, 1, plain=False),
     ],
     "decode, fp8": [lambda capability: _decode(capability, 16, plain=True, fp8=True)],
-    "prefill": [lambda capability: _prefill(capability, _PROMPTS, plain=True)],
+    "prefill": [
+        lambda capability: _prefill(capability, _PROMPTS, plain=True),
+        lambda capability: _prefill(capability, _CROWD, plain=True),
+    ],
     "prefill, window": [lambda capability: _prefill(capability, _PROMPTS, plain=False)],
     "drafts": [
         lambda capability: attention(

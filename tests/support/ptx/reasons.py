@@ -37,7 +37,28 @@ def explain(subject: Subject, mutant: Mutant) -> str | None:
         return _of_a_dropped_predicate(subject, mutant, line)
     if mutant.kind == "inverted" and line.opcode[0] == "st" and _stores_the_same(subject, mutant, line):
         return "the threads that store instead store the same, in the same place"
+    if line.opcode[0] == "ldmatrix" and _gives_the_same(subject, mutant):
+        return "the padding that it loads is all zeros"
     return UNUSED if not _with_garbage(subject, mutant, line, all_threads=True) else None
+
+
+def _gives_the_same(subject: Subject, mutant: Mutant) -> bool:
+    """Whether the changed instruction gives the same registers wherever it is executed."""
+    assert mutant.line is not None
+    first = subject.prepared.instructions[mutant.at]
+    second = subject.prepared.with_line(mutant.at, mutant.line).instructions[mutant.at]
+    differs = False
+
+    def look(wave: Wave, own: Own, chosen: Own) -> None:
+        nonlocal differs
+        given = []
+        for instruction in (second, first):
+            assert instruction.run is not None
+            instruction.run(wave, None if chosen.all() else chosen)
+            given.append([wave.registers[register][chosen] for register in sorted(first.writes)])
+        differs = differs or not all(np.array_equal(*pair) for pair in zip(*given, strict=True))
+
+    return not _run(subject, mutant, look, instead=True) and not differs
 
 
 def _line(subject: Subject, mutant: Mutant) -> Line:
