@@ -1,4 +1,4 @@
-"""The GPU kit's last part, with a CPU in the GPU's place: the engine and the server that it starts are real."""
+"""The GPU kit's last part, with a CPU in the GPU's place; the engine that it starts is real."""
 
 import os
 
