@@ -12,6 +12,7 @@ import importlib
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,10 +68,24 @@ def fuzz(seconds: float, seed: int, kind: str) -> int:
 
 
 def mutate(seed: int, kind: str, places: int) -> int:
-    """Samples of all classes in all kernels; 1 if one is neither noticed nor harmless for a known reason."""
-    contract, changes, reasons = (support(f"ptx.{name}") for name in ("contract", "mutations", "reasons"))
+    """Samples of all classes in all kernels; 1 if one is neither noticed nor harmless for a known reason.
+    After an interrupt (Ctrl-C) the table has what was found so far."""
     found: Counter[tuple[str, str, int]] = Counter()
     why: Counter[tuple[str, str]] = Counter()
+    with suppress(KeyboardInterrupt):
+        _survey(seed, kind, places, found, why)
+    _print_table(found, why, list(support("ptx.mutations").GROUPS))
+    return int(any(outcome == "unexplained" for _, outcome, _ in found))
+
+
+def _survey(
+    seed: int,
+    kind: str,
+    places: int,
+    found: Counter[tuple[str, str, int]],
+    why: Counter[tuple[str, str]],
+) -> None:
+    contract, changes, reasons = (support(f"ptx.{name}") for name in ("contract", "mutations", "reasons"))
     for name, makers in contract.CONTRACT.items():
         for capability in CAPABILITIES if kind in ("", name) else ():
             for subject in changes.subjects([make(capability) for make in makers], capability):
@@ -84,8 +99,6 @@ def mutate(seed: int, kind: str, places: int) -> int:
                         what = f"{subject.kernel} {mutant.kind}: {' '.join(line.text.split())}"
                         print(f"sm_{capability} {name}, {line.source}, {what}", flush=True)
             print(f"{name}, sm_{capability}: {found.total()} changes so far", flush=True)
-    _print_table(found, why, list(changes.GROUPS))
-    return int(any(outcome == "unexplained" for _, outcome, _ in found))
 
 
 def _outcome(changes: Any, reasons: Any, subject: Any, mutant: Any) -> tuple[str, str]:

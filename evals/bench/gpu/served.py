@@ -92,7 +92,7 @@ def http_answers(device: str, model: Path, adapters: Path) -> Answers:
     """Bytes of a text by model, of a `personae serve` of its own."""
     from personae.evals.served import Served
 
-    arguments = ("--model", str(model), "--adapters", str(adapters), "--device", device, "--dtype", "float32")
+    arguments = (str(model), "--adapters", str(adapters), "--device", device, "--dtype", "float32")
     answers: Answers = {}
     with Served(arguments) as server:
         listed = _ask(f"{server.url}/v1/models", None)["data"]

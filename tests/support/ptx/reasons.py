@@ -35,8 +35,12 @@ def explain(subject: Subject, mutant: Mutant) -> str | None:
         return None
     if mutant.kind == "dropped":
         return _of_a_dropped_predicate(subject, mutant, line)
-    if mutant.kind == "inverted" and line.opcode[0] == "st" and _stores_the_same(subject, mutant, line):
-        return "the threads that store instead store the same, in the same place"
+    if (
+        mutant.kind == "inverted"
+        and line.opcode[0] in ("st", "cp")
+        and _stores_the_same(subject, mutant, line)
+    ):
+        return "the threads that store or copy instead do the same, in the same place"
     if line.opcode[0] == "ldmatrix" and _gives_the_same(subject, mutant):
         return "the padding that it loads is all zeros"
     return UNUSED if not _with_garbage(subject, mutant, line, all_threads=True) else None
@@ -124,8 +128,11 @@ def _stores_the_same(subject: Subject, mutant: Mutant, line: Line) -> bool:
 def _stored_otherwise(subject: Subject, line: Line, wave: Wave, those: Own, others: Own) -> int:
     """How many of those threads store what none of the others does, or would, in the same place."""
     operands = Operands(line, subject.prepared.code)
-    size, _ = operands.width()
-    sources = [operands.value(name, f"b{8 * size}") for name in elements(operands.text(1))]
+    if line.opcode[0] == "cp":
+        sources = [operands.address(1), _copied(subject, line)]
+    else:
+        size, _ = operands.width()
+        sources = [operands.value(name, f"b{8 * size}") for name in elements(operands.text(1))]
     columns = [
         operands.address(0)(wave),
         wave.program,
