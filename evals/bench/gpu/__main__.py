@@ -9,8 +9,8 @@ gpu.md are written after each part, so they have all findings however the run en
 the parts that they lack. The exit status is 1 if a check failed, 2 if there is no GPU.
 
 Of Personae's dependencies this only needs torch, triton, numpy and msgspec. If Personae is not installed, a
-checkout's `.pkg` on PYTHONPATH is enough. Only the part with the bundled model needs all dependencies; without
-them it is left out, and says so. `--only NAME` runs the checks and tables whose names contain NAME.
+checkout's `.pkg` on PYTHONPATH is enough. Only the part with the bundled model needs all dependencies;
+without them it is left out, and says so. `--only NAME` runs the checks and tables whose names contain NAME.
 """
 
 import argparse

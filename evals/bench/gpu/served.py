@@ -17,6 +17,7 @@ DEMO = Path(__file__).resolve().parents[2] / "demo"
 SCHEMA = '{"type":"object","properties":{"n":{"type":"integer"},"s":{"enum":["a","b"]}},"required":["n","s"]}'
 PROMPTS = {"one token": 1, "short": 7, "in a graph": 30, "launched": 90, "in two pages and more": 300}
 TOKENS = 24  # of an answer
+MEMORY = 1 << 28  # bytes for keys and values: the engine's own and the server's are on the device together
 PATIENCE = 60.0  # seconds for one answer over HTTP
 Answers = dict[str, list[int]]
 
@@ -44,11 +45,13 @@ def engine_answers(device: str, model: Path, adapters: Path) -> Answers:
         max_seqs=16,
         max_batch_tokens=512,
         max_model_len=512,
+        kv_memory=MEMORY,
     )
     spec = assemble(options).engine_spec
     engine, scheduler = spec.build_step_engine(), spec.build_scheduler()
     bound = GrammarSpec("json_schema", SCHEMA)
-    grammars = {bound: spec.build_compiler().compile(bound)}
+    compiler = spec.build_compiler()
+    grammars = {bound: compiler.compile(bound)}
     digests = {name: card.adapter for name, card in sorted(spec.models.items()) if card.adapter}
     for digest in digests.values():
         assert engine.worker.place(spec.library.take(digest, AdapterSource(())))
@@ -85,6 +88,7 @@ def engine_answers(device: str, model: Path, adapters: Path) -> Answers:
             for delta in scheduler.commit(result):
                 answers[delta.id] += delta.tokens
         elif plan is None:
+            compiler.close()
             return answers
 
 
@@ -92,7 +96,8 @@ def http_answers(device: str, model: Path, adapters: Path) -> Answers:
     """Bytes of a text by model, of a `personae serve` of its own."""
     from personae.evals.served import Served
 
-    arguments = (str(model), "--adapters", str(adapters), "--device", device, "--dtype", "float32")
+    arguments = [str(model), "--adapters", str(adapters), "--device", device, "--dtype", "float32"]
+    arguments += ["--kv-memory", str(MEMORY), "--max-model-len", "512", "--max-seqs", "16"]
     answers: Answers = {}
     with Served(arguments) as server:
         listed = _ask(f"{server.url}/v1/models", None)["data"]
