@@ -35,8 +35,8 @@ class ModelCard(msgspec.Struct, frozen=True):
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """One tenant's live sequences of one adapter (None: the base). `tokens` are those of prompts and answers
-    so far, of sequences that have ended, too."""
+    """One tenant's live sequences of one adapter (None: the base). `tokens` counts the tokens of prompts and
+    answers so far, including those of sequences that have ended."""
 
     tenant: str
     adapter: str | None

@@ -53,14 +53,14 @@ ROOM_SECONDS = 600.0  # to find room for all engines: an autoscaler may have to 
 LOG_SECONDS = 10.0  # between two log lines while something is waited for
 BEGIN_SECONDS = 120.0  # for a node to check its model and start a process
 PAUSE_SECONDS = 0.5
-CONNECT_SECONDS = 10.0  # for an address to take a connection
+CONNECT_SECONDS = 10.0  # how long connecting to an address may take
 
 log = logging.getLogger("personae.ray")
 
 
 def _check_reachable(address: str) -> None:
-    """Raises OSError if nothing listens at `host:port`. Ray itself would try for minutes. Other forms of an
-    address, such as `auto`, are Ray's to resolve."""
+    """Raise OSError if nothing listens at `host:port`: Ray itself would retry for minutes. Ray resolves other
+    forms of an address, such as `auto`."""
     host, colon, port = address.rpartition(":")
     if colon and "/" not in host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()

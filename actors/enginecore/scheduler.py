@@ -81,7 +81,7 @@ class SchedulerActor(Actor[Message]):
         self._grammars: dict[str, AnyGrammar] = {}
         self._in_flight = 0
         self._sizes: deque[tuple[int, int]] = deque()  # rows and tokens of the steps in flight
-        self._ended: list[StepSample] = []  # not told yet
+        self._ended: list[StepSample] = []  # not reported yet
         self._counters = scheduler.counters
         self._fairness_gap = 0.0
         self._planning = 0.0

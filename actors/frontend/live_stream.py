@@ -50,7 +50,7 @@ class LiveStream:
 
     @property
     def tokens(self) -> int:
-        """Tokens of its prompt and its answer so far; none before it was computed."""
+        """The number of tokens of its prompt and its answer so far; 0 before it first runs."""
         emitted = len(self.emitted)
         return emitted + self.log.prompt_length if emitted or self.on_device else 0
 

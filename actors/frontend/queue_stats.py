@@ -1,4 +1,4 @@
-"""Who waits, who runs, and how many tokens everybody had: by tenant and adapter."""
+"""Counts running and waiting sequences and their tokens, by tenant and adapter."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
@@ -7,20 +7,20 @@ from personae.actors.client import QueueStats
 from personae.actors.frontend.live_stream import LiveStream
 from personae.engine.sequence import SequenceLog
 
-MOST_KEYS = 256  # of which it is remembered what ended
+MOST_KEYS = 256  # whose ended sequences are counted, the latest ones
 
 QueueKey = tuple[str, str | None]
 """Tenant and adapter."""
 
 
 class EndedTokens:
-    """Tokens of sequences that have ended, for the tenants and adapters that were used last."""
+    """The tokens of sequences that have ended, for the most recently used tenants and adapters."""
 
     def __init__(self) -> None:
         self.counts: OrderedDict[QueueKey, int] = OrderedDict()
 
     def count(self, live: LiveStream) -> None:
-        """A sequence has ended."""
+        """Count the tokens of a sequence that has ended."""
         key = live.log.tenant, live.log.adapter
         self.counts[key] = self.counts.get(key, 0) + live.tokens
         self.counts.move_to_end(key)
@@ -29,7 +29,7 @@ class EndedTokens:
 
 
 def queue_stats(live: Iterable[LiveStream], ended: EndedTokens) -> tuple[QueueStats, ...]:
-    """The figures of each tenant and adapter."""
+    """Return the figures of each tenant and adapter."""
     figures = {key: [0, 0, tokens] for key, tokens in ended.counts.items()}
     for each in live:
         found = figures.setdefault((each.log.tenant, each.log.adapter), [0, 0, 0])
@@ -39,7 +39,7 @@ def queue_stats(live: Iterable[LiveStream], ended: EndedTokens) -> tuple[QueueSt
 
 
 def merged(parts: Iterable[Iterable[QueueStats]], waiting: Iterable[SequenceLog]) -> tuple[QueueStats, ...]:
-    """Those of several engines, and `waiting` sequences that are at none of them."""
+    """Add up the figures of several engines, and `waiting` sequences that are at none of them."""
     figures: dict[QueueKey, list[int]] = {}
     for part in parts:
         for each in part:
@@ -53,7 +53,7 @@ def merged(parts: Iterable[Iterable[QueueStats]], waiting: Iterable[SequenceLog]
 
 
 def by_adapter(queues: Iterable[QueueStats]) -> tuple[Counter[str], Counter[str]]:
-    """Counts of running and of waiting sequences, by their adapter's digest."""
+    """Count running and waiting sequences by their adapter's digest."""
     running, waiting = Counter[str](), Counter[str]()
     for each in queues:
         if each.adapter is not None:

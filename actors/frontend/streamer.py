@@ -36,7 +36,7 @@ from personae.engine.backlog import Backlog
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import EngineCounters, SchedulerStats, StepSample, added
 
-RECENT_STEPS = 120  # that are kept for whoever looks
+RECENT_STEPS = 120  # steps kept for the console
 
 
 class Streamer(Actor[Message]):
@@ -204,5 +204,5 @@ class LatestStats:
         self.backlog.measured(now.tokens - past.tokens, now.step_seconds - past.step_seconds)
 
     def queues(self) -> tuple[QueueStats, ...]:
-        """Sequences and tokens by tenant and adapter."""
+        """Return sequences and tokens by tenant and adapter."""
         return queue_stats(self.live.values(), self.ended)

@@ -18,7 +18,7 @@ from personae.actors.wire import Describe, Facts, Port
 from personae.errors import EngineCoreDied, EngineCoreHangs, EngineLost, LoadError, RestartsExhausted
 
 MAX_RESTARTS = 5
-WITHIN = 60.0  # seconds
+WITHIN = 60.0  # seconds in which `max_restarts` are counted
 
 log = logging.getLogger("personae.actors")
 

@@ -127,8 +127,8 @@ def counted(stats: AdapterStats) -> AdapterStats:
 
 
 def together(each: Sequence[EngineStats]) -> EngineStats:
-    """Combine several engines' figures: sums, and the largest fairness gap. What belongs to one engine is
-    left out."""
+    """Combine several engines' figures: sums, and the largest fairness gap. Figures that belong to one engine
+    are left out."""
     own: dict[str, Any] = {"actors": (), "replicas": {}, "queues": (), "recent_steps": ()}
     total = reduce(added, (replace(stats, **own) for stats in each))
     return replace(
