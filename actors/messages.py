@@ -368,7 +368,7 @@ class Repaid(Message, frozen=True):
 
 
 class Resumed(Message, frozen=True):
-    """From the executor: the masks that made these sequences sit a step out are ready."""
+    """From the executor: these sequences were deferred, and their masks are ready now."""
 
     ids: tuple[str, ...]
 

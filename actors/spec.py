@@ -26,10 +26,11 @@ class StepRunner(Protocol):
 
     @property
     def deferred(self) -> bool:
-        """Whether rows sit out because their masks are not ready yet."""
+        """Whether rows are deferred because their masks are not ready yet."""
 
     def resumable(self) -> tuple[str, ...]:
-        """The sequences that sat out a finished step and whose masks are ready now; each is returned once."""
+        """The sequences whose deferred step is finished and whose masks are ready now; each is returned
+        once."""
 
     @property
     def worker(self) -> AdapterMemory:

@@ -182,4 +182,4 @@ class Port(Ref[Message]):
             try:
                 await line.send(bytes(data))
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                return  # whoever reads the connection notices as well
+                return  # the reader of the connection notices as well

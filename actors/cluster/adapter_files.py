@@ -92,7 +92,7 @@ def _file_messages(folder: Path) -> Iterator[Sent]:
     for name in FILES:
         path = folder / name
         if not path.is_file():
-            continue  # whoever reads the adapter reports what is missing
+            continue  # the engine that reads the adapter reports what is missing
         with path.open("rb") as file:
             left = path.stat().st_size
             yield FileBegins(name, left)

@@ -1,8 +1,8 @@
 """Several engines on the nodes of a Ray cluster, behind one frontend.
 
 Ray places them, starts them and ends them. The tree of actors is that of `actors/replicas/launch.py`: an
-engine that dies is restarted by its supervisor there, within its restart intensity. Whoever restarts an
-engine must know its streams and when to give up, and Ray knows neither. Ray starts the actor that starts
+engine that dies is restarted by its supervisor there, within its restart intensity. Restarting an engine
+takes knowledge of its streams and of when to give up, and Ray has neither. Ray starts the actor that starts
 engines (`ray_host.py`), on another node if necessary.
 """
 

@@ -100,7 +100,7 @@ class Listener:
             trust(self._context, certificate)
 
     async def welcome(self, connection: SocketStream) -> None:
-        """Wait for a peer's ticket, and pass the connection to whoever expects it."""
+        """Wait for a peer's ticket, and pass the connection to the `Expected` of that ticket."""
         peer, reason = _name(connection), f"it showed no ticket within {self._hello_seconds:g} s"
         accepted = False
         try:

@@ -57,7 +57,7 @@ class Executor(ThreadActor[Message]):
     another one, the executor asks for memory of the KV cache. If a thread reads an adapter into its pages
     while steps run, the adapter is loaded when that thread says so.
 
-    A row whose mask is not ready in time sits the step out. The scheduler is notified when the mask is ready;
+    A row whose mask is not ready in time is deferred. The scheduler is notified when the mask is ready;
     that is checked after each step, and every `MASK_POLL_SECONDS` while there is nothing to do.
 
     `build` makes the step engine on this thread, so a restart begins with an empty cache. `recorder` gets
@@ -127,8 +127,8 @@ class Executor(ThreadActor[Message]):
             self._resume()
 
     def _resume(self) -> None:
-        """Have the rows planned again whose masks are ready. The step that they sat out must be reported
-        first."""
+        """Have the deferred rows planned again whose masks are ready. The step that deferred them must be
+        reported first."""
         if self._unreported is None and (ids := self._engine.resumable()):
             self.post(self._scheduler, Resumed(ids))
         remaining = MASK_POLL_SECONDS

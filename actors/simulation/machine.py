@@ -114,21 +114,21 @@ class SimulatedDevice:
         self._readers = [0] * layout.num_pages  # how many slots have the page in their table
         self.worker = SimulatedAdapterMemory(layout, adapters, costs, threads, self._overwrite)
         self._free_at = 0.0
-        self._sitting_out: dict[
+        self._deferred_steps: dict[
             int, int | None
-        ] = {}  # by slot, the step that it sits out; None: that step has finished
+        ] = {}  # by slot, the step that deferred it; None: that step has finished
 
     @property
     def deferred(self) -> bool:
-        """Whether rows sit out."""
-        return bool(self._sitting_out)
+        """Whether rows are deferred."""
+        return bool(self._deferred_steps)
 
     def resumable(self) -> tuple[str, ...]:
         """The sequences whose masks are ready now."""
         now = self._threads.time()
-        ready = [n for n, step in self._sitting_out.items() if step is None and self.slots[n].due <= now]
+        ready = [n for n, step in self._deferred_steps.items() if step is None and self.slots[n].due <= now]
         for number in ready:
-            del self._sitting_out[number]
+            del self._deferred_steps[number]
         return tuple(self.slots[number].log.id for number in ready)
 
     # A step
@@ -168,7 +168,7 @@ class SimulatedDevice:
             if slot.awaited is not None:
                 deferred.add(index)
                 if row.start < slot.awaited:
-                    self._sitting_out[row.slot] = plan.step
+                    self._deferred_steps[row.slot] = plan.step
             elif slot.slow:
                 codes[index] = GRAMMAR_TOO_SLOW
         if computed > self.layout.max_batch_tokens:
@@ -217,9 +217,9 @@ class SimulatedDevice:
         left = launched.done - self._threads.time()
         if left > 0:
             self._threads.sleep(left)
-        for number, step in self._sitting_out.items():
+        for number, step in self._deferred_steps.items():
             if step == launched.result.step:
-                self._sitting_out[number] = None
+                self._deferred_steps[number] = None
         return launched.result
 
     def _overwrite(self, page: int) -> None:
@@ -235,7 +235,7 @@ class SimulatedDevice:
                 raise Wrong(f"slot {number} is released and was empty")
             for page in slot.pages:
                 self._readers[page] -= 1
-            self._sitting_out.pop(number, None)
+            self._deferred_steps.pop(number, None)
         for admission in plan.admissions:
             log = admission.log
             if admission.slot in self.slots:
@@ -292,7 +292,7 @@ class SimulatedDevice:
                 raise Wrong(f"page {page} is lent and given to sequence {slot.log.id}")
             self._readers[page] += 1
         slot.pages += row.pages
-        if slot.awaited is not None and row.start >= slot.awaited:  # planned before it sat out
+        if slot.awaited is not None and row.start >= slot.awaited:  # planned before it was deferred
             self._cells[slot.pages[row.start // self.layout.page_size]][
                 row.start % self.layout.page_size
             ] = -1
@@ -327,7 +327,7 @@ class SimulatedDevice:
         slot.cell, slot.computed = cell, end
         if not row.samples:
             return
-        if len(slot.tokens) == end and self._sits_out(slot, end):
+        if len(slot.tokens) == end and self._is_deferred(slot, end):
             slot.computed = end - 1
             slot.cell = self._cell_at(slot, end - 2)
             return
@@ -344,7 +344,7 @@ class SimulatedDevice:
             slot.tokens.append(next_token(slot.log, end, cell))
             self._force(slot, cell)
 
-    def _sits_out(self, slot: Slot, end: int) -> bool:
+    def _is_deferred(self, slot: Slot, end: int) -> bool:
         """Whether the mask of the token at `end` is not ready yet."""
         now = self._threads.time()
         if slot.awaited is None:

@@ -73,19 +73,19 @@ THINKING = replace(
 
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("faults", [None, 3.0])
-def test_answers_with_slow_masks_sit_steps_out_and_delay_no_others(
+def test_answers_with_slow_masks_are_deferred_and_delay_no_others(
     monkeypatch: pytest.MonkeyPatch, ahead: bool, faults: float | None
 ) -> None:
-    sat_out, sits_out = [0], SimulatedDevice._sits_out
+    deferred, is_deferred = [0], SimulatedDevice._is_deferred
 
     def note(self: SimulatedDevice, slot, end):  # type: ignore[no-untyped-def]  # as the original
-        out = sits_out(self, slot, end)
-        sat_out[0] += out
+        out = is_deferred(self, slot, end)
+        deferred[0] += out
         return out
 
-    monkeypatch.setattr(SimulatedDevice, "_sits_out", note)
+    monkeypatch.setattr(SimulatedDevice, "_is_deferred", note)
     report = simulate(replace(THINKING, costs=Costs(runs_ahead=ahead), faults_every=faults))
-    assert sat_out[0] > 50
+    assert deferred[0] > 50
     assert report.outcomes["error"] > 0, "some of them take too long"
     if faults is None:
         assert report.outcomes.keys() <= {"stop", "length", "error"}

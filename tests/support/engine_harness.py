@@ -130,7 +130,7 @@ class EngineHarness:
         self.grammars: dict[GrammarSpec, AnyGrammar] = {}
         self.lookahead = lookahead
         self.steps = 0
-        self.resumed = 0  # rows that sat out steps
+        self.resumed = 0  # deferred rows that were planned again
 
     def _rank(
         self,

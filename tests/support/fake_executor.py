@@ -143,7 +143,7 @@ class _Slot:
 class FakeExecutor:
     """`submit` queues plans, `execute` runs the oldest: the caller's lookahead decides how many are queued.
 
-    `defers(log, position)` says how often a row that samples the token at `position` sits out first.
+    `defers(log, position)` says how often a row that samples the token at `position` is deferred first.
     `deferred` has the ids of rows that may be resumed. `fails(log, position)` returns why sampling after
     `position` fails; None if it does not. Raises AssertionError when a plan breaks the contract: a slot used
     while taken or empty, a page beyond the table, an unknown token, a cell never written, a write into a page
@@ -238,7 +238,7 @@ class FakeExecutor:
             slot.computed = end
             if row.samples and end in slot.sampled:
                 pass  # it is known, and reported
-            elif row.samples and self._sits_out(slot, end):
+            elif row.samples and self._is_deferred(slot, end):
                 deferred.add(index)
             elif row.samples:
                 why = self._fails(log, end)
@@ -302,11 +302,11 @@ class FakeExecutor:
                     logprobs += (_logprob(slot.sampled[slot.computed], cells),)
         return right, logprobs
 
-    def _sits_out(self, slot: _Slot, end: int) -> bool:
+    def _is_deferred(self, slot: _Slot, end: int) -> bool:
         id = slot.log.id
         if slot.parked is not None and end > slot.parked:
-            return True  # planned before it sat out
-        assert slot.parked in (None, end), f"{id} goes on at {end} and sits out at {slot.parked}"
+            return True  # planned before it was deferred
+        assert slot.parked in (None, end), f"{id} continues at {end} and is deferred at {slot.parked}"
         times = self._sat_out.get((id, end), 0)
         if times < self._defers(slot.log, end):
             self._sat_out[id, end] = times + 1
@@ -410,7 +410,7 @@ class Bench:
         return True
 
     def resume(self, most: int = 1000) -> bool:
-        """Resume up to so many of the rows that sat out. Returns False if there are none."""
+        """Resume up to so many of the deferred rows. Returns False if there are none."""
         ids = self.executor.deferred[:most]
         del self.executor.deferred[:most]
         for id in ids:
