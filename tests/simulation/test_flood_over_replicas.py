@@ -7,7 +7,7 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from personae.actors.simulation import world
+from personae.actors.simulation import clients
 from personae.actors.simulation.capacity import quantile
 from personae.actors.simulation.faults import Faults
 from personae.actors.simulation.scenario import PlacementName, Scenario
@@ -73,7 +73,7 @@ def first_tokens(
 
     with monkeypatch.context() as patch:
         patch.setattr(Witness, "delta", note)
-        patch.setattr(world, "requests", drawn)
+        patch.setattr(clients, "requests", drawn)
         patch.setattr(Faults, "run", kill)
         for seed in SEEDS:
             scenario = Scenario(seed, costs=Costs(step=0.01), **SIZES)
