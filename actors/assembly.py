@@ -35,6 +35,7 @@ from personae.engine.step import StepEngine
 from personae.engine.tokens import Tokenizer
 from personae.engine.worker.adapters import ReadAdapter
 from personae.engine.worker.graphs import CudaCapture, DecodeGraphs
+from personae.engine.worker.prefill_graphs import PrefillGraphs
 from personae.engine.worker.runner import Runner
 from personae.engine.worker.warm_up import warm_up
 from personae.errors import AdapterError, DriverError, LoadError
@@ -44,7 +45,7 @@ from personae.kernels.cgroup import keep_to_share
 from personae.kernels.memory import Memory, memory_of, warn_of_fixed_shares
 from personae.kernels.side_stream import SideStream
 from personae.kernels.sizes import size_text
-from personae.kernels.triton import check_launcher
+from personae.kernels.triton import FP8_CAPABILITY, check_launcher
 from personae.lora.adapter import Adapter
 from personae.lora.bounds import AdapterBounds
 from personae.lora.copies import StreamCopies, pinned
@@ -90,8 +91,7 @@ def assemble(
     Raises ModelLoadError, AdapterError or LoadError with the problem and where it is.
     """
     device = _device(options.device)
-    if options.quantize is not None and device.type != "cpu":
-        raise LoadError(f"--quantize {options.quantize} is served on a CPU only; use --device cpu.")
+    _check_quantization(options.quantize, device)
     if device.type == "cpu":
         keep_to_share()
     else:
@@ -118,7 +118,14 @@ def assemble(
     retokenizer = Retokenizer(tokenizer, vocabulary.tokens)
     engine_spec = EngineSpec(
         build_step_engine=EngineBuilder(
-            model, shapes, sizes, retokenizer, options.cuda_graphs, library.take, options.speculate
+            model,
+            shapes,
+            sizes,
+            retokenizer,
+            options.cuda_graphs,
+            library.take,
+            options.speculate,
+            options.lora_side_stream,
         ).build,
         build_scheduler=lambda: Scheduler(
             layout,
@@ -167,7 +174,7 @@ def _instructions(device: torch.device) -> str:
 class EngineBuilder:
     """Builds the step engine for each epoch of the engine core, around the one model. `graphs`: decode steps
     are captured on a GPU. `speculate`: which drafts to use, see `--speculate`. `read_adapter` reads an
-    adapter to the host."""
+    adapter to the host. `side_stream`: see `--lora-side-stream`."""
 
     model: Decoder
     shapes: LoraShapes
@@ -176,6 +183,7 @@ class EngineBuilder:
     graphs: bool
     read_adapter: ReadAdapter
     speculate: str = "off"
+    side_stream: bool = False
 
     def build(self) -> StepEngine:
         """Build a step engine. Call it on the thread that will run it."""
@@ -206,8 +214,12 @@ class EngineBuilder:
         )
         captures = on_gpu and self.graphs and model.capturable
         kv = KVCache(model.config.kv_specs, layout, sizes.kv_dtype, device, spare=captures, memory=memory)
-        graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture(), SideStream()) if captures else None
-        runner = Runner(model, kv, layout, pool, self.read_adapter, graphs)
+        graphs = prefill_graphs = None
+        if captures:
+            side_stream, capture = SideStream() if self.side_stream else None, CudaCapture()
+            graphs = DecodeGraphs(model, kv, pool, layout, capture, side_stream)
+            prefill_graphs = PrefillGraphs(model, kv, pool, layout, capture, side_stream)
+        runner = Runner(model, kv, layout, pool, self.read_adapter, graphs, prefill_graphs)
         if on_gpu:
             warm_up(runner)
         return StepEngine(runner, self.retokenizer, self._speculator())
@@ -252,6 +264,20 @@ def _device(choice: str) -> torch.device:
     if choice == "cuda" and not torch.cuda.is_available():
         raise LoadError("No CUDA device is available; use --device cpu.")
     return torch.device(choice)
+
+
+def _check_quantization(quantize: str | None, device: torch.device) -> None:
+    """Raises LoadError for a format that the device does not multiply."""
+    if quantize is None or device.type == "cpu":
+        return
+    if quantize != "fp8":
+        raise LoadError(
+            f"--quantize {quantize} is served on a CPU only; use --device cpu, or --quantize fp8."
+        )
+    if torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        raise LoadError(
+            "--quantize fp8 needs a GPU of compute capability 8.9 or later (Ada, Hopper), or a CPU."
+        )
 
 
 def _check_kernels() -> None:

@@ -75,7 +75,8 @@ class ModelOptions:
     quantize: Annotated[
         str | None,
         OptionInfo(
-            "On a CPU, keep the base's weights in 8 or 4.5 bits, so that a token reads fewer bytes.",
+            "Keep the base's weights in fewer bits, so that a token reads fewer bytes: int8 and int4 (4.5 "
+            "bits) on a CPU, fp8 on a GPU from Ada and Hopper on.",
             parse=parse_quantization,
             metavar=f"[{'|'.join(QUANTIZATIONS)}]",
         ),
@@ -95,6 +96,13 @@ class ModelOptions:
     cuda_graphs: Annotated[
         bool, OptionInfo("On a GPU, launch a decode step as one graph instead of kernel by kernel.")
     ] = True
+    lora_side_stream: Annotated[
+        bool,
+        OptionInfo(
+            "On a GPU, begin the adapters' part of a step in parallel with the base's product, within CUDA "
+            "graphs. Whether it is faster has not been measured."
+        ),
+    ] = False
     speculate: Annotated[
         Literal["off", "ngram", "auto"],
         OptionInfo(
@@ -127,9 +135,19 @@ class BatchingOptions:
             min=0,
             parse=parse_size,
             metavar="SIZE",
-            unset="on a CPU 2GiB, or half of a small memory; most of what is free on a GPU",
+            unset="on a CPU 2GiB, or half of a small memory; on a GPU see --gpu-memory-utilization",
         ),
     ] = None
+    gpu_memory_utilization: Annotated[
+        float,
+        OptionInfo(
+            "The share of a GPU's memory that weights, adapters, steps and the KV cache together may take. "
+            "Without --kv-memory the cache gets what the others leave of it.",
+            min=0.1,
+            max=1.0,
+            metavar="SHARE",
+        ),
+    ] = 0.9
     adapter_memory: Annotated[
         int | None,
         OptionInfo(

@@ -1,8 +1,9 @@
 """Chooses the sizes of the KV cache, a step and the adapter pool: as configured, or as memory allows."""
 
 import logging
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -10,6 +11,7 @@ from personae.actors.options import EngineOptions
 from personae.engine.kv import KVCache, pages_of_a_run
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
+from personae.engine.worker.profiling import step_bytes
 from personae.errors import LoadError
 from personae.kernels.cgroup import free_memory
 from personae.kernels.memory import granule_of, main_memory
@@ -22,7 +24,6 @@ from personae.lora.shapes import LoraShapes
 from personae.lora.weight_pools import pool_bytes
 
 PAGE_SIZE = 16  # tokens
-DEVICE_SHARE = 0.85  # of the free device memory is for the KV cache, by default
 HOST_KV_BYTES = 2 * 2**30  # by default; half of the memory if that is less
 SPARE_RANKS = 128  # room for adapters that are added later, by default
 
@@ -64,17 +65,35 @@ def choose_sizes(
     own = pool_bytes(shapes, ranks, model.dtype, granule or 0)
     # Adapters may have as much again in addition to their ranks: see LoraPool.
     reserved = own + pool_bytes(shapes, ranks, model.dtype)
-    layout = _layout(options, model, page_bytes, reserved, granule)
+    profile = partial(_step_bytes, options, model, shapes, kv_dtype, ranks)
+    layout = _layout(options, model, page_bytes, reserved, granule, profile)
     spare = _spare_ranks(shapes, model.dtype, ranks, layout.lendable * page_bytes)
     return Sizes(layout, kv_dtype, page_bytes, ranks, spare, own)
 
 
 def _layout(
-    options: EngineOptions, model: Decoder, page_bytes: int, reserved: int, granule: int | None
+    options: EngineOptions,
+    model: Decoder,
+    page_bytes: int,
+    reserved: int,
+    granule: int | None,
+    profile: Callable[[MemoryLayout], int],
 ) -> MemoryLayout:
-    """Choose what fits next to `reserved` bytes of adapters. `granule`: see `granule_of`."""
+    """Choose what fits next to `reserved` bytes of adapters. `granule`: see `granule_of`. `profile`: the
+    bytes that a step of a layout takes on a GPU."""
     on_cpu = model.device.type == "cpu"
-    memory, source = _host_memory(options) if on_cpu else _device_memory(options, reserved)
+    max_seqs = options.max_seqs or (64 if on_cpu else 256)
+    largest = MemoryLayout(
+        num_pages=0,
+        page_size=PAGE_SIZE,
+        max_seqs=max_seqs,
+        max_model_len=min(options.max_model_len or model.config.max_position, model.config.max_position),
+        max_batch_tokens=max(options.max_batch_tokens or (512 if on_cpu else 4096), max_seqs),
+    )
+    if on_cpu:
+        memory, source = _host_memory(options)
+    else:
+        memory, source = _device_memory(options, reserved, partial(profile, largest))
     num_pages = memory // page_bytes
     length = _longest(options.max_model_len, model.config.max_position, num_pages, page_bytes, source)
     run, lendable = 1, 0
@@ -84,13 +103,10 @@ def _layout(
         lendable = max(min(whole // 2, whole - -(-length // PAGE_SIZE)) // run * run, 0)
         if lendable:
             num_pages = whole
-    max_seqs = options.max_seqs or (64 if on_cpu else 256)
-    return MemoryLayout(
+    return replace(
+        largest,
         num_pages=num_pages,
-        page_size=PAGE_SIZE,
-        max_seqs=max_seqs,
         max_model_len=length,
-        max_batch_tokens=max(options.max_batch_tokens or (512 if on_cpu else 4096), max_seqs),
         lendable=lendable,
         run=run if lendable else 1,
     )
@@ -112,20 +128,56 @@ def _host_memory(options: EngineOptions) -> tuple[int, str]:
     return options.kv_memory or default, "--kv-memory"
 
 
-def _device_memory(options: EngineOptions, reserved: int) -> tuple[int, str]:
+def _device_memory(options: EngineOptions, reserved: int, profile: Callable[[], int]) -> tuple[int, str]:
     """The bytes of the KV cache on a GPU, and the source of that number for messages."""
-    free, _ = torch.cuda.mem_get_info()
-    memory = options.kv_memory or max(int((free - reserved) * DEVICE_SHARE), 0)
+    if options.kv_memory:
+        free, _ = torch.cuda.mem_get_info()
+        memory, source = options.kv_memory, "--kv-memory"
+    else:
+        step = profile()
+        free, total = torch.cuda.mem_get_info()
+        unused = int(total * (1 - options.gpu_memory_utilization))
+        memory = max(free - unused - step - reserved, 0)
+        source = (
+            f"The GPU ({size_text(max(free - unused, 0))} of --gpu-memory-utilization "
+            f"{options.gpu_memory_utilization:g} free besides the weights, {size_text(step, needed=True)} "
+            "of them for a step)"
+        )
     if memory + reserved > free:
         raise LoadError(
             f"The GPU has {size_text(free)} free besides the weights: too little for "
             f"{size_text(memory, needed=True)} of KV cache (--kv-memory) and up to "
             f"{size_text(reserved, needed=True)} of adapters (twice --adapter-memory)."
         )
-    return (
-        memory,
-        "--kv-memory" if options.kv_memory else f"The GPU ({size_text(free)} free besides the weights)",
-    )
+    return memory, source
+
+
+def _step_bytes(
+    options: EngineOptions,
+    model: Decoder,
+    shapes: LoraShapes,
+    kv_dtype: torch.dtype,
+    ranks: int,
+    layout: MemoryLayout,
+) -> int:
+    """What a step takes, measured. Raises LoadError if not even one fits."""
+    free, _ = torch.cuda.mem_get_info()
+    try:
+        return step_bytes(
+            model,
+            shapes,
+            layout,
+            kv_dtype,
+            ranks=ranks,
+            max_adapters=max(ranks // RANK_PAGE, 1),
+            graphs=options.cuda_graphs and model.capturable,
+        )
+    except torch.OutOfMemoryError:
+        raise LoadError(
+            f"The GPU has {size_text(free)} free besides the weights: too little for a step of "
+            f"{layout.max_batch_tokens} tokens (--max-batch-tokens) and {layout.max_seqs} sequences "
+            "(--max-seqs)."
+        ) from None
 
 
 def _longest(asked: int | None, max_position: int, num_pages: int, page_bytes: int, source: str) -> int:

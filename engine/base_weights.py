@@ -39,7 +39,7 @@ class DecoderBaseWeights:
         if site == "embedding":
             return (given @ model.embedding).float().cpu()
         linear, rows = self._find(site)
-        found = linear(given)[:, rows].float().cpu()
+        found = linear.project(given)[:, rows].float().cpu()
         bias = self.bias(site)
         return found if bias is None else found - bias
 

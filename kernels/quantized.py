@@ -26,6 +26,9 @@ class Stored(Protocol):
     def blocks(self) -> Tensor:
         """The blocks as in the file, [rows, bytes] uint8. Only for quantized tensors."""
 
+    def scaled(self) -> tuple[Tensor, Tensor] | None:
+        """Its values in E4M3 [rows, columns] and their scales [rows, 1] float32, if the file has it so."""
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight(ABC):

@@ -118,7 +118,6 @@ _OPTIONS = {
     "--enable-lora": f"It is always on; {_ADAPTERS}",
     "--enable-prefix-caching": _ALWAYS,
     "--enforce-eager": "Here it is --no-cuda-graphs.",
-    "--gpu-memory-utilization": "Here it is --kv-memory, in bytes; by default most of the free memory.",
     "--guided-decoding-backend": "It is chosen for each grammar, or by the request.",
     "--hf-repo": _PATH,
     "--lora": _ADAPTERS,

@@ -45,6 +45,10 @@ class StoredTensor(ABC):
     def blocks(self) -> Tensor:
         """See `kernels.quantized.Stored`."""
 
+    def scaled(self) -> tuple[Tensor, Tensor] | None:
+        """See `kernels.quantized.Stored`: only of tensors that are in 8 bits."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Numerics:

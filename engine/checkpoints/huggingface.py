@@ -1,7 +1,7 @@
 """A Hugging Face model folder: `config.json`, a tokenizer, and safetensors in one file or several shards."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,11 +17,14 @@ from personae.engine.config import ModelConfig, read_config
 from personae.engine.fields import read_fields
 from personae.engine.generation_config import GenerationDefaults, read_generation_defaults
 from personae.engine.quantization import scheme_of
+from personae.engine.quantization.base import LinearMethod, Scheme
+from personae.engine.quantization.unquantized import Unquantized
 from personae.engine.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from personae.errors import ModelLoadError
 
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
-BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
+IN_8_BITS, SCALE, INPUT_SCALE = "F8_E4M3", "_scale", "input_scale"  # weights of E4M3, and their scales
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # The prefixes of the decoder's tensors in checkpoints that also have a part for images.
@@ -59,7 +62,7 @@ class Folder:
 
     def tensors(self, config: ModelConfig) -> dict[str, StoredTensor]:
         """See `Checkpoint`."""
-        stored = _read_headers(_weight_files(self.path))
+        stored = _with_scales(_read_headers(_weight_files(self.path)))
         return _of_decoder(stored) if config.images else stored
 
     def numerics(
@@ -75,6 +78,8 @@ class Folder:
         if dtype == "auto":
             asked, embedding = "config.json: dtype", stored.get(EMBEDDING)
             dtype = config.dtype or STORED.get(embedding.dtype if embedding else "", "float32")
+        if quantize is None and any(tensor.dtype == IN_8_BITS for tensor in stored.values()):
+            return Numerics(dtype_of(asked, dtype), _scheme_of_file(stored), "fp8")
         return Numerics(dtype_of(asked, dtype), scheme_of(quantize), quantize)
 
 
@@ -99,7 +104,54 @@ class _Stored(StoredTensor):
         return self.reader.read(self.file, self.name)
 
     def blocks(self) -> Tensor:
-        raise TypeError(f"{self.name} is not quantized")
+        raise TypeError(f"{self.name} is not quantized in blocks")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaled(_Stored):
+    """A weight of E4M3, with the file's scales: one, or one for each row."""
+
+    scale: StoredTensor
+
+    def read(self) -> Tensor:
+        values, scales = self.scaled()
+        return values.float() * scales
+
+    def scaled(self) -> tuple[Tensor, Tensor]:
+        values = self.reader.read(self.file, self.name)
+        return values, self.scale.read().float().reshape(-1, 1).expand(len(values), 1)
+
+
+def _with_scales(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Weights of E4M3 together with their scales, which are no tensors of their own any more; nor are scales
+    of activations, which are found anew for each row."""
+    found = dict(stored)
+    for name, tensor in stored.items():
+        scale = stored.get(name + SCALE)
+        if tensor.dtype != IN_8_BITS or scale is None or not isinstance(tensor, _Stored):
+            continue
+        rows = tensor.shape[0]
+        if scale.shape not in ((), (1,), (1, 1), (rows,), (rows, 1)) or not scale.served:
+            raise ModelLoadError(
+                f"{name}: its scales are {list(scale.shape)} {scale.dtype}; weights in FP8 are served with "
+                "one scale, or one for each row"
+            )
+        del found[name + SCALE]
+        found.pop(name.removesuffix("weight") + INPUT_SCALE, None)
+        own = tensor.file, tensor.shape, tensor.dtype, True, tensor.bytes, tensor.reader
+        found[name] = _Scaled(tensor.name, *own, scale)
+    return found
+
+
+def _scheme_of_file(stored: Mapping[str, StoredTensor]) -> Scheme:
+    """FP8 for the linear modules that are all in it, the others in the model's dtype."""
+    from personae.engine.quantization.fp8 import Fp8
+
+    def scheme(names: Sequence[str]) -> type[LinearMethod]:
+        kept = [stored.get(f"{name}.weight") for name in names]
+        return Fp8 if all(tensor and tensor.dtype == IN_8_BITS for tensor in kept) else Unquantized
+
+    return scheme
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from personae.engine.quantization.base import Backend, LinearMethod, Product
@@ -65,6 +66,12 @@ class Linear:
     def plain(self) -> Tensor:
         """The weight as it was loaded, [sum of outputs, inputs]; a copy if it is packed or quantized."""
         return self._product.plain()
+
+    def project(self, x: Tensor) -> Tensor:
+        """As a call, but with x as it is, even if the product rounds what it multiplies."""
+        if isinstance(self._product, LinearMethod) and self._product.rounds_inputs:
+            return F.linear(x, self.plain(), self.bias)
+        return self(x)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, inputs] -> [T, sum of outputs]."""

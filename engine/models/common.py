@@ -48,8 +48,7 @@ def decoder_config(
     another. `head_dim`, `tie` and the `default_` arguments are the family's defaults for absent fields.
     Without any `head_dim` it is hidden_size / heads.
     """
-    if "quantization_config" in fields:
-        raise fields.error("quantization_config", "quantized checkpoints are not supported")
+    _check_quantization(fields)
     hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -93,6 +92,22 @@ def decoder_config(
         layer_specs=tuple(map(LayerSpec, attentions, mlps)),
         images=images,
         dtype=dtype.removeprefix("torch.") or None,
+    )
+
+
+def _check_quantization(fields: Fields) -> None:
+    """Raises ModelLoadError for a quantized checkpoint, unless its weights are in FP8: their tensors say
+    themselves how (`engine/checkpoints/huggingface.py`)."""
+    if "quantization_config" not in fields:
+        return
+    found = fields.raw("quantization_config")
+    kind = found if isinstance(found, dict) else {}
+    method, form, blocks = (kind.get(name) for name in ("quant_method", "format", "weight_block_size"))
+    if blocks is None and (method == "fp8" or (method == "compressed-tensors" and form == "float-quantized")):
+        return
+    raise fields.error(
+        "quantization_config",
+        "of quantized checkpoints, those in FP8 with a scale per tensor or row are served",
     )
 
 

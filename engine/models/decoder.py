@@ -4,7 +4,7 @@ It works on packed tokens: T tokens of many sequences in a row, without padding.
 differences between families: the blocks of each layer, norms, scales, tying.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 import torch
@@ -195,20 +195,22 @@ class Decoder:
         batch: AttentionBatch,
         lora: LoraContext | None = None,
         overlap: Callable[[], None] | None = None,
+        attend: Mapping[int, AttentionPlan] | None = None,
     ) -> Tensor:
         """Runs the layers over T packed tokens, and appends their keys and values to the cache.
 
         tokens, positions: [T] int64 -> the residual stream [T, hidden_size], from which `logits` follow. It
         is in the model's dtype, or float32 if all layers run in one call. This thread calls `overlap`; if all
-        layers run in one call, other threads compute in parallel.
+        layers run in one call, other threads compute in parallel. `attend`: attention by
+        layer, instead of `plan`.
         """
-        if self._fused is not None:
+        if self._fused is not None and attend is None:
             adapters = None if lora is None else lora.fused()
             if lora is None or adapters is not None:
                 return self._fused.forward(tokens, positions, kv.data, batch, adapters, overlap)
         if overlap is not None:
             overlap()
-        step = ForwardContext(positions, batch, kv.layers, self._plan(kv, batch), lora)
+        step = ForwardContext(positions, batch, kv.layers, attend or self.plan(kv, batch), lora)
         x, residual = F.embedding(tokens, self.embedding), None
         if lora is not None:
             lora.embed(tokens, x)
@@ -218,7 +220,7 @@ class Decoder:
             x, residual = layer(x, residual, step)
         return x if residual is None else residual + x
 
-    def _plan(self, kv: KVCache, batch: AttentionBatch) -> dict[int, AttentionPlan]:
+    def plan(self, kv: KVCache, batch: AttentionBatch) -> dict[int, AttentionPlan]:
         """Attention by layer, planned once for all layers of one shape."""
         plans = {
             (heads, spec): self._attention.plan(

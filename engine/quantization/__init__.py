@@ -15,7 +15,7 @@ from personae.errors import LoadError
 if TYPE_CHECKING:
     from personae.engine.quantization.base import Scheme
 
-QUANTIZATIONS = ("int8", "int4")
+QUANTIZATIONS = ("int8", "int4", "fp8")
 """The values of `--quantize`. Each is a file of this folder."""
 
 

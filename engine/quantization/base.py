@@ -32,10 +32,11 @@ class LinearMethod(ABC):
 
     After that, either `finish` returns what multiplies from now on, or a backend takes `weight` over. It can
     also multiply without either. `own_copy`: an output matrix that is tied to the embedding is read from the
-    file again.
+    file again. `rounds_inputs`: the product rounds x as well.
     """
 
     own_copy: ClassVar[bool] = False
+    rounds_inputs: ClassVar[bool] = False
 
     weight: Weight
 

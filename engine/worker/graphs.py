@@ -22,7 +22,9 @@ on the same tensors.
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, cast
 
 import torch
@@ -44,12 +46,19 @@ TOLERANCE = 0.02  # relative to a row's largest value; the same kernels should a
 _log = logging.getLogger("personae.engine")
 
 
+Cut = Callable[[Callable[[], None]], None]
+"""Ends a graph, runs what it is given, and begins the next graph."""
+
+
 class Capture(Protocol):
     """Records work on a device, to repeat it later without Python."""
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Runs the work and records it. Returns what repeats it, and its result, which each repetition
         overwrites."""
+
+    def pieces(self, work: Callable[[Cut], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """As a call, but the work is cut: what it gives to `cut` runs between two graphs, anew each time."""
 
 
 class CudaCapture:
@@ -62,20 +71,48 @@ class CudaCapture:
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """See Capture. Runs the work once before the capture, so that kernels are compiled and libraries
         initialised."""
-        here = torch.cuda.current_stream()
+        return self._captured(lambda _cut: work(), work)
+
+    def pieces(self, work: Callable[[Cut], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """See Capture. Runs the work once before, too."""
+        return self._captured(work, lambda: work(lambda run: run()))
+
+    def _captured(
+        self, work: Callable[[Cut], Tensor], rehearse: Callable[[], Tensor]
+    ) -> tuple[Callable[[], None], Tensor]:
+        here, steps = torch.cuda.current_stream(), list[Callable[[], None]]()
         try:
             torch.cuda.synchronize()
             with torch.cuda.stream(self._stream):
-                work()
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may copy adapters during the capture.
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            ):
-                result = work()
+                rehearse()
+            with ExitStack() as capturing:
+                steps.append(self._begin(capturing))
+
+                def cut(run: Callable[[], None]) -> None:
+                    capturing.close()
+                    with torch.cuda.stream(self._stream):
+                        run()
+                    steps.extend((run, self._begin(capturing)))
+
+                result = work(cut)
         finally:
             torch.cuda.set_stream(here)  # a failed capture leaves its own stream set
-        return graph.replay, result
+        return steps[0] if len(steps) == 1 else partial(_run_all, steps), result
+
+    def _begin(self, capturing: ExitStack) -> Callable[[], None]:
+        """Begin a graph, until the stack is closed; what replays it."""
+        graph = torch.cuda.CUDAGraph()
+        # In this mode, other threads can go on copying adapters meanwhile.
+        capturing.enter_context(
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+        )
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+
+def _run_all(steps: list[Callable[[], None]]) -> None:
+    for step in steps:
+        step()
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from personae.engine.plan import MemoryLayout, Row, StepPlan
 from personae.engine.worker.adapters import DeviceAdapters, ReadAdapter
 from personae.engine.worker.graphs import DecodeGraphs
 from personae.engine.worker.known import Ints, KnownTokens
+from personae.engine.worker.prefill_graphs import PrefillGraphs
 from personae.engine.worker.worker import Drafts, Forward, LogitMask, PackedStep, all_logits
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.upload import uploads
@@ -28,8 +29,8 @@ from personae.lora.segments import LoraBatch, lora_batch, segments_of
 class Runner(DeviceAdapters):
     """The worker of one device. One thread owns it.
 
-    `last_tokens` ([max_seqs] int64, on the device) has the newest token of each slot. `graphs` run the steps
-    that can be captured. `read_adapter` reads adapters into host memory.
+    `last_tokens` ([max_seqs] int64, on the device) has the newest token of each slot. `graphs` and
+    `prefill_graphs` run the steps that can be captured. `read_adapter` reads adapters into host memory.
     """
 
     def __init__(
@@ -40,10 +41,11 @@ class Runner(DeviceAdapters):
         adapters: LoraPool,
         read_adapter: ReadAdapter,
         graphs: DecodeGraphs | None = None,
+        prefill_graphs: PrefillGraphs | None = None,
     ) -> None:
         super().__init__(adapters, kv, layout, read_adapter)
         self.model = model
-        self.graphs = graphs
+        self.graphs, self.prefill_graphs = graphs, prefill_graphs
         self.device = model.device
         self.vocab_size = model.config.vocab_size
         self.last_tokens = torch.zeros(layout.max_seqs, dtype=torch.int64, device=model.device)
@@ -115,8 +117,9 @@ class Runner(DeviceAdapters):
         """See Worker."""
         self.last_tokens[slots] = tokens
 
-    def rehearse(self, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """Run rows that belong to no sequence, kernel by kernel. Returns the last row's logits [1, V].
+    def rehearse(self, spans: Sequence[tuple[int, int]], *, everybody: bool = False) -> torch.Tensor:
+        """Run rows that belong to no sequence, kernel by kernel. Returns the last row's logits [1, V], with
+        `everybody` those of all rows.
 
         spans: (first position, tokens) of each row. The rows use as many adapters as the device may hold.
         Their keys go to a page that no sequence has yet.
@@ -124,7 +127,10 @@ class Runner(DeviceAdapters):
         count = self.adapters.max_adapters
         self._adapter_slot = [slot % count for slot in range(self.layout.max_seqs)]
         last = len(spans) - 1
-        rows = (Row(slot, start, size, samples=slot == last) for slot, (start, size) in enumerate(spans))
+        rows = (
+            Row(slot, start, size, samples=everybody or slot == last)
+            for slot, (start, size) in enumerate(spans)
+        )
         packed = self.pack(tuple(rows), KnownTokens(self.layout.max_seqs, self.vocab_size))
         self._adapter_slot = [None] * self.layout.max_seqs
         tokens = self._tokens(packed)
@@ -132,14 +138,17 @@ class Runner(DeviceAdapters):
         return self.model.logits(hidden[packed.sampled])
 
     def _run_graph(self, packed: PackedStep, tokens: torch.Tensor) -> torch.Tensor | None:
-        """The hidden rows from a graph; None if the step cannot be captured: it has a prompt, or an adapter
-        that is more than its low-rank updates."""
-        if self.graphs is None:
-            return None
+        """The hidden rows from a graph; None if no graph can run the step: it has a long prompt, or an
+        adapter that is more than its low-rank updates."""
         work = None if packed.lora is None else packed.lora.work
         if packed.lora is not None and work is None:
             return None
-        return self.graphs.run(tokens, packed.positions, packed.attention, work)
+        for graphs in (self.graphs, self.prefill_graphs):
+            if graphs is not None:
+                hidden = graphs.run(tokens, packed.positions, packed.attention, work)
+                if hidden is not None:
+                    return hidden
+        return None
 
     def _output_of(self, slots: list[int], counts: list[int]) -> LoraOutput | None:
         """How adapters change the logits of these slots' rows, counts[i] each; None if they do not."""

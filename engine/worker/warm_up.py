@@ -34,19 +34,26 @@ def warm_up(runner: Runner) -> None:
     logits = torch.zeros(0)
     for spans in shapes(runner.layout):
         logits = runner.rehearse(spans)
-    drawn = SamplingRows(
-        np.ones(1, np.float32),
-        np.full(1, 2),
-        np.full(1, 0.5),
-        np.zeros(1, np.float32),
-        np.zeros(1, np.uint64),
-        np.zeros(1, np.int64),
-    )
-    choose(logits[:1].clone(), drawn, None, Scratch(runner.device))
-    if runner.graphs is not None:
-        runner.graphs.capture_all()
+    rehearse_sampling(logits[:1])
+    for graphs in (runner.graphs, runner.prefill_graphs):
+        if graphs is not None:
+            graphs.capture_all()
     torch.cuda.synchronize(runner.device)
     _log.info("the GPU's kernels are ready after %.1f s", time.monotonic() - begun)
+
+
+def rehearse_sampling(logits: torch.Tensor) -> None:
+    """Choose tokens by every parameter that has a kernel. logits: [S, V], which stay as they are."""
+    count = len(logits)
+    drawn = SamplingRows(
+        np.ones(count, np.float32),
+        np.full(count, 2),
+        np.full(count, 0.5),
+        np.zeros(count, np.float32),
+        np.zeros(count, np.uint64),
+        np.zeros(count, np.int64),
+    )
+    choose(logits.clone(), drawn, None, Scratch(logits.device))
 
 
 def shapes(layout: MemoryLayout) -> Iterator[Spans]:

@@ -17,6 +17,7 @@ from personae.kernels.attention import (
 )
 from personae.kernels.reference import FP8, paged_attention
 from personae.kernels.triton.device.attention import attention_kernel, merge_kernel
+from personae.kernels.triton.launch import Launch, launch
 from personae.kernels.triton.sizes import Gpu, ceil_div, power_of_two
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -80,7 +81,8 @@ class TritonPlan:
 
     def __init__(self, batch: AttentionBatch, shape: AttentionShape, gpu: Gpu) -> None:
         self._batch, self._shape = batch, shape
-        group, sequences = shape.heads // shape.kv_heads, batch.kv_length.shape[0]
+        group = shape.heads // shape.kv_heads
+        self._sequences = sequences = batch.kv_length.shape[0]
         tokens = batch.write_index.shape[0]
         tile = tile_for(batch.max_query, group, shape.head_dim, shape.dtype, gpu)
         self._single = batch.max_query == 1
@@ -91,14 +93,14 @@ class TritonPlan:
         scratch = partial(torch.empty, dtype=torch.float32, device=batch.kv_length.device)
         self._sums, self._stats = scratch(parts * shape.head_dim), scratch(parts * 2)
         self._tiles = sequences if self._single else tokens // (tile.rows // group) + sequences
-        self._shared = {
+        self._constants = {
             "HEADS": shape.heads,
             "DIM": shape.head_dim,
             "WIDE": max(16, power_of_two(shape.head_dim)),
             "KEYS": tile.keys,
             "SHORTEST": SHORTEST_SPLIT,
         }
-        self._constants = {
+        self._own_constants = {
             "GROUP": group,
             "PAGE": shape.page_size,
             "ROWS": tile.rows,
@@ -106,50 +108,56 @@ class TritonPlan:
             "num_warps": tile.warps,
             "num_stages": tile.stages,
         }
+        self._launches: dict[bool, tuple[Launch, Launch]] = {}
+        self._grid = self._tiles, shape.kv_heads, self._splits
+        self._table_stride = batch.page_table.stride(0)
 
     def __call__(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, window: int | None
     ) -> Tensor:
         """See AttentionPlan."""
-        batch, windowed = self._batch, {"WINDOWED": window is not None}
+        batch = self._batch
         if q.stride()[1:] != (q.shape[2], 1):
             return paged_attention(q, k_cache, v_cache, batch, scale, window)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        attention_kernel[self._tiles, self._shape.kv_heads, self._splits](
-            q,
-            k_cache,
-            v_cache,
-            out,
-            self._sums,
-            self._stats,
-            batch.query_start,
-            batch.kv_length,
-            batch.page_table,
-            batch.kv_length.shape[0],
-            q.stride(0),
-            batch.page_table.stride(0),
-            k_cache.stride(0),
-            scale * math.log2(math.e),
-            window or 0,
-            self._split_queries,
-            self._splits,
-            **self._constants,
-            **self._shared,
-            **windowed,
-        )
-        if self._splits > 1:
-            merge_kernel[self._slots, self._shape.heads](
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        attend, merge = self._launches.get(window is not None) or self._prepare(window is not None)
+        attend(
+            self._grid,
+            (
+                q,
+                k_cache,
+                v_cache,
                 out,
                 self._sums,
                 self._stats,
                 batch.query_start,
                 batch.kv_length,
+                batch.page_table,
+            ),
+            (
+                self._sequences,
+                q.stride(0),
+                self._table_stride,
+                k_cache.stride(0),
+                scale * LOG2_E,
                 window or 0,
                 self._split_queries,
                 self._splits,
-                SPLITS=power_of_two(self._splits),
-                num_warps=2,
-                **self._shared,
-                **windowed,
+            ),
+        )
+        if self._splits > 1:
+            merge(
+                (self._slots, self._shape.heads, 1),
+                (out, self._sums, self._stats, batch.query_start, batch.kv_length),
+                (window or 0, self._split_queries, self._splits),
             )
         return out
+
+    def _prepare(self, windowed: bool) -> tuple[Launch, Launch]:
+        """The launches of layers with or without a window."""
+        shared = {**self._constants, "WINDOWED": windowed}
+        found = self._launches[windowed] = (
+            launch(attention_kernel, **self._own_constants, **shared),
+            launch(merge_kernel, SPLITS=power_of_two(self._splits), num_warps=2, **shared),
+        )
+        return found

@@ -9,6 +9,8 @@ adapters.
 """
 
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import TypeVar
 
 import torch
@@ -19,6 +21,7 @@ from personae.kernels.side_stream import SideStream
 from personae.kernels.triton.device.sgmv_expand import expand_kernel
 from personae.kernels.triton.device.sgmv_plan import plan_kernel
 from personae.kernels.triton.device.sgmv_shrink import shrink_kernel
+from personae.kernels.triton.launch import Launch, launch
 from personae.kernels.triton.sizes import Gpu, ceil_div
 
 VECTOR_ROWS = 4  # rows of a segment up to which each is multiplied alone, without tensor cores
@@ -71,16 +74,6 @@ def split_length(inputs: int, splits: int) -> int:
     return ceil_div(inputs, splits * 256) * 256
 
 
-@dataclass(frozen=True, slots=True)
-class SgmvPlan:
-    """The plan that a step's layers share for one group of modules; see `plan_kernel` for the tensors."""
-
-    ends: Tensor
-    ranks: Tensor
-    pages: Tensor
-    tables: tuple[RankTable, ...]  # kept alive, because the plan's key has their ids
-
-
 def padded_segments(count: int, tiles: Tiles) -> int:
     """The compiled length of the list. There are few different ones, so that few kernels are compiled."""
     length = 64 if tiles is SMALL else 256  # SMALL has at most 64 rows, and so at most 64 segments
@@ -89,12 +82,11 @@ def padded_segments(count: int, tiles: Tiles) -> int:
     return length
 
 
-class Update:
-    """The launches for one group of modules in one layer: `shrink`, then `expand`, in this order on the
-    device. The constructor allocates all memory, on the current stream.
+class SgmvPlan:
+    """What a step's layers share for one group of modules: the lists that `plan_kernel` makes (see there for
+    the tensors), memory for the split sums, and the launches.
 
-    x: [T, in] with T > 0. At least one segment, and up to three modules. early: expand begins during shrink,
-    and must be the next launch after it.
+    x: of one layer, [T, in] with T > 0. At least one segment, and up to three modules.
     """
 
     def __init__(
@@ -107,110 +99,146 @@ class Update:
         *,
         early: bool,
     ) -> None:
-        self._x, self._weight_pools, self._work, self._gpu, self._early = x, weight_pools, work, gpu, early
         segments, (tokens, inputs) = work.rows.shape[0], x.shape
-        self._tiles = tiles_for(tokens)
-        self._splits = splits_for(tokens, inputs)
-        self._outputs = tuple(weight_pool.b.shape[1] for weight_pool in weight_pools)
-        key = (tuple(map(id, tables)), self._outputs, tokens, inputs)
-        plan = work.plans.get(key)
-        self._planned = plan is not None
-        if plan is None:
-            width = sum(table.pages.shape[1] for table in tables)
-            plan = work.plans[key] = SgmvPlan(
-                ends=torch.empty(2, segments, dtype=torch.int32, device=x.device),
-                ranks=torch.empty(segments, 4, dtype=torch.int32, device=x.device),
-                pages=torch.empty(segments, width, dtype=torch.int32, device=x.device),
-                tables=tables,
-            )
-        self._plan: SgmvPlan = plan
-        self._width = plan.pages.shape[1]
-        self._planes = torch.empty(
-            self._splits, tokens, self._width * RANK_PAGE, dtype=torch.float32, device=x.device
-        )
+        width = sum(table.pages.shape[1] for table in tables)
+        splits = splits_for(tokens, inputs)
+        self.tables = tables  # kept alive, because the plan's key has their id
+        self.made = False
+        self._work, self._width, self._tiles = work, width, tiles_for(tokens)
+        empty = partial(torch.empty, dtype=torch.int32, device=x.device)
+        self._ends, self._ranks, self._pages = empty(2, segments), empty(segments, 4), empty(segments, width)
+        self.lists = work.first_row, work.rows, self._ends, self._ranks, self._pages
+        self.planes = _planes(work, (splits, tokens, width * RANK_PAGE), x.device)
+        self._outputs = _pad_to_three(tuple(weight_pool.b.shape[1] for weight_pool in weight_pools))
+        self.shrink_numbers = tokens, inputs, x.stride(0), width, segments, split_length(inputs, splits)
+        self.tokens, self.tail = tokens, (*self._outputs, width, segments)
+        self._aligned = inputs * x.element_size() % 16 == 0
+        self._hopper = gpu.hopper
         self._shared = {
-            "MODULES": len(weight_pools),
-            "SPLITS": self._splits,
+            "MODULES": len(tables),
+            "SPLITS": splits,
             "ROWS": self._tiles.rows,
             "SEGMENTS": padded_segments(segments, self._tiles),
         }
-
-    def shrink(self, programs: int) -> None:
-        """Launch x A^T with `programs` per multiprocessor. The plan is launched first if the step has none
-        yet."""
-        if not self._planned:
-            self._make_plan()
-        x, weight_pools, tiles = self._x, self._weight_pools, self._tiles
-        tokens, inputs = x.shape
-        shrink_kernel[(self._gpu.processors * programs,)](
-            x,
-            *(weight_pool.a for weight_pool in _pad_to_three(weight_pools)),
-            self._planes,
-            *self._lists(),
-            tokens,
-            inputs,
-            x.stride(0),
-            self._width,
-            self._work.rows.shape[0],
-            split_length(inputs, self._splits),
-            RANKS=tiles.shrink_ranks,
-            BLOCK_K=tiles.shrink_inputs,
-            VECTOR_K=tiles.vector_inputs,
-            ALIGNED=inputs * x.element_size() % 16 == 0
-            and all(weight_pool.a.data_ptr() % 16 == 0 for weight_pool in weight_pools),
-            VECTOR_ROWS=VECTOR_ROWS,
-            EARLY=self._gpu.hopper,  # a kernel that is not launched early still waits for its end
-            num_warps=4,
-            num_stages=3,
-            **self._shared,
-        )
-
-    def expand(self, ys: tuple[Tensor, ...]) -> None:
-        """Launch the product with B, which is added to ys."""
-        expand_kernel[(self._gpu.processors * PROGRAMS,)](
-            self._planes,
-            *(weight_pool.b for weight_pool in _pad_to_three(self._weight_pools)),
-            *_pad_to_three(ys),
-            *self._lists(),
-            self._x.shape[0],
-            *(y.stride(0) for y in _pad_to_three(ys)),
-            *_pad_to_three(self._outputs),
-            self._width,
-            self._work.rows.shape[0],
+        self._shrink: dict[bool, Launch] = {}
+        self.expand = launch(
+            expand_kernel,
             RANKS=self._tiles.expand_ranks,
             BLOCK_OUT=self._tiles.expand_outputs,
             VECTOR_RANKS=16,
             VECTOR_ROWS=VECTOR_ROWS,
-            EARLY=self._early,
+            EARLY=early,
             num_warps=4,
             num_stages=1,  # the loop over ranks is short
-            launch_pdl=self._early,  # shrink allows it to begin early: see EARLY
+            launch_pdl=early,  # shrink allows it to begin early: see EARLY
             **self._shared,
         )
 
-    def _lists(self) -> tuple[Tensor, ...]:
-        work, plan = self._work, self._plan
-        return work.first_row, work.rows, plan.ends, plan.ranks, plan.pages
+    def shrink(self, a: tuple[Tensor, Tensor, Tensor]) -> Launch:
+        """Of a layer with these weights."""
+        together = a[0].data_ptr() | a[1].data_ptr() | a[2].data_ptr()
+        aligned = self._aligned and together % 16 == 0
+        found = self._shrink.get(aligned)
+        if found is None:
+            found = self._shrink[aligned] = launch(
+                shrink_kernel,
+                RANKS=self._tiles.shrink_ranks,
+                BLOCK_K=self._tiles.shrink_inputs,
+                VECTOR_K=self._tiles.vector_inputs,
+                ALIGNED=aligned,
+                VECTOR_ROWS=VECTOR_ROWS,
+                EARLY=self._hopper,  # a kernel that is not launched early still waits for its end
+                num_warps=4,
+                num_stages=3,
+                **self._shared,
+            )
+        return found
 
-    def _make_plan(self) -> None:
-        """Launch the kernel that makes the step's plan from the work list and the rank tables."""
-        plan, three = self._plan, _pad_to_three(self._plan.tables)
-        segments = self._work.rows.shape[0]
-        plan_kernel[(segments + 1,)](
-            self._work.rows,
-            self._work.adapter,
-            *(table.rank for table in three),
-            *(table.pages for table in three),
-            *(table.pages.stride(0) for table in three),
-            *(ceil_div(outputs, self._tiles.expand_outputs) for outputs in _pad_to_three(self._outputs)),
-            plan.ends,
-            plan.ranks,
-            plan.pages,
-            segments,
-            self._width,
-            RANKS=self._tiles.shrink_ranks,
-            CHUNK=32,
-            **self._shared,
+    def make(self) -> None:
+        """One launch that turns the work list and the rank tables into the lists."""
+        self.made = True
+        three, segments = _pad_to_three(self.tables), self._work.rows.shape[0]
+        run = launch(plan_kernel, RANKS=self._tiles.shrink_ranks, CHUNK=32, **self._shared)
+        run(
+            (segments + 1, 1, 1),
+            (
+                self._work.rows,
+                self._work.adapter,
+                *(table.rank for table in three),
+                *(table.pages for table in three),
+                self._ends,
+                self._ranks,
+                self._pages,
+            ),
+            (
+                *(table.pages.stride(0) for table in three),
+                *(ceil_div(outputs, self._tiles.expand_outputs) for outputs in self._outputs),
+                segments,
+                self._width,
+            ),
+        )
+
+
+def _planes(work: WorkList, shape: tuple[int, int, int], device: torch.device) -> Tensor:
+    """Memory for split sums, float32: the same for all groups of a step, which use it in turn."""
+    memory: Tensor | None = work.plans.get("planes")
+    if memory is None or len(memory) < prod(shape):
+        memory = work.plans["planes"] = torch.empty(prod(shape), dtype=torch.float32, device=device)
+    return memory[: prod(shape)].view(shape)
+
+
+class Update:
+    """The launches for one group of modules in one layer: `shrink`, then `expand`, in this order on the
+    device. The constructor allocates all memory, for a step's first layer, on the current stream.
+
+    x: [T, in] with T > 0. At least one segment, and up to three modules. early: expand begins during shrink,
+    and must be the next launch after it.
+    """
+
+    __slots__ = ("_gpu", "_plan", "_weight_pools", "_x")
+
+    def __init__(
+        self,
+        x: Tensor,
+        weight_pools: tuple[WeightPool, ...],
+        tables: tuple[RankTable, ...],
+        work: WorkList,
+        gpu: Gpu,
+        *,
+        early: bool,
+    ) -> None:
+        key = id(tables), early, x.shape, x.stride(0), weight_pools[0].b.shape[1]
+        plan = work.plans.get(key)
+        if plan is None:
+            plan = work.plans[key] = SgmvPlan(x, weight_pools, tables, work, gpu, early=early)
+        self._plan: SgmvPlan = plan
+        self._x, self._weight_pools, self._gpu = x, weight_pools, gpu
+
+    def shrink(self, programs: int) -> None:
+        """Launch x A^T with `programs` per multiprocessor. The plan is launched first if the step has none
+        yet."""
+        plan = self._plan
+        if not plan.made:
+            plan.make()
+        a = _pad_to_three(tuple([weight_pool.a for weight_pool in self._weight_pools]))
+        plan.shrink(a)(
+            (self._gpu.processors * programs, 1, 1),
+            (self._x, *a, plan.planes, *plan.lists),
+            plan.shrink_numbers,
+        )
+
+    def expand(self, ys: tuple[Tensor, ...]) -> None:
+        """Launch the product with B, which is added to ys."""
+        plan = self._plan
+        plan.expand(
+            (self._gpu.processors * PROGRAMS, 1, 1),
+            (
+                plan.planes,
+                *_pad_to_three(tuple([pool.b for pool in self._weight_pools])),
+                *_pad_to_three(ys),
+                *plan.lists,
+            ),
+            (plan.tokens, *_pad_to_three(tuple([y.stride(0) for y in ys])), *plan.tail),
         )
 
 
@@ -254,6 +282,8 @@ def begin_sgmv(
     return finish
 
 
-def _pad_to_three(items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """Padded to the kernels' three modules. The kernels do not read the padding."""
-    return items + (items[0],) * (3 - len(items))
+def _pad_to_three(items: tuple[Item, ...]) -> tuple[Item, Item, Item]:
+    """Padded to the kernels' three modules; the padding is not read."""
+    first, *others = items
+    second, third = (*others, first, first)[:2]
+    return first, second, third

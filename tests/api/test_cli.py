@@ -258,6 +258,7 @@ def test_every_option_is_passed_on(
         "--adapter-cache c --adapter-cache-size 1GiB "
         "--kv-events tcp://127.0.0.1:1 --kv-events-replay tcp://127.0.0.1:2 --kv-events-topic t "
         "--no-cuda-graphs --speculate auto --no-jump-forward --disable-any-whitespace "
+        "--gpu-memory-utilization 0.8 --lora-side-stream "
         "--kv-cache-dtype fp8 --quantize int8 --default-strict "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
@@ -301,6 +302,8 @@ def test_every_option_is_passed_on(
         hang_timeout=9,
         drain_timeout=7,
         cuda_graphs=False,
+        gpu_memory_utilization=0.8,
+        lora_side_stream=True,
         speculate="auto",
         jump_forward=False,
         disable_any_whitespace=True,

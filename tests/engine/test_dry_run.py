@@ -28,12 +28,15 @@ from personae.actors.options import EngineOptions  # noqa: E402
 from personae.engine.speculation.forced import Retokenizer  # noqa: E402
 from personae.engine.tokens import Tokenizer  # noqa: E402
 from personae.engine.worker.graphs import TRIALS  # noqa: E402
+from personae.engine.worker.profiling import largest  # noqa: E402
+from personae.engine.worker.warm_up import rehearse_sampling  # noqa: E402
 from personae.errors import LoadError  # noqa: E402
 from personae.grammar.compiler import GrammarCompiler  # noqa: E402
 from personae.grammar.spec import GrammarSpec  # noqa: E402
 from personae.grammar.vocabulary import Vocabulary  # noqa: E402
 from personae.kernels.registry import reference_only  # noqa: E402
 
+SAMPLING = ("greatest_kernel", "weigh_kernel", "gather_kernel", "draw_kernel")  # once a step
 RANKS = ("rank-1", "rank-8-attention", "rank-64", "rslora")
 MORE = {
     "dora": {"use_dora": True, "rank": 8, "seed": 21},
@@ -127,13 +130,13 @@ def differing(found: Answers, truth: Answers) -> list[str]:
 @pytest.mark.parametrize("late", Late)
 def test_answers_are_those_of_a_cpu_whatever_is_late(late: Late, base, adapters, compiled, truth) -> None:
     with PaperGpu(SMALL, late=late) as gpu:
-        engine = DryEngine(gpu, base, adapters, **SIZES)
+        engine = DryEngine(gpu, base, adapters, **SIZES, lora_side_stream=True)
         ready = set(gpu.machine.compiled)
         engine.place(*RANKS, *MORE)
         found = engine.play(scene(engine, compiled))
         assert differing(found, truth) == []
         assert gpu.machine.compiled == ready, "the warm-up left kernels for the first request to compile"
-        assert gpu.machine.captures == [1, 2] * 16, "one stream for base rows, two with adapters"
+        assert gpu.machine.captures[:32] == [1, 2] * 16, "one stream for base rows, two with adapters"
         runner = engine.engine.worker
         assert runner.graphs is not None
         assert runner.graphs._capture is not None, "graphs were given up"
@@ -142,7 +145,24 @@ def test_answers_are_those_of_a_cpu_whatever_is_late(late: Late, base, adapters,
             (False, True),
             (True, True),
         }
+        assert runner.prefill_graphs is not None
+        assert runner.prefill_graphs._capture is not None, "graphs of prompts were given up"
+        used = {
+            adapters for (_, adapters), graph in runner.prefill_graphs._graphs.items() if not graph.trials
+        }
+        assert True in used, "no prompt ran as a graph after its trial"
         runner.adapters.check_integrity()
+        for name, launches in gpu.machine.launches.items():  # each way past Triton is checked on paper
+            assert gpu.machine.bound[name] or name in SAMPLING, f"{launches} of {name} went through Triton"
+
+
+def test_adapters_are_on_the_steps_own_stream_unless_they_are_asked_beside_it(base, adapters, truth) -> None:
+    with PaperGpu(SMALL) as gpu:
+        engine = DryEngine(gpu, base, adapters, **SIZES)
+        assert set(gpu.machine.captures) == {1}
+        engine.place(*RANKS)
+        found = engine.play([log for log in scene(engine, {}) if log.id in RANKS])
+        assert differing(found, truth) == []
 
 
 def test_chunks_of_prompts_preemption_forks_and_eviction_change_nothing(
@@ -244,13 +264,39 @@ def test_half_precision_with_keys_and_values_in_8_bits_runs_to_its_end(base, ada
         assert gpu.machine.compiled == ready
 
 
+def test_a_base_in_fp8_answers_as_on_a_cpu(base, adapters) -> None:
+    with reference_only():
+        harness = EngineHarness(base, {"rank-64": adapters / "rank-64"}, quantize="fp8")
+        asked = [
+            harness.log("a", [*range(40, 112)], max_tokens=6),
+            harness.log("b", [7, 8], "rank-64", max_tokens=6),
+        ]
+        wanted = harness.play(asked)
+    with PaperGpu(SMALL) as gpu:
+        engine = DryEngine(gpu, base, adapters, **(SIZES | {"dtype": "float32", "quantize": "fp8"}))
+        ready = set(gpu.machine.compiled)
+        engine.place("rank-64")
+        found = engine.play(
+            [
+                engine.log("a", [*range(40, 112)], max_tokens=6),
+                engine.log("b", [7, 8], "rank-64", max_tokens=6),
+            ]
+        )
+        assert [one.tokens for one in found.values()] == [one.tokens for one in wanted.values()]
+        runner = engine.engine.worker
+        assert runner.graphs._capture is not None
+        assert runner.prefill_graphs._capture is not None
+        assert gpu.machine.compiled == ready
+
+
 TIGHT = {
     "weights": (100_000, {}, r"The weights need .* GiB of memory are free on the GPU"),
     "cache": (8 << 20, {"kv_memory": 1 << 30}, "too little for 1GiB of KV cache"),
+    "step": (4 << 20, {}, r"too little for a step of 4096 tokens \(--max-batch-tokens\) and 256 sequences"),
     "context": (
         4 << 20,
-        {"max_model_len": 1024},
-        r"The GPU \([.\d]+[KM]iB free besides the weights\) holds \d+ tok",
+        {"max_model_len": 1024, "max_seqs": 4, "max_batch_tokens": 32},
+        r"The GPU \(.*iB of --gpu-memory-utilization 0.9 free .*iB of them for a step\) holds \d+ tok",
     ),
 }
 
@@ -260,6 +306,28 @@ def test_what_does_not_fit_is_refused_with_the_bytes_that_there_are(what: str, b
     total, options, why = TIGHT[what]
     with PaperGpu(total) as gpu, pytest.raises(LoadError, match=why):
         DryEngine(gpu, base, dtype="float32", **options)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5])
+@pytest.mark.parametrize("tokens", [64, 2048])
+def test_the_cache_gets_what_the_largest_steps_leave_of_the_share(share: float, tokens: int, base) -> None:
+    total = 64 << 20
+    with PaperGpu(total) as gpu:
+        engine = DryEngine(
+            gpu,
+            base,
+            dtype="float32",
+            max_seqs=16,
+            max_batch_tokens=tokens,
+            max_model_len=128,
+            gpu_memory_utilization=share,
+        )
+        runner = engine.engine.worker
+        for spans in largest(engine.layout):
+            rehearse_sampling(runner.rehearse(spans, everybody=True))
+        assert gpu.machine.peak <= share * total
+        # Of what is left, some is the memory that adapters may have besides; the pool has as much.
+        assert gpu.machine.peak > share * total - runner.adapters.budget - (1 << 20)
 
 
 def test_without_a_c_compiler_the_start_is_refused_before_the_model_is_loaded(

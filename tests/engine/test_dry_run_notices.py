@@ -34,6 +34,7 @@ from personae.lora.copies import StreamCopies, _CudaCopyEvent  # noqa: E402
 SMALL = 24 << 20
 GRANULE = 1 << 12
 SIZES = {"dtype": "float32", "max_seqs": 4, "max_batch_tokens": 64, "max_model_len": 64}
+SIZES["lora_side_stream"] = True
 NAMES = ("rank-64", "rslora")
 
 
@@ -158,6 +159,7 @@ def entries(branch: SideStream) -> list[object]:
 
 
 def taken_on_the_branch(x, weight_pools, tables, work, branch, gpu):  # type: ignore[no-untyped-def]  # as the original
+    work.plans.clear()  # which has the memory for the split sums
     with branch.fork():
         update = sgmv.Update(x, weight_pools, tables, work, gpu, early=False)
         update.shrink(sgmv.SIDE_STREAM_PROGRAMS)

@@ -88,6 +88,33 @@ def loaded(base: Path, path: Path, quantize: str | None = None) -> PeftModel:
     )  # now, since a file may bring its own copy of the base's matrix
 
 
+def test_every_variant_on_a_base_in_fp8_is_that_of_peft_on_the_same_rounded_base(tmp_path: Path) -> None:
+    # A number that is rounded may lie between two of E4M3, and which is taken is then a matter of 1e-7: a few
+    # logprobs differ by what that is worth. A wrong adapter would differ at most positions.
+    base = model_folder("llama")
+    made = {
+        name: saved(tmp_path / name, base, seed, **options)
+        for seed, (name, options) in enumerate(VARIANTS.items())
+    }
+    harness = EngineHarness(base, made, quantize="fp8")
+    cast: dict[str, list[int]] = {name: prompt(20 + 7 * i) for i, name in enumerate(made)}
+    cast["alora"] = [*prompt(40), *INVOCATION, *prompt(20, 1), *INVOCATION, *prompt(3)]
+    cast["trained-tokens"] = [5, 6, 77, 30, 78, 5, *prompt(9)]
+    played = harness.play(
+        [harness.log(name, tokens, name, max_tokens=2, prompt_logprobs=1) for name, tokens in cast.items()]
+    )
+    for name, tokens in cast.items():
+        truth = torch.log_softmax(hf_logits(loaded(base, made[name], "fp8"), tokens), -1)
+        errors = [
+            abs(entry.logprob - float(truth[position - 1, tokens[position]]))
+            for position, entry in enumerate(played[name].prompt_logprobs[1:], start=1)
+            if entry is not None
+        ]
+        assert len(errors) == len(tokens) - 1
+        assert sorted(errors)[len(errors) // 2] < 1e-5, name
+        assert max(errors) < 0.5, name
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "more"),
     [

@@ -2,8 +2,8 @@
 
 `EngineHarness(folder, adapters=..., ...)` loads. `play(logs)` runs token logs to their end and returns what
 each produced. Up to `lookahead` plans are in flight, and a step is read while the next one runs, if there is
-one, as the actors do it. With `capture` decode steps run as graphs. With a `policy` rows have drafts. With
-several `ranks` each has the whole model.
+one, as the actors do it. With `capture` decode steps run as graphs, with `prefill` those
+with prompts. With a `policy` rows have drafts. With several `ranks` each has the whole model.
 """
 
 import time
@@ -34,6 +34,7 @@ from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine, by_tenant
 from personae.engine.worker.graphs import Capture, DecodeGraphs
 from personae.engine.worker.group import as_one
+from personae.engine.worker.prefill_graphs import PrefillGraphs
 from personae.engine.worker.runner import Runner
 from personae.engine.worker.worker import PackedStep
 from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar
@@ -108,6 +109,7 @@ class EngineHarness:
         dtype: str = "float32",
         quantize: str | None = None,
         capture: Capture | None = None,
+        prefill: bool = False,
         device: str = "cpu",
         copies: Copies | None = None,
         spelling: Retokenizer | None = None,
@@ -121,7 +123,9 @@ class EngineHarness:
         self.shapes = lora_shapes(model)
         self.adapters: dict[str, Adapter] = {}
         self.digests: dict[str, str] = {}
-        self.ranks = [self._rank(model, layout, getattr(torch, dtype), capture, copies) for _ in range(ranks)]
+        self.ranks = [
+            self._rank(model, layout, getattr(torch, dtype), capture, prefill, copies) for _ in range(ranks)
+        ]
         speculator = None if policy is None else Speculator(policy, propose)
         self.engine = StepEngine(as_one(self.ranks), spelling, speculator)
         for name, path in (adapters or {}).items():
@@ -138,6 +142,7 @@ class EngineHarness:
         layout: MemoryLayout,
         dtype: torch.dtype,
         capture: Capture | None,
+        prefill: bool,
         copies: Copies | None,
     ) -> Runner:
         pool = LoraPool(
@@ -151,13 +156,14 @@ class EngineHarness:
         )
         kv = KVCache(model.config.kv_specs, layout, dtype, model.device, spare=capture is not None)
         kv.data.fill_(torch.nan)
-        graphs = None if capture is None else DecodeGraphs(model, kv, pool, layout, capture)
+        graphs = None if capture is None or prefill else DecodeGraphs(model, kv, pool, layout, capture)
+        prefill_graphs = PrefillGraphs(model, kv, pool, layout, capture) if capture and prefill else None
         here = self.adapters  # not `self`, which its engine would keep alive
 
         def read(digest: str, source: AdapterSource) -> Adapter:
             return next(adapter for adapter in here.values() if adapter.digest == digest)
 
-        return Runner(model, kv, layout, pool, read, graphs)
+        return Runner(model, kv, layout, pool, read, graphs, prefill_graphs)
 
     def place(self, name: str, adapter: Adapter) -> None:
         """Load an adapter to the device under a name."""

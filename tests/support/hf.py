@@ -26,7 +26,8 @@ def quantized(model: Any, quantization: str) -> Any:
     """The model with the weights of its linear modules rounded, but not those of adapters.
 
     To int8, and always for the output matrix: to 255 steps per row. To int4: by the quantizer itself, whose
-    quality is tested separately.
+    quality is tested separately. To fp8: weights and what they are multiplied by, each row with a scale;
+    the output matrix stays.
     """
     for name, parameter in model.named_parameters():
         if ".experts." in name:  # [experts, outputs, inputs]
@@ -34,9 +35,19 @@ def quantized(model: Any, quantization: str) -> Any:
             parameter.copy_(torch.stack(rounded))
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and "lora_" not in name and "modules_to_save" not in name:
+            if quantization == "fp8":
+                if "lm_head" not in name:
+                    module.weight = torch.nn.Parameter(_in_fp8(module.weight))
+                    module.register_forward_pre_hook(lambda _module, args: (_in_fp8(args[0]),))
+                continue
             way = "int8" if "lm_head" in name else quantization
             module.weight = torch.nn.Parameter(_rounded(module.weight, way))
     return model
+
+
+def _in_fp8(x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 448
+    return (x / scale).nan_to_num(0).to(torch.float8_e4m3fn).float() * scale
 
 
 def _rounded(weight: Tensor, quantization: str) -> Tensor:

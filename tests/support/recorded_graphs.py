@@ -120,18 +120,32 @@ class Unplanned(AttentionBackend):
 
 
 class RecordedGraphs:
-    """The capture. `recordings` has one recording per capture, `replays` counts repetitions."""
+    """The capture. `recordings` has one recording per capture, `replays` counts repetitions, `cuts` what was
+    cut out of the recordings."""
 
     def __init__(self) -> None:
         self.recordings: list[Recording] = []
-        self.replays = 0
+        self.replays = self.cuts = 0
         self._recording: Recording | None = None
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        return self.pieces(lambda _cut: work())
+
+    def pieces(self, work: Callable[[Any], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """What is cut out runs with the Python around it, each time."""
         recording = self._recording = Recording()
+
+        def cut(run: Callable[[], None]) -> None:
+            self._recording = None
+            with self._inside(recording):
+                run()
+            self._recording = recording
+            recording.calls.append(Call("cut", run, (), {}, []))
+            self.cuts += 1
+
         try:
             with recording:
-                result = work()
+                result = work(cut)
         finally:
             self._recording = None
         self.recordings.append(recording)

@@ -81,7 +81,7 @@ def test_the_plan_is_made_once_for_all_layers_of_a_step() -> None:
         module = make_module([8, 3], 16, 8, torch.float32, seed=layer)
         tables = tables or (module.table,)
         sgmv(x, (torch.zeros(4, 8),), (module.weight_pool,), tables, work)
-    assert len(work.plans) == 1
+    assert sum(isinstance(plan, host.SgmvPlan) for plan in work.plans.values()) == 1
 
 
 def test_a_captured_list_of_fixed_length_serves_more_and_fewer_adapters_than_it_has_segments() -> None:
@@ -168,7 +168,7 @@ def test_a_rows_bits_do_not_depend_on_its_company() -> None:
     assert torch.equal(together, alone)
 
 
-@dataclass
+@dataclass(eq=False)
 class LateShrink:
     """Shrink whose sums are NaN until somebody waits for them."""
 

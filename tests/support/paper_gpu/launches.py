@@ -2,13 +2,14 @@
 
 Triton's own binder determines what would be compiled (types of pointers, alignment, constants, options) and
 refuses what it does not know. The rest is checked here: that pointers are on the device, that none is beyond
-its block, that CUDA accepts the grid, that a kernel with an early start directly follows one that allows it.
+its block, that CUDA accepts the grid, that a kernel with an early start directly follows one that allows it,
+that a launch past Triton (`kernels/triton/launch.py`) has the kernel that Triton would have found.
 The numbers are the references', as a job of the operator; for SGMV, whose kernels may be on two streams, each
 kernel's own (`lowrank.py`).
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +22,14 @@ from torch import Tensor
 from paper_gpu import lowrank
 from paper_gpu.driver import Mapped
 from paper_gpu.machine import Machine, Mistake
-from paper_gpu.tensors import PaperTensor, leaves, mapped
+from paper_gpu.tensors import Address, PaperTensor, leaves, mapped
 from personae.kernels import reference, registry
 from personae.kernels.attention import AttentionBackend, AttentionBatch, AttentionPlan, AttentionShape
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
+from personae.kernels.triton import launch
 
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 POINTERS = (
     torch.float64,
@@ -44,11 +47,15 @@ def install(machine: Machine, capability: tuple[int, int], patch: pytest.MonkeyP
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    patch.setattr(driver, "_active", SimpleNamespace(utils=None))
+    device = {"get_current_device": lambda: 0, "get_current_stream": lambda _device: 0}
+    patch.setattr(driver, "_active", SimpleNamespace(utils=None, **device))
+    patch.setattr(launch, "_bound", {})
     target = capability[0] * 10 + capability[1]
 
-    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        launched(machine, target, kernel, args, grid, kwargs)
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> PaperKernel:
+        options = {name: kwargs[name] for name in OPTIONS if name in kwargs}
+        key = launched(machine, target, kernel, args, grid, kwargs)
+        return PaperKernel(machine, target, kernel, options, key)
 
     patch.setattr(JITFunction, "run", run)
     plain, found = registry.operators, None
@@ -69,6 +76,25 @@ def install(machine: Machine, capability: tuple[int, int], patch: pytest.MonkeyP
     patch.setattr(registry, "operators", operators)
 
 
+@dataclass(frozen=True)
+class PaperKernel:
+    """What Triton returns of a launch: a kernel that was compiled under `key`."""
+
+    machine: Machine
+    target: int
+    kernel: Any
+    options: dict[str, Any]
+    key: str
+    function = packed_metadata = None
+
+    def run(self, x: int, y: int, z: int, _stream: int, _f: Any, _m: Any, *rest: Any) -> None:
+        """Launch it, without asking Triton."""
+        args = [value.tensor if isinstance(value, Address) else value for value in rest[3:]]
+        if launched(self.machine, self.target, self.kernel, args, (x, y, z), dict(self.options)) != self.key:
+            raise Mistake(f"{self.kernel.__name__} was compiled for other arguments")
+        self.machine.bound[self.kernel.__name__] += 1
+
+
 @cache
 def _binder(kernel: Any, target: int) -> Any:
     from triton.backends.compiler import GPUTarget
@@ -79,10 +105,9 @@ def _binder(kernel: Any, target: int) -> Any:
     return backend, create_function_from_signature(kernel.signature, kernel.params, backend)
 
 
-def launched(
-    machine: Machine, target: int, kernel: Any, args: Any, grid: Any, kwargs: dict[str, Any]
-) -> None:
-    """One launch. Raises Mistake for what the launcher or CUDA would refuse or misread."""
+def launched(machine: Machine, target: int, kernel: Any, args: Any, grid: Any, kwargs: dict[str, Any]) -> str:
+    """One launch; returns Triton's key of its kernel. Raises Mistake for what the launcher or CUDA would
+    refuse or misread."""
     from triton.runtime.jit import compute_cache_key
 
     name = kernel.__name__
@@ -119,6 +144,7 @@ def launched(
     key = compute_cache_key({}, specialization, options)
     machine.compiled.add((name, key))
     machine.sources.setdefault((name, key), (kernel, *packed))
+    return key
 
 
 def _check_pointer(what: str, tensor: PaperTensor) -> None:

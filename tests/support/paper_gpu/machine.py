@@ -114,11 +114,13 @@ def _aligned(size: int, blank: bool = False) -> torch.Tensor:
 
 @dataclass
 class Pool:
-    """Memory that the captures of some graphs have allocated and freed. `free`: as bytes, for later
-    captures."""
+    """What the captures of some graphs have allocated and let go of; `free`: as bytes, for those to come.
+    Captures are numbered; `dead` has for each block the capture that took it, and the last one begun when it
+    was let go."""
 
-    dead: list[torch.Tensor] = field(default_factory=list)
+    dead: list[tuple[torch.Tensor, int, int]] = field(default_factory=list)
     free: int = 0
+    captures: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,9 +143,12 @@ class Recording:
     thread: int
     lines: dict[Stream, list[tuple[str, Job | StreamPosition]]] = field(default_factory=dict)
     over: bool = False
+    number: int = 0
 
     def __post_init__(self) -> None:
         self.lines[self.origin] = []
+        self.pool.captures += 1
+        self.number = self.pool.captures
 
     def unjoined(self) -> list[str]:
         """The streams with work that the origin does not wait for."""
@@ -163,8 +168,9 @@ class Recording:
 
     def run(self, *, late: bool) -> None:
         """Repeat it. late: forked work runs only when it is waited for; otherwise as early as possible."""
-        for contents in self.pool.dead:
-            _poison(contents)
+        for contents, taken, let_go in self.pool.dead:
+            if not taken < self.number <= let_go:  # else an earlier graph's, for this one to read
+                _poison(contents)
         streams = {stream: Stream(self.machine, stream.name) for stream in self.lines}
         for stream, line in self.lines.items():
             streams[stream].jobs = [
@@ -201,6 +207,7 @@ class Machine:
         self.streams = [self.main]
         self.waits: list[Wait] = []
         self.launches: Counter[str] = Counter()
+        self.bound: Counter[str] = Counter()  # of `launches`, those that went past Triton
         self.compiled: set[tuple[str, str]] = set()
         self.sources: dict[tuple[str, str], tuple[Any, ...]] = {}  # what Triton would compile for them
         self.greatest: dict[str, Any] = {}  # the arguments of the last launch of `greatest_kernel`
@@ -314,9 +321,12 @@ class Machine:
             contents = memory.bytes
             recording = memory.graph
             if recording is not None:
-                recording.pool.dead.append(contents)
+                pool = recording.pool
+                pool.dead.append((contents, recording.number, pool.captures))
                 recording.pool.free += memory.size
-                if not recording.over:
+                if recording.over and self.recording is not None and self.recording.pool is pool:
+                    recording = self.recording  # which is the next to use it
+                if not recording.over and memory.stream in recording.lines:
                     recording.lines[memory.stream].append((ALLOCATOR, lambda: _poison(contents)))
                 return
             self.live -= memory.size

@@ -51,7 +51,7 @@ class PaperTensor(Tensor):
 
     def data_ptr(self) -> int:
         """An address as on the device: blocks of 512 bytes."""
-        return self.sheet.data_ptr()
+        return Address.of(self)
 
     def tolist(self) -> Any:
         """A read of all values."""
@@ -66,6 +66,18 @@ class PaperTensor(Tensor):
         return False
 
     __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+class Address(int):
+    """Where a tensor begins; a launch that is given no more than this still knows the tensor."""
+
+    tensor: PaperTensor
+
+    @classmethod
+    def of(cls, tensor: PaperTensor) -> "Address":
+        made = cls(tensor.sheet.data_ptr())
+        made.tensor = tensor
+        return made
 
 
 def leaves(values: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -64,16 +65,15 @@ class Interpreted:
         def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
             self._launch(Launch.of(kernel, args, kwargs), grid)
 
-        empty = torch.empty
-
-        def unwritten_or_meta(*args: Any, **kwargs: Any) -> Tensor:
+        def unwritten_or_meta(empty: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
             made = empty(*args, **kwargs)
             if made.device.type == "cpu" and made.dtype in UNWRITTEN:
                 made.copy_(unwritten(*made.shape, dtype=made.dtype))
             return made
 
         self._patch.setattr(JITFunction, "run", run)
-        self._patch.setattr(torch, "empty", unwritten_or_meta)
+        for name in ("empty", "empty_like"):
+            self._patch.setattr(torch, name, partial(unwritten_or_meta, getattr(torch, name)))
         return self
 
     def __exit__(

@@ -1,0 +1,108 @@
+"""Eight bits a weight as floats (E4M3), and activations in eight bits, too (W8A8).
+
+A row of weights has a scale, and a row of activations gets one when it is multiplied: its largest number
+becomes 448, the largest of E4M3. The product is torch's scaled one: tensor cores multiply in 8 bits and sum
+in float32. Adapters read the activations as they were.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.functional import ScalingType, scaled_mm
+
+from personae.engine.quantization.base import OUTPUT, LinearMethod, QuantizedMethod
+from personae.engine.quantization.scaled import ScaledWeight
+from personae.engine.quantization.unquantized import Unquantized
+from personae.kernels.quantized import Stored
+from personae.kernels.reference import FP8, FP8_MAX
+from personae.kernels.triton import FP8_CAPABILITY
+
+ALIGNED = 16  # a GPU multiplies only multiples of so many inputs and outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight(ScaledWeight):
+    """W = values * scales, each row's largest weight 448 times its scale.
+
+    values: [outputs, inputs] float8_e4m3fn.
+    """
+
+    kind: ClassVar[str] = "fp8"
+
+    values: Tensor
+
+    @classmethod
+    def empty(cls, outputs: int, inputs: int, device: torch.device) -> "Fp8Weight":
+        """One to be filled."""
+        values = torch.empty(outputs, inputs, dtype=FP8, device=device)
+        return cls(inputs, torch.empty(outputs, 1, device=device), values)
+
+    def load(self, stored: Stored) -> None:
+        """See `QuantizedWeight`: a checkpoint that has it so is taken as it is."""
+        scaled = stored.scaled()
+        if scaled is None:
+            self.copy_(stored.read())
+            return
+        values, scales = scaled
+        self.values.copy_(values)
+        self.scales.copy_(scales)
+
+    def write(self, weight: Tensor) -> None:
+        """See `QuantizedWeight`."""
+        values, scales = to_fp8(weight)
+        self.values.copy_(values)
+        self.scales.copy_(scales)
+
+    def read(self) -> Tensor:
+        """See `QuantizedWeight`."""
+        return self.values.float() * self.scales
+
+
+def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x: [rows, n] of any floating dtype -> (values of E4M3, scales [rows, 1] float32), x = values * scales.
+
+    The scale of a row that is not finite is not finite either.
+    """
+    scales = x.abs().amax(1, keepdim=True).float() / FP8_MAX
+    steps = (x.float() / scales).nan_to_num_(0, FP8_MAX, -FP8_MAX)  # a row of zeros has no scale
+    return steps.clamp_(-FP8_MAX, FP8_MAX).to(FP8), scales
+
+
+class Fp8(QuantizedMethod):
+    """See `Fp8Weight`. Where the device has no product in 8 bits, the weight is made plain for each product,
+    and activations stay as they are."""
+
+    kept = Fp8Weight
+    rounds_inputs = True
+
+    weight: Fp8Weight
+
+    def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(outputs, inputs, dtype, device)
+        self._multiplies = device.type != "cuda" or (
+            torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
+            and inputs % ALIGNED == 0
+            and outputs % ALIGNED == 0
+        )
+        # A GPU writes bfloat16 alone, when rows have scales.
+        self._out = torch.bfloat16 if device.type == "cuda" else dtype
+
+    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Product`."""
+        if not self._multiplies:
+            return F.linear(x, self.plain(), bias)
+        values, scales = to_fp8(x)
+        rows = ScalingType.RowWise
+        y = scaled_mm(
+            values, self.weight.values.t(), scales, rows, self.weight.scales.t(), rows, output_dtype=self._out
+        ).to(self.dtype)
+        return y if bias is None else y.add_(bias)
+
+
+def scheme(names: Sequence[str]) -> type[LinearMethod]:
+    """Every module but the output matrix, which rounds each token's logit by itself."""
+    return Unquantized if OUTPUT in names else Fp8
