@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
-from personae.engine.quantization.base import OUTPUT, LinearMethod, QuantizedMethod
+from personae.engine.quantization.base import OUTPUT, LinearMethod, Product, QuantizedMethod
 from personae.engine.quantization.scaled import ScaledWeight
 from personae.engine.quantization.unquantized import Unquantized
 from personae.kernels.quantized import Stored
@@ -90,6 +90,10 @@ class Fp8(QuantizedMethod):
         )
         # A GPU writes bfloat16 alone, when rows have scales.
         self._out = torch.bfloat16 if device.type == "cuda" else dtype
+
+    def finish(self, bias: Tensor | None) -> Product:
+        """See `LinearMethod`: it lies as torch's product likes it."""
+        return self
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """See `Product`."""

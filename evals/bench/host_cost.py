@@ -4,8 +4,9 @@
 
 The kernels of one layer of an 8B model are launched for a step with a prompt, with Triton's own code down to
 the call of the driver. Kernels are compiled for sm_90. The products of the base are not in it: they are one
-call of torch each, with any kernels. Prints microseconds a layer: as Triton launches, and as
-`kernels/triton/launch.py` does.
+call of torch each, with any kernels. Prints microseconds a layer: as Triton launches, as
+`kernels/triton/launch.py` does, and in a step whose graphs are cut at attention
+(`engine/worker/prefill_graphs.py`), whose replays are not in it: they are one call of the driver each.
 """
 
 import argparse
@@ -117,6 +118,8 @@ class Step:
         self.batch = AttentionBatch(ints(2), ints(1), ints(1, PAGES), self.positions, tokens, tokens)
         self.groups = {name: Group.of(tokens, *sizes) for name, sizes in GROUPS.items()} if adapters else {}
         self.qkv = zeros(tokens, sum(QKV))
+        self.q = torch.split(self.qkv, QKV, 1)[0].view(tokens, HEADS, DIM)
+        self.mixed = zeros(tokens, HEADS, DIM)
         self.begin()
 
     def begin(self) -> None:
@@ -140,6 +143,13 @@ class Step:
         run.silu_and_mul(self.wide)
         self.update("down")
 
+    def cut(self) -> None:
+        """One layer between two graphs: see `PrefillGraphs`. The copy of its result is of one row, as a
+        processor's copies take longer than their launch."""
+        rows = self.q[: len(self.x)]
+        mixed = self.attend(rows, self.keys, self.values, DIM**-0.5, None)
+        self.mixed[:1].copy_(mixed[:1])
+
     def update(self, group: str) -> None:
         """The adapters' part of one group."""
         if self.groups:
@@ -151,6 +161,12 @@ class Step:
         self.begin()
         for _ in range(layers):
             self.layer()
+
+    def run_cut(self) -> None:
+        """One step whose graphs are cut at attention."""
+        self.begin()
+        for _ in range(LAYERS):
+            self.cut()
 
 
 def microseconds(run: Callable[[], None], rounds: int) -> float:
@@ -183,7 +199,9 @@ def measure(tokens: int, rounds: int) -> dict[str, dict[str, float]]:
                 for how, known in {"Triton": Never(), "bound": bound}.items():
                     launch._bound = known
                     times[how] = min(times.get(how, float("inf")), microseconds(step.run, rounds))
-            launch._bound = bound
+                launch._bound = bound
+                cut = microseconds(step.run_cut, rounds)
+                times["cut at attention"] = min(times.get("cut at attention", float("inf")), cut)
     return found
 
 
