@@ -2,7 +2,7 @@
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import POINTER, byref, c_float, c_int, c_int64, c_void_p
 from functools import partial
 from typing import cast
@@ -117,6 +117,7 @@ class Fused:
             or weights.head_dim % 32
             or any(turned % 32 for turned in _rotated(weights))
             or weights.heads // weights.kv_heads > MAX_GROUP
+            or not all(isinstance(weight, Tensor) or weight.kind in KINDS for weight in _weights(weights))
         ):
             return None
         return CpuDecoder(self, weights)
@@ -142,6 +143,14 @@ class Fused:
 def _rotated(weights: DecoderWeights) -> set[int]:
     """How many dimensions of a head the layers rotate."""
     return {2 * layer.rope[0].shape[1] for layer in weights.layers if layer.rope} or {0}
+
+
+def _weights(decoder: DecoderWeights) -> Iterator[Weight]:
+    """Of all linear modules."""
+    for layer in decoder.layers:
+        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            yield linear.weight
+    yield decoder.output
 
 
 def _tensors(weight: Weight) -> tuple[int, tuple[Tensor | None, ...]]:

@@ -121,7 +121,7 @@ def test_scales_of_blocks_and_weights_without_scales_are_named(tmp_path: Path) -
     weights[name] = weights[name].to(FP8)
     save_file(weights, folder / "model.safetensors")
     with pytest.raises(
-        ModelLoadError, match=r"not served: model\.layers\.0\.mlp\.down_proj\.weight \(F8_E4M3\)"
+        ModelLoadError, match=r"unsupported dtype: model\.layers\.0\.mlp\.down_proj\.weight \(F8_E4M3\)"
     ):
         load_model(folder, device=CPU)
     weights[f"{name}_scale"] = torch.ones(2, 3)
