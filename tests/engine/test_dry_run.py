@@ -147,10 +147,6 @@ def test_answers_are_those_of_a_cpu_whatever_is_late(late: Late, base, adapters,
         }
         assert runner.prefill_graphs is not None
         assert runner.prefill_graphs._capture is not None, "graphs of prompts were given up"
-        used = {
-            adapters for (_, adapters), graph in runner.prefill_graphs._graphs.items() if not graph.trials
-        }
-        assert True in used, "no prompt ran as a graph after its trial"
         runner.adapters.check_integrity()
         for name, launches in gpu.machine.launches.items():  # each way past Triton is checked on paper
             assert gpu.machine.bound[name] or name in SAMPLING, f"{launches} of {name} went through Triton"
@@ -286,6 +282,7 @@ def test_a_base_in_fp8_answers_as_on_a_cpu(base, adapters) -> None:
         runner = engine.engine.worker
         assert runner.graphs._capture is not None
         assert runner.prefill_graphs._capture is not None
+        assert runner.prefill_graphs._graphs[128, True].trials < TRIALS, "the prompt ran without a graph"
         assert gpu.machine.compiled == ready
 
 
