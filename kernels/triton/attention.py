@@ -21,6 +21,7 @@ from personae.kernels.triton.launch import Launch, launch
 from personae.kernels.triton.sizes import Gpu, ceil_div, power_of_two
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
+LOG2_E = math.log2(math.e)
 LISTED = 256  # least length of the list that a program searches for its sequence; longer: a power of two
 SPLIT_SLOTS = 256  # most queries, over all sequences, that may be split: bounds the scratch memory
 

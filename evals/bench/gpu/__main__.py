@@ -246,8 +246,8 @@ def main() -> int:
         for number in range(3, OPEN_FILES):  # the driver's open files would keep the old context alive
             with suppress(OSError):
                 os.set_inheritable(number, False)
-        own = ("--out", str(options.out), "--seconds", str(options.seconds), "--seed", str(seed))
-        own += ("--only", options.only)
+        own = [*("--out", str(options.out), "--seconds", str(options.seconds)), *("--seed", str(seed))]
+        own += ["--only", options.only]
         os.execv(sys.executable, [sys.executable, "-m", "personae.evals.bench.gpu", *own, "--resume"])  # noqa: S606
 
     findings = Findings.of(options.out, seed, again, resume=options.resume)

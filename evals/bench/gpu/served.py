@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 from urllib.request import Request, urlopen
 
 from personae.evals.bench.gpu.checks import Check
@@ -27,14 +28,18 @@ def missing() -> list[str]:
     return [name for name in NEEDED if find_spec(name) is None]
 
 
-def engine_answers(device: str, model: Path, adapters: Path) -> Answers:
+def engine_answers(device: Literal["cpu", "cuda"], model: Path, adapters: Path) -> Answers:
     """Tokens by name, of sequences that run together: prompts of all lengths, each of the adapters, and
     answers bound by a schema. Step N + 1 is launched before the tokens of step N are read."""
     from personae.actors.assembly import assemble
     from personae.actors.options import EngineOptions
-    from personae.engine.sequence import SamplingParams, SequenceLog
-    from personae.engine.step import by_tenant
+    from personae.engine.params import SamplingParams
+    from personae.engine.sequence import SequenceLog
+    from personae.engine.step import StepEngine, by_tenant
+    from personae.engine.worker.adapters import DeviceAdapters
+    from personae.grammar.compiler import GrammarCompiler
     from personae.grammar.spec import GrammarSpec
+    from personae.lora.library import AdapterLibrary
     from personae.lora.source import AdapterSource
 
     options = EngineOptions(
@@ -49,12 +54,16 @@ def engine_answers(device: str, model: Path, adapters: Path) -> Answers:
     )
     spec = assemble(options).engine_spec
     engine, scheduler = spec.build_step_engine(), spec.build_scheduler()
+    library, compiler = spec.library, spec.build_compiler()
+    assert isinstance(engine, StepEngine)
+    assert isinstance(engine.worker, DeviceAdapters)
+    assert isinstance(compiler, GrammarCompiler)
+    assert isinstance(library, AdapterLibrary)
     bound = GrammarSpec("json_schema", SCHEMA)
-    compiler = spec.build_compiler()
     grammars = {bound: compiler.compile(bound)}
     digests = {name: card.adapter for name, card in sorted(spec.models.items()) if card.adapter}
     for digest in digests.values():
-        assert engine.worker.place(spec.library.take(digest, AdapterSource(())))
+        assert engine.worker.place(library.take(digest, AdapterSource(())))
     answers: Answers = {}
 
     def add(name: str, count: int, adapter: str | None = None, grammar: GrammarSpec | None = None) -> None:
@@ -92,7 +101,7 @@ def engine_answers(device: str, model: Path, adapters: Path) -> Answers:
             return answers
 
 
-def http_answers(device: str, model: Path, adapters: Path) -> Answers:
+def http_answers(device: Literal["cpu", "cuda"], model: Path, adapters: Path) -> Answers:
     """Bytes of a text by model, of a `personae serve` of its own."""
     from personae.evals.served import Served
 
@@ -117,7 +126,7 @@ def _ask(url: str, body: dict[str, object] | None) -> dict[str, list[dict[str, s
 
 
 def served_checks(
-    device: str = "cuda",
+    device: Literal["cpu", "cuda"] = "cuda",
     model: Path = DEMO / "model",
     adapters: Path = DEMO / "adapters",
     *,
