@@ -272,17 +272,13 @@ def test_a_base_in_fp8_answers_as_on_a_cpu(base, adapters) -> None:
         engine = DryEngine(gpu, base, adapters, **(SIZES | {"dtype": "float32", "quantize": "fp8"}))
         ready = set(gpu.machine.compiled)
         engine.place("rank-64")
-        found = engine.play(
-            [
-                engine.log("a", [*range(40, 112)], max_tokens=6),
-                engine.log("b", [7, 8], "rank-64", max_tokens=6),
-            ]
-        )
+        found = engine.play([engine.log("a", [*range(40, 112)], max_tokens=6)])
+        found |= engine.play([engine.log("b", [7, 8], "rank-64", max_tokens=6)])
         assert [one.tokens for one in found.values()] == [one.tokens for one in wanted.values()]
         runner = engine.engine.worker
         assert runner.graphs._capture is not None
         assert runner.prefill_graphs._capture is not None
-        assert runner.prefill_graphs._graphs[128, True].trials < TRIALS, "the prompt ran without a graph"
+        assert runner.prefill_graphs._graphs[128, False].trials < TRIALS, "the prompt ran without a graph"
         assert gpu.machine.compiled == ready
 
 
