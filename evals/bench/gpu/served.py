@@ -33,6 +33,7 @@ def engine_answers(device: Literal["cpu", "cuda"], model: Path, adapters: Path) 
     answers bound by a schema. Step N + 1 is launched before the tokens of step N are read."""
     from personae.actors.assembly import assemble
     from personae.actors.options import EngineOptions
+    from personae.engine.launched import LaunchedStep
     from personae.engine.params import SamplingParams
     from personae.engine.sequence import SequenceLog
     from personae.engine.step import StepEngine, by_tenant
@@ -87,7 +88,7 @@ def engine_answers(device: Literal["cpu", "cuda"], model: Path, adapters: Path) 
         add(name, 20, digest)
     add("bound", 12, grammar=bound)
     add("bound, adapted", 12, next(iter(digests.values()), None), bound)
-    unread = None
+    unread: LaunchedStep | None = None
     while True:
         plan = scheduler.plan()
         forward = None if plan is None else engine.forward(engine.prepare(plan, by_tenant(plan, grammars)))
