@@ -1,5 +1,6 @@
 """How much memory a step takes on a GPU: steps of nobody are run before the KV cache is allocated."""
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -47,10 +48,12 @@ def step_bytes(
         memory=memory_of(device, 0),
     )
     kv = KVCache(model.config.kv_specs, one_page, kv_dtype, device, memory=memory_of(device, 0))
+    before = _settled(device)
     runner = Runner(model, kv, one_page, pool, _no_adapter)
+    own = _settled(device) - before
     eager = max(_peak(runner, spans) for spans in largest(layout))
     # Graphs share one pool, which the largest fills.
-    return eager + (max(_peak(runner, spans) for spans in _captured(layout)) if graphs else 0)
+    return own + eager + (max(_peak(runner, spans) for spans in _captured(layout)) if graphs else 0)
 
 
 def largest(layout: MemoryLayout) -> Iterator[Spans]:
@@ -74,15 +77,21 @@ def _captured(layout: MemoryLayout) -> Iterator[Spans]:
 
 def _peak(runner: Runner, spans: Spans) -> int:
     """The bytes that torch reserves for a step, and for choosing its tokens."""
-    torch.cuda.synchronize(runner.device)
-    torch.cuda.empty_cache()
+    before = _settled(runner.device)
     torch.cuda.reset_peak_memory_stats(runner.device)
-    before = torch.cuda.memory_reserved(runner.device)
     logits = runner.rehearse(spans, everybody=True)
     rehearse_sampling(logits)
     del logits
     torch.cuda.synchronize(runner.device)
     return torch.cuda.max_memory_reserved(runner.device) - before
+
+
+def _settled(device: torch.device) -> int:
+    """The bytes that torch has reserved, without what nothing uses any more."""
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device)
 
 
 def _no_adapter(digest: str, source: AdapterSource) -> Adapter:
