@@ -206,6 +206,9 @@ def test_a_step_waits_once_for_its_tokens_and_for_nothing_else(base, adapters) -
         assert {wait.kind for wait in engine.waits["forward"]} == {"a value is read"}  # graphs on trial
         engine.play(plain)
         engine.place(*MORE)
+        for _ in range(2):  # graphs of other sizes are on trial
+            engine.play(logs)
+            engine.play(plain)
         before = engine.reads
         engine.waits = {what: [] for what in ("prepare", "forward", "sample", "finish")}
         engine.play(logs)
