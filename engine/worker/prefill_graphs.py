@@ -62,7 +62,9 @@ class PrefillGraphs:
         self._capture: Capture | None = capture  # None: graphs are off
         self._sizes = sizes(layout.max_batch_tokens)
         self._graphs: dict[tuple[int, bool], Graph] = {}
-        self._mixed: dict[tuple[int, ...], Tensor] = {}  # what attention writes, by heads and their width
+        # What attention reads and writes, by heads and their width.
+        self._queries: dict[tuple[int, ...], Tensor] = {}
+        self._mixed: dict[tuple[int, ...], Tensor] = {}
         self._running: Running | None = None  # None: a capture, in which attention is left out
         self._segments = layout.max_seqs
 
@@ -80,7 +82,7 @@ class PrefillGraphs:
         """All tensors that change between two replays, except the KV cache and the adapters."""
         work = self._work
         own = self._tokens, self._positions, self._write_index, work.first_row, work.rows, work.adapter
-        return *own, *self._mixed.values()
+        return *own, *self._queries.values(), *self._mixed.values()
 
     def capture_all(self) -> None:
         """Capture graphs of every size now, the largest first, so that the others reuse its scratch memory.
@@ -179,12 +181,13 @@ class PrefillGraphs:
         """Attention of a layer, launched between two graphs by the plan of the step that is running."""
 
         def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
-            mixed = self._mixed_of(q)
+            queries, mixed = self._shared(self._queries, q), self._shared(self._mixed, q)
+            queries[: len(q)].copy_(q)  # else each layer of each graph would keep its own
 
             def run() -> None:
                 step = self._running
                 if step is not None:
-                    rows = q[: step.count]
+                    rows = queries[: step.count]
                     mixed[: step.count].copy_(step.plans[layer](rows, keys, values, scale, window))
 
             cut(run)
@@ -192,12 +195,12 @@ class PrefillGraphs:
 
         return attend
 
-    def _mixed_of(self, q: Tensor) -> Tensor:
-        """Where attention writes. A layer's is read before the next one's is written, so one is enough."""
+    def _shared(self, buffers: dict[tuple[int, ...], Tensor], q: Tensor) -> Tensor:
+        """The buffer for tensors like q: one is enough, because layers use it one after the other."""
         heads = tuple(q.shape[1:])
-        if heads not in self._mixed:
-            self._mixed[heads] = torch.zeros(self._sizes[-1], *heads, dtype=q.dtype, device=q.device)
-        return self._mixed[heads]
+        if heads not in buffers:
+            buffers[heads] = torch.zeros(self._sizes[-1], *heads, dtype=q.dtype, device=q.device)
+        return buffers[heads]
 
 
 def sizes(most: int) -> tuple[int, ...]:

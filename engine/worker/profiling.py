@@ -52,8 +52,11 @@ def step_bytes(
     runner = Runner(model, kv, one_page, pool, _no_adapter)
     own = _settled(device) - before
     eager = max(_peak(runner, spans) for spans in largest(layout))
-    # Graphs share one pool, which the largest fills.
-    return own + eager + (max(_peak(runner, spans) for spans in _captured(layout)) if graphs else 0)
+    if not graphs:
+        return own + eager
+    # Graphs share one pool. The memory of one kind is too fragmented for the other to use all of it.
+    captured = sum(_peak(runner, spans) for spans in _captured(layout))
+    return own + eager + captured + _kept(model, shapes, layout)
 
 
 def largest(layout: MemoryLayout) -> Iterator[Spans]:
@@ -73,6 +76,15 @@ def _captured(layout: MemoryLayout) -> Iterator[Spans]:
     yield [(layout.max_model_len - each, each)] * (tokens // each)
     whole, rest = divmod(sizes(layout.max_batch_tokens)[-1], layout.max_model_len)
     yield ([(0, layout.max_model_len)] * whole + ([(0, rest)] if rest else []))[: layout.max_seqs]
+
+
+def _kept(model: Decoder, shapes: LoraShapes, layout: MemoryLayout) -> int:
+    """The bytes that graphs keep between steps: the hidden rows of each, with and without adapters, and what
+    attention reads and writes in those for prompts."""
+    prompts = sizes(layout.max_batch_tokens)
+    tokens = sum(bucket.tokens for bucket in Buckets(layout)) + sum(prompts)
+    widest = max(site.inputs for site in shapes.sites.values())  # at least what the output projection reads
+    return 2 * (tokens * model.config.hidden_size + prompts[-1] * widest) * model.dtype.itemsize
 
 
 def _peak(runner: Runner, spans: Spans) -> int:
