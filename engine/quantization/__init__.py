@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 QUANTIZATIONS = ("int8", "int4", "fp8")
 """The values of `--quantize`. Each is a file of this folder."""
+WEIGHT_ONLY = ("int8", "int4")
+"""Those that leave activations as they are."""
 
 
 def scheme_of(name: str | None) -> Scheme:

@@ -386,7 +386,7 @@ async def test_formats_can_be_named_and_switched_off() -> None:
     app = create_app(engine, ApiSettings(reasoning_format="none"))
     assert (await ask(app))["message"]["content"] == "<think>hm</think>Hello."
     for wrong in ({"tool_format": "morse"}, {"reasoning_format": "loud"}):
-        with pytest.raises(ModelLoadError, match="there are"):
+        with pytest.raises(ModelLoadError, match="The formats are"):
             create_app(engine, ApiSettings(**wrong))
 
 

@@ -16,7 +16,7 @@ from tiny_models import VOCAB, model_folder, write_json
 
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
-from personae.engine.quantization import QUANTIZATIONS
+from personae.engine.quantization import WEIGHT_ONLY
 from personae.errors import ModelLoadError
 from personae.kernels.registry import reference_only
 from personae.kernels.sgmv import Finish
@@ -155,7 +155,7 @@ def test_decoding_token_by_token_gives_the_logits_of_transformers_at_every_lengt
 
 @pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("quantize", QUANTIZATIONS)
+@pytest.mark.parametrize("quantize", WEIGHT_ONLY)
 def test_quantized_weights_are_rounded_and_nothing_else(quantize: str, family: str, tied: bool) -> None:
     folder = model_folder(family, tie_word_embeddings=tied)
     prompt = tokens_of(9, 100)

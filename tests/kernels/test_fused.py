@@ -22,7 +22,7 @@ from tiny_models import VOCAB, model_folder
 
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
-from personae.engine.quantization import QUANTIZATIONS, scheme_of
+from personae.engine.quantization import WEIGHT_ONLY, scheme_of
 from personae.kernels import registry
 from personae.kernels.cpu import operators
 from personae.kernels.cpu.build import compile_library, find_compiler, library
@@ -72,15 +72,13 @@ class Way:
 INSTRUCTIONS = ("floats", "pairs", "tiles", "halves")  # as instructions.h numbers them
 WAYS = {
     **{name: Way(name) for name in INSTRUCTIONS},
-    **{f"{kept}, {name}": Way(name, kept) for kept in QUANTIZATIONS for name in INSTRUCTIONS},
+    **{f"{kept}, {name}": Way(name, kept) for kept in WEIGHT_ONLY for name in INSTRUCTIONS},
     **{
         f"{kept}, {name}, no float16": Way(name, kept, halves=False)
-        for kept in QUANTIZATIONS
+        for kept in WEIGHT_ONLY
         for name in ("pairs", "tiles")
     },
-    **{
-        f"{kept}, Skylake": Way("floats", kept, halves=False, skylake=True) for kept in (None, *QUANTIZATIONS)
-    },
+    **{f"{kept}, Skylake": Way("floats", kept, halves=False, skylake=True) for kept in (None, *WEIGHT_ONLY)},
 }
 
 
@@ -320,7 +318,7 @@ def test_an_adapters_token_has_the_same_bits_in_prompts_of_any_length_and_decode
         assert all(torch.equal(row, rows[0]) for row in rows)
 
 
-@pytest.mark.parametrize("quantize", [None, *QUANTIZATIONS])
+@pytest.mark.parametrize("quantize", [None, *WEIGHT_ONLY])
 def test_floats_have_the_same_bits_whether_or_not_the_processor_multiplies_bfloat16(
     quantize: str | None, request: pytest.FixtureRequest
 ) -> None:
@@ -384,7 +382,7 @@ def test_packed_weights_can_be_had_back() -> None:
         assert torch.equal(decoder.output.plain(), stored.get_tensor("model.embed_tokens.weight"))
 
 
-@pytest.mark.parametrize("quantize", QUANTIZATIONS)
+@pytest.mark.parametrize("quantize", WEIGHT_ONLY)
 def test_packed_quantized_weights_can_be_had_back_in_bfloat16(quantize: str) -> None:
     folder = folder_of("llama, one KV head")
     decoder, truth = load_model(folder, device=CPU, quantize=quantize), quantized(hf_model(folder), quantize)

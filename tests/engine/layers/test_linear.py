@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hf import relative_error
 
 from personae.engine.layers.linear import Linear
-from personae.engine.quantization import QUANTIZATIONS, scheme_of
+from personae.engine.quantization import WEIGHT_ONLY, scheme_of
 from personae.engine.quantization.unquantized import Unquantized, can_pack
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def test_packing_changes_the_layout_and_not_the_product(dtype: torch.dtype, rows
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 3, 64])
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", WEIGHT_ONLY)
 def test_a_quantized_weight_is_multiplied_the_same_packed_and_not(
     quantization: str, dtype: torch.dtype, rows: int, bias: bool
 ) -> None:

@@ -146,7 +146,7 @@ def test_the_formats_are_found_from_the_template(template, tools, reasoning):
 
 def test_an_unknown_name_is_refused_with_those_that_there_are():
     for format_of in (tool_format, reasoning_format):
-        with pytest.raises(ModelLoadError, match=r"there are \w+, \w+"):
+        with pytest.raises(ModelLoadError, match=r"The formats are \w+, \w+"):
             format_of("os")
 
 
