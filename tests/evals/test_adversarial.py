@@ -78,7 +78,7 @@ def test_a_server_that_loses_its_masks_is_found_out(tmp_path: Path, monkeypatch:
     records = played(tmp_path, every=10, limit=1000)  # near its end an answer is looked after anyway
     lines, wrong = tally(records, "strict")
     assert wrong > 0
-    assert "does not allow" in "\n".join(lines)
+    assert "rejects the sampled token" in "\n".join(lines)
 
 
 def test_the_adversary_likes_best_what_is_forbidden_and_least_to_stop(

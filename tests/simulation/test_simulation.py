@@ -300,7 +300,7 @@ def test_a_page_that_is_lent_and_used_is_caught(monkeypatch: pytest.MonkeyPatch)
         (double_finish, "has ended, and more of it has come|ends twice"),
         (lost_token, "alone it would be"),
         (shared_cache, "another's KV"),
-        (unfair, "served"),
+        (unfair, "service differs"),
         (forgotten_sequence, "never ended"),
     ],
 )
