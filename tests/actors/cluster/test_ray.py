@@ -27,7 +27,7 @@ from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError
 
 needs_ray = pytest.mark.skipif(
-    find_spec("ray") is None, reason="Ray is not installed: pip install 'personae[ray]'"
+    find_spec("ray") is None, reason="Ray is not installed: pip install ray cryptography"
 )
 pytestmark = [
     pytest.mark.anyio,
@@ -42,7 +42,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_without_ray_the_start_says_what_to_install(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
-    with pytest.raises(LoadError, match=r"--ray needs Ray: pip install 'personae\[ray\]'"):
+    with pytest.raises(LoadError, match=r"--ray needs Ray: pip install ray cryptography\."):
         async with open_cluster(EngineOptions(model_folder("qwen3")), ClusterOptions(ray="auto"), 1):
             raise AssertionError("not reached")
 
