@@ -15,9 +15,7 @@ SLOW = "[a-z ]{300}"  # an answer that takes seconds
 LONG = 1000 * PATIENCE
 
 
-@pytest.mark.skip(
-    reason="on a fast machine the page does not show the note in time: to be mended"
-)
+@pytest.mark.skip(reason="on a fast machine the page does not show the note in time: to be mended")
 def test_a_stream_goes_on_when_the_engine_is_killed_and_the_page_shows_it(page: Page) -> None:
     with Program("-m", "personae", "serve", "demo", "--port", "0", "--device", "cpu") as server:
         found = re.match(r"personae ready (\S+)", server.line())
