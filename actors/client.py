@@ -106,8 +106,8 @@ class EngineClient(Protocol):
         """The prefix-cache salt of this tenant."""
 
     def stream(self, logs: Sequence[SequenceLog]) -> AbstractAsyncContextManager[SequenceStream]:
-        """Submit sequences. Entering raises Overloaded when the engine is full; leaving cancels those that
-        still run.
+        """Submit sequences. Entering raises Overloaded when the engine is full; leaving cancels the
+        unfinished ones.
 
         The iteration raises a GrammarError from compilation before any delta.
         """

@@ -75,7 +75,7 @@ class Executor(ThreadActor[Message]):
         self._scheduler = scheduler
         self._store = store
         self._recorder = recorder
-        self._borrowing: deque[AdapterTicket] = deque()  # those that asked for memory, in order
+        self._borrowing: deque[AdapterTicket] = deque()  # adapter loads that wait for memory, in order
         self._memory_work: deque[Iterator[None]] = deque()
         self._owed = 0  # pages that the scheduler asked back
         self._memory_wanted = False  # the store was asked for memory

@@ -31,8 +31,8 @@ from personae.engine.sequence import SequenceLog
 
 
 class Lane:
-    """The sequences of one tenant and kind (normal or background). `waiting` holds those that wait in this
-    queue, `offered` those that the scheduler has but has not started."""
+    """The sequences of one tenant and kind (normal or background). `waiting` are in this queue. The
+    scheduler has the `offered` ones, but has not started them."""
 
     __slots__ = ("_arrivals", "_heap", "offered", "waiting")
 
@@ -43,7 +43,7 @@ class Lane:
         self._arrivals = 0
 
     def add(self, log: SequenceLog) -> None:
-        """Queue a sequence. One that has emitted tokens goes before those that have not begun."""
+        """Queue a sequence. One that has emitted tokens goes before sequences without tokens."""
         self.waiting[log.id] = log
         order = 0 if len(log.tokens) > log.prompt_length else self._arrivals
         heappush(self._heap, (turn(log, order), self._arrivals, log.id))

@@ -219,7 +219,7 @@ class LocalClient:
 
     @asynccontextmanager
     async def stream(self, logs: Sequence[SequenceLog]) -> AsyncIterator["LocalStream"]:
-        """Submit the sequences. Leaving the context withdraws those that have not ended."""
+        """Submit the sequences. Leaving the context withdraws the unfinished ones."""
         inbox = Inbox()
         ingress = self._frontend.ingress
         stream = LocalStream(inbox, {log.id for log in logs}, ingress)

@@ -49,9 +49,9 @@ class Ingress(Actor[Message]):
         self._max_live = max_live
         self._backlog = backlog
         self._adapter_of: dict[str, str | None] = {}
-        self._withdrawn: set[str] = set()  # those that have not ended yet
+        self._withdrawn: set[str] = set()  # ids of sequences that have not ended yet
         self._epoch = 0
-        self._held: dict[str, SequenceLog] | None = None  # those that arrive while suspects are tried
+        self._held: dict[str, SequenceLog] | None = None  # new sequences, while suspects are tried
         self._shutdown_error: PersonaeError | None = None
 
     async def receive(self, message: Message) -> None:

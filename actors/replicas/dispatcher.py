@@ -74,7 +74,7 @@ class Dispatcher(Actor[Message]):
         self._sessions = Sessions()
         self._trial_replica: Replica | None = None  # where suspects are tried
         self._draining: dict[int, Event] = {}  # set when the replica has no streams left
-        self._withdrawn: set[str] = set()  # those that have not ended yet
+        self._withdrawn: set[str] = set()  # ids of sequences that have not ended yet
         self._mean_answer = INITIAL_ANSWER
         self._shutdown_error: PersonaeError | None = None
         self.moved = 0
