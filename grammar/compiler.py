@@ -44,6 +44,7 @@ from personae.grammar.schema.prepare import (
     weakened,
     without_ignored,
 )
+from personae.grammar.schema.references import resolved
 from personae.grammar.schema.shared import shared_as_written
 from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.size_estimate import size_estimate
@@ -312,10 +313,11 @@ class GrammarCompiler:
     def _compile_schema(
         self, spec: GrammarSpec, finish: Callable[[PendingAnalysis], Made], rewritings: Rewritings
     ) -> Made:
-        document = without_ignored(parse_schema(spec.source))
+        written = without_ignored(parse_schema(spec.source))
+        document = resolved(written)
         check_answerable(document)
         if spec.strict:
-            check_spelling(document, lambda one: self._enforced(one, rewritings))
+            check_spelling(written, lambda one: self._enforced(one, rewritings))
         reason: Unenforced | GrammarError | None = None
         rewritten = []
         for schema in rewritings(document):
@@ -330,12 +332,14 @@ class GrammarCompiler:
                 if name == BACKENDS_OF_KIND["json_schema"][0]:
                     reason = missing
         if spec.strict:
-            raise explanation(document, reason, lambda one: self._enforced(one, rewritings))
+            raise explanation(written, reason, lambda one: self._enforced(one, rewritings))
         return self._compile_best_effort(spec, document, finish, rewritten)
 
     def _enforced(self, document: Schema, rewritings: Rewritings) -> bool:
         """Whether one of a schema's rewritings is enforced completely."""
-        return any(True for _ in enforced(document, self._bytewise_backend("llguidance"), rewritings))
+        return any(
+            True for _ in enforced(resolved(document), self._bytewise_backend("llguidance"), rewritings)
+        )
 
     def _rewritings(self, document: Schema) -> Iterator[Schema]:
         """Schemas equal to `document`: as written, then in canonical form if it has one. At the end come

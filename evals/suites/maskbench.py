@@ -23,6 +23,7 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from personae.errors import GrammarError, Overloaded
+from personae.evals.suites.draft_suite import read_drafts
 from personae.evals.suites.schema_files import SchemaCase, read_schemas
 from personae.grammar.backend import CompiledGrammar, Matcher
 from personae.grammar.bitmask import words_of
@@ -212,7 +213,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 def main(
     folder: Path = DATA / "jsonschemabench",
-    suite: Path = DATA / "json-schema-test-suite" / "tests" / "draft2020-12",
+    suite: Path = DATA / "json-schema-test-suite",
     every: int = 1,
     tokenizer: Path | None = None,
     masks: bool = False,
@@ -227,10 +228,18 @@ def main(
         vocabulary = Vocabulary.from_tokenizer_json(loaded.to_str(), size, [size - 1])
         encode = lambda text: loaded.encode(text, add_special_tokens=False).ids  # noqa: E731 - one of two
     compiler = GrammarCompiler(vocabulary)
-    for path, step, strict in ((folder, every, True), (folder, every, False), (suite, 1, True)):
-        if path.is_dir():
-            shown = track(read_schemas(path, step), transient=True, disable=not sys.stderr.isatty())
-            print("\n".join(run(shown, compiler, encode, strict=strict, masks=masks).lines()))
+
+    def report(cases: list[SchemaCase], *, strict: bool) -> None:
+        shown = track(cases, transient=True, disable=not sys.stderr.isatty())
+        print("\n".join(run(shown, compiler, encode, strict=strict, masks=masks).lines()))
+
+    if folder.is_dir():
+        report(read_schemas(folder, every), strict=True)
+        report(read_schemas(folder, every), strict=False)
+    if suite.is_dir():
+        for draft, cases in read_drafts(suite):
+            print(f"JSON-Schema-Test-Suite, {draft}")
+            report(cases, strict=True)
     compiler.close()
 
 

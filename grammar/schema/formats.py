@@ -59,6 +59,29 @@ _LOCAL = (
 )
 _EMAIL = f"{_LOCAL}@{_HOSTNAME}"
 
+# IDNA 2008 with lower-case Latin letters, in labels that are short enough when they are encoded.
+_LETTER = "[a-z0-9ß-öø-ÿ]"
+_IDN_HOSTNAME = rf"(?:{_HOSTNAME}|{_LETTER}{{1,12}}(?:\.{_LETTER}{{1,12}}){{0,3}})"
+_IDN_EMAIL = (
+    rf"(?:{_EMAIL}|{_LETTER}{{1,12}}(?:\.{_LETTER}{{1,12}})?@{_LETTER}{{1,12}}(?:\.{_LETTER}{{1,12}}){{1,2}})"
+)
+
+# RFC 6570 with ASCII letters.
+_VARIABLE = r"\w+(?:\.\w+)*(?:\*|:[1-9][0-9]{0,3})?".replace(r"\w", "[A-Za-z0-9_]")
+_TEMPLATE = (
+    "(?:[A-Za-z0-9._~!$&()*+,;=:/?#@-]|%[0-9A-Fa-f]{2}"
+    rf"|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
+)
+
+# ECMA-262: characters, classes, repetitions, alternatives, and groups without groups in them.
+_ONE = (
+    r"(?:[A-Za-z0-9 _,:;=!@#%&~<>/'\"-]|\.|\\[dDwWsS^$.*+?()\[\]{}|/\\]"
+    r"|\[\^?(?:a-z|A-Z|0-9|[A-Za-z0-9 _.,:;@#%&]|\\[dws])+-?\])"
+)
+_TERMS = rf"(?:{_ONE}(?:[*+?]\??|\{{[0-9]{{1,2}}\}}|\{{[0-9],(?:[1-9][0-9])?\}})?)*"
+_GROUP = rf"\((?:\?:)?{_TERMS}(?:\|{_TERMS})*\)"
+_EXPRESSION = rf"\^?{_TERMS}(?:(?:{_GROUP}[*+?]?|\|){_TERMS})*\$?"
+
 _POINTER = "(?:/(?:[^/~]|~[01])*)*"
 
 PATTERNS = {
@@ -70,6 +93,10 @@ PATTERNS = {
     "uri-reference": _REFERENCE,
     "iri": _ABSOLUTE,
     "iri-reference": _REFERENCE,
+    "idn-email": _IDN_EMAIL,
+    "idn-hostname": _IDN_HOSTNAME,
+    "uri-template": _TEMPLATE,
+    "regex": _EXPRESSION,
     "json-pointer": _POINTER,
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
 }

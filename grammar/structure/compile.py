@@ -28,6 +28,7 @@ from personae.grammar.schema.prepare import (
     weakened,
     without_ignored,
 )
+from personae.grammar.schema.references import resolved
 from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.schema.walk import SET
 from personae.grammar.spec import GrammarSpec
@@ -106,22 +107,23 @@ def _written(element: Bound) -> str:
 
 def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings, *, sets: bool) -> Json:
     """The element with the schema that is enforced. `sets`: a matcher reads along for sets of strings."""
-    document = without_ignored(parse_schema(json.dumps(element.schema)))
+    asked = without_ignored(parse_schema(json.dumps(element.schema)))
+    document = resolved(asked)
     check_answerable(document)
 
     def within(schema: Schema) -> Iterator[Schema]:
         return rewritings(schema) if sets else map(sets_as_written, rewritings(schema))
 
     def is_enforced(schema: Schema) -> bool:
-        return any(True for _ in enforced(schema, backend, within))
+        return any(True for _ in enforced(resolved(schema), backend, within))
 
     if element.strict:
-        check_spelling(document, is_enforced)
+        check_spelling(asked, is_enforced)
     reasons: list[Unenforced | GrammarError] = []
     for schema in enforced(document, backend, within, reasons):
         return replace(element, schema=schema, strict=True)
     if element.strict:
-        raise explanation(document, reasons[0], is_enforced)
+        raise explanation(asked, reasons[0], is_enforced)
     spelled = separated(spell_formats(plain_patterns(strip(document))))
     weaker = weakened(spelled if sets else sets_as_written(spelled), _BACKEND)
     for schema in (weaker, uncounted(weaker), {"type": "object"}):
@@ -131,7 +133,7 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings, *, se
             reasons.append(error)
         else:
             return replace(element, schema=schema, strict=False)
-    raise refusal(document, reasons[-1])
+    raise refusal(asked, reasons[-1])
 
 
 def enforced(
