@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
-from referencing.jsonschema import SPECIFICATIONS
+from jsonschema_specifications import REGISTRY
 
 from personae.evals.suites.schema_files import SchemaCase, read_schemas
 from personae.grammar.schema.document import pointer
@@ -69,8 +69,8 @@ def _document(address: str, remotes: Mapping[str, Any]) -> Any:
     if address in remotes:
         return remotes[address]
     for known in (address, address + "#"):
-        if known in SPECIFICATIONS:
-            return dict(SPECIFICATIONS.contents(known))
+        if known in REGISTRY:
+            return dict(REGISTRY.contents(known))
     return None
 
 
