@@ -162,11 +162,11 @@ class Chaos:
             await anyio.sleep(self.rng.uniform(0.1, pause))
             while not self.all_ready():  # noqa: ASYNC110  nobody tells when it is
                 await anyio.sleep(0.01)
-            restarts = self.engine_processes.client.stats().restarts
+            started = len(loads)
             self.longest, self.killed_at = 0.0, time.monotonic()
             struck = await self.strike(self.rng, how)
             print(f"kill {number + 1} ({struck}): {self.answers} answers so far", flush=True)
-            while self.engine_processes.client.stats().restarts == restarts or not self.all_ready():  # noqa: ASYNC110  as above
+            while len(loads) == started or not self.all_ready():  # noqa: ASYNC110  as above
                 await anyio.sleep(0.01)
             self.pauses.append(self.longest)
         self.done = True
@@ -231,6 +231,7 @@ async def on_ray(
 
 
 processes: dict[str, int] = {}
+loads: list[int] = []  # process ids of all engine cores that have loaded, in order
 
 
 def _note_processes() -> None:
@@ -240,6 +241,7 @@ def _note_processes() -> None:
     async def noted(self: EngineProcess) -> None:
         processes[self._frontend.ingress.path] = self._process.pid
         await load(self)
+        loads.append(self._process.pid)
 
     EngineProcess._load = noted  # type: ignore[method-assign]  # looks on
 

@@ -59,6 +59,7 @@ class _Driver:
         self.process = process
         self._stream = stream
         self._numbers = count(1)
+        self._sending = anyio.Lock()
         self._waiting: dict[int, tuple[anyio.Event, list[Answer]]] = {}
         self.gone = False
 
@@ -96,7 +97,8 @@ class _Driver:
         number = next(self._numbers)
         event, answers = self._waiting[number] = anyio.Event(), []
         try:
-            await self._stream.send(frame(make(number)))
+            async with self._sending:
+                await self._stream.send(frame(make(number)))
             await event.wait()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             self.gone = True

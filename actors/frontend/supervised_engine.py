@@ -15,7 +15,14 @@ from personae.actors.kit.supervisor import Supervisor
 from personae.actors.options import EngineOptions
 from personae.actors.process import Launch
 from personae.actors.wire import Describe, Facts, Port
-from personae.errors import EngineCoreDied, EngineCoreHangs, EngineLost, LoadError, RestartsExhausted
+from personae.errors import (
+    EngineCoreDied,
+    EngineCoreHangs,
+    EngineLost,
+    LoadError,
+    RestartsExhausted,
+    StartFailed,
+)
 
 MAX_RESTARTS = 5
 WITHIN = 60.0  # seconds in which `max_restarts` are counted
@@ -109,6 +116,9 @@ class SupervisedEngine:
             return not (mine or self._path.startswith(incident.path))
         if not mine:
             return True
+        if not self._connected and incident.path == self._path and isinstance(error, StartFailed):
+            self._failure = EngineLost(f"The engine {self.name} could not be started: {error.__cause__}")
+            self._settled.set()
         if self._connected and error is not None and self._died_at is None:
             self._died_at = current_time()
         if isinstance(error, EngineCoreDied | EngineCoreHangs):

@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -18,13 +19,17 @@ from tiny_models import model_folder
 
 from personae.actors.assembly import assemble
 from personae.actors.frontend.engine_process import EngineProcess
+from personae.actors.multi_process import COMMAND
 from personae.actors.options import EngineOptions
+from personae.actors.process import ChildProcess, CoreProcess
 from personae.actors.replicas.exact import ExactPrefixes
-from personae.actors.replicas.launch import open_replicas, shares
+from personae.actors.replicas.launch import launch_replicas, open_replicas, shares
+from personae.actors.replicas.source import LocalSource
 from personae.engine.params import SamplingParams
 from personae.engine.scheduling.kv_events import block_names
 from personae.engine.sequence import SequenceLog
-from personae.errors import LoadError, ModelLoadError, RequestError
+from personae.engine.tokens import Tokenizer
+from personae.errors import EngineLost, LoadError, ModelLoadError, RequestError
 
 pytestmark = [
     pytest.mark.anyio,
@@ -173,6 +178,23 @@ async def test_options_that_the_first_engine_refuses_end_the_start(options, tmp_
     with pytest.raises(ModelLoadError):
         async with open_replicas(EngineOptions(tmp_path, device="cpu"), 2):
             raise AssertionError("not reached")
+
+
+async def test_an_unexpected_error_when_another_engine_starts_ends_the_start_with_its_reason(options) -> None:
+    async def refuse() -> CoreProcess:
+        raise RuntimeError("the node answers in another language")
+
+    first = partial(ChildProcess.launch, COMMAND, {})
+    with anyio.fail_after(PATIENCE):
+        with pytest.raises(EngineLost, match="engine-1 could not be started: the node answers in another"):
+            async with launch_replicas(
+                LocalSource([first, refuse]),
+                2,
+                options,
+                Tokenizer.load(options.model),
+                report=lambda incident: None,
+            ):
+                raise AssertionError("not reached")
 
 
 async def test_cores_are_shared_evenly_and_more_engines_than_gpus_are_refused(
