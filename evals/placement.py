@@ -6,7 +6,8 @@
 
 The table is for one day of traffic: adapters by Zipf's law, prompts with common beginnings, bursts. Each
 policy serves the same requests. Times are virtual seconds. Goodput is the share of answers whose first token
-comes within 500 ms and each further one within 50 ms; the policies do not know these targets. With
+comes within 500 ms and each further one within 50 ms; the policies do not know these targets. The fairness gap is the widest difference in service
+between two (tenant, adapter) while both waited, in weighted tokens. With
 --property, scenarios with faults are drawn from seeds for this many real seconds; with --large one large
 scenario of that seed. Exit code 1 if an invariant was violated.
 """
@@ -59,6 +60,7 @@ def day(placement: PlacementName, replicas: int, requests: int, rate: float, see
         replicas=replicas,
         placement=placement,
         goal=LatencyTargets(0.5, 0.05),
+        compare_service=True,
     )
 
 
@@ -74,6 +76,7 @@ def row(placement: str, replicas: int, report: SimulationReport) -> str:
         f"{hits:.0%}",
         f"{report.good / max(report.targeted, 1):.0%}",
         report.loads,
+        f"{report.fairness_gap:.0f}",
     )
     return f"| {' | '.join(map(str, cells))} |"
 
@@ -126,9 +129,9 @@ def main(
         raise typer.Exit(0 if check(many if large else drawn(seconds, seed)) else 1)
     print(
         "| replicas | policy | tokens a busy second | first token p50, ms | p99, ms | prefix hits | goodput "
-        "| loads |"
+        "| loads | fairness gap |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for number in replicas or [4]:
         for placement in PLACEMENT_NAMES:
             print(row(placement, number, simulate(day(placement, number, requests, rate, seed))), flush=True)

@@ -33,7 +33,8 @@ _COLOURS = {
 
 
 class Result(msgspec.Struct, frozen=True):
-    """A policy with a number of replicas. Times are milliseconds, shares from 0 to 1."""
+    """A policy with a number of replicas. Times are milliseconds, shares from 0 to 1, the fairness gap is in weighted
+    tokens."""
 
     replicas: int
     policy: PlacementName
@@ -45,6 +46,7 @@ class Result(msgspec.Struct, frozen=True):
     hits: float
     goodput: float
     loads_a_request: float
+    fairness_gap: float
 
 
 FIGURES: dict[str, tuple[str, Callable[[Result], float]]] = {
@@ -56,6 +58,7 @@ FIGURES: dict[str, tuple[str, Callable[[Result], float]]] = {
     "hits": ("prompt tokens found in the prefix cache, %", lambda r: 100 * r.hits),
     "goodput": ("answers within their targets, %", lambda r: 100 * r.goodput),
     "loads": ("adapters loaded for each request", lambda r: r.loads_a_request),
+    "fairness": ("fairness gap, weighted tokens", lambda r: r.fairness_gap),
 }
 
 
@@ -88,12 +91,13 @@ def table(found: list[Result]) -> str:
     """All results, as Markdown."""
     lines = [
         "| replicas | policy | tokens/busy s | first token p50, ms | p99, ms | prefix hits | goodput "
-        "| loads a request |",
-        "|---|---|---|---|---|---|---|---|",
+        "| loads a request | fairness gap |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {one.replicas} | {one.policy} | {one.tokens_a_busy_second:.0f} | {one.first_p50:.0f} | "
-        f"{one.first_p99:.0f} | {one.hits:.0%} | {one.goodput:.0%} | {one.loads_a_request:.2f} |"
+        f"{one.first_p99:.0f} | {one.hits:.0%} | {one.goodput:.0%} | {one.loads_a_request:.2f} | "
+        f"{one.fairness_gap:.0f} |"
         for one in sorted(found, key=lambda one: (one.replicas, PLACEMENT_NAMES.index(one.policy)))
     ]
     return "\n".join(lines)
@@ -158,6 +162,7 @@ def _result(policy: PlacementName, report: SimulationReport) -> Result:
         report.hits / max(report.queries, 1),
         report.good / max(report.targeted, 1),
         report.loads / report.requests,
+        report.fairness_gap,
     )
 
 

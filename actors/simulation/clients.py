@@ -80,6 +80,9 @@ class Clients:
             log.id: ObservedSequence(crc32(log.id.encode()), log, Truth(log), now, witness.restarts())
             for log in request.logs
         }
+        if witness.gaps is not None:
+            for log in request.logs:
+                witness.gaps.arrive(log)
         how = "left"
         try:
             async with self._client.stream(request.logs) as stream:

@@ -24,7 +24,8 @@ class Scenario:
     of this size; `placement` names the policy that chooses among them. They alternate between `classes`
     numerics classes. With `kv_events` they report what enters and leaves their prefix caches. With
     `calm_lulls` no fault strikes once all requests have ended: of many engines, one would always be down.
-    `goal` applies to sequences without targets of their own.
+    `goal` applies to sequences without targets of their own. With `compare_service`, the service of the (tenant,
+    adapter) is compared over all engines.
     """
 
     seed: int
@@ -50,6 +51,7 @@ class Scenario:
     kv_events: bool = False
     calm_lulls: bool = False
     goal: LatencyTargets | None = None
+    compare_service: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class SimulationReport:
     up in the prefix caches, and `hits` of them were there. `loads` adapters were loaded to a device. `moved`
     streams went to another replica, `changed` of them to another numerics class, and clients were informed of
     `reported` of these. `targeted` sequences with latency targets ended, and `good` of them met their
-    targets."""
+    targets. `fairness_gap`: see `ServiceGaps`; 0 if service was not compared."""
 
     scenario: Scenario
     seconds: float
@@ -83,3 +85,4 @@ class SimulationReport:
     reported: int = 0
     targeted: int = 0
     good: int = 0
+    fairness_gap: float = 0.0

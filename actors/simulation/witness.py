@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from personae.actors.simulation.machine import Truth
+from personae.actors.simulation.service import INPUT_WEIGHT, OUTPUT_WEIGHT, ServiceGaps
 from personae.actors.simulation.trouble import Wrong
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
 from personae.engine.scheduling.fairness import FairnessKey, VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, LatencyTargets, SequenceLog
 
-INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 PAIRS = 8  # pairs of keys compared at any time
 
 
@@ -44,7 +44,7 @@ class ObservedSequence:
 class Witness:
     """The observations of a whole run. `now` returns virtual time. A violation raises Wrong at once.
 
-    The first token must come within `longest_wait` seconds, plus `outage` for each restart of the engine core
+    With `gaps`, the service of the (tenant, adapter) is compared. The first token must come within `longest_wait` seconds, plus `outage` for each restart of the engine core
     meanwhile. The scheduler's invariants are checked every `every` steps.
     """
 
@@ -58,6 +58,7 @@ class Witness:
     goal: LatencyTargets | None = None  # for sequences without targets of their own
     targeted: int = 0  # sequences with targets that ended; `good` of them met their targets
     good: int = 0
+    gaps: ServiceGaps | None = None
     moves: int = 0  # to engines of another class, as reported to clients
     waits: list[float] = field(default_factory=list)
     paces: list[float] = field(default_factory=list)
@@ -106,6 +107,8 @@ class Witness:
         if sequence.ended is not None:
             raise Wrong(f"sequence {sequence.log.id} ends twice: {sequence.ended}, then {how}")
         sequence.ended = how
+        if self.gaps is not None:
+            self.gaps.begin(sequence.log.id)
         targets = sequence.log.targets or self.goal
         if targets is not None and how != "left":
             self.targeted += 1
@@ -118,13 +121,14 @@ class WatchedCounters(VirtualTokenCounters):
     wait, their service differs by at most 2 max(input weight * longest input, output weight * tokens in a
     batch). Some pairs are followed at any time, each for as long as both wait."""
 
-    def __init__(self, layout: MemoryLayout) -> None:
+    def __init__(self, layout: MemoryLayout, gaps: ServiceGaps | None = None) -> None:
         super().__init__(INPUT_WEIGHT, OUTPUT_WEIGHT)
         batch = layout.num_pages * layout.page_size
         self._bound = 2 * max(INPUT_WEIGHT * layout.max_model_len, OUTPUT_WEIGHT * batch)
         self._partner: dict[FairnessKey, FairnessKey] = {}
         self._service: dict[FairnessKey, float] = {}  # of followed keys, since their pair was formed
         self._single: FairnessKey | None = None
+        self._gaps = gaps
         self.compared = 0
         self.widest = 0.0
 
@@ -152,6 +156,8 @@ class WatchedCounters(VirtualTokenCounters):
     def charge(self, key: FairnessKey, input_tokens: int, output_tokens: int) -> None:
         """Charge a key, and compare its service with its partner's."""
         super().charge(key, input_tokens, output_tokens)
+        if self._gaps is not None:
+            self._gaps.charge(key, input_tokens, output_tokens)
         partner = self._partner.get(key)
         if partner is not None:
             self._service[key] += INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens
@@ -168,7 +174,7 @@ class WatchedScheduler(Scheduler):
     """The scheduler, with checks after each call."""
 
     def __init__(self, layout: MemoryLayout, witness: Witness) -> None:
-        super().__init__(layout, WatchedCounters(layout), drafts=4)
+        super().__init__(layout, WatchedCounters(layout, witness.gaps), drafts=4)
         self._witness = witness
         self._open: set[str] = set()
 
@@ -190,6 +196,9 @@ class WatchedScheduler(Scheduler):
         plan = super().plan()
         if plan is not None and self._witness.steps % self._witness.every == 0:
             self.check_integrity()
+        if plan is not None and self._witness.gaps is not None:
+            for admission in plan.admissions:
+                self._witness.gaps.begin(admission.log.id)
         return plan
 
     def commit(self, result: StepResult, seconds: float = 0.0) -> tuple[Delta, ...]:

@@ -44,6 +44,7 @@ from personae.actors.simulation.machine import EOS, VOCABULARY, SimulatedDevice
 from personae.actors.simulation.process import SimulatedProcess
 from personae.actors.simulation.run import Run, SimulatedEngine
 from personae.actors.simulation.scenario import PlacementName, Scenario, SimulationReport
+from personae.actors.simulation.service import ServiceGaps
 from personae.actors.simulation.trouble import Wrong
 from personae.actors.simulation.witness import WatchedScheduler, Witness
 from personae.actors.spec import EngineSpec
@@ -135,6 +136,7 @@ class World:
             outage=2 * HANG_SECONDS + 2 * scenario.costs.start + 5,
             every=scenario.every,
             goal=scenario.goal,
+            gaps=ServiceGaps() if scenario.compare_service else None,
         )
         self.layout = MemoryLayout(
             scenario.pages,
@@ -193,6 +195,7 @@ class World:
             witness.moves,
             witness.targeted,
             witness.good,
+            witness.gaps.widest if witness.gaps is not None else 0.0,
         )
 
     def _open(
