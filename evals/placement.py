@@ -6,9 +6,9 @@
 
 The table is for one day of traffic: adapters by Zipf's law, prompts with common beginnings, bursts. Each
 policy serves the same requests. Times are virtual seconds. Goodput is the share of answers whose first token
-comes within 500 ms and each further one within 50 ms; the policies do not know these targets. The fairness gap is the widest difference in service
-between two (tenant, adapter) while both waited, in weighted tokens. With
---property, scenarios with faults are drawn from seeds for this many real seconds; with --large one large
+comes within 500 ms and each further one within 50 ms; the policies do not know these targets. The fairness
+gap is the widest difference in service between two (tenant, adapter) while both waited, in weighted tokens.
+With --property, scenarios with faults are drawn from seeds for this many real seconds; with --large one large
 scenario of that seed. Exit code 1 if an invariant was violated.
 """
 

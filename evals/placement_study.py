@@ -33,8 +33,8 @@ _COLOURS = {
 
 
 class Result(msgspec.Struct, frozen=True):
-    """A policy with a number of replicas. Times are milliseconds, shares from 0 to 1, the fairness gap is in weighted
-    tokens."""
+    """A policy with a number of replicas. Times are milliseconds, shares from 0 to 1, the fairness gap
+    is in weighted tokens."""
 
     replicas: int
     policy: PlacementName

@@ -64,7 +64,7 @@ class Streamer(Actor[Message]):
                     self._latest.backlog.leave(id)
                     if id in self._live:
                         self._live[id].begin_running(current_time())
-                self._deliver(deltas)
+                self._stepped(admitted, self._deliver(deltas))
             case EngineDied():
                 self._last_death = message
             case OpenStream(logs=logs, inbox=inbox):
@@ -90,7 +90,11 @@ class Streamer(Actor[Message]):
                         live.inbox.fail(error)
                         live.inbox = None
 
-    def _deliver(self, deltas: tuple[Delta, ...]) -> None:
+    def _stepped(self, admitted: tuple[str, ...], ended: list[str]) -> None:
+        """A step admitted and ended these sequences."""
+
+    def _deliver(self, deltas: tuple[Delta, ...]) -> list[str]:
+        """Distribute deltas to the inboxes. Returns the ids of the sequences that have ended."""
         started: list[str] = []
         ended: list[str] = []
         returned: list[SequenceLog] = []
@@ -122,6 +126,7 @@ class Streamer(Actor[Message]):
         if returned:
             self._ingress.tell(Preempted(tuple(returned), self._epoch))
         self._try_next()
+        return ended
 
     def _replay(self) -> None:
         closed = tuple(id for id, live in self._live.items() if live.inbox is None)

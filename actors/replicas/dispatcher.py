@@ -341,10 +341,11 @@ class Dispatcher(Actor[Message]):
 
     def _choose(self, group: Group, replicas: Sequence[Replica], *, returns: bool = False) -> bool:
         """Choose a replica for one group and send it there. Returns False if no replica has room."""
-        adapter = group.key.adapter
-        demand = self._waiting.demand[adapter] + sum(replica.demand[adapter] for replica in replicas)
-        session = self._sessions.get(group.logs[0]) if group.logs[0].session is not None else None
-        replica = self._placement.choose(PlacementRequest(group, demand, returns, session), replicas)
+        replica: Replica | None
+        if len(replicas) == 1:
+            replica = replicas[0] if returns or replicas[0].has_room(group.key) else None
+        else:
+            replica = self._placed_by_policy(group, replicas, returns=returns)
         if replica is None:
             return False
         if not returns:
@@ -352,6 +353,14 @@ class Dispatcher(Actor[Message]):
             self._policy.charge(group.key, replica.uncached(group), 0)
         self._send(group, replica)
         return True
+
+    def _placed_by_policy(
+        self, group: Group, replicas: Sequence[Replica], *, returns: bool
+    ) -> Replica | None:
+        adapter = group.key.adapter
+        demand = self._waiting.demand[adapter] + sum(replica.demand[adapter] for replica in replicas)
+        session = self._sessions.get(group.logs[0]) if group.logs[0].session is not None else None
+        return self._placement.choose(PlacementRequest(group, demand, returns, session), replicas)
 
     def _send(self, group: Group, replica: Replica, *, trial: bool = False) -> None:
         if group.logs[0].session is not None:

@@ -22,11 +22,9 @@ from personae.actors.messages import (
     ReplicaLost,
     ReplicaProgress,
     ReplicaUp,
-    StepDone,
     Transfer,
 )
 from personae.engine.scheduling.background import StepCost
-from personae.engine.sequence import Delta
 from personae.engine.stats import SchedulerStats
 
 SMOOTHING = 0.05  # weight of each new step in the mean
@@ -79,10 +77,6 @@ class ReplicaStreamer(Streamer):
     async def receive(self, message: Message) -> None:
         """Handle one message."""
         match message:
-            case StepDone(deltas=deltas, admitted=admitted):
-                ended = tuple(delta.id for delta in deltas if _ends(delta) and delta.id in self._live)
-                await super().receive(message)
-                self._report(admitted, ended)
             case Refused(ids=ids):
                 ended = tuple(id for id in ids if id in self._live)
                 await super().receive(message)
@@ -124,6 +118,9 @@ class ReplicaStreamer(Streamer):
         self._ingress.tell(HandedOver(ids))
         self._dispatcher.tell(Orphaned(self._index, streams, on_device, outside))
 
+    def _stepped(self, admitted: tuple[str, ...], ended: list[str]) -> None:
+        self._report(admitted, tuple(ended))
+
     def _report(self, admitted: tuple[str, ...], ended: tuple[str, ...]) -> None:
         cleared: tuple[str, ...] = ()
         if self._on_trial:
@@ -133,10 +130,6 @@ class ReplicaStreamer(Streamer):
             cleared = tuple(id for id in over if id in live)
         if admitted or ended or cleared:
             self._dispatcher.tell(ReplicaProgress(self._index, admitted, ended, cleared))
-
-
-def _ends(delta: Delta) -> bool:
-    return delta.finish not in (None, "recalled")
 
 
 class ReplicaIngress(Ingress):

@@ -24,8 +24,8 @@ class Scenario:
     of this size; `placement` names the policy that chooses among them. They alternate between `classes`
     numerics classes. With `kv_events` they report what enters and leaves their prefix caches. With
     `calm_lulls` no fault strikes once all requests have ended: of many engines, one would always be down.
-    `goal` applies to sequences without targets of their own. With `compare_service`, the service of the (tenant,
-    adapter) is compared over all engines.
+    `goal` applies to sequences without targets of their own. With
+    `compare_service`, the service of the (tenant, adapter) is compared over all engines.
     """
 
     seed: int

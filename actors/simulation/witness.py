@@ -44,8 +44,9 @@ class ObservedSequence:
 class Witness:
     """The observations of a whole run. `now` returns virtual time. A violation raises Wrong at once.
 
-    With `gaps`, the service of the (tenant, adapter) is compared. The first token must come within `longest_wait` seconds, plus `outage` for each restart of the engine core
-    meanwhile. The scheduler's invariants are checked every `every` steps.
+    The first token must come within `longest_wait` seconds, plus `outage` for each restart of the engine core
+    meanwhile. The scheduler's invariants are checked every `every` steps. With `gaps`, the service of the
+    (tenant, adapter) is compared.
     """
 
     now: Callable[[], float]
