@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from personae.actors.client import EngineClient, ModelCard
 from personae.api.adapters.combined import combined
+from personae.api.console.kept import KeptAnswer
 from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
 from personae.api.settings import ApiSettings
@@ -54,12 +55,12 @@ class RequestContext:
 
     `registry` has the adapters that were added while the server runs, `batches` the files and batches; None
     if there is no place for them. `tenants` are those who may send requests, `usage` records what they use,
-    `responses` are the stored ones; `scaler` adds and removes engines. `background` requests run after all
-    others. `arrived` is when the request arrived, None for now; `patience` is when its client has no more use
-    for the answer. Both are on `anyio.current_time`'s clock. `fingerprint` changes when the server could
-    answer differently than before. `ignored` names what in the request binds nothing; a header lists it.
-    `targets` and `session` come from the request's headers. `answer_headers` are added to the answer's
-    headers until these are sent.
+    `responses` are the stored ones; `scaler` adds and removes engines. `live` is the last answer of
+    `/v1/stats`. `background` requests run after all others. `arrived` is when the request arrived, None for
+    now; `patience` is when its client has no more use for the answer. Both are on `anyio.current_time`'s
+    clock. `fingerprint` changes when the server could answer differently than before. `ignored` names what
+    in the request binds nothing; a header lists it. `targets` and `session` come from the request's headers.
+    `answer_headers` are added to the answer's headers until these are sent.
     """
 
     client: EngineClient
@@ -70,6 +71,7 @@ class RequestContext:
     tracing: Tracing = UNTRACED
     workers: Workers = field(default_factory=Workers)
     bodies: BodyBudget = field(default_factory=BodyBudget)
+    live: KeptAnswer = field(default_factory=KeptAnswer)
     registry: "Registry | None" = None
     batches: "BatchManager | None" = None
     tenants: "TenantStore | None" = None

@@ -12,13 +12,38 @@ from personae.actors.client import EngineStats
 from personae.actors.replicas.scaling import ReplicaInfo, Status
 from personae.api.context import RequestContext, context_of
 from personae.api.http.operation import operation
-from personae.api.respond import json_response
+from personae.api.respond import encode_json
 from personae.engine.stats import StepSample
 
 MOST_QUEUES = 50
 
 _LEFT_OUT = "_created"  # when a metric began
-_NOT_DRAWN = ("personae:mailbox", "personae:actor_", "personae:adapter_sequences", "vllm:lora_requests_info")
+DRAWN = frozenset(
+    {
+        "personae:adapter_evictions",
+        "personae:adapter_host_bytes",
+        "personae:adapter_loads",
+        "personae:adapters_held",
+        "personae:adapters_in_line",
+        "personae:back_restarts",
+        "personae:backlog_seconds",
+        "personae:jumped_tokens",
+        "personae:ready",
+        "personae:steps",
+        "vllm:generation_tokens",
+        "vllm:inter_token_latency_seconds",
+        "vllm:kv_cache_usage_perc",
+        "vllm:num_preemptions",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:prefix_cache_hits",
+        "vllm:prefix_cache_queries",
+        "vllm:prompt_tokens",
+        "vllm:request_success",
+        "vllm:time_to_first_token_seconds",
+    }
+)
+"""The metrics of which `console/static/live.js` draws something."""
 _ADDED_UP = "model_name"
 """A label of which only the sum is drawn: there may be hundreds of names."""
 
@@ -70,18 +95,22 @@ class LiveMetrics(msgspec.Struct, frozen=True):
 
 @operation("GET", "/v1/stats", answers={200: LiveMetrics}, admin=True)
 async def get_stats(request: Request) -> Response:
-    """Show what the server does now, as JSON: what the console draws."""
+    """Show what the server does now, as JSON: what the console draws. An answer may be a second old."""
     context = context_of(request)
+    body = context.live.body(lambda: encode_json(_metrics(context)))
+    return Response(body, media_type="application/json")
+
+
+def _metrics(context: RequestContext) -> LiveMetrics:
     stats = context.client.stats()
     most = 1 if context.scaler is None else context.scaler.most
-    answer = LiveMetrics(_samples(context), list(_engines(context, stats)), _queues(context, stats), most)
-    return json_response(answer)
+    return LiveMetrics(_samples(context), list(_engines(context, stats)), _queues(context, stats), most)
 
 
 def _samples(context: RequestContext) -> dict[str, list[LiveSample]]:
     found: dict[str, list[LiveSample]] = {}
     for family in context.metrics.live():
-        if not family.name.startswith(_NOT_DRAWN):
+        if family.name in DRAWN:
             found |= _added_up(family)
     return found
 

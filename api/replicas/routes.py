@@ -61,6 +61,7 @@ async def scale_replicas(request: Request) -> Response:
     scaler = _scaler(context)
     body = await read_json(request, ScaleReplicas, context)
     await scaler.scale(body.replicas, body.drain_timeout)
+    context.live.drop()
     return json_response(_listed(scaler))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from fake_engine import FakeEngine
 from live_server import serving
@@ -89,7 +90,9 @@ def plant_run(folder: Path, name: str, text: str) -> None:
 
 
 @contextmanager
-def planted_console(path: Path, engine: FakeEngine, reports: Path | None = None) -> Iterator[str]:
+def planted_console(
+    path: Path, engine: FakeEngine, reports: Path | None = None, scaler: Any = None
+) -> Iterator[str]:
     """Serve the engine while the block runs, with all that the console has tabs for; gives the URL."""
     settings = ApiSettings(eval_reports=reports)
     models = engine.models("default")
@@ -105,6 +108,7 @@ def planted_console(path: Path, engine: FakeEngine, reports: Path | None = None)
             registry=registry,
             batches=batches,
             usage=UsageLedger(data),
+            scaler=scaler,
         )
         with serving(app, settings, batches.running(app.state.context)) as url:
             yield url

@@ -1,14 +1,18 @@
 """`GET /v1/stats`: what the console's page Live is drawn from."""
 
+import re
 from typing import Any
 
+import anyio
 import asgi
 import pytest
 from fake_engine import FakeEngine
 
 from personae.actors.client import EngineStats, QueueStats
 from personae.api.app import create_app
-from personae.api.console.live import MOST_QUEUES
+from personae.api.console.kept import SECONDS
+from personae.api.console.live import DRAWN, MOST_QUEUES
+from personae.api.console.pages import STATIC
 from personae.engine.stats import StepSample
 
 pytestmark = pytest.mark.anyio
@@ -65,3 +69,38 @@ async def test_an_answer_does_not_grow_with_the_number_of_models_that_were_asked
     assert [*map(len, one.values())] == [*map(len, two.values())]
     assert one["vllm:generation_tokens_total"][0]["value"] == 14
     assert two["vllm:generation_tokens_total"] == [{"labels": {}, "value": 28}]
+
+
+async def test_many_consoles_cost_one_answer_a_second(engine: FakeEngine, monkeypatch: Any) -> None:
+    made: list[float] = []
+    figures = engine.stats
+
+    def counted() -> EngineStats:
+        made.append(anyio.current_time())
+        return figures()
+
+    async with asgi.client(create_app(engine)) as client:
+        await client.get("/v1/stats")
+        monkeypatch.setattr(engine, "stats", counted)
+        clock = anyio.current_time() + SECONDS
+        monkeypatch.setattr(anyio, "current_time", lambda: clock)
+        await client.get("/v1/stats")
+        once = len(made)
+        assert once > 0
+        engine.figures = EngineStats(running=7)
+        clock += 0.999 * SECONDS
+        kept = [(await client.get("/v1/stats")).json() for _ in range(40)]
+        assert len(made) == once
+        assert kept[0]["engines"][0]["running"] == 0
+        clock += 0.002 * SECONDS
+        assert (await client.get("/v1/stats")).json()["engines"][0]["running"] == 7
+        assert len(made) == 2 * once
+
+
+async def test_an_answer_has_the_metrics_that_the_page_draws_and_no_others(engine: FakeEngine) -> None:
+    page = (STATIC / "live.js").read_text(encoding="utf-8")
+    named = set(re.findall(r'"((?:vllm|personae):[a-z_]+)"', page))
+    assert {name.removesuffix("_total") for name in named} == DRAWN
+    answered = {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in (await stats(engine))["samples"]}
+    assert answered <= DRAWN
+    assert {name.removesuffix("_total") for name in named if name.startswith("personae:")} <= answered
