@@ -1,11 +1,16 @@
 """The documentation as a static site: it builds without a warning, and nothing of it is lost."""
 
 import re
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from diagrams import DRAWN, diagrams
 from docs_site import ROOT, build, collect
+from playwright.sync_api import sync_playwright
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def test_every_page_is_collected_and_links_lead_to_pages(tmp_path: Path) -> None:
@@ -20,12 +25,40 @@ def test_every_page_is_collected_and_links_lead_to_pages(tmp_path: Path) -> None
     assert "deploy/helm/personae/values.yaml)" not in operations, "not a page"
 
 
+def test_every_diagram_is_drawn_as_it_is_written_and_no_drawing_is_left_over() -> None:
+    assert {path.name for path in DRAWN.iterdir()} == {diagram.name for diagram in diagrams()}
+
+
+def test_a_diagram_that_was_changed_and_not_drawn_again_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("docs_site.DRAWN", tmp_path / "diagrams")
+    with pytest.raises(FileNotFoundError, match=r"run tests/support/diagrams\.py to draw “"):
+        collect(tmp_path / "pages")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+@pytest.mark.skipif(find_spec("material") is None, reason="mkdocs-material is not installed")
+def test_the_pages_with_diagrams_are_complete_without_a_network(tmp_path: Path) -> None:
+    build(tmp_path / "site", tmp_path / "pages")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((tmp_path / "site" / "architecture.html").as_uri())
+        page.wait_for_load_state("networkidle")
+        widths = page.locator("article img").evaluate_all("all => all.map(one => one.naturalWidth)")
+        browser.close()
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert len(widths) >= 3, "the request path, the processes, the memory"
+    assert all(width > 300 for width in widths)
+
+
 @pytest.mark.skipif(find_spec("material") is None, reason="mkdocs-material is not installed")
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     build(tmp_path / "site", tmp_path / "pages")
     page = (tmp_path / "site" / "guide" / "responses.html").read_text(encoding="utf-8")
     assert "Conversations" in page
-    shown = (tmp_path / "site" / "architecture.html").read_text(encoding="utf-8")
-    assert shown.count('class="mermaid"') >= 3, "the request path, the processes, the memory"
     loaded = re.findall(r'(?:<script[^>]+src|<link[^>]+rel="stylesheet"[^>]+href)="(https?:[^"]+)"', page)
     assert loaded == [], "pages load nothing from elsewhere"

@@ -13,6 +13,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from diagrams import BLOCK, DRAWN, Diagram
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 _LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
@@ -21,17 +23,26 @@ _CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
 def collect(pages: Path) -> None:
     """Copies the documentation to `pages`: README becomes the index. Links to files that are no pages lose
-    their target."""
+    their target. Diagrams become the files that `diagrams.py` drew. Raises FileNotFoundError if a diagram was
+    changed and not drawn again."""
     shutil.rmtree(pages, ignore_errors=True)
     shutil.copytree(ROOT / "docs", pages)
     for name in PAGES:
         shutil.copyfile(ROOT / name, pages / name)
     shutil.copyfile(ROOT / "README.md", pages / "index.md")
     for page in sorted(pages.rglob("*.md")):
-        text = page.read_text(encoding="utf-8")
+        text = BLOCK.sub(partial(_drawing, page=page, pages=pages), page.read_text(encoding="utf-8"))
         parts = _CODE.split(text)
         parts[::2] = [_LINK.sub(partial(_link, page=page, pages=pages), part) for part in parts[::2]]
         page.write_text("".join(parts), encoding="utf-8")
+
+
+def _drawing(block: re.Match[str], page: Path, pages: Path) -> str:
+    """An image in the place of a diagram's source."""
+    diagram = Diagram.of(block[1])
+    if not (DRAWN / diagram.name).is_file():
+        raise FileNotFoundError(f"{page.name}: run tests/support/diagrams.py to draw “{diagram.title}”")
+    return f"![{diagram.title}]({os.path.relpath(pages / DRAWN.name / diagram.name, page.parent)})"
 
 
 def _link(link: re.Match[str], page: Path, pages: Path) -> str:

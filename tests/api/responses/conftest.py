@@ -4,6 +4,7 @@ import pytest
 from fake_engine import FakeEngine, byte_tokenizer
 from live_server import serving
 from openai import OpenAI
+from patience import PATIENCE
 from starlette.applications import Starlette
 from tool_chat import TAGS, TEMPLATE
 
@@ -36,6 +37,10 @@ def fresh(engine: FakeEngine) -> None:
 @pytest.fixture
 def client(address: str) -> Iterator[OpenAI]:
     with OpenAI(
-        base_url=f"{address}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+        base_url=f"{address}/v1",
+        api_key="none",
+        max_retries=0,
+        timeout=PATIENCE,
+        _strict_response_validation=True,
     ) as client:
         yield client

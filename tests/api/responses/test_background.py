@@ -10,7 +10,7 @@ import pytest
 from fake_engine import FakeEngine, byte_tokenizer
 from live_server import serving
 from openai import OpenAI
-from patience import eventually
+from patience import PATIENCE, eventually
 from tool_chat import TAGS, TEMPLATE
 from uploads import UploadFixture, open_fixture
 
@@ -45,6 +45,7 @@ def client(fixture: UploadFixture) -> Iterator[OpenAI]:
             base_url=f"{address}/v1",
             api_key=fixture.key("ann"),
             max_retries=0,
+            timeout=PATIENCE,
             _strict_response_validation=True,
         ) as client,
     ):
