@@ -14,11 +14,11 @@ import random
 import shutil
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import anyio
 import httpx
@@ -32,9 +32,11 @@ EVERY = 2.0  # seconds between two polls, as in `api/console/static/live.js`
 PATIENCE = 300.0  # seconds, of a machine that has much else to do
 POLLS = 300  # that are timed, one after the other
 _RESAMPLED = 10_000
+_SHOWN = 10  # pairs between two reports
 
 
-class Window(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Window:
     """A stretch of the load: seconds, tokens, the processor seconds of all the server's processes, those of
     the frontend's event loop alone, and the requests of a console."""
 
@@ -44,9 +46,16 @@ class Window(NamedTuple):
     frontend: float
     polls: int = 0
 
-    def __add__(self, other: object) -> "Window":
-        assert isinstance(other, Window)
-        return Window(*(one + another for one, another in zip(self, other, strict=True)))
+    @classmethod
+    def all(cls, windows: Sequence["Window"]) -> "Window":
+        """All of them as one."""
+        return cls(
+            sum(each.seconds for each in windows),
+            sum(each.tokens for each in windows),
+            sum(each.server for each in windows),
+            sum(each.frontend for each in windows),
+            sum(each.polls for each in windows),
+        )
 
 
 @dataclass(slots=True)
@@ -77,7 +86,7 @@ async def chromium() -> AsyncIterator[Console]:
 
         class Page(Console):
             async def open(self, url: str) -> None:
-                await page.goto(f"{url}/#live")
+                await page.goto(f"{url}/#live", timeout=1000 * PATIENCE)
 
             async def close(self) -> None:
                 await page.goto("about:blank")
@@ -150,11 +159,12 @@ async def load(url: str, model: str, number: int, tokens: int) -> None:
         await ask(url, Request("/v1/completions", body))
 
 
-async def pairs_of(
+async def compare(
     server: Served, client: httpx.AsyncClient, console: Console, pairs: int, window: float
-) -> list[tuple[Window, Window]]:
-    """Pairs of windows, without a console and with it, in changing order."""
-    found = []
+) -> None:
+    """Measure pairs of windows, without a console and with it, in changing order. Print what they come to so
+    far."""
+    found: list[tuple[Window, Window]] = []
     for number in range(pairs):
         made: dict[bool, Window] = {}
         for opened in (False, True) if number % 2 else (True, False):
@@ -165,8 +175,8 @@ async def pairs_of(
                 await console.close()
         found.append((made[False], made[True]))
         print(".", end="", flush=True)
-    print()
-    return found
+        if (number + 1) % _SHOWN == 0 or number + 1 == pairs:
+            print("", *report(found), sep="\n", flush=True)
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
@@ -180,7 +190,7 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 def report(pairs: Sequence[tuple[Window, Window]]) -> list[str]:
     """What the pairs come to, in lines of text."""
-    without, with_it = (sum((pair[on] for pair in pairs), Window(0, 0, 0, 0, 0)) for on in (0, 1))
+    without, with_it = (Window.all([pair[on] for pair in pairs]) for on in (0, 1))
     lines = [
         f"{len(pairs)} pairs, {without.seconds / 60:.1f} min without a console, "
         f"{with_it.seconds / 60:.1f} min with it; {with_it.polls} polls",
@@ -188,7 +198,7 @@ def report(pairs: Sequence[tuple[Window, Window]]) -> list[str]:
         f"{with_it.server / with_it.seconds:.3f}, its frontend {without.frontend / without.seconds:.4f} and "
         f"{with_it.frontend / with_it.seconds:.4f}",
     ]
-    figures = {
+    figures: dict[str, Callable[[Window], float]] = {
         "tokens/s": lambda one: one.tokens / one.seconds,
         "tokens for a processor second of the server": lambda one: one.tokens / one.server,
         "the frontend's processor ms for 1,000 tokens": lambda one: 1e6 * one.frontend / one.tokens,
@@ -222,9 +232,8 @@ async def run(minutes: float, window: float, streams: int, tokens: int, polls: b
                     tasks.start_soon(load, server.url, model, number, tokens)
                 await measured(server, client, min(window, 20), console)
                 pairs = max(round(60 * minutes / (2 * window)), 1)
-                found = await pairs_of(server, client, console, pairs, window)
+                await compare(server, client, console, pairs, window)
                 tasks.cancel_scope.cancel()
-    print("\n".join(report(found)))
 
 
 async def _poll_cost(server: Served, client: httpx.AsyncClient) -> None:
