@@ -12,6 +12,7 @@ import torch
 
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.client import ModelCard
+from personae.actors.draft_model import load_draft_model
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import Sizes, choose_sizes
 from personae.actors.spec import EngineSpec
@@ -27,9 +28,11 @@ from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.kv_events import KVEventRecorder
 from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.speculation.draft_model import DraftModel
 from personae.engine.speculation.forced import Retokenizer
 from personae.engine.speculation.policy import Always, Measured
-from personae.engine.speculation.speculator import Speculator
+from personae.engine.speculation.speculator import Propose, Speculator, expected_text, own_text
+from personae.engine.speculation.tenant_answers import TenantAnswers
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine
 from personae.engine.tokens import Tokenizer
@@ -100,12 +103,13 @@ def assemble(
     model = _loaded(options, device, on_progress)
     vocab_size = model.config.vocab_size
     tokenizer = Tokenizer.load(options.model)
+    draft = load_draft_model(options, model, tokenizer, device)
     vocabulary = Vocabulary.from_tokenizer_json(tokenizer.json(), vocab_size, tokenizer.eos_ids)
     shapes = lora_shapes(model)
     folders = adapter_folders(options.adapters, options.named_adapters)
     adapters = {name: _adapter(folder, shapes) for name, folder in folders.items()}
     cards = _cards(options, checkpoint, adapters, model.quantization)
-    sizes = choose_sizes(options, model, shapes, adapters.values())
+    sizes = choose_sizes(options, model, shapes, adapters.values(), draft)
     layout = sizes.layout
     stored = KINDS[model.dtype] if device.type == "cpu" else None
     known = {adapter.digest: folders[name] for name, adapter in adapters.items()}
@@ -126,6 +130,7 @@ def assemble(
             library.take,
             options.speculate,
             options.lora_side_stream,
+            draft,
         ).build,
         build_scheduler=lambda: Scheduler(
             layout,
@@ -174,7 +179,7 @@ def _instructions(device: torch.device) -> str:
 class EngineBuilder:
     """Builds the step engine for each epoch of the engine core, around the one model. `graphs`: decode steps
     are captured on a GPU. `speculate`: which drafts to use, see `--speculate`. `read_adapter` reads an
-    adapter to the host. `side_stream`: see `--lora-side-stream`."""
+    adapter to the host. `side_stream`: see `--lora-side-stream`. `draft`: the model of `--draft-model`."""
 
     model: Decoder
     shapes: LoraShapes
@@ -184,6 +189,7 @@ class EngineBuilder:
     read_adapter: ReadAdapter
     speculate: str = "off"
     side_stream: bool = False
+    draft: Decoder | None = None
 
     def build(self) -> StepEngine:
         """Build a step engine. Call it on the thread that will run it."""
@@ -227,7 +233,15 @@ class EngineBuilder:
     def _speculator(self) -> Speculator | None:
         if self.speculate == "off":
             return None
-        return Speculator(Always() if self.speculate == "ngram" else Measured())
+        draft = None
+        propose: Propose = expected_text
+        answers = None
+        if self.speculate != "draft":
+            answers = TenantAnswers()
+            propose = partial(own_text, answers=answers)
+        if self.draft is not None:
+            draft = DraftModel(self.draft, self.sizes.layout, self.model.config.vocab_size)
+        return Speculator(Measured() if self.speculate == "auto" else Always(), propose, draft, answers)
 
 
 def _preparation(model: Decoder) -> Prepare:

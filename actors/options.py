@@ -104,12 +104,21 @@ class ModelOptions:
         ),
     ] = False
     speculate: Annotated[
-        Literal["off", "ngram", "auto"],
+        Literal["off", "ngram", "draft", "auto"],
         OptionInfo(
-            "Guess tokens from the prompt, the answer so far and `prediction`, and verify several in a step. "
-            "ngram tries every guess, auto as many as pay by measurement. Answers stay the same."
+            "Guess tokens and verify several in a step. ngram guesses from the prompt, the answer so far and "
+            "`prediction`, draft with --draft-model; both try every guess. auto uses all of these, as far as "
+            "they pay by measurement. Answers stay the same."
         ),
     ] = "off"
+    draft_model: Annotated[
+        Path | None,
+        OptionInfo(
+            "A smaller model with the same tokenizer that guesses tokens, with --speculate draft or auto: a "
+            "folder, a GGUF file, or a name on the Hub.",
+            metavar="MODEL",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,21 +52,29 @@ class Sizes:
 
 
 def choose_sizes(
-    options: EngineOptions, model: Decoder, shapes: LoraShapes, adapters: Collection[Adapter]
+    options: EngineOptions,
+    model: Decoder,
+    shapes: LoraShapes,
+    adapters: Collection[Adapter],
+    draft: Decoder | None = None,
 ) -> Sizes:
-    """Choose the sizes for a model on its device and the adapters that it serves from the start.
+    """Choose the sizes for a model on its device and the adapters that it serves from the start. A page of
+    the cache has a part for the model and one for the `draft` model.
 
     Raises LoadError, with the option to change, if the memory is too small.
     """
     kv_dtype = _kv_dtype(options, model)
     page_bytes = KVCache.bytes_per_page(model.config.kv_specs, PAGE_SIZE, kv_dtype)
+    draft_bytes = 0
+    if draft is not None:
+        draft_bytes = KVCache.bytes_per_page(draft.config.kv_specs, PAGE_SIZE, draft.dtype)
     ranks = _ranks(options, adapters, shapes, model.dtype)
     granule = granule_of(model.device)
     own = pool_bytes(shapes, ranks, model.dtype, granule or 0)
     # Adapters may have as much again in addition to their ranks: see LoraPool.
     reserved = own + pool_bytes(shapes, ranks, model.dtype)
     profile = partial(_step_bytes, options, model, shapes, kv_dtype, ranks)
-    layout = _layout(options, model, page_bytes, reserved, granule, profile)
+    layout = _layout(options, model, page_bytes, draft_bytes, reserved, granule, profile)
     spare = _spare_ranks(shapes, model.dtype, ranks, layout.lendable * page_bytes)
     return Sizes(layout, kv_dtype, page_bytes, ranks, spare, own)
 
@@ -75,11 +83,13 @@ def _layout(
     options: EngineOptions,
     model: Decoder,
     page_bytes: int,
+    draft_bytes: int,
     reserved: int,
     granule: int | None,
     profile: Callable[[MemoryLayout], int],
 ) -> MemoryLayout:
-    """Choose what fits next to `reserved` bytes of adapters. `granule`: see `granule_of`. `profile`: the
+    """Choose what fits next to `reserved` bytes of adapters. A page has `page_bytes` of the model, which can
+    be lent, and `draft_bytes` of the draft model. `granule`: see `granule_of`. `profile`: the
     bytes that a step of a layout takes on a GPU."""
     on_cpu = model.device.type == "cpu"
     max_seqs = options.max_seqs or (64 if on_cpu else 256)
@@ -94,8 +104,10 @@ def _layout(
         memory, source = _host_memory(options)
     else:
         memory, source = _device_memory(options, reserved, partial(profile, largest))
-    num_pages = memory // page_bytes
-    length = _longest(options.max_model_len, model.config.max_position, num_pages, page_bytes, source)
+    num_pages = memory // (page_bytes + draft_bytes)
+    length = _longest(
+        options.max_model_len, model.config.max_position, num_pages, page_bytes + draft_bytes, source
+    )
     run, lendable = 1, 0
     if granule is not None:
         run = pages_of_a_run(page_bytes, granule)

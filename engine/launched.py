@@ -8,7 +8,7 @@ import torch
 
 from personae.engine.device_event import DeviceToHostEvent
 from personae.engine.logprobs import PromptLogprobs
-from personae.engine.plan import StepPlan, StepResult
+from personae.engine.plan import Drafted, StepPlan, StepResult
 from personae.engine.sampler import SampledTokens, TokenChoices
 from personae.engine.sequence import TokenLogprobs
 from personae.engine.speculation.forced import JumpForward
@@ -46,7 +46,7 @@ class LaunchedStep:
     ends: list[int] = field(default_factory=list)
     drafts: dict[int, DraftRow] = field(default_factory=dict)
     brought: dict[int, Brought] = field(default_factory=dict)
-    drafted: dict[int, tuple[int, int]] = field(default_factory=dict)
+    drafted: dict[int, Drafted] = field(default_factory=dict)
     embeddings: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property

@@ -5,6 +5,7 @@ that are on the device. So a plan can be made before the previous step's tokens 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -60,13 +61,20 @@ class StepPlan(msgspec.Struct, frozen=True):
     reclaimed: tuple[int, ...] = ()
 
 
+class Drafted(NamedTuple):
+    """What became of a row's drafts: how many were computed, how many were right, and who made them."""
+
+    computed: int
+    accepted: int
+    source: str = ""
+
+
 class StepResult(msgspec.Struct, frozen=True):
     """The result of a step, in the order of the plan's rows.
 
     `tokens` has one entry per row: the new tokens, in order. These are the sampled token, then the tokens
     that it forces (`speculation/forced.py`), then those chosen after drafts. The entry is empty if the row
-    did not sample. `drafted` has, by row index, how many drafts were computed and how many were right, if the
-    row had any. `logprobs` (one per token) and `prompt_logprobs` have entries, by row index, for the rows
+    did not sample. `drafted` has entries, by row index, for the rows with drafts. `logprobs` (one per token) and `prompt_logprobs` have entries, by row index, for the rows
     that requested them. `prompt_logprobs` covers the prompt tokens that follow the row's positions, preceded
     by None for the first token if the row starts at 0.
 
@@ -84,7 +92,7 @@ class StepResult(msgspec.Struct, frozen=True):
     failures: dict[int, str] = {}
     codes: dict[int, str] = {}
     deferred: frozenset[int] = frozenset()
-    drafted: dict[int, tuple[int, int]] = {}
+    drafted: dict[int, Drafted] = {}
     embeddings: dict[int, bytes] = {}
 
 

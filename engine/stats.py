@@ -90,6 +90,16 @@ class EngineCounters(msgspec.Struct):
             label="position",
         ),
     ] = (0,) * MAX_DRAFTS
+    drafts_by: Annotated[
+        dict[str, int],
+        CounterMetric("personae:draft_tokens", "Tokens of drafts, by who made them.", label="source"),
+    ] = {}
+    accepted_by: Annotated[
+        dict[str, int],
+        CounterMetric(
+            "personae:accepted_draft_tokens", "Tokens of drafts that were right, by who made them.", label="source"
+        ),
+    ] = {}
     step_seconds: Annotated[float, CounterMetric("personae:step_seconds", "Time in steps.")] = 0.0
     gap_seconds: Annotated[
         float,
@@ -107,11 +117,13 @@ class EngineCounters(msgspec.Struct):
         counts = self.step_tokens
         self.step_tokens = (*counts[:bucket], counts[bucket] + 1, *counts[bucket + 1 :])
 
-    def count_drafts(self, computed: int, accepted: int) -> None:
-        """Count the drafts of a row, and how many were right."""
+    def count_drafts(self, computed: int, accepted: int, source: str = "") -> None:
+        """Count the drafts of a row, and how many were right. `source` made them."""
         self.drafts += 1
         self.draft_tokens += computed
         self.accepted_tokens += accepted
+        self.drafts_by = {**self.drafts_by, source: self.drafts_by.get(source, 0) + computed}
+        self.accepted_by = {**self.accepted_by, source: self.accepted_by.get(source, 0) + accepted}
         self.accepted_at = tuple(count + (place < accepted) for place, count in enumerate(self.accepted_at))
 
     def __add__(self, other: "EngineCounters") -> "EngineCounters":

@@ -75,7 +75,7 @@ class StepEngine:
         self._speculator = speculator
         self._last: LaunchedStep | None = None  # the last step, if there is a speculator
         self._clock = time.perf_counter
-        self._begun = 0.0  # when the last step's preparation began
+        self._begun = 0.0  # when the last step's preparation began, without the draft model's time
         if speculator is not None:
             self.sampler.ask_patience = math.inf  # a step is read before its drafts are verified
 
@@ -108,9 +108,12 @@ class StepEngine:
             self._bindings.release(slot)
         for admission in plan.admissions:
             self._admit(admission.slot, admission.log, grammars)
-        if plan.rows and self._speculator is not None:
-            rows, self._known.guesses = self._speculator.resolve(plan.rows)
-            plan = msgspec.structs.replace(plan, rows=rows)
+        if self._speculator is not None:
+            self._speculator.begin(plan)
+            if plan.rows:
+                rows, self._known.guesses = self._speculator.resolve(plan.rows)
+                plan = msgspec.structs.replace(plan, rows=rows)
+            self._begun += self._speculator.drafting_seconds
         return self.worker.begin(plan, self._known)
 
     def _admit(self, slot: int, log: SequenceLog, grammars: Mapping[GrammarKey, AnyGrammar]) -> None:

@@ -77,7 +77,14 @@ async def open_cluster(
         async with launch_replicas(
             RaySource(ray, listener, source, terms, most),
             count,
-            replace(options, model=model, adapters=(), named_adapters=(), adapter_store=None),
+            replace(
+                options,
+                model=model,
+                draft_model=None if options.draft_model is None else options.draft_model.absolute(),
+                adapters=(),
+                named_adapters=(),
+                adapter_store=None,
+            ),
             tokenizer,
             on_progress,
             report,

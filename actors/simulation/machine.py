@@ -17,7 +17,7 @@ from personae.actors.simulation.adapters import SimulatedAdapterMemory
 from personae.actors.simulation.grammars import SimulatedGrammar
 from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs, Trouble, Wrong
-from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
+from personae.engine.plan import Drafted, MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.sequence import SequenceLog
 from personae.errors import GRAMMAR_TOO_SLOW
 from personae.grammar.sandbox.masks import AnyGrammar
@@ -145,7 +145,7 @@ class SimulatedDevice:
         self._trouble.strikes("forward")
         tokens: list[tuple[int, ...]] = []
         failures: dict[int, str] = {}
-        drafted: dict[int, tuple[int, int]] = {}
+        drafted: dict[int, Drafted] = {}
         codes: dict[int, str] = {}
         deferred: set[int] = set()
         computed = context = 0
@@ -163,7 +163,7 @@ class SimulatedDevice:
             known = len(slot.tokens)
             self._compute(slot, row, index, failures)
             if row.drafts and not slot.failed:
-                drafted[index] = row.drafts, self._verify(slot, row)
+                drafted[index] = Drafted(row.drafts, self._verify(slot, row), "simulated")
             tokens.append(() if slot.failed else tuple(slot.tokens[known:]))
             if slot.awaited is not None:
                 deferred.add(index)

@@ -13,7 +13,8 @@ from personae.errors import LoadError
 
 def names_the_hub(options: ServeOptions) -> bool:
     """Whether anything has to come from the Hub."""
-    if options.model is not None and not is_model(options.model) and hub_name(options.model) is not None:
+    models = (options.model, options.draft_model)
+    if any(each is not None and not is_model(each) and hub_name(each) is not None for each in models):
         return True
     return any(isinstance(adapter_source(each).place, HubName) for each in options.adapters)
 
@@ -25,13 +26,21 @@ def on_disk(options: ServeOptions) -> ServeOptions:
         adapters = tuple(_adapter(each) for each in options.adapters)
     except ValueError as error:
         raise LoadError(f"--adapters: {error}") from None
+    draft = None if options.draft_model is None else _model(options.draft_model)
+    options = replace(options, draft_model=draft, adapters=adapters)
     model = options.model
     if model is None or is_model(model) or (name := hub_name(model)) is None:
-        return replace(options, adapters=adapters)
-    folder, files = fetched(name, model_files)
-    path = folder / files[0] if files[0].endswith(".gguf") else folder
+        return options
     served = options.served_model_name or name.repo
-    return replace(options, model=path, served_model_name=served, adapters=adapters)
+    return replace(options, model=_model(model), served_model_name=served)
+
+
+def _model(given: Path) -> Path:
+    """The folder or the GGUF file of a model that may be on the Hub."""
+    if (name := hub_name(given)) is None:
+        return given
+    folder, files = fetched(name, model_files)
+    return folder / files[0] if files[0].endswith(".gguf") else folder
 
 
 def _adapter(given: Path) -> Path:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 
-from personae.engine.plan import Row, StepResult
+from personae.engine.plan import Drafted, Row, StepResult
 from personae.engine.scheduling.fairness import FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence, SequenceState
 from personae.engine.scheduling.sequence_table import SequenceTable
 from personae.engine.sequence import Delta, TokenLogprobs
+
+NO_DRAFTS = Drafted(0, 0)
 
 
 class OutputProcessor:
@@ -66,7 +68,7 @@ class OutputProcessor:
             return
         accepted = 0
         if row is not None and row.drafts:
-            accepted = self._verified(sequence, row, result.drafted.get(index, (0, 0)))
+            accepted = self._verified(sequence, row, result.drafted.get(index, NO_DRAFTS))
         deferred = index in result.deferred
         if deferred and (sequence.stale or sequence.place is not SequenceState.RUNNING):
             sequence.stale = max(sequence.stale - 1, 0)
@@ -96,20 +98,21 @@ class OutputProcessor:
             self._sequences.counters.jumped += max(len(tokens) - 1 - accepted, 0)
             self._policy.charge(sequence.key, 0, len(tokens))
             drafted = result.drafted.get(index)
+            counts = None if drafted is None else drafted[:2]
             logprobs = result.logprobs.get(index, ())
             embedding = result.embeddings.get(index)
-            deltas.append(self._delta(sequence, tokens, logprobs, prompt_logprobs, drafted, embedding))
+            deltas.append(self._delta(sequence, tokens, logprobs, prompt_logprobs, counts, embedding))
         elif prompt_logprobs:
             deltas.append(Delta(sequence.id, prompt_logprobs=prompt_logprobs, cached=sequence.cached_once()))
 
-    def _verified(self, sequence: LiveSequence, row: Row, drafted: tuple[int, int]) -> int:
+    def _verified(self, sequence: LiveSequence, row: Row, drafted: Drafted) -> int:
         """Take back the positions planned for drafts that were not made or are wrong. Returns how many are
         right."""
-        computed, accepted = drafted
+        computed, accepted, source = drafted
         if sequence.place is SequenceState.RUNNING:
             sequence.planned -= row.drafts - accepted
         if computed:
-            self._sequences.counters.count_drafts(computed, accepted)
+            self._sequences.counters.count_drafts(computed, accepted, source)
         return accepted
 
     def _check_known(self, sequence: LiveSequence) -> None:

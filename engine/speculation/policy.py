@@ -12,24 +12,45 @@ from typing import NamedTuple, Protocol
 from personae.engine.speculation.proposer import Draft
 
 FADE = 0.95  # weight that old counts keep with each new one
+KIND_FADE = 0.998  # the same for all drafts of one kind, when a draft is not tried
 GUESS = 0.5  # the acceptance rate that is assumed without any data
 TRUST = 2.0  # how many counted drafts a prior estimate is worth
 DEAR = 1.25  # the assumed time of a step of two tokens over that of one, before steps were measured
 STEPS = 8  # steps of one size that are measured before their time is trusted
+PASS = 0.15  # the assumed time of a pass of the draft model over that of a step, before both were measured
+THRIFT = 0.8  # a draft that is there is taken if it is at least this likely, relative to the draft model's
+CATCH_UP = 16  # tokens that the draft model computes for each token of the answer so far, to begin guessing
 
 
 class Candidate(NamedTuple):
-    """A row's draft, and the row's own record."""
+    """A row's draft, and the row's own record of drafts from its source. A draft of the draft model has no
+    tokens yet: it can have up to `promised`."""
 
     draft: Draft
     record: "Record"
+    promised: int = 0
+
+    @property
+    def most(self) -> int:
+        """How many tokens the draft can have."""
+        return self.promised or len(self.draft.tokens)
 
 
 class Policy(Protocol):
     """Decides how many drafts to compute, and learns from the results."""
 
+    def prefer(self, text: Candidate, model: Candidate) -> Candidate:
+        """The better draft of a row: one that is there, or one that the draft model would make."""
+
+    def catches_up(self, lag: int, emitted: int) -> bool:
+        """Whether the draft model should compute `lag` tokens of a sequence to guess after them. The answer
+        has `emitted` tokens so far."""
+
     def choose(self, tokens: int, candidates: Sequence[Candidate]) -> list[int]:
         """How many tokens of each draft to compute, in a step that has `tokens` without drafts."""
+
+    def drafted(self, tokens: int, seconds: float) -> None:
+        """A pass of the draft model over `tokens` tokens took `seconds`."""
 
     def verified(self, candidate: Candidate, computed: int, accepted: int) -> None:
         """Of the candidate's tokens `computed` were computed and `accepted` were right."""
@@ -52,6 +73,11 @@ class Record:
         self.tried = self.tried * FADE + accepted + rejected
         self.right = self.right * FADE + accepted
 
+    def fade(self, share: float) -> None:
+        """Let the counts keep this share of their weight."""
+        self.tried *= share
+        self.right *= share
+
     def estimate(self, otherwise: float) -> float:
         """The estimated share of right drafts; `otherwise` is the prior."""
         return (self.right + TRUST * otherwise) / (self.tried + TRUST)
@@ -60,9 +86,20 @@ class Record:
 class Always:
     """Tries every draft: for tests, and for those who want all drafts."""
 
+    def prefer(self, text: Candidate, model: Candidate) -> Candidate:
+        """See Policy."""
+        return text
+
+    def catches_up(self, lag: int, emitted: int) -> bool:
+        """See Policy."""
+        return True
+
     def choose(self, tokens: int, candidates: Sequence[Candidate]) -> list[int]:
         """See Policy."""
-        return [len(candidate.draft.tokens) for candidate in candidates]
+        return [candidate.most for candidate in candidates]
+
+    def drafted(self, tokens: int, seconds: float) -> None:
+        """See Policy."""
 
     def verified(self, candidate: Candidate, computed: int, accepted: int) -> None:
         """See Policy."""
@@ -94,6 +131,12 @@ class StepTable:
         base = self._of(tokens)
         return 1 + more * (DEAR - 1) / max(tokens, 1) if base is None else self._from(base, tokens, more)
 
+    def seconds(self, tokens: int) -> float | None:
+        """The time of a step of so many tokens, or of the next larger one that is known; None if none is."""
+        known = [size for size, seen in self._seen.items() if seen >= STEPS]
+        size = min((size for size in known if size >= tokens), default=max(known, default=None))
+        return None if size is None else self._seconds[size]
+
     def _of(self, tokens: int) -> float | None:
         return self._seconds[tokens] if self._seen.get(tokens, 0) >= STEPS else None
 
@@ -117,40 +160,76 @@ class Measured:
 
     def __init__(self, most: int = 64) -> None:
         self._table = StepTable(most)
+        self._passes = StepTable(most)
         self._most = most
         self._kinds: dict[tuple[str, int], Record] = defaultdict(Record)
 
+    def prefer(self, text: Candidate, model: Candidate) -> Candidate:
+        """See Policy. A draft that is there costs nothing to make."""
+        return text if self._rate(text) >= THRIFT * self._rate(model) else model
+
+    def catches_up(self, lag: int, emitted: int) -> bool:
+        """See Policy. Short answers to long prompts end before that pays."""
+        return lag <= CATCH_UP * (emitted + 1)
+
     def choose(self, tokens: int, candidates: Sequence[Candidate]) -> list[int]:
         """See Policy. A draft's token is worth the probability that it and all tokens before it are right."""
-        gains = sorted(
-            (
-                (chance, row)
-                for row, candidate in enumerate(candidates)
-                for chance in self._chances(candidate)
-            ),
-            reverse=True,
-        )
-        counts = [0] * len(candidates)
-        best, total, chosen = 1.0, 0.0, 0
-        for count, (chance, _) in enumerate(gains[: max(self._most - tokens, 0)], 1):
-            total += chance
-            speed = (tokens + total) / tokens / self._table.ratio(tokens, count)
-            if speed > best:
-                best, chosen = speed, count
-        for _, row in gains[:chosen]:
-            counts[row] += 1
+        speed, counts = self._best(tokens, candidates)
+        if any(candidate.promised for candidate in candidates):
+            texts = [candidate._replace(promised=0) for candidate in candidates]
+            other, others = self._best(tokens, texts)
+            if other >= speed:
+                counts = others
         for candidate, count in zip(candidates, counts, strict=True):
             if not count:
-                candidate.record.count(0, 0)  # its counts fade, so it will be tried again later
+                # What is not tried fades, so it will be tried again later.
+                candidate.record.fade(FADE)
+                self._kind(candidate.draft).fade(KIND_FADE)
         return counts
 
+    def _best(self, tokens: int, candidates: Sequence[Candidate]) -> tuple[float, list[int]]:
+        """The expected speed relative to a step without drafts, and how many tokens of each draft bring
+        it."""
+        gains = sorted(
+            (
+                (chance, row, place + 1 if candidate.promised else 0)
+                for row, candidate in enumerate(candidates)
+                for place, chance in enumerate(self._chances(candidate))
+            ),
+            key=lambda gain: (-gain[0], -gain[1]),
+        )
+        pass_time = self._pass_time(tokens, sum(candidate.promised > 0 for candidate in candidates))
+        counts = [0] * len(candidates)
+        best, total, chosen, passes = 1.0, 0.0, 0, 0
+        for count, (chance, _, depth) in enumerate(gains[: max(self._most - tokens, 0)], 1):
+            total += chance
+            passes = max(passes, depth)
+            speed = (tokens + total) / tokens / (self._table.ratio(tokens, count) + passes * pass_time)
+            if speed > best:
+                best, chosen = speed, count
+        for _, row, _ in gains[:chosen]:
+            counts[row] += 1
+        return best, counts
+
+    def _pass_time(self, tokens: int, rows: int) -> float:
+        """How long a pass of the draft model over `rows` tokens takes, in steps of `tokens` tokens."""
+        step, drafting = self._table.seconds(tokens), self._passes.seconds(rows)
+        return PASS if step is None or drafting is None else drafting / step
+
     def _chances(self, candidate: Candidate) -> list[float]:
-        draft = candidate.draft
-        each = candidate.record.estimate(self._kind(draft).estimate(GUESS))
-        return [each ** (place + 1) for place in range(len(draft.tokens))]
+        each = self._rate(candidate)
+        return [each ** (place + 1) for place in range(candidate.most)]
+
+    def _rate(self, candidate: Candidate) -> float:
+        """The estimated probability that a token of the draft is right, if those before it are."""
+        return candidate.record.estimate(self._kind(candidate.draft).estimate(GUESS))
 
     def _kind(self, draft: Draft) -> Record:
         return self._kinds[draft.source, draft.match.bit_length()]
+
+    def drafted(self, tokens: int, seconds: float) -> None:
+        """See Policy."""
+        self._passes.observe(tokens, seconds)
 
     def verified(self, candidate: Candidate, computed: int, accepted: int) -> None:
         """See Policy."""

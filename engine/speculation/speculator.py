@@ -4,30 +4,40 @@ A plan only says how much such a row may compute: when it was made, it was not k
 row before were right. Here this is known, before the rows are packed.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from personae.engine.plan import Row
+from personae.engine.plan import Drafted, Row, StepPlan
 from personae.engine.sequence import SequenceLog
+from personae.engine.speculation.draft_model import SOURCE, BatchProposer, Wish
 from personae.engine.speculation.ngram import NgramProposer
 from personae.engine.speculation.policy import Candidate, Policy, Record
 from personae.engine.speculation.prediction import PredictionProposer
-from personae.engine.speculation.proposer import Proposer
+from personae.engine.speculation.proposer import Draft, LongestMatch, Proposer
 from personae.engine.speculation.slot import SlotState
+from personae.engine.speculation.tenant_answers import TenantAnswers, TenantProposer
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.worker.known import Guess
 
 Propose = Callable[[SequenceLog], Sequence[Proposer]]
 
 
-def own_text(log: SequenceLog) -> tuple[Proposer, ...]:
-    """Drafts from the caller's prediction, or else from the prompt and the answer so far."""
-    ngrams = NgramProposer(log.tokens)
-    if not log.params.prediction:
-        return (ngrams,)
-    return PredictionProposer(log.params.prediction, log.tokens[log.prompt_length :]), ngrams
+def own_text(log: SequenceLog, answers: TenantAnswers | None = None) -> tuple[Proposer, ...]:
+    """Drafts from the caller's prediction, or else from the prompt and the answer so far, or from the
+    tenant's earlier `answers`."""
+    ngrams: Proposer = NgramProposer(log.tokens)
+    if answers is not None:
+        ngrams = LongestMatch(ngrams, TenantProposer(answers, log))
+    return *expected_text(log), ngrams
+
+
+def expected_text(log: SequenceLog) -> tuple[Proposer, ...]:
+    """Drafts from the caller's prediction, if there is one."""
+    expected = log.params.prediction
+    return (PredictionProposer(expected, log.tokens[log.prompt_length :]),) if expected else ()
 
 
 @dataclass(slots=True)
@@ -44,22 +54,44 @@ class _Row:
 @dataclass(slots=True)
 class _Slot:
     state: SlotState
-    record: Record = field(default_factory=Record)
+    log: SequenceLog
+    records: defaultdict[str, Record] = field(default_factory=lambda: defaultdict(Record))
     row: _Row | None = None
 
 
 class Speculator:
-    """Follows the sequences that may have drafts, by slot. `propose` makes a sequence's proposers."""
+    """Follows the sequences that may have drafts, by slot. `propose` makes a sequence's proposers. `model`
+    makes drafts for sequences that these have no good guess for. `answers` gets the answers of sequences that
+    leave.
 
-    def __init__(self, policy: Policy, propose: Propose = own_text) -> None:
+    `drafting_seconds`: the time that the draft model took for the last plan.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        propose: Propose = own_text,
+        model: BatchProposer | None = None,
+        answers: TenantAnswers | None = None,
+    ) -> None:
         self.policy = policy
         self._propose = propose
+        self._model = model
+        self._answers = answers
         self._slots: dict[int, _Slot] = {}
+        self.drafting_seconds = 0.0
+
+    def begin(self, plan: StepPlan) -> None:
+        """A plan begins. Call it before `resolve`."""
+        self.drafting_seconds = 0.0
+        if self._model is not None:
+            self._model.begin(plan)
 
     def admit(self, slot: int, log: SequenceLog, forced: Proposer | None = None) -> None:
         """A sequence takes a slot. `forced` is asked before the other proposers."""
         proposers = self._propose(log)
-        self._slots[slot] = _Slot(SlotState(log, proposers if forced is None else (forced, *proposers)))
+        state = SlotState(log, proposers if forced is None else (forced, *proposers))
+        self._slots[slot] = _Slot(state, log)
 
     def took(self, longest: int, tokens: int, seconds: float) -> None:
         """A step of `tokens` tokens, `longest` of them in one row, took `seconds`. The policy learns from
@@ -69,7 +101,9 @@ class Speculator:
 
     def release(self, slot: int) -> None:
         """The slot's sequence has left."""
-        self._slots.pop(slot, None)
+        left = self._slots.pop(slot, None)
+        if left is not None and self._answers is not None:
+            self._answers.add(left.log, left.state.tokens)
 
     def follows(self, slot: int) -> bool:
         """Whether this slot's rows are resolved here."""
@@ -79,16 +113,19 @@ class Speculator:
         """See `SlotState.ends`."""
         return self._slots[slot].state.ends(position, token)
 
-    def brought(self, slot: int, accepted: int, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """A row of the last step emitted these tokens, and `accepted` of its drafts were right. Returns, of
-        the drafts in the plan, how many were computed and how many are kept; None if there were none."""
+    def brought(self, slot: int, accepted: int, tokens: Sequence[int]) -> Drafted | None:
+        """A row of the last step emitted these tokens, and `accepted` of its drafts were right. Returns what
+        became of the drafts in the plan; None if none were computed."""
         followed = self._slots[slot]
         row, followed.row = followed.row, None
         assert row is not None, f"slot {slot} had no row"
         followed.state.brought(row.count + accepted, tokens)
         if row.candidate is not None:
             self.policy.verified(row.candidate, row.drafts, accepted)
-        return (row.known + row.drafts, row.known + accepted) if row.known or row.drafts else None
+        if not row.known and not row.drafts:
+            return None
+        source = "forced" if row.candidate is None else row.candidate.draft.source
+        return Drafted(row.known + row.drafts, row.known + accepted, source)
 
     def resolve(self, rows: tuple[Row, ...]) -> tuple[tuple[Row, ...], dict[int, Guess]]:
         """The rows to compute, and by index the guesses of those that have some."""
@@ -110,26 +147,58 @@ class Speculator:
             if count > row.count:
                 guesses[index] = Guess(tuple(tokens[start : start + count]), ())
             room = row.count + row.drafts - count
-            if room and samples and (draft := slot.state.propose(room)) is not None:
-                candidates[index] = Candidate(draft, slot.record)
+            if room and samples and (candidate := self._candidate(row.slot, slot, room)) is not None:
+                candidates[index] = candidate
         if candidates:
             self._apply_policy(resolved, candidates, guesses)
         return tuple(resolved), guesses
+
+    def _candidate(self, slot: int, followed: _Slot, room: int) -> Candidate | None:
+        """What may be guessed after a sequence: the draft of a proposer, or one that the model would make."""
+        text = model = None
+        if (draft := followed.state.propose(room)) is not None:
+            text = Candidate(draft, followed.records[draft.source])
+        if self._model is not None:
+            length = len(followed.state.tokens)
+            most = self._model.room(length, room)
+            if most and self.policy.catches_up(self._model.lag(slot, length), length - followed.log.prompt_length):
+                model = Candidate(Draft((), SOURCE), followed.records[SOURCE], most)
+        if text is None or model is None:
+            return text or model
+        return self.policy.prefer(text, model)
 
     def _apply_policy(
         self, rows: list[Row], candidates: dict[int, Candidate], guesses: dict[int, Guess]
     ) -> None:
         """Let the policy say how much of each draft is computed."""
         total = sum(row.count for row in rows)
-        counts = self.policy.choose(total, tuple(candidates.values()))
-        for (index, candidate), count in zip(candidates.items(), counts, strict=True):
-            if not count:
-                continue
+        counts = dict(zip(candidates, self.policy.choose(total, tuple(candidates.values())), strict=True))
+        made = self._draft(rows, candidates, counts)
+        for index, candidate in candidates.items():
             row = rows[index]
+            drafts = made.get(row.slot, ()) if candidate.promised else candidate.draft.tokens[: counts[index]]
+            if not drafts:
+                continue
             slot = self._slots[row.slot]
             assert slot.row is not None
-            slot.row.candidate, slot.row.drafts = candidate, count
-            drafts = candidate.draft.tokens[:count]
+            slot.row.candidate, slot.row.drafts = candidate, len(drafts)
             tokens = slot.state.tokens[row.start : row.start + row.count]
             guesses[index] = Guess((*tokens, *drafts), drafts)
-            rows[index] = replace(row, count=row.count + count)
+            rows[index] = replace(row, count=row.count + len(drafts))
+
+    def _draft(
+        self, rows: list[Row], candidates: dict[int, Candidate], counts: dict[int, int]
+    ) -> dict[int, tuple[int, ...]]:
+        """The drafts of the model, by slot."""
+        wishes = {
+            (slot := rows[index].slot): Wish(self._slots[slot].state.tokens, counts[index])
+            for index, candidate in candidates.items()
+            if candidate.promised and counts[index]
+        }
+        if self._model is None or not wishes:
+            return {}
+        made = self._model.propose(wishes)
+        for tokens, seconds in self._model.passes:
+            self.drafting_seconds += seconds
+            self.policy.drafted(tokens, seconds)
+        return made

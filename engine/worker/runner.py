@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from personae.engine.kv import KVCache
 from personae.engine.layers.step import LoraOutput
@@ -18,6 +17,7 @@ from personae.engine.plan import MemoryLayout, Row, StepPlan
 from personae.engine.worker.adapters import DeviceAdapters, ReadAdapter
 from personae.engine.worker.graphs import DecodeGraphs
 from personae.engine.worker.known import Ints, KnownTokens
+from personae.engine.worker.page_tables import PageTables
 from personae.engine.worker.prefill_graphs import PrefillGraphs
 from personae.engine.worker.worker import Drafts, Forward, LogitMask, PackedStep, all_logits
 from personae.kernels.attention import AttentionBatch
@@ -49,31 +49,22 @@ class Runner(DeviceAdapters):
         self.device = model.device
         self.vocab_size = model.config.vocab_size
         self.last_tokens = torch.zeros(layout.max_seqs, dtype=torch.int64, device=model.device)
-        pages_per_seq = -(-layout.max_model_len // layout.page_size)
-        self._page_table: NDArray[np.int32] = np.zeros((layout.max_seqs, pages_per_seq), np.int32)
-        self._page_count = [0] * layout.max_seqs
+        self._tables = PageTables(layout)
         self._adapter_slot: list[int | None] = [None] * layout.max_seqs
         # By slot: the first position at which the adapter is active, if that is not 0.
         self._adapter_start: dict[int, int] = {}
 
     def begin(self, plan: StepPlan, known: KnownTokens) -> PackedStep | None:
         """See Worker."""
-        for slot in plan.reclaimed:
-            self._page_count[slot] -= 1
+        self._tables.apply(plan)
         for admission in plan.admissions:
             slot, log = admission.slot, admission.log
-            self._page_count[slot] = 0
             self._adapter_slot[slot] = None if log.adapter is None else self._slot(log.adapter)
             self._adapter_start.pop(slot, None)
             if log.adapter_start:
                 self._adapter_start[slot] = log.adapter_start
         if plan.copies:
             self.kv.copy_pages(plan.copies)
-        for row in plan.rows:
-            if row.pages:
-                have = self._page_count[row.slot]
-                self._page_table[row.slot, have : have + len(row.pages)] = row.pages
-                self._page_count[row.slot] = have + len(row.pages)
         return self.pack(plan.rows, known) if plan.rows else None
 
     def _slot(self, digest: str) -> int:
@@ -166,10 +157,7 @@ class Runner(DeviceAdapters):
         ends = np.cumsum(counts)
         offsets = ends - counts
         positions = np.arange(ends[-1]) + np.repeat(starts - offsets, counts)
-        page_size = self.layout.page_size
-        token_slots = np.repeat(slots, counts)
-        page_ids = self._page_table[token_slots, positions // page_size].astype(np.int64)
-        write_index = page_ids * page_size + positions % page_size
+        write_index = self._tables.places(np.repeat(slots, counts), positions)
         lengths = starts + counts
         max_kv = int(lengths.max())
         samples = [i for i, row in enumerate(ordered) if row.samples]
@@ -189,7 +177,7 @@ class Runner(DeviceAdapters):
                 write_index,
                 np.concatenate(([0], ends)).astype(np.int32),
                 lengths.astype(np.int32),
-                self._page_table[slots, : -(-max_kv // page_size)],
+                self._tables.rows(slots, max_kv),
             ),
             self.device,
         )

@@ -257,7 +257,7 @@ def test_every_option_is_passed_on(
         "--ray auto --gpus-per-replica 0.5 --cpus-per-replica 2 --cluster-host 10.0.0.1 --cluster-port 77 "
         "--adapter-cache c --adapter-cache-size 1GiB "
         "--kv-events tcp://127.0.0.1:1 --kv-events-replay tcp://127.0.0.1:2 --kv-events-topic t "
-        "--no-cuda-graphs --speculate auto --no-jump-forward --disable-any-whitespace "
+        "--no-cuda-graphs --speculate auto --draft-model small --no-jump-forward --disable-any-whitespace "
         "--gpu-memory-utilization 0.8 --lora-side-stream "
         "--kv-cache-dtype fp8 --quantize int8 --default-strict "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
@@ -305,6 +305,7 @@ def test_every_option_is_passed_on(
         gpu_memory_utilization=0.8,
         lora_side_stream=True,
         speculate="auto",
+        draft_model=Path("small"),
         jump_forward=False,
         disable_any_whitespace=True,
         default_strict=True,

@@ -3,7 +3,8 @@
 `EngineHarness(folder, adapters=..., ...)` loads. `play(logs)` runs token logs to their end and returns what
 each produced. Up to `lookahead` plans are in flight, and a step is read while the next one runs, if there is
 one, as the actors do it. With `capture` decode steps run as graphs, with `prefill` those
-with prompts. With a `policy` rows have drafts. With several `ranks` each has the whole model.
+with prompts. With a `policy` rows have drafts, also those of the model in `draft`. With several `ranks` each
+has the whole model.
 """
 
 import time
@@ -27,6 +28,7 @@ from personae.engine.plan import MemoryLayout, StepPlan
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
+from personae.engine.speculation.draft_model import DraftModel
 from personae.engine.speculation.forced import Retokenizer
 from personae.engine.speculation.policy import Policy
 from personae.engine.speculation.speculator import Propose, Speculator, own_text
@@ -115,6 +117,7 @@ class EngineHarness:
         spelling: Retokenizer | None = None,
         policy: Policy | None = None,
         propose: Propose = own_text,
+        draft: Path | None = None,
         ranks: int = 1,
     ) -> None:
         at = torch.device(device)
@@ -126,7 +129,12 @@ class EngineHarness:
         self.ranks = [
             self._rank(model, layout, getattr(torch, dtype), capture, prefill, copies) for _ in range(ranks)
         ]
-        speculator = None if policy is None else Speculator(policy, propose)
+        drafting = None
+        if draft is not None:
+            small = load_model(draft, device=at, dtype=dtype, max_position=max_model_len)
+            drafting = DraftModel(small, layout, model.config.vocab_size)
+            drafting.kv.data.fill_(torch.nan)
+        speculator = None if policy is None else Speculator(policy, propose, drafting)
         self.engine = StepEngine(as_one(self.ranks), spelling, speculator)
         for name, path in (adapters or {}).items():
             self.place(name, read_adapter(path, self.shapes))

@@ -250,7 +250,7 @@ class FakeExecutor:
                     result.logprobs[index] = (_logprob(slot.sampled[end], cells),)
                 if row.drafts:
                     right = self._verify(slot, row.drafts, cells, tokens, result.logprobs.get(index, ()))
-                    result.drafted[index] = row.drafts, right[0]
+                    result.drafted[index] = Drafted(row.drafts, right[0])
                     if right[1]:
                         result.logprobs[index] = right[1]
         return msgspec.structs.replace(result, tokens=tuple(tokens), deferred=frozenset(deferred))

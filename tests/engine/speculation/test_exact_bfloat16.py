@@ -83,3 +83,11 @@ def test_tokens_and_logprobs_have_the_same_bits_with_drafts(
         assert (played[id].tokens, played[id].logprobs) == (one.tokens, one.logprobs), id
     assert harness.scheduler.counters.accepted_tokens > 50
     assert harness.scheduler.counters.preemptions > 0 or "num_pages" not in settings
+
+
+def test_tokens_and_logprobs_have_the_same_bits_with_a_draft_model(base, adapters, kept, truth) -> None:
+    harness = EngineHarness(base, adapters, policy=Always(), draft=base, num_pages=40, **kept)
+    played = harness.play(ensemble(harness))
+    for id, one in truth.items():
+        assert (played[id].tokens, played[id].logprobs) == (one.tokens, one.logprobs), id
+    assert harness.scheduler.counters.accepted_tokens > 50

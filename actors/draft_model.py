@@ -1,0 +1,52 @@
+"""Loads the draft model, and checks that it has the tokens of the model that it guesses for."""
+
+import torch
+
+from personae.actors.options import EngineOptions
+from personae.engine.checkpoints.listing import listing
+from personae.engine.loader import load_model
+from personae.engine.models.decoder import Decoder
+from personae.engine.tokens import Tokenizer
+from personae.errors import LoadError, ModelLoadError
+
+
+def load_draft_model(
+    options: EngineOptions, model: Decoder, tokenizer: Tokenizer, device: torch.device
+) -> Decoder | None:
+    """Load the model of `--draft-model`. None if none is used.
+
+    Raises LoadError if the options contradict each other or the tokens differ, and ModelLoadError if the
+    model cannot be loaded.
+    """
+    path = options.draft_model
+    if path is None:
+        if options.speculate == "draft":
+            raise LoadError("--speculate draft needs a second model: --draft-model DIR.")
+        return None
+    if options.speculate not in ("draft", "auto"):
+        raise LoadError("--draft-model needs --speculate draft or --speculate auto.")
+    try:
+        _check_tokens(Tokenizer.load(path), tokenizer)
+        return load_model(
+            path,
+            device=device,
+            dtype=options.dtype if options.dtype != "auto" else str(model.dtype).removeprefix("torch."),
+            quantize=options.quantize,
+            max_position=options.max_model_len,
+        )
+    except ModelLoadError as error:
+        raise ModelLoadError(f"--draft-model {path}: {error.message}") from error
+
+
+def _check_tokens(draft: Tokenizer, tokenizer: Tokenizer) -> None:
+    """Raises ModelLoadError if a text stands for another token in the draft model. Padding at the end of a
+    vocabulary may differ."""
+    mine, theirs = (each.backend.get_vocab(with_added_tokens=True) for each in (draft, tokenizer))
+    if mine == theirs:
+        return
+    differ = sorted(token for token in {*mine, *theirs} if mine.get(token) != theirs.get(token))
+    raise ModelLoadError(
+        f"This model has other tokens than the served one, so it cannot guess for it: {len(differ)} of "
+        f"{len(theirs)} differ, such as {listing([repr(token) for token in differ[:3]])}. Use a model with "
+        "the same tokenizer."
+    )
