@@ -55,8 +55,9 @@ class LaunchedStep:
         there = self.arrival is None or self.arrival.reached
         return there and (self.sampled is None or self.sampled.ready)
 
-    def read(self, bring: "Bring") -> StepResult:
-        """Wait for the step and read it. `bring` returns the result of a row with a matcher."""
+    def read(self, bring: "Bring", *, resting: bool = False) -> StepResult:
+        """Wait for the step and read it. `bring` returns the result of a row with a matcher. `resting`: see
+        StepResult."""
         tokens: list[tuple[int, ...]] = [()] * len(self.plan.rows)
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         failures: dict[int, str] = {}
@@ -86,7 +87,9 @@ class LaunchedStep:
         prompts = {row: entries.read() for row, entries in self.prompt_logprobs.items()}
         vectors = {row: vector.numpy().tobytes() for row, vector in self.embeddings.items()}
         step, drafted = self.plan.step, self.drafted
-        return StepResult(step, tuple(tokens), logprobs, prompts, failures, codes, deferred, drafted, vectors)
+        return StepResult(
+            step, tuple(tokens), logprobs, prompts, failures, codes, deferred, drafted, vectors, resting
+        )
 
 
 Bring = Callable[[LaunchedStep, int, TokenChoices], Brought]

@@ -74,15 +74,17 @@ class StepResult(msgspec.Struct, frozen=True):
 
     `tokens` has one entry per row: the new tokens, in order. These are the sampled token, then the tokens
     that it forces (`speculation/forced.py`), then those chosen after drafts. The entry is empty if the row
-    did not sample. `drafted` has entries, by row index, for the rows with drafts. `logprobs` (one per token) and `prompt_logprobs` have entries, by row index, for the rows
-    that requested them. `prompt_logprobs` covers the prompt tokens that follow the row's positions, preceded
-    by None for the first token if the row starts at 0.
+    did not sample. `drafted` has entries, by row index, for the rows with drafts. `logprobs` (one per token)
+    and `prompt_logprobs` have entries, by row index, for the rows that requested them. `prompt_logprobs`
+    covers the prompt tokens that follow the row's positions, preceded by None for the first token if the row
+    starts at 0.
 
     `failures` has, by row index, the reason why a sequence cannot go on (its logits were not finite, or its
     grammar rejected every token). `codes` has the error's code, if it has one. `deferred` are rows that
     should have sampled but did not, because their grammar's mask is not ready, and later rows of these
     sequences that were already planned. They have no token, and their positions are planned again.
-    `embeddings` has a vector (float32) for each row that completed a prompt with pooling.
+    `embeddings` has a vector (float32) for each row that completed a prompt with pooling. `resting`: drafts
+    do not pay at present, so the next plans should have none.
     """
 
     step: int
@@ -94,6 +96,7 @@ class StepResult(msgspec.Struct, frozen=True):
     deferred: frozenset[int] = frozenset()
     drafted: dict[int, Drafted] = {}
     embeddings: dict[int, bytes] = {}
+    resting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,9 @@ class EngineCounters(msgspec.Struct):
     accepted_by: Annotated[
         dict[str, int],
         CounterMetric(
-            "personae:accepted_draft_tokens", "Tokens of drafts that were right, by who made them.", label="source"
+            "personae:accepted_draft_tokens",
+            "Tokens of drafts that were right, by who made them.",
+            label="source",
         ),
     ] = {}
     step_seconds: Annotated[float, CounterMetric("personae:step_seconds", "Time in steps.")] = 0.0

@@ -15,7 +15,7 @@ pass of N+1, on a GPU after its launch. If a token was replaced by then, its row
 wrong token. That row is deferred (`deferral.py`); the other rows do not wait.
 
 The rows of sequences that may have drafts (`speculation/`) begin where the step before ended, and drafts are
-made from its tokens. So for such rows N is read when N+1 is prepared.
+made from its tokens. So for such rows N is read when N+1 is prepared, except while the speculator rests.
 """
 
 import math
@@ -95,7 +95,8 @@ class StepEngine:
         `grammars` has the compiled grammar of every admission with a spec, by its tenant and spec.
         """
         if self._speculator is not None:
-            self._collect(self._speculator)
+            if self.runs_ahead or self._speculator.needs_results(plan):
+                self._collect(self._speculator)
             self._begun = self._clock()
         if plan.releases or plan.admissions:
             self._settle()
@@ -317,7 +318,8 @@ class StepEngine:
             self._collect(self._speculator)
         if self._sampled is not None and self._sampled[0] is launched.sampled:
             self._settle()
-        result = launched.read(self._bindings.bring)
+        resting = self._speculator is not None and self._speculator.resting
+        result = launched.read(self._bindings.bring, resting=resting)
         if launched.bitmask is not None:
             self._bitmasks.release(launched.bitmask)
         if result.deferred:

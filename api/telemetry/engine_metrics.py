@@ -114,7 +114,7 @@ def _parts(value: Any) -> dict[str, float]:
     """The values of a figure with parts, by the part's name or place."""
     if isinstance(value, tuple):
         return {str(place): number for place, number in enumerate(value)}
-    return asdict(value)
+    return value if isinstance(value, dict) else asdict(value)
 
 
 def _actors(gauges: Iterable[Gauge]) -> Iterator[Metric]:

@@ -91,6 +91,7 @@ class Scheduler:
         self._allowance = BackgroundAllowance(layout.max_batch_tokens, background, cost=self._times.decoding)
         self._in_flight_batches: deque[_InFlightBatch] = deque()
         self._next_step = 0
+        self._resting = False  # the last result's
         self._held_back = False  # whether the last step delayed prompts of tenants over quota
 
     def add(self, log: SequenceLog, *, speculates: bool = False) -> None:
@@ -136,7 +137,7 @@ class Scheduler:
             sequences.share_out(last)
         others, running = sequences.foreground, len(table) - table.background
         budget = TokenBudget(self.layout.max_batch_tokens, self._allowance.of(others, running))
-        builder = StepBuilder(self.layout, sequences, budget, self._drafts, last)
+        builder = StepBuilder(self.layout, sequences, budget, self._drafts, last, resting=self._resting)
         builder.add_decodes()
         self._add_prompts(builder, budget)
         rows = builder.rows
@@ -220,6 +221,7 @@ class Scheduler:
         if len(result.tokens) != len(decoding) + len(chunks):
             raise ValueError(f"{len(result.tokens)} results for {len(decoding) + len(chunks)} rows")
         self._in_flight_batches.popleft()
+        self._resting = result.resting
         if seconds and not result.drafted:
             self._times.observe(*flight.size, seconds)
         news, settle = self._sequences.news, self._outputs

@@ -12,7 +12,8 @@ class StepBuilder:
     """Collects the content of a plan, and preempts sequences if it must.
 
     `rows` are those of `decoding` sequences, then those of `chunks`. The first `drafting` chunks are decode
-    rows that may have drafts. `drafts` is how many a row may have; `last_step` is the last plan in flight.
+    rows that may have drafts. `drafts` is how many a row may have, none in this step if it is `resting`;
+    `last_step` is the last plan in flight.
     """
 
     def __init__(
@@ -22,12 +23,15 @@ class StepBuilder:
         budget: TokenBudget,
         drafts: int,
         last_step: int | None,
+        *,
+        resting: bool = False,
     ) -> None:
         self._layout = layout
         self._sequences = sequences
         self._running = sequences.running
         self._budget = budget
         self._drafts = drafts
+        self._resting = resting
         self._last_step = last_step
         self.rows: list[Row] = []
         self.decoding: list[LiveSequence] = []
@@ -84,7 +88,7 @@ class StepBuilder:
         and in one more page if each running sequence has one to grow into."""
         position = sequence.planned + 1
         most = min(sequence.drafts, spare, sequence.last - position)
-        if sequence.background:
+        if sequence.background or self._resting:
             return 0
         if position + most > sequence.capacity and not self._running.has_pages_to_spare:
             most = sequence.capacity - position

@@ -17,6 +17,7 @@ GUESS = 0.5  # the acceptance rate that is assumed without any data
 TRUST = 2.0  # how many counted drafts a prior estimate is worth
 DEAR = 1.25  # the assumed time of a step of two tokens over that of one, before steps were measured
 STEPS = 8  # steps of one size that are measured before their time is trusted
+VAIN = 4  # steps without a draft that is worth trying, after which the policy rests
 PASS = 0.15  # the assumed time of a pass of the draft model over that of a step, before both were measured
 THRIFT = 0.8  # a draft that is there is taken if it is at least this likely, relative to the draft model's
 CATCH_UP = 16  # tokens that the draft model computes for each token of the answer so far, to begin guessing
@@ -48,6 +49,10 @@ class Policy(Protocol):
 
     def choose(self, tokens: int, candidates: Sequence[Candidate]) -> list[int]:
         """How many tokens of each draft to compute, in a step that has `tokens` without drafts."""
+
+    def rest(self, rows: int, *, tried: bool) -> int:
+        """For how many steps no draft should be looked for, after a step of `rows` rows in which drafts were
+        looked for, and `tried` or not."""
 
     def drafted(self, tokens: int, seconds: float) -> None:
         """A pass of the draft model over `tokens` tokens took `seconds`."""
@@ -97,6 +102,10 @@ class Always:
     def choose(self, tokens: int, candidates: Sequence[Candidate]) -> list[int]:
         """See Policy."""
         return [candidate.most for candidate in candidates]
+
+    def rest(self, rows: int, *, tried: bool) -> int:
+        """See Policy."""
+        return 0
 
     def drafted(self, tokens: int, seconds: float) -> None:
         """See Policy."""
@@ -163,6 +172,8 @@ class Measured:
         self._passes = StepTable(most)
         self._most = most
         self._kinds: dict[tuple[str, int], Record] = defaultdict(Record)
+        self._vain = 0  # steps in a row in which no draft was worth trying
+        self._rest = 0  # the length of the last rest
 
     def prefer(self, text: Candidate, model: Candidate) -> Candidate:
         """See Policy. A draft that is there costs nothing to make."""
@@ -186,6 +197,19 @@ class Measured:
                 candidate.record.fade(FADE)
                 self._kind(candidate.draft).fade(KIND_FADE)
         return counts
+
+    def rest(self, rows: int, *, tried: bool) -> int:
+        """See Policy. Looking for drafts delays a step by a little for each row. So rests become longer as
+        long as no draft is worth trying, up to two steps for each row but the first."""
+        if tried:
+            self._vain = self._rest = 0
+            return 0
+        self._vain += 1
+        if self._vain < VAIN:
+            return 0
+        self._vain -= 1  # one more look decides
+        self._rest = min(max(2 * self._rest, 1), 2 * (rows - 1))
+        return self._rest
 
     def _best(self, tokens: int, candidates: Sequence[Candidate]) -> tuple[float, list[int]]:
         """The expected speed relative to a step without drafts, and how many tokens of each draft bring

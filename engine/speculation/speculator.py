@@ -2,9 +2,12 @@
 
 A plan only says how much such a row may compute: when it was made, it was not known how many drafts of the
 row before were right. Here this is known, before the rows are packed.
+
+While drafts do not pay, it rests: rows have no drafts, so where they begin does not depend on the step
+before, and that step is read later, as it is without speculation.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +25,7 @@ from personae.engine.speculation.tenant_answers import TenantAnswers, TenantProp
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.worker.known import Guess
 
+AHEAD = 2  # plans that are made before a step's result is known
 Propose = Callable[[SequenceLog], Sequence[Proposer]]
 
 
@@ -56,7 +60,13 @@ class _Slot:
     state: SlotState
     log: SequenceLog
     records: defaultdict[str, Record] = field(default_factory=lambda: defaultdict(Record))
-    row: _Row | None = None
+    rows: deque[_Row] = field(default_factory=deque)  # those whose results are not known yet
+
+    @property
+    def next_position(self) -> int | None:
+        """Where its next row begins, if the rows without results have no drafts."""
+        position = self.state.position
+        return None if position is None else position + sum(row.count for row in self.rows)
 
 
 class Speculator:
@@ -80,6 +90,25 @@ class Speculator:
         self._answers = answers
         self._slots: dict[int, _Slot] = {}
         self.drafting_seconds = 0.0
+        self._rest = 0  # steps for which no drafts are looked for
+
+    @property
+    def resting(self) -> bool:
+        """Whether the next plans need no drafts. Plans are made a few steps ahead."""
+        return self._rest > AHEAD
+
+    def needs_results(self, plan: StepPlan) -> bool:
+        """Whether the results of the last step must be known before this plan's rows are resolved."""
+        if not self._rest or plan.releases or plan.admissions:
+            return True
+        for row in plan.rows:
+            slot = self._slots.get(row.slot)
+            if slot is None:
+                continue
+            begins = slot.next_position
+            if begins is None or row.start < begins or any(each.drafts for each in slot.rows):
+                return True
+        return False
 
     def begin(self, plan: StepPlan) -> None:
         """A plan begins. Call it before `resolve`."""
@@ -117,8 +146,7 @@ class Speculator:
         """A row of the last step emitted these tokens, and `accepted` of its drafts were right. Returns what
         became of the drafts in the plan; None if none were computed."""
         followed = self._slots[slot]
-        row, followed.row = followed.row, None
-        assert row is not None, f"slot {slot} had no row"
+        row = followed.rows.popleft()
         followed.state.brought(row.count + accepted, tokens)
         if row.candidate is not None:
             self.policy.verified(row.candidate, row.drafts, accepted)
@@ -132,9 +160,17 @@ class Speculator:
         resolved = list(rows)
         guesses: dict[int, Guess] = {}
         candidates: dict[int, Candidate] = {}
+        looks = not self._rest and any(row.drafts for row in rows)
+        self._rest = max(self._rest - 1, 0)
         for index, row in enumerate(rows):
             slot = self._slots.get(row.slot)
             if slot is None:
+                continue
+            if slot.rows:  # its tokens are not known yet
+                begins = slot.next_position
+                assert begins is not None
+                resolved[index] = Row(row.slot, begins, row.count, row.samples, row.pages)
+                slot.rows.append(_Row(row.count, 0))
                 continue
             tokens = slot.state.tokens
             start = row.start if slot.state.position is None else slot.state.position
@@ -142,15 +178,21 @@ class Speculator:
             slot.state.position = start
             count = min(row.count + row.drafts, len(tokens) - start) if row.drafts else row.count
             samples = row.samples and start + count == len(tokens)
-            slot.row = _Row(count, count - row.count)
+            slot.rows.append(_Row(count, count - row.count))
             resolved[index] = Row(row.slot, start, count, samples, row.pages)
             if count > row.count:
                 guesses[index] = Guess(tuple(tokens[start : start + count]), ())
             room = row.count + row.drafts - count
-            if room and samples and (candidate := self._candidate(row.slot, slot, room)) is not None:
+            if (
+                looks
+                and room
+                and samples
+                and (candidate := self._candidate(row.slot, slot, room)) is not None
+            ):
                 candidates[index] = candidate
-        if candidates:
-            self._apply_policy(resolved, candidates, guesses)
+        if looks:
+            tried = bool(candidates) and self._apply_policy(resolved, candidates, guesses)
+            self._rest = self.policy.rest(len(rows), tried=tried)
         return tuple(resolved), guesses
 
     def _candidate(self, slot: int, followed: _Slot, room: int) -> Candidate | None:
@@ -159,9 +201,9 @@ class Speculator:
         if (draft := followed.state.propose(room)) is not None:
             text = Candidate(draft, followed.records[draft.source])
         if self._model is not None:
-            length = len(followed.state.tokens)
+            length, prompt = len(followed.state.tokens), followed.log.prompt_length
             most = self._model.room(length, room)
-            if most and self.policy.catches_up(self._model.lag(slot, length), length - followed.log.prompt_length):
+            if most and self.policy.catches_up(self._model.lag(slot, length), length - prompt):
                 model = Candidate(Draft((), SOURCE), followed.records[SOURCE], most)
         if text is None or model is None:
             return text or model
@@ -169,8 +211,8 @@ class Speculator:
 
     def _apply_policy(
         self, rows: list[Row], candidates: dict[int, Candidate], guesses: dict[int, Guess]
-    ) -> None:
-        """Let the policy say how much of each draft is computed."""
+    ) -> bool:
+        """Let the policy say how much of each draft is computed. Returns whether any is."""
         total = sum(row.count for row in rows)
         counts = dict(zip(candidates, self.policy.choose(total, tuple(candidates.values())), strict=True))
         made = self._draft(rows, candidates, counts)
@@ -180,11 +222,11 @@ class Speculator:
             if not drafts:
                 continue
             slot = self._slots[row.slot]
-            assert slot.row is not None
-            slot.row.candidate, slot.row.drafts = candidate, len(drafts)
+            slot.rows[-1].candidate, slot.rows[-1].drafts = candidate, len(drafts)
             tokens = slot.state.tokens[row.start : row.start + row.count]
             guesses[index] = Guess((*tokens, *drafts), drafts)
             rows[index] = replace(row, count=row.count + len(drafts))
+        return any(counts.values())
 
     def _draft(
         self, rows: list[Row], candidates: dict[int, Candidate], counts: dict[int, int]

@@ -17,7 +17,7 @@ SIZES = (8, 4)  # the lengths of n-grams, longest first
 SOURCE = "tenant"
 KEPT = 16_384  # tokens of one tenant and adapter
 ALL = 131_072  # tokens of all; about 30 MB
-ANSWER = 4_096  # the last tokens of one answer that are kept: 5 ms when it ends
+PART = 4  # an answer adds at most a fourth of what is kept, its last tokens: 5 ms when it ends
 _END = -1  # between two answers
 
 Key = tuple[bytes, str, str | None]
@@ -37,7 +37,7 @@ class AnswerIndex:
 
     def add(self, before: Sequence[int], answer: Sequence[int]) -> None:
         """Add an answer, and the tokens before it, which are not guessed."""
-        if len(self._tokens) + len(before) + len(answer) > self._most:
+        if len(self._tokens) + len(before) + len(answer) >= self._most:
             kept, self._tokens, self._places = self._tokens[-self._most // 2 :], [], {}
             self._append(kept, 0)
         self._append((*before, *answer, _END), len(before))
@@ -84,7 +84,7 @@ class TenantAnswers:
 
     def add(self, log: SequenceLog, tokens: Sequence[int]) -> None:
         """A sequence has left its slot with these tokens. Its tokens at admission are not added again."""
-        answer = tokens[len(log.tokens) :][-ANSWER:]
+        answer = tokens[len(log.tokens) :][-(self._each // PART) :]
         if not answer:
             return
         before = tokens[: len(tokens) - len(answer)][-SIZES[0] :]

@@ -3,7 +3,8 @@
 `EngineHarness(folder, adapters=..., ...)` loads. `play(logs)` runs token logs to their end and returns what
 each produced. Up to `lookahead` plans are in flight, and a step is read while the next one runs, if there is
 one, as the actors do it. With `capture` decode steps run as graphs, with `prefill` those
-with prompts. With a `policy` rows have drafts, also those of the model in `draft`. With several `ranks` each
+with prompts. With a `policy` rows have drafts, also those of the model in `draft` and from earlier
+`answers`. With several `ranks` each
 has the whole model.
 """
 
@@ -32,6 +33,7 @@ from personae.engine.speculation.draft_model import DraftModel
 from personae.engine.speculation.forced import Retokenizer
 from personae.engine.speculation.policy import Policy
 from personae.engine.speculation.speculator import Propose, Speculator, own_text
+from personae.engine.speculation.tenant_answers import TenantAnswers
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine, by_tenant
 from personae.engine.worker.graphs import Capture, DecodeGraphs
@@ -118,6 +120,7 @@ class EngineHarness:
         policy: Policy | None = None,
         propose: Propose = own_text,
         draft: Path | None = None,
+        answers: TenantAnswers | None = None,
         ranks: int = 1,
     ) -> None:
         at = torch.device(device)
@@ -134,7 +137,9 @@ class EngineHarness:
             small = load_model(draft, device=at, dtype=dtype, max_position=max_model_len)
             drafting = DraftModel(small, layout, model.config.vocab_size)
             drafting.kv.data.fill_(torch.nan)
-        speculator = None if policy is None else Speculator(policy, propose, drafting)
+        if answers is not None:
+            propose = partial(own_text, answers=answers)
+        speculator = None if policy is None else Speculator(policy, propose, drafting, answers)
         self.engine = StepEngine(as_one(self.ranks), spelling, speculator)
         for name, path in (adapters or {}).items():
             self.place(name, read_adapter(path, self.shapes))

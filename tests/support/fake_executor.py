@@ -17,7 +17,7 @@ from zlib import crc32
 import msgspec
 
 from personae.engine.params import SamplingParams
-from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
+from personae.engine.plan import Drafted, MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog, TokenLogprobs
 from personae.evals.tenants.fcfs import FirstComeFirstServed

@@ -1,6 +1,7 @@
 """Answers have the tokens that they have without drafts, whatever is guessed and whatever binds them."""
 
 import json
+import random
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from oracle import oracles
 from wishes import VOCAB, WISHES, agree, logs, truth
 
+from personae.engine.plan import StepPlan
 from personae.engine.speculation.policy import Always, Measured
 
 
@@ -59,6 +61,52 @@ def test_guesses_from_the_text_itself_change_nothing_either() -> None:
         made = harness(policy=policy)
         agree(made.play(logs(made)), truth())
         agree(made.play(logs(made)), truth())  # from the prefix cache
+
+
+class Rests(Always):
+    """Rests after steps at random."""
+
+    def __init__(self) -> None:
+        self._dice = random.Random(3)
+
+    def rest(self, rows: int, *, tried: bool) -> int:
+        return self._dice.choice((0, 0, 1, 2, 5, 9))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"lookahead": 3},
+        {"runs_ahead": True},
+        {"max_seqs": 4, "max_batch_tokens": 9},
+        {"page_size": 4, "num_pages": 60, "max_model_len": 200},
+    ],
+    ids=str,
+)
+def test_drafts_that_rest_in_between_change_nothing(sizes: dict[str, Any]) -> None:
+    made = harness(policy=Rests(), propose=oracles(truth(), 0.8, VOCAB), **sizes)
+    agree(made.play(logs(made)), truth())
+    assert made.scheduler.counters.accepted_tokens > 50
+    if "num_pages" in sizes:
+        assert made.scheduler.counters.preemptions
+
+
+def test_a_step_is_read_while_the_next_one_runs_if_drafts_rest() -> None:
+    made = harness(policy=Rests(), propose=oracles(truth(), 0.8, VOCAB))
+    speculator = made.engine._speculator
+    assert speculator is not None
+    asked: list[bool] = []
+    needs = speculator.needs_results
+
+    def noted(plan: StepPlan) -> bool:
+        asked.append(needs(plan))
+        return asked[-1]
+
+    speculator.needs_results = noted  # type: ignore[method-assign]  # looks on
+    agree(made.play(logs(made)), truth())
+    assert sum(not each for each in asked) > len(asked) / 4
+    assert any(asked)
 
 
 def test_bound_answers_are_whole_with_wrong_drafts_and_any_budget() -> None:

@@ -62,3 +62,46 @@ def test_a_row_whose_drafts_are_wrong_leaves_the_step_to_another() -> None:
 def test_a_step_is_never_made_larger_than_what_is_measured(tokens: int) -> None:
     candidates = [Candidate(DRAFT, Record()) for _ in range(4)]
     assert sum(Measured(most=64).choose(tokens, candidates)) <= max(64 - tokens, 0)
+
+
+def test_looking_for_drafts_rests_for_longer_while_none_is_worth_trying() -> None:
+    policy = Measured()
+    rests = [policy.rest(32, tried=False) for _ in range(12)]
+    assert rests == [0, 0, 0, 1, 2, 4, 8, 16, 32, 62, 62, 62]
+    assert policy.rest(32, tried=True) == 0
+    assert policy.rest(32, tried=False) == 0
+
+
+def test_a_single_row_is_always_looked_at() -> None:
+    policy = Measured()
+    assert not any(policy.rest(1, tried=False) for _ in range(50))
+
+
+MODEL = Draft((), "model")
+
+
+def test_the_draft_model_is_asked_for_as_many_tokens_as_its_passes_pay() -> None:
+    for seconds, least, most in ((0.0001, 5, 7), (0.0008, 0, 1)):
+        policy, _ = learnt(each=0.05, right=1.0)
+        candidate = Candidate(MODEL, Record(), promised=7)
+        for _ in range(50):
+            policy.drafted(1, seconds)
+            policy.verified(candidate, 7, 5)
+        assert least <= policy.choose(1, [candidate])[0] <= most
+
+
+def test_a_guess_that_is_there_is_preferred_unless_it_is_far_less_likely() -> None:
+    policy, _ = learnt(each=0.05, right=1.0)
+    text, model = Candidate(DRAFT, Record()), Candidate(MODEL, Record(), promised=7)
+    assert policy.prefer(text, model) is text
+    for _ in range(50):
+        text.record.count(0, 1)
+        model.record.count(7, 0)
+    assert policy.prefer(text, model) is model
+
+
+def test_a_kind_of_draft_that_was_wrong_is_tried_again_after_long() -> None:
+    policy, _ = learnt(each=0.2, right=0.0)
+    tried = [policy.choose(1, [Candidate(DRAFT, Record())])[0] for _ in range(3000)]
+    assert tried[0] == 0
+    assert any(tried)
