@@ -3,6 +3,7 @@
     python -m personae.evals.chaos --model models/smol135 --adapters models/lora --kills 50 --streams 64
     python -m personae.evals.chaos --replicas 2 --kills 50
     python -m personae.evals.chaos --ray --replicas 3 --kills 3
+    python -m personae.evals.chaos --speculate ngram --kills 50
 
 Streams are greedy and seeded, of the base and of every adapter in turn. A third of them is bound to a schema,
 some have two choices, half have logprobs, and in the other half forced text is appended (jump-forward). Each
@@ -13,6 +14,7 @@ waits until as many answers have arrived as there are streams. With --replicas o
 killed at a time, and its streams continue on another. With --ray each engine is on a node of a Ray cluster on
 loopback addresses. A whole node is killed or stopped, with all of Ray's processes there, and another one
 joins. Meanwhile one request kills every engine that computes it; this request must be ended, and no other.
+With --speculate the answers are compared with those of requests without speculation.
 Prints the answers that are missing or differ, and for each kill the longest pause of any running stream. Exit
 code 1 if an answer is missing or differs.
 """
@@ -80,7 +82,7 @@ class Chaos:
         self.pauses: list[float] = []  # the longest pause of each kill
         self.waits: list[float] = []  # the pauses of every stream that ran at a kill
 
-    def log(self, number: int, id: str) -> SequenceLog:
+    def log(self, number: int, id: str, *, speculate: bool = True) -> SequenceLog:
         """Request `number` under a fresh id."""
         client = self.engine_processes.client
         cards = list(client.models("default").values())
@@ -96,6 +98,7 @@ class Chaos:
                 temperature=0.0 if number % 2 else 1.0,
                 logprobs=2 if number // 2 % 2 else None,
                 jump_forward=True,  # not with logprobs
+                speculate=speculate,
             ),
             adapter=cards[number % len(cards)].adapter,
             eos=tuple(client.tokenizer.eos_ids),
@@ -104,9 +107,9 @@ class Chaos:
             log = replace(log, grammar=GrammarSpec("json_schema", json.dumps(SCHEMA)))
         return log
 
-    async def ask(self, number: int, id: str) -> Answer:
+    async def ask(self, number: int, id: str, *, speculate: bool = True) -> Answer:
         """Play one request to its end."""
-        first = self.log(number, id)
+        first = self.log(number, id, speculate=speculate)
         logs = [first]
         if number % 8 == 5:
             other = replace(first.params, seed=number + PROMPTS, temperature=1.0)
@@ -284,7 +287,7 @@ async def run(
         chaos = Chaos(engine_processes, tokens, seed, streams)
         chaos.strike = strike
         for number in range(PROMPTS):
-            chaos.calm[number] = await chaos.ask(number, f"calm-{number}")
+            chaos.calm[number] = await chaos.ask(number, f"calm-{number}", speculate=False)
         poisoned = "Quarantined"
         async with anyio.create_task_group() as tasks:
             for name in range(streams):
@@ -299,7 +302,9 @@ async def run(
             f"{chaos.different} different; {stats.moved} streams moved; longest pause of a kill p50 "
             f"{statistics.median(chaos.pauses):.2f} s, max {max(chaos.pauses):.2f} s; a stream's "
             f"p50 {quantile(chaos.waits, 0.5):.2f} s, p99 {quantile(chaos.waits, 0.99):.2f} s; "
-            f"left: {stats.running} running, {stats.pages_used} pages"
+            f"left: {stats.running} running, {stats.pages_used} pages; "
+            f"{stats.counters.accepted_tokens} of {stats.counters.draft_tokens} drafts were right in "
+            f"{stats.counters.steps} steps"
         )
         return not chaos.lost and not chaos.different and poisoned == "Quarantined"
 
@@ -320,6 +325,8 @@ def main(
         int | None, typer.Option(help="Sequences in a step; with --replicas enough for all streams.")
     ] = None,
     stop: Annotated[bool, typer.Option("--stop", help="SIGSTOP in place of SIGKILL.")] = False,
+    speculate: Annotated[str, typer.Option(help="off, ngram, draft or auto.")] = "off",
+    draft_model: Annotated[Path | None, typer.Option(help="See `personae serve`.")] = None,
     ray: Annotated[bool, typer.Option("--ray", help="On the nodes of a Ray cluster; nodes die.")] = False,
     crash: Annotated[bool, typer.Option("--crash", help="An exception in the executor instead.")] = False,
 ) -> None:
@@ -332,6 +339,8 @@ def main(
         folders,
         dtype=dtype,  # type: ignore[arg-type]  # the engine refuses another
         max_seqs=max_num_seqs or (32 if replicas == 1 else 2 * streams),
+        speculate=speculate,  # type: ignore[arg-type]  # the engine refuses another
+        draft_model=draft_model,
     )
     how = signal.SIGSTOP if stop else signal.SIGUSR2 if crash else signal.SIGKILL
     fine = anyio.run(

@@ -152,6 +152,7 @@ async def compare(urls: dict[str, str], load: str, clients: int, requests: int, 
 def main(
     model: Annotated[Path | None, typer.Option(help="Else the default model with its adapters.")] = None,
     way: Annotated[str, typer.Option(help="The `--speculate` to compare with off.")] = "auto",
+    draft_model: Annotated[Path | None, typer.Option(help="See `personae serve`.")] = None,
     clients: Annotated[str, typer.Option(help="Concurrent clients, with commas.")] = "1,8,32",
     loads: Annotated[str, typer.Option(help="With commas.")] = ",".join(LOADS),
     rounds: Annotated[int, typer.Option(min=1, help="Rounds after the one that warms up.")] = 3,
@@ -159,13 +160,14 @@ def main(
 ) -> None:
     """Measure and print."""
     arguments = [] if model is None else [str(model)]
+    drafting = [] if draft_model is None else ["--draft-model", str(draft_model)]
     table = Table(
         "load", "clients", "off, tokens/s", f"{way}, tokens/s", "ratio (least to most)", "different"
     )
     with (
         exit_on_sigterm(),
         Served([*arguments, "--speculate", "off"]) as off,
-        Served([*arguments, "--speculate", way]) as on,
+        Served([*arguments, "--speculate", way, *drafting]) as on,
     ):
         urls = {"off": off.url, way: on.url}
         for load in loads.split(","):

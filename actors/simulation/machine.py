@@ -196,6 +196,7 @@ class SimulatedDevice:
             codes=codes,
             deferred=frozenset(deferred),
             drafted=drafted,
+            resting=plan.step // 8 % 3 == 0,  # as if drafts did not pay now and then
         )
         return SimulatedStep(result, self._free_at)
 

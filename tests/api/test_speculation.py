@@ -5,11 +5,13 @@ from typing import Any
 
 import httpx
 import pytest
+from cut_model import cut_model
 from patience import PATIENCE
 from real_server import Running, running
 
 from personae.api.bundled import NAMED
 from personae.api.options import ServeOptions
+from personae.evals.demo.adapters import MODEL
 
 TEXT = "The parcel is late. The parcel is late. The parcel is late. The parcel is late."
 ASKED: list[dict[str, Any]] = [
@@ -35,6 +37,13 @@ def plain() -> Iterator[Running]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    small = cut_model(tmp_path_factory.mktemp("draft"), MODEL, 3)
+    with running(ServeOptions(NAMED, max_seqs=8, speculate="draft", draft_model=small)) as server:
+        yield server
+
+
 def ask(server: Running, **fields: Any) -> dict[str, Any]:
     body = {
         "model": "personae-demo",
@@ -48,9 +57,10 @@ def ask(server: Running, **fields: Any) -> dict[str, Any]:
     return answer.json()  # type: ignore[no-any-return]  # JSON
 
 
-def metric(server: Running, name: str) -> float:
+def metric(server: Running, name: str, label: str = "") -> float:
     lines = httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name}_total{{", f"{name}{{")))
+    named = [line for line in lines if line.startswith((f"{name}_total{{", f"{name}{{")) and label in line]
+    return sum(float(line.split()[-1]) for line in named)
 
 
 @pytest.mark.parametrize("fields", ASKED, ids=str)
@@ -65,6 +75,26 @@ def test_an_answer_is_the_same_with_guesses_and_without(
         each["finish_reason"] for each in without["choices"]
     ]
     assert with_guesses["usage"]["completion_tokens"] == without["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize("fields", ASKED[:4], ids=str)
+def test_an_answer_is_the_same_with_a_draft_model(
+    drafting: Running, plain: Running, fields: dict[str, Any]
+) -> None:
+    with_model, without = ask(drafting, **fields), ask(plain, **fields)
+    assert [each["message"] for each in with_model["choices"]] == [
+        each["message"] for each in without["choices"]
+    ]
+
+
+def test_metrics_say_who_made_the_drafts(drafting: Running, guessing: Running) -> None:
+    for server, source in ((drafting, "model"), (guessing, "ngram"), (guessing, "tenant")):
+        ask(server)
+        ask(server)
+        drafts = metric(server, "personae:draft_tokens", f'source="{source}"')
+        accepted = metric(server, "personae:accepted_draft_tokens", f'source="{source}"')
+        assert 0 <= accepted <= drafts
+        assert drafts > 0, source
 
 
 def test_metrics_count_drafts_and_those_that_were_right(guessing: Running, plain: Running) -> None:

@@ -253,7 +253,10 @@ class FakeExecutor:
                     result.drafted[index] = Drafted(row.drafts, right[0])
                     if right[1]:
                         result.logprobs[index] = right[1]
-        return msgspec.structs.replace(result, tokens=tuple(tokens), deferred=frozenset(deferred))
+        resting = plan.step // 4 % 3 == 0  # as if drafts did not pay now and then
+        return msgspec.structs.replace(
+            result, tokens=tuple(tokens), deferred=frozenset(deferred), resting=resting
+        )
 
     def _choose(self, slot: _Slot, end: int, cells: list[int]) -> tuple[int, ...]:
         """The token at `end`, and the forced tokens after it."""
