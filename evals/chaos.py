@@ -76,6 +76,7 @@ class Chaos:
         self.calm: dict[int, Answer] = {}
         self.answers = self.lost = self.different = 0
         self.done = False
+        self.speculates = False
         self.killed_at = 0.0
         self.strike: Strike = _strike_process
         self.longest = 0.0  # the longest pause of a stream since the last kill
@@ -156,6 +157,14 @@ class Chaos:
         stats = self.engine_processes.client.stats()
         return all(each.ready for each in stats.replicas.values() or (stats,))
 
+    async def _drafts_accepted(self) -> None:
+        """With speculation: until drafts were right, as many as there are streams, so that the kill comes
+        among them."""
+        client = self.engine_processes.client
+        enough = client.stats().counters.accepted_tokens + self.streams
+        while self.speculates and client.stats().counters.accepted_tokens < enough:  # noqa: ASYNC110  nobody tells when it is
+            await anyio.sleep(0.01)
+
     async def killer(self, kills: int, pause: float, how: signal.Signals) -> None:
         """Kill the engine core at random moments, each time after it is ready again."""
         for number in range(kills):
@@ -165,6 +174,7 @@ class Chaos:
             await anyio.sleep(self.rng.uniform(0.1, pause))
             while not self.all_ready():  # noqa: ASYNC110  nobody tells when it is
                 await anyio.sleep(0.01)
+            await self._drafts_accepted()
             started = len(loads)
             self.longest, self.killed_at = 0.0, time.monotonic()
             struck = await self.strike(self.rng, how)
@@ -286,6 +296,7 @@ async def run(
     async with engines as (engine_processes, strike):
         chaos = Chaos(engine_processes, tokens, seed, streams)
         chaos.strike = strike
+        chaos.speculates = options.speculate != "off"
         for number in range(PROMPTS):
             chaos.calm[number] = await chaos.ask(number, f"calm-{number}", speculate=False)
         poisoned = "Quarantined"
