@@ -7,7 +7,7 @@ from personae.engine.sequence import SequenceLog
 
 
 def log(id: str, tenant: str) -> SequenceLog:
-    return SequenceLog(id, (1,), 1, SamplingParams(max_tokens=1), tenant=tenant)
+    return SequenceLog(id, (1,), 1, SamplingParams(max_tokens=1, seed=0), tenant=tenant)
 
 
 def test_the_gap_counts_only_service_while_both_wait() -> None:
