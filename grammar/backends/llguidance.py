@@ -8,7 +8,8 @@ instead of ignoring it.
 import json
 import re
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
@@ -20,7 +21,10 @@ from personae.grammar.schema.document import PARAMS, SAID, Schema
 from personae.grammar.schema.walk import SET
 from personae.grammar.schema.whitespace import whitespace_pattern
 from personae.grammar.spec import GrammarSpec
-from personae.grammar.tracked.sets import SETS_COMMENT, Endings, Places, SetsCompiled
+from personae.grammar.tracked.distinct import STOP
+from personae.grammar.tracked.endings import Endings
+from personae.grammar.tracked.items import Items
+from personae.grammar.tracked.sets import SETS_COMMENT, Places, SetsCompiled
 from personae.grammar.tracked.support import COUNTED, Untracked
 from personae.grammar.tracked.writer import tracked_rules
 from personae.grammar.vocabulary import Vocabulary
@@ -73,11 +77,16 @@ class LLGuidanceBackend:
             raise GrammarError(f"The {said} cannot be compiled: {reason}", param=PARAMS[spec.kind])
         compiled = LLGuidanceCompiled(start, lambda: self._start(grammar), grammar, self._vocabulary)
         if spec.kind == "json_schema" and SET in spec.source:
-            places = Places((("", json.loads(spec.source)),))
-            return SetsCompiled(compiled, places, self._endings)
+            return self._with_sets(compiled, Places((("", json.loads(spec.source)),)), spec)
         if spec.kind == "lark" and spec.source.startswith(SETS_COMMENT):
-            return SetsCompiled(compiled, _places(spec.source), self._endings)
+            return self._with_sets(compiled, _places(spec.source), spec)
         return compiled
+
+    def _with_sets(self, compiled: CompiledGrammar, places: Places, spec: GrammarSpec) -> CompiledGrammar:
+        try:
+            return SetsCompiled(compiled, places, self._endings, _compile_items)
+        except Untracked as reason:
+            raise GrammarError(f"A set cannot be followed: {reason}.", param=PARAMS[spec.kind]) from None
 
     @cached_property
     def _endings(self) -> Endings:
@@ -134,6 +143,22 @@ def _lark(spec: GrammarSpec) -> str:
             return spec.source
 
 
+@cache
+def _backend_of_bytes() -> LLGuidanceBackend:
+    return LLGuidanceBackend(Vocabulary((*_BYTES, b""), (STOP,), {}))
+
+
+def _compile_items(document: dict[str, Any], schema: Any) -> CompiledGrammar:
+    """The grammar of an item of a set, over bytes. Raises Untracked."""
+    rules = Items(document, _tight, "item").rules(schema)
+    return _backend_of_bytes().compile(GrammarSpec("lark", "\n".join(["start: item", *rules])))
+
+
+def _tight(schema: Schema) -> str:
+    """The right side of a rule for a part of an item of a set: strict, and without blanks."""
+    return f"%json {_with_options(json.dumps(schema), strict=True, compact=True)}"
+
+
 def _places(source: str) -> Places:
     line = source.partition("\n")[0].removeprefix(SETS_COMMENT)
     try:
@@ -170,7 +195,7 @@ def _tracked(source: str, spec: GrammarSpec) -> str | None:
         return f"%json {_with_options(json.dumps(schema), spec.strict, spec.compact, blanks)}"
 
     try:
-        return tracked_rules(json.loads(source), leaf, blanks, any_order=spec.any_order)
+        return tracked_rules(json.loads(source), leaf, _tight, blanks, any_order=spec.any_order)
     except Untracked as reason:
         raise GrammarError(
             f"The members of an object or an array cannot be counted: {reason}.", param=PARAMS[spec.kind]

@@ -14,7 +14,7 @@ from personae.grammar.budget.distance_bound import DistanceBound, Measure
 from personae.grammar.budget.hints import counted_values, examples_of, hints_of
 from personae.grammar.budget.regexes import pattern_distances
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import FRACTION, HITS, SET, children, target
+from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, SET, children, target
 
 _BEGUN = 8  # a begun character or escape, and a quote; a number without bounds
 _LEXEME = 64  # any number, any string of a known format
@@ -87,7 +87,7 @@ class _SchemaBound:
             texts=all(map(self._leaves_text_alone, nodes)),
             blanks=True,
             endless=not any("maxLength" in node for node in nodes),
-            proven=not any(len(_together(node)) > 1 for node in nodes),
+            proven=not any(len(_together(node)) > 1 or DISTINCT in node for node in nodes),
         )
 
     def _nested(self, nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -107,7 +107,9 @@ class _SchemaBound:
         """Whether plain text in a string that allows it leaves the answer as near to its end as before."""
         if "patternProperties" in node or "propertyNames" in node:
             return False
-        if HITS in node or SET in node:  # text makes another string of an item that counts
+        if (
+            HITS in node or SET in node or DISTINCT in node
+        ):  # text makes another string of an item that counts
             return False
         if "format" in node and node["format"] not in _FIXED_FORMATS:
             return False
@@ -213,7 +215,7 @@ class _SchemaBound:
         least = schema.get("minItems", 0)
         elements = sum((self._value(one) + 2 for one in first[:least]), 0.0)
         if least > len(first):
-            each = self._value(rest) + (2 + _BEGUN if SET in schema else 2)
+            each = self._value(rest) + (2 + _BEGUN if SET in schema or DISTINCT in schema else 2)
             elements += (least - len(first)) * each
         if HITS in schema:
             elements += schema.get("minContains", 1) * (self._value(schema[HITS]) + 2)

@@ -7,7 +7,9 @@ from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import strip
 from personae.grammar.schema.patterns import plain_patterns
-from personae.grammar.schema.walk import FRACTION, HITS, SET, rebuild, target
+from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, SET, rebuild, target
+from personae.grammar.tracked.arrays import listed_values
+from personae.grammar.tracked.support import BITS
 
 _DEPTH = 8
 
@@ -32,6 +34,9 @@ def _separated(schema: Any, definitions: dict[str, Any]) -> Any:
     if rebuilt.get("uniqueItems") and _is_set_of_texts(rebuilt, definitions):
         del rebuilt["uniqueItems"]
         rebuilt[SET] = True
+    if rebuilt.get("uniqueItems") and _is_set_of_values(rebuilt, definitions):
+        del rebuilt["uniqueItems"]
+        rebuilt[DISTINCT] = True
     dependencies = rebuilt.get("dependencies")
     if isinstance(dependencies, dict) and all(isinstance(one, list) for one in dependencies.values()):
         del rebuilt["dependencies"]
@@ -54,9 +59,20 @@ def sets_as_written(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     rebuilt = rebuild(schema, lambda _, child: sets_as_written(child))
-    if rebuilt.pop(SET, False):
+    if rebuilt.pop(SET, False) or rebuilt.pop(DISTINCT, False):
         rebuilt["uniqueItems"] = True
     return rebuilt
+
+
+def _is_set_of_values(schema: dict[str, Any], definitions: dict[str, Any]) -> bool:
+    """Whether an array's items may be compared one by one, and are not so few that bits can record them."""
+    types = schema.get("type")
+    is_array = types == "array" or (isinstance(types, list) and "array" in types)
+    others = {"prefixItems", "contains", "allOf", "anyOf", "oneOf", "not", "$ref", "enum", "const", HITS}
+    if not is_array or others & schema.keys() or isinstance(schema.get("items"), list):
+        return False
+    values = listed_values(definitions, schema.get("items", True))
+    return values is None or len(values) > BITS
 
 
 def _is_set_of_texts(schema: dict[str, Any], definitions: dict[str, Any]) -> bool:

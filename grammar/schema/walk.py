@@ -25,6 +25,9 @@ not count."""
 ONE |= {HITS}
 SET = "x-personae-set"
 """In an array, added here: true if none of its strings may come twice."""
+DISTINCT = SET + "-of-values"
+"""In an array, added here: true if no item may come twice. The items are written so that each value has one
+spelling (`tracked/items.py`)."""
 FRACTION = "x-personae-fraction"
 """In a number, added here: true if the number must not be whole."""
 MANY = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})

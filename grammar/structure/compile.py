@@ -88,7 +88,11 @@ def structure_analysis(
             return None
 
     element = replace_bound(whole, bind)
-    spec_of_sets = msgspec.json.encode(places(element)).decode()
+    found = places(element)
+    if found is None and reads_sets and SET.encode() in msgspec.json.encode(element):
+        reads_sets = False  # rewritten, the schemas no longer say that they are of objects
+        element = replace_bound(whole, bind)
+    spec_of_sets = msgspec.json.encode(found).decode()
     second = written(replace_bound(element, by_bytes), table.bytewise().special)
     compile_plan = CompilePlan(_BACKEND, written(element, table.vocabulary.special), second)
     return PendingAnalysis(compile_plan, bounds, entries(element))

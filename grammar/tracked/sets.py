@@ -1,14 +1,13 @@
-"""Sets of strings: an item cannot end where it would equal an item that is already there.
+"""Sets: an item cannot end where it would equal an item that is already there.
 
-The strings of such a set may be any text. So a string that must not end here can continue, and no answer
-reaches a point where nothing may follow. A matcher reads what is written, and excludes the tokens that would
-end an item as a repetition.
+A matcher reads what is written, and excludes the tokens that would end an item as a repetition. If the items
+are strings that may be any text (SET), a string that must not end here can continue, and no answer reaches a
+point where nothing may follow. Of other items (DISTINCT) `distinct.py` knows which of them are left.
 """
 
 import json
 import re
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,8 +15,10 @@ import numpy as np
 
 from personae.grammar.backend import BackendMatcher, CompiledGrammar
 from personae.grammar.bitmask import Bitmask
-from personae.grammar.schema.walk import SET, target
-from personae.grammar.vocabulary import Vocabulary
+from personae.grammar.schema.walk import DISTINCT, SET, target
+from personae.grammar.tracked.distinct import ItemGrammar, Written
+from personae.grammar.tracked.endings import Endings, bar
+from personae.grammar.tracked.support import Untracked
 
 SETS_COMMENT = "// x-personae-sets "
 """How the first line of a grammar begins that contains `Places`."""
@@ -25,7 +26,12 @@ _Nodes = tuple[dict[str, Any], ...]
 _SIGNS = re.compile(rb'["{}\[\]:,]')
 _OPENING = re.compile(rb"[{\[]")
 _IN_STRING = re.compile(rb'["\\]')
-_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+_BLANKS = b" \t\r\n"
+_ANY_NAME = "\0"  # one that is not listed
+_MOST_PLACES = 5_000
+
+CompileItems = Callable[[dict[str, Any], Any], CompiledGrammar]
+"""Compiles the grammar of an item, given the document and the item's schema."""
 
 
 class _OpenValue(NamedTuple):
@@ -36,6 +42,8 @@ class _OpenValue(NamedTuple):
     nodes: _Nodes
     value: _Nodes
     seen: frozenset[bytes] | None
+    written: Written | None = None
+    begin: int = 0  # where an item begins, if `written` is there
 
 
 class _State(NamedTuple):
@@ -65,7 +73,9 @@ class Places(msgspec.Struct, frozen=True):
 class Reader:
     """Finds the schemas of sets. Thread-safe."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places, compile_items: CompileItems) -> None:
+        self._compile_items = compile_items
+        self._grammars: dict[int, ItemGrammar] = {}
         self._children: dict[tuple[tuple[int, ...], str | None], _Nodes] = {}
         self._documents: dict[int, dict[str, Any]] = {}
         self._roots = [
@@ -73,6 +83,42 @@ class Reader:
             for before, document in places.schemas
         ]
         self._thought = places.thought
+        self.distinct = False
+        for (_, document), (_, nodes) in zip(places.schemas, self._roots, strict=True):
+            if DISTINCT in json.dumps(document):
+                self._prepare(nodes)
+
+    def _prepare(self, nodes: _Nodes) -> None:
+        """Compile the items of all sets, and see that at no place an array may be a set or not. Raises
+        Untracked."""
+        seen: set[tuple[int, ...]] = set()
+        unseen = [nodes]
+        while unseen:
+            here = unseen.pop()
+            if tuple(map(id, here)) in seen:
+                continue
+            seen.add(tuple(map(id, here)))
+            if len(seen) > _MOST_PLACES:
+                raise Untracked("there are too many places where a set may be")
+            if any(DISTINCT in node for node in here):
+                self.distinct = True
+                arrays = {json.dumps(node) for node in here if _may_be_array(node)}
+                if len(arrays) > 1:
+                    raise Untracked("an array may be a set or another array")
+                self.items(here)
+            names = {name for node in here for name in node.get("properties", ())} | {_ANY_NAME}
+            within = [self.children(here, name) for name in sorted(names)]
+            unseen += [one for one in (*within, self.children(here, None)) if one]
+
+    def items(self, nodes: _Nodes) -> ItemGrammar | None:
+        """The grammar of the items, if an array of one of these schemas is a set of values."""
+        for node in nodes:
+            if DISTINCT in node:
+                if id(node) not in self._grammars:
+                    compiled = self._compile_items(self._documents[id(node)], node.get("items", True))
+                    self._grammars[id(node)] = ItemGrammar(compiled)
+                return self._grammars[id(node)]
+        return None
 
     def root(self, text: bytes) -> _Nodes:
         """The schemas that may apply to JSON that begins after `text`."""
@@ -123,11 +169,22 @@ def _within(node: dict[str, Any], key: str | None) -> list[Any]:
     return [node.get("additionalProperties", True), *node.get("patternProperties", {}).values()]
 
 
+def _may_be_array(node: dict[str, Any]) -> bool:
+    if "type" not in node:
+        return not {"$ref", "anyOf", "allOf", "oneOf", "enum", "const"} & node.keys()
+    return "array" in (node["type"] if isinstance(node["type"], list) else [node["type"]])
+
+
 def _blanks(text: str) -> str:
     """A pattern for a text of a structure. A blank in it stands for any blanks, or none."""
     if not text.strip():
         return r"\A"
     return r"\s*".join(map(re.escape, text.split())).replace(r"\#", r"\d*")
+
+
+def comes_after(text: str, other: str) -> bool:
+    """Whether JSON that begins after `text` might be taken for JSON that begins after `other`."""
+    return re.search(_blanks(other) + r"\s*\Z", text.replace("#", "0")) is not None
 
 
 class _Violation(Exception):
@@ -153,8 +210,9 @@ def _step(reader: Reader, state: _State, text: bytes, begun: bytearray) -> _Stat
                 continue
             content = bytes(begun[start:]) + text[max(start - length, 0) : place - 1]
             start = -1
+            _check(frame, begun, text, length, place)
             if frame is not None and is_key:
-                frame = frame._replace(value=reader.children(frame.nodes, json.loads(b'"' + content + b'"')))
+                frame = frame._replace(value=reader.children(frame.nodes, _name(content)))
             elif frame is not None and frame.seen is not None:
                 if content in frame.seen:
                     raise _Violation
@@ -177,60 +235,97 @@ def _step(reader: Reader, state: _State, text: bytes, begun: bytearray) -> _Stat
                 if frame is None:
                     continue
                 is_key = frame.is_object
+                if frame.written is not None:
+                    frame = frame._replace(begin=length + place)
             case b"}" | b"]":
+                if frame is not None and frame.written is not None:
+                    _ended(frame.written, _item(frame, begun, text, length, place - 1))
                 frame = frame and frame.above
                 is_key = False
+                _check(frame, begun, text, length, place)
             case b":":
                 is_key = False
             case b",":
                 is_key = frame is not None and frame.is_object
+                if frame is not None and frame.written is not None:
+                    written = _ended(frame.written, _item(frame, begun, text, length, place - 1))
+                    if written.exhausted:
+                        raise _Violation
+                    frame = frame._replace(written=written, begin=length + place)
+    _check_begun(frame, begun, text, length)
     return _State(frame, start, is_key, escaped, length + size)
+
+
+def _name(content: bytes) -> str:
+    """The name of a property. Raises _Violation if it is none: what is read may not be allowed."""
+    try:
+        return str(json.loads(b'"' + content + b'"'))
+    except ValueError:
+        raise _Violation from None
+
+
+def _item(frame: _OpenValue, begun: bytearray, text: bytes, length: int, place: int) -> bytes:
+    """The item of a set as it has been written up to `place` in `text`."""
+    before = bytes(begun[frame.begin :]) if frame.begin < length else b""
+    return (before + text[max(frame.begin - length, 0) : place]).strip(_BLANKS)
+
+
+def _ended(written: Written, item: bytes) -> Written:
+    """The items after one more. Raises _Violation."""
+    if not item:
+        return written
+    if item in written.items:
+        raise _Violation
+    return written.with_item(item)
+
+
+def _check(frame: _OpenValue | None, begun: bytearray, text: bytes, length: int, place: int) -> None:
+    """Raises _Violation if a string, object or array that ends here repeats an item."""
+    if frame is None or frame.written is None:
+        return
+    if _item(frame, begun, text, length, place) in frame.written.items:
+        raise _Violation
+
+
+def _check_begun(frame: _OpenValue | None, begun: bytearray, text: bytes, length: int) -> None:
+    """Raises _Violation if the begun item cannot become a new one."""
+    around = _set_around(frame)
+    if around is None or around.written is None or not around.written.items:
+        return
+    before = bytes(begun[around.begin :]) if around.begin < length else b""
+    item = (before + text[max(around.begin - length, 0) :]).lstrip(_BLANKS)
+    if not around.written.allows(item, len(before.lstrip(_BLANKS))):
+        raise _Violation
+    whole = item.rstrip(_BLANKS)
+    if len(whole) < len(item) and around is frame and whole in around.written.items:
+        raise _Violation  # a number that ends with a blank
+
+
+def _set_around(frame: _OpenValue | None) -> _OpenValue | None:
+    """The innermost set of values that is open."""
+    while frame is not None and frame.written is None:
+        frame = frame.above
+    return frame
 
 
 def _opened(reader: Reader, frame: _OpenValue | None, nodes: _Nodes, *, is_object: bool) -> _OpenValue:
     if is_object:
         return _OpenValue(frame, True, nodes, (), None)
     is_set = any(SET in node for node in nodes)
-    return _OpenValue(frame, False, nodes, reader.children(nodes, None), frozenset() if is_set else None)
-
-
-class Endings:
-    """Knows which tokens of a vocabulary end strings. Thread-safe."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        names = {token: name.encode() for name, token in vocabulary.special.items()}
-        self.tokens = tuple(text or names.get(token, b"") for token, text in enumerate(vocabulary.tokens))
-        with_quotes = [(text, token) for token, text in enumerate(self.tokens) if b'"' in text]
-        with_quotes.sort()
-        self._texts = [text for text, _ in with_quotes]
-        self._ids = np.array([token for _, token in with_quotes], np.int64)
-        words = (vocabulary.size + 31) // 32
-        quotes = [_ESCAPED.sub(b"", text).count(b'"') for text in self._texts]
-        self.within = self._bits([count < 3 for count in quotes], words)
-        self.between = self._bits([count < 2 for count in quotes], words)
-        self.anywhere = self._bits(
-            [count < 4 or b"[" not in text for count, text in zip(quotes, self._texts, strict=True)], words
-        )
-
-    def _bits(self, kept: list[bool], words: int) -> "np.ndarray[Any, np.dtype[np.uint32]]":
-        """A mask of all tokens except those that are not kept."""
-        bits = np.full(words, 0xFFFFFFFF, np.uint32)
-        for token in self._ids[~np.array(kept, bool)] if kept else ():
-            bits[token // 32] &= ~np.uint32(1 << int(token) % 32)
-        return bits
-
-    def beginning(self, text: bytes) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """The tokens that begin with `text`, which ends with a quote."""
-        first = bisect_left(self._texts, text)
-        return self._ids[first : bisect_left(self._texts, text[:-1] + b"#", lo=first)]
+    items = reader.items(nodes) if reader.distinct else None
+    written = None if items is None else items.unwritten
+    seen = frozenset[bytes]() if is_set else None
+    return _OpenValue(frame, False, nodes, reader.children(nodes, None), seen, written)
 
 
 class SetsCompiled:
     """A compiled grammar for answers whose sets have no item twice. `inner` knows nothing of sets."""
 
-    def __init__(self, inner: CompiledGrammar, places: Places, endings: Endings) -> None:
+    def __init__(
+        self, inner: CompiledGrammar, places: Places, endings: Endings, compile_items: CompileItems
+    ) -> None:
         self._inner = inner
-        self._reader = Reader(places)
+        self._reader = Reader(places, compile_items)
         self._endings = endings
 
     @property
@@ -260,6 +355,12 @@ class SetsMatcher:
             return
         words, state = bitmask[row].view(np.uint32), self._states[-1]
         frame, endings = state.frame, self._endings
+        around = _set_around(frame) if self._reader.distinct else None
+        if around is not None and around.written is not None:
+            self._leave_out_items(words, around, around.written, direct=around is frame)
+            return
+        if self._reader.distinct:
+            words &= endings.outside
         if frame is None or frame.seen is None:
             words &= endings.anywhere
         elif state.start < 0:
@@ -269,10 +370,22 @@ class SetsMatcher:
             begun = bytes(self._text[state.start :])
             for item in frame.seen:
                 if item.startswith(begun):
-                    tokens = endings.beginning(item[len(begun) :] + b'"')
-                    np.bitwise_and.at(
-                        words, tokens // 32, ~np.left_shift(np.uint32(1), (tokens % 32).astype(np.uint32))
-                    )
+                    bar(words, endings.beginning(item[len(begun) :] + b'"'))
+
+    def _leave_out_items(
+        self,
+        words: "np.ndarray[Any, np.dtype[np.uint32]]",
+        around: _OpenValue,
+        written: Written,
+        *,
+        direct: bool,
+    ) -> None:
+        """Exclude the tokens after which an item would repeat another, or could not be any other."""
+        endings = self._endings
+        words &= endings.directly if direct else endings.deeper
+        begun = bytes(self._text[around.begin :]).lstrip(_BLANKS)
+        for text in written.after(begun, endings.longest):
+            endings.bar_beginning(words, text, after_blanks=not begun)
 
     def accept(self, token: int) -> bool:
         """Advance by one token; False, and no change, if it is not allowed."""
@@ -328,7 +441,8 @@ class SetsMatcher:
     def forced(self) -> bytes:
         """The only text that may follow, if no item is being written."""
         frame = self._states[-1].frame
-        return b"" if frame is not None and frame.seen is not None else self._inner.forced()
+        in_set = (frame is not None and frame.seen is not None) or _set_around(frame) is not None
+        return b"" if in_set else self._inner.forced()
 
     def fork(self) -> "SetsMatcher":
         """A second matcher in the same state."""

@@ -5,13 +5,16 @@ For anything beyond that, `writer.py` writes rules that carry 64 bits: which mem
 how many.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import FRACTION, HITS, SET, children, rebuild, target
+from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, SET, children, rebuild, target
 
 BITS = 64
-COUNTED = frozenset({"uniqueItems", "minProperties", "maxProperties", "dependentRequired", HITS, FRACTION})
+COUNTED = frozenset(
+    {"uniqueItems", "minProperties", "maxProperties", "dependentRequired", HITS, FRACTION, DISTINCT}
+)
 OBJECT = frozenset(
     {"type", "properties", "required", "additionalProperties", "patternProperties", "minProperties"}
     | {"maxProperties", "dependentRequired"}
@@ -27,9 +30,14 @@ ARRAY = frozenset(
         "minContains",
         "maxContains",
         HITS,
+        DISTINCT,
     }
 )
 AROUND = frozenset({SET, "$defs", "definitions", "$schema", "$id", "id", "$anchor", "title", "description"})
+
+
+Leaf = Callable[[Any], str]
+"""The right side of a rule for a schema that is left to the library."""
 
 
 class Untracked(Exception):

@@ -6,28 +6,37 @@ it, and keeps the schema's order if only the order was requested.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.gate import counts_properties
-from personae.grammar.schema.walk import FRACTION, HITS, rebuild, target
+from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, rebuild, target
 from personae.grammar.tracked.arrays import array_rules
+from personae.grammar.tracked.items import Items
 from personae.grammar.tracked.objects import object_rules
 from personae.grammar.tracked.support import (
     AROUND,
     COUNTED,
+    Leaf,
     Untracked,
     leading_to,
     reachable,
     said,
 )
 
-Leaf = Callable[[Any], str]
-"""The right side of a rule for a schema that is left to the library."""
-
 _ARRAY_ONLY = frozenset(
-    {"items", "prefixItems", "minItems", "maxItems", "uniqueItems", "minContains", "maxContains", HITS}
+    {
+        "items",
+        "prefixItems",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "minContains",
+        "maxContains",
+        HITS,
+        DISTINCT,
+    }
 )
 _OBJECT_ONLY = frozenset(
     {"properties", "required", "additionalProperties", "patternProperties", "minProperties"}
@@ -35,12 +44,14 @@ _OBJECT_ONLY = frozenset(
 )
 
 
-def tracked_rules(document: Schema, leaf: Leaf, blanks: str | None, *, any_order: bool) -> str | None:
+def tracked_rules(
+    document: Schema, leaf: Leaf, tight: Leaf, blanks: str | None, *, any_order: bool
+) -> str | None:
     """The grammar, whose first rule is `start`. None if the library needs no help. `blanks` is a regular
-    expression for the blanks between two tokens. Raises Untracked."""
+    expression for the blanks between two tokens, `tight` as `leaf`, without blanks. Raises Untracked."""
     if isinstance(document, bool):
         return None
-    writer = _Writer(document, leaf, any_order=any_order)
+    writer = _Writer(document, leaf, tight, any_order=any_order)
     if not writer.needed:
         return None
     lines = [f"start: {writer.rule(document)}", *writer.written()]
@@ -53,7 +64,7 @@ def is_counted(schema: dict[str, Any]) -> bool:
     found = COUNTED & schema.keys()
     if not found:
         return False
-    if found & {"dependentRequired", HITS, FRACTION}:
+    if found & {"dependentRequired", HITS, FRACTION, DISTINCT}:
         return True
     if schema.get("uniqueItems") and schema.get("maxItems", 2) > 1:
         return True
@@ -61,9 +72,10 @@ def is_counted(schema: dict[str, Any]) -> bool:
 
 
 class _Writer:
-    def __init__(self, document: dict[str, Any], leaf: Leaf, *, any_order: bool) -> None:
+    def __init__(self, document: dict[str, Any], leaf: Leaf, tight: Leaf, *, any_order: bool) -> None:
         self._document = document
         self._leaf = leaf
+        self._tight = tight
         self._any_order = any_order
         nodes = reachable(document)
         counted = {key for key, node in nodes.items() if is_counted(node)}
@@ -111,6 +123,8 @@ class _Writer:
             yield f"{name}: " + " | ".join(map(self.rule, schema["anyOf"]))
         elif kind == "object":
             yield from object_rules(schema, self.rule, name, any_order=self._any_order)
+        elif DISTINCT in schema and kind == "array":
+            yield from self._distinct(name, schema)
         elif kind == "array":
             yield from array_rules(self._document, schema, self.rule, name)
         elif FRACTION in schema:
@@ -119,6 +133,19 @@ class _Writer:
             yield f"{name}: " + " | ".join([self.rule(self._of_type(one, schema)) for one in kind])
         else:
             raise Untracked("it is at a place where members are not tracked")
+
+    def _distinct(self, name: str, schema: dict[str, Any]) -> Iterator[str]:
+        """A set, except that the matcher sees to it that no item comes twice."""
+        if odd := said(schema) - {"type", "items", "minItems", "maxItems", DISTINCT}:
+            raise Untracked(f"{sorted(odd)[0]} cannot be combined with a set")
+        least, most = max(0, schema.get("minItems", 0)), schema.get("maxItems")
+        if most is not None and most < max(least, 1):
+            raise Untracked("no set has as few and as many items as required")
+        item = f"{name}_item"
+        yield from Items(self._document, self._tight, item).rules(schema.get("items", True))
+        again = f'("," ws {item} ws)'
+        more = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        yield f'{name}: "[" ws {item} ws {again}{more} "]"' + ("" if least else ' | "[" ws "]"')
 
     def _of_type(self, kind: str, schema: dict[str, Any]) -> dict[str, Any]:
         """The part of a schema of several types that is about one of them."""

@@ -1,0 +1,243 @@
+"""Writes the items of a set as rules in which each value has only one spelling.
+
+So two items are equal if their texts are. There are no blanks within an item, its properties come in the
+order of the schema, and numbers have no exponent. An object has at most one property that is not listed: of
+two, the order would be free.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from personae.grammar.schema.document import Schema
+from personae.grammar.schema.patterns import anything_but
+from personae.grammar.schema.walk import target
+from personae.grammar.tracked.arrays import listed_values
+from personae.grammar.tracked.numerals import fractions, integers
+from personae.grammar.tracked.support import AROUND, Leaf, Untracked
+
+_NOTES = AROUND | {"description", "default", "examples", "$comment"}
+_TYPES = ("null", "boolean", "number", "string", "array", "object")
+_OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+_OF_TYPE = {
+    "integer": _OF_NUMBERS,
+    "number": _OF_NUMBERS,
+    "string": frozenset({"minLength", "maxLength", "pattern", "format", "allOf"}),
+    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
+    "object": frozenset({"properties", "required", "additionalProperties"}),
+}
+_BINDING = frozenset().union(*_OF_TYPE.values())
+_DEPTH = 32
+
+
+class Items:
+    """The rules of one set's items, with names that begin with `name`, which is that of an item."""
+
+    def __init__(self, document: Schema, leaf: Leaf, name: str) -> None:
+        self._document = document
+        self._leaf = leaf
+        self._name = name
+        self._names: dict[tuple[int, bool], str] = {}
+        self._unwritten: list[tuple[str, Any, bool]] = []
+        self._kept: list[Any] = []
+        self._ranks = _name_ranks(document, {})
+
+    def rules(self, schema: Any) -> list[str]:
+        """Raises Untracked if values may have several spellings."""
+        first = self._rule(schema, closed=False)
+        lines = [f"{self._name}: {first}"]
+        while self._unwritten:
+            name, one, closed = self._unwritten.pop()
+            lines += self._written(name, one, closed=closed)
+        return lines
+
+    def _rule(self, schema: Any, *, closed: bool) -> str:
+        """The name of the rule for a schema. `closed`: objects have no properties that are not listed."""
+        for _ in range(_DEPTH):
+            if isinstance(schema, dict) and _said(schema) == {"$ref"}:
+                schema = target(self._document, schema["$ref"])
+        key = id(schema), closed
+        if key not in self._names:
+            self._names[key] = f"{self._name}_{len(self._names)}"
+            self._unwritten.append((self._names[key], schema, closed))
+            self._kept.append(schema)
+        return self._names[key]
+
+    def _written(self, name: str, schema: Any, *, closed: bool) -> Iterator[str]:
+        if schema is False:
+            raise Untracked("nothing satisfies an item of a set")
+        schema = {} if schema is True else schema
+        keywords = _said(schema)
+        if "enum" in schema or "const" in schema:
+            values = listed_values(self._document, schema)
+            if not values or "$ref" in schema:
+                raise Untracked("the listed values of a set's items are not known")
+            yield f"{name}: " + " | ".join(_literal(self._text(value)) for value in values)
+        elif keywords == {"anyOf"}:
+            several = sum(map(self._has_objects, schema["anyOf"])) > 1
+            ways = [self._rule(one, closed=closed or several) for one in schema["anyOf"] if one is not False]
+            yield f"{name}: " + " | ".join(ways)
+        elif odd := keywords - _BINDING - {"type"}:
+            raise Untracked(f"the items of a set have {sorted(odd)[0]}")
+        else:
+            kinds = schema.get("type", list(_TYPES))
+            kinds = kinds if isinstance(kinds, list) else [kinds]
+            if "integer" in kinds and "number" in kinds:
+                kinds = [kind for kind in kinds if kind != "integer"]
+            yield f"{name}: " + " | ".join(f"{name}_{kind}" for kind in kinds)
+            for kind in kinds:
+                yield from self._of_type(f"{name}_{kind}", kind, schema, closed=closed)
+
+    def _has_objects(self, schema: Any) -> bool:
+        for _ in range(_DEPTH):
+            if isinstance(schema, dict) and "$ref" in schema:
+                schema = target(self._document, schema["$ref"])
+        if not isinstance(schema, dict):
+            return schema is not False
+        if "anyOf" in schema:
+            return any(map(self._has_objects, schema["anyOf"]))
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if values is not None:
+            return any(isinstance(value, dict) for value in values)
+        kinds = schema.get("type", "object")
+        return "object" in (kinds if isinstance(kinds, list) else [kinds])
+
+    def _of_type(self, name: str, kind: str, schema: dict[str, Any], *, closed: bool) -> Iterator[str]:
+        match kind:
+            case "null":
+                yield f'{name}: "null"'
+            case "boolean":
+                yield f'{name}: "true" | "false"'
+            case "string":
+                kept = {key: value for key, value in schema.items() if key in _OF_TYPE["string"]}
+                yield f"{name}: {self._leaf({'type': 'string', **kept})}"
+            case "integer" | "number":
+                yield f"{name}: /{_number(kind, schema)}/"
+            case "array":
+                yield from self._array(name, schema)
+            case _:
+                yield from self._object(name, schema, closed=closed)
+
+    def _array(self, name: str, schema: dict[str, Any]) -> Iterator[str]:
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        first, rest = schema.get("prefixItems", []), schema.get("items", True)
+        if isinstance(rest, list):
+            raise Untracked("items are listed as in older drafts")
+        most = len(first) if rest is False and (most is None or most > len(first)) else most
+        if most is not None and least > most:
+            raise Untracked("no array has as few and as many items as required")
+        if most == 0:
+            yield f'{name}: "[" "]"'
+            return
+        yield f'{name}: "[" {name}_0 "]"'
+        for place, one in enumerate(first[:most]):
+            comma = '"," ' if place else ""
+            after = f"{comma}{self._rule(one, closed=False)} {name}_{place + 1}"
+            yield f"{name}_{place}: {after}" + (" |" if place >= least else "")
+        place = len(first[:most])
+        if most == place:
+            yield f"{name}_{place}:"
+            return
+        item = self._rule(rest, closed=False)
+        low, high = max(least - place, 0), "" if most is None else most - place
+        if place:
+            yield f'{name}_{place}: ("," {item}){{{low},{high}}}'
+            return
+        high = "" if most is None else most - 1
+        yield f'{name}_0: {item} ("," {item}){{{max(low - 1, 0)},{high}}}' + ("" if low else " |")
+
+    def _object(self, name: str, schema: dict[str, Any], *, closed: bool) -> Iterator[str]:
+        listed, required = schema.get("properties", {}), set(schema.get("required", ()))
+        others = schema.get("additionalProperties", True)
+        if not listed and not required and others is not False and "type" in schema:
+            raise Untracked("the items of a set are objects whose properties are not listed")
+        if closed and not listed and others is not False:
+            raise Untracked("the items of a set are objects of several kinds")
+        names = sorted({*listed, *required}, key=self._rank)
+        members = [(one, listed.get(one, others)) for one in names if listed.get(one, others) is not False]
+        if required - {one for one, _ in members}:
+            raise Untracked("a required property is not allowed")
+        yield f'{name}: "{{" {name}_f0 "}}"'
+        for place, (key, value) in enumerate(members):
+            written = f"{_literal(_dumped(key) + ':')} {self._rule(value, closed=False)} {name}_n{place + 1}"
+            skipped = key not in required
+            yield f"{name}_f{place}: {written}" + (f" | {name}_f{place + 1}" if skipped else "")
+            if place:
+                yield f'{name}_n{place}: "," {written}' + (f" | {name}_n{place + 1}" if skipped else "")
+        end = len(members)
+        if closed or others is False:
+            yield f"{name}_f{end}:"
+            yield f"{name}_n{end}:" if end else ""
+            return
+        key_schema = {"type": "string", **({"pattern": anything_but(names)} if names else {})}
+        yield f'{name}_o: {self._leaf(key_schema)} ":" {self._rule(others, closed=False)}'
+        yield f"{name}_f{end}: {name}_o |"
+        yield f'{name}_n{end}: "," {name}_o |' if end else ""
+
+    def _rank(self, name: str) -> tuple[int, str]:
+        return self._ranks.get(name, len(self._ranks)), name
+
+    def _text(self, value: Any) -> str:
+        """The only spelling of a value."""
+        match value:
+            case float() if value.is_integer():
+                return str(int(value))
+            case float() if float(plain := f"{value:.6f}".rstrip("0")) == value:
+                return plain
+            case dict():
+                names = sorted(value, key=self._rank)
+                return "{" + ",".join(f"{_dumped(name)}:{self._text(value[name])}" for name in names) + "}"
+            case list():
+                return "[" + ",".join(map(self._text, value)) + "]"
+        return _dumped(value)
+
+
+def _said(schema: dict[str, Any]) -> frozenset[str]:
+    return frozenset(schema) - _NOTES
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _literal(text: str) -> str:
+    """A text in Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _number(kind: str, schema: dict[str, Any]) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    bounds = [one for one in (low, high, above, below) if one is not None]
+    if any(isinstance(one, bool) or not float(one).is_integer() for one in bounds):
+        raise Untracked("the bounds of a set's numbers are not whole")
+    least = _tighter(max, low, None if above is None else above + 1)
+    most = _tighter(min, high, None if below is None else below - 1)
+    parts = [integers(least, most)]
+    if kind == "number":
+        parts.append(fractions(_tighter(max, low, above), _tighter(min, high, below)))
+    found = [part for part in parts if part is not None]
+    if not found:
+        raise Untracked("no number is within the bounds")
+    return "|".join(found)
+
+
+def _tighter(choose: Any, *bounds: float | None) -> int | None:
+    known = [math.floor(one) for one in bounds if one is not None]
+    return choose(known) if known else None
+
+
+def _name_ranks(schema: Any, ranks: dict[str, int]) -> dict[str, int]:
+    """The names of all properties in the order in which the document first mentions them."""
+    unseen: Sequence[Any] = [schema]
+    while unseen:
+        one, *unseen = unseen
+        if isinstance(one, dict):
+            listed = one.get("properties")
+            for name in listed if isinstance(listed, dict) else ():
+                ranks.setdefault(name, len(ranks))
+            unseen = [*one.values(), *unseen]
+        elif isinstance(one, list):
+            unseen = [*one, *unseen]
+    return ranks
