@@ -24,12 +24,12 @@ def _rich(kind: type, value: Any) -> Any:
     return kind(value)
 
 
-_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 
 def frame(message: msgspec.Struct) -> bytes:
     """Encode a message as a frame."""
-    body = _encode(message)
+    body = encode(message)
     return len(body).to_bytes(HEADER, "little") + body
 
 

@@ -255,5 +255,9 @@ class EngineOptions(ModelOptions, BatchingOptions):
     def salts(self) -> Callable[[str], bytes]:
         """Return a function from a tenant to its prefix-cache salt. Salts derive from `secret`, or from a new
         random one."""
-        secret = self.secret or secrets.token_bytes(32)
-        return lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256)
+        return salts_of(self.secret or secrets.token_bytes(32))
+
+
+def salts_of(secret: bytes) -> Callable[[str], bytes]:
+    """Return a function from a tenant to its prefix-cache salt, which is derived from `secret`."""
+    return lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256)

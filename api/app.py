@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -33,7 +34,7 @@ from personae.api.family import Family
 from personae.api.files import routes as files
 from personae.api.http.middleware import Gate, Prefix
 from personae.api.http.openapi import document
-from personae.api.http.operation import Content, operation
+from personae.api.http.operation import Content, Operation, operation
 from personae.api.replicas import routes as replica_routes
 from personae.api.responses import conversation_routes as conversations
 from personae.api.responses import routes as responses
@@ -222,21 +223,28 @@ def create_app(
     """
     settings = settings or ApiSettings()
     context = make_context(client, settings, registry, batches, tracing, tenants, usage, stored, scaler)
+    access = Middleware(
+        Access,
+        store=tenants,
+        usage=usage,
+        meter=context.meter,
+        insecure=settings.insecure_no_auth,
+        origins=settings.allowed_origin,
+    )
+    return app_of(context, OPERATIONS, access)
+
+
+def app_of(context: RequestContext, operations: Sequence[Operation], access: Middleware) -> Starlette:
+    """The ASGI app of these routes; `access` finds the caller of each request."""
+    settings = context.settings
     app = Starlette(
-        routes=[each.route() for each in OPERATIONS],
+        routes=[each.route() for each in operations],
         middleware=[
             *([Middleware(Prefix, prefix=settings.root_path)] if settings.root_path else []),
             *_cross_origin(settings.allowed_origin),
             Middleware(AnthropicErrors),
             Middleware(Gate, settings=settings, metrics=context.metrics),
-            Middleware(
-                Access,
-                store=tenants,
-                usage=usage,
-                meter=context.meter,
-                insecure=settings.insecure_no_auth,
-                origins=settings.allowed_origin,
-            ),
+            access,
         ],
         exception_handlers={PersonaeError: personae_error, HTTPException: http_error},
     )

@@ -3,6 +3,7 @@ library, in one process."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from anyio import to_thread
@@ -59,7 +60,7 @@ async def open_engine(
         with _publishing(options) as hear:
             engines = _open_processes(options, engine_options, on_progress, hear)
             async with engines as engine_processes:
-                yield _opened(engine_processes)
+                yield replace(_opened(engine_processes), model=model)
         return
     from personae.actors.assembly import assemble  # it loads torch
     from personae.actors.in_process import open_in_process
@@ -67,7 +68,9 @@ async def open_engine(
     assembly = await to_thread.run_sync(assemble, engine_options, on_progress)
     async with open_in_process(assembly.engine_spec, max_restarts=options.max_restarts) as client:
         facts = (assembly.defaults, assembly.max_adapters, assembly.bounds)
-        yield Opened(client, *facts, client.lost, client.end_all, client.describe, assembly.about)
+        yield Opened(
+            client, *facts, client.lost, client.end_all, client.describe, assembly.about, model=model
+        )
 
 
 def _opened(engine_processes: MultiProcessEngine) -> Opened:

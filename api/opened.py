@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -34,7 +35,8 @@ class Opened:
     `max_adapters` is the number of adapters that fit in memory at once, `bounds` the limits for each of them;
     None if unknown. `lost` waits until the engine has failed for good. `end_all` ends every stream with an
     error, and refuses new ones with it. `describe` says what every actor is doing, `about` what was opened.
-    `scaler` adds and removes engines, if there may be several.
+    `scaler` adds and removes engines, if there may be several. `model` is the folder or file of the model,
+    from which other processes load its tokenizer.
     """
 
     client: "EngineClient"
@@ -46,3 +48,4 @@ class Opened:
     describe: Callable[[], str] = _nothing
     about: str = ""
     scaler: "ReplicaScaler | None" = None
+    model: Path | None = None

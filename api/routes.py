@@ -100,6 +100,7 @@ async def version(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Show the metrics in Prometheus's text format; for admins, because they name every tenant's adapters."""
     context = context_of(request)
+    await context.metrics.gather()
     return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -109,7 +110,7 @@ async def tokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, TokenizeRequest, context)
     if body.model is not None:
-        context.model(body.model)
+        await context.find(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either `prompt` or `messages`.", param="prompt")
     if body.messages is None:
@@ -159,7 +160,7 @@ async def detokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, DetokenizeRequest, context)
     if body.model is not None:
-        context.model(body.model)
+        await context.find(body.model)
     if len(body.tokens) > (most := _most_tokens(context)):
         raise _too_long("tokens", most)
     context.check_ids(body.tokens, "tokens")

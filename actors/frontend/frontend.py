@@ -221,13 +221,22 @@ class LocalClient:
     async def stream(self, logs: Sequence[SequenceLog]) -> AsyncIterator["LocalStream"]:
         """Submit the sequences. Leaving the context withdraws the unfinished ones."""
         inbox = Inbox()
-        ingress = self._frontend.ingress
-        stream = LocalStream(inbox, {log.id for log in logs}, ingress)
-        try:  # `ask` too: if it is cancelled, the sequences may have been admitted
-            await ingress.ask(lambda reply: Submission(tuple(logs), inbox, reply))
+        stream = LocalStream(inbox, {log.id for log in logs}, self._frontend.ingress)
+        try:  # `submit` too: if it is cancelled, the sequences may have been admitted
+            await self.submit(logs, inbox)
             yield stream
         finally:
             stream.withdraw()
+
+    async def submit(self, logs: Sequence[SequenceLog], inbox: Inbox) -> None:
+        """Submit sequences whose deltas go to `inbox`, until they end or are withdrawn. Raises Overloaded
+        when the engine is full."""
+        await self._frontend.ingress.ask(lambda reply: Submission(tuple(logs), inbox, reply))
+
+    def withdraw(self, ids: Sequence[str]) -> None:
+        """End sequences that were submitted. Those that have ended already are ignored."""
+        with suppress(ActorStopped):  # the frontend has stopped, and every sequence with it
+            self._frontend.ingress.tell(Withdraw(tuple(ids)))
 
     def stats(self) -> EngineStats:
         """Return what the engine is doing now."""
@@ -250,11 +259,18 @@ class LocalClient:
         await self._frontend.lost.wait()
 
 
+class Withdrawals(Protocol):
+    """Takes withdrawals: the ingress, or the line to the process that has it."""
+
+    def tell(self, message: Withdraw, /) -> None:
+        """Send a message."""
+
+
 class LocalStream:
     """The deltas of one submission. It is an iterator, not a generator: breaking out of the loop leaves
     nothing open."""
 
-    def __init__(self, inbox: Inbox, live: set[str], ingress: Ref[Message]) -> None:
+    def __init__(self, inbox: Inbox, live: set[str], ingress: "Withdrawals") -> None:
         self._inbox = inbox
         self._live = live
         self._ingress = ingress

@@ -4,14 +4,14 @@ import ipaddress
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-from starlette.types import ASGIApp
 
 from personae.actors.kit.event_loop import loop_options
 from personae.actors.kit.gc_tuning import spare_what_is_here
@@ -21,7 +21,8 @@ from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
 from personae.api.batches.manager import BatchManager
 from personae.api.family import Family, check_formats
-from personae.api.http.server import HttpServer, bind, url
+from personae.api.http.server import HttpServer, bind, listeners, url
+from personae.api.http_workers.pool import http_workers
 from personae.api.hub.resolve import on_disk
 from personae.api.local import open_engine
 from personae.api.opened import Opened
@@ -30,7 +31,7 @@ from personae.api.responses.background import BackgroundResponses
 from personae.api.responses.store import ResponseStore
 from personae.api.settings import serve_settings
 from personae.api.telemetry import logs
-from personae.api.telemetry.tracing import UNTRACED, Tracing
+from personae.api.telemetry.tracing import tracing_to
 from personae.api.tenants.data import DataDir, serving
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
 from personae.api.tenants.usage import UsageLedger
@@ -66,7 +67,17 @@ def run(options: ServeOptions) -> None:
         logger.info("stopped")
 
 
-async def serve_until_lost(server: HttpServer, listener: socket.socket, opened: Opened) -> None:
+class Server(Protocol):
+    """One process that serves HTTP, or several."""
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve on these sockets until a signal to stop."""
+
+    def stop(self) -> None:
+        """Finish what runs and stop. When called again, stop at once."""
+
+
+async def serve_until_lost(server: Server, sockets: list[socket.socket], opened: Opened) -> None:
     """Serve until a signal to stop. If the engine fails permanently, report it for a while, then raise
     EngineLost."""
     lost = False
@@ -80,7 +91,7 @@ async def serve_until_lost(server: HttpServer, listener: socket.socket, opened: 
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch)
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=sockets)
         tasks.cancel_scope.cancel()
     if lost:
         raise EngineLost("The engine failed too often and was not started again; its last words are above.")
@@ -106,10 +117,11 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
 
     progress.start()
     try:
-        async with (
-            _traced(options.otlp_traces_endpoint) as (tracing, traced),
-            open_engine(options, on_progress, adapter_store=data.adapters, secret=data.secret) as opened,
-        ):
+        async with AsyncExitStack() as stack:
+            tracing, traced = stack.enter_context(tracing_to(options.otlp_traces_endpoint))
+            sockets = stack.enter_context(listeners(listener, options.http_workers))
+            engine = open_engine(options, on_progress, adapter_store=data.adapters, secret=data.secret)
+            opened = await stack.enter_async_context(engine)
             progress.stop()
             client = opened.client
             models = client.models(DEFAULT_TENANT)
@@ -147,20 +159,24 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
                     known = registry is not None and registry.find(DEFAULT_TENANT, named) is not None
                     if not known:
                         logger.warning("there is no model %r yet, which is to be the default", named)
-                server = HttpServer(
-                    traced(app),
-                    settings,
-                    drain_seconds=options.drain_timeout,
-                    on_ready=on_ready,
-                    end_all=opened.end_all,
-                    describe=opened.describe,
-                )
+                server: Server
+                if options.http_workers > 1:
+                    server = http_workers(app, opened, data, on_ready, stores=options.store_responses)
+                else:
+                    server = HttpServer(
+                        traced(app),
+                        settings,
+                        drain_seconds=options.drain_timeout,
+                        on_ready=on_ready,
+                        end_all=opened.end_all,
+                        describe=opened.describe,
+                    )
                 background = BackgroundResponses(stored).runs(app.state.context)
                 async with (
                     batches.running(app.state.context),
                     background if options.store_responses else nullcontext(),
                 ):
-                    await serve_until_lost(server, listener, opened)
+                    await serve_until_lost(server, sockets, opened)
     finally:
         progress.stop()
 
@@ -174,27 +190,6 @@ def _log_start(opened: Opened, family: Family, data_dir: Path | None) -> None:
         logger.info("the engine: %s", opened.about)
     kept = f"data in {data_dir}" if data_dir else "no data directory"
     logger.info("tool format %s, reasoning format %s, %s", tools, reasoning, kept)
-
-
-@asynccontextmanager
-async def _traced(endpoint: str | None) -> AsyncIterator[tuple[Tracing, Callable[[ASGIApp], ASGIApp]]]:
-    """The tracing for an endpoint, and what wraps the app for it. Raises LoadError if it is not installed."""
-    if endpoint is None:
-        yield UNTRACED, lambda app: app
-        return
-    if not endpoint.startswith(("http://", "https://")):
-        raise LoadError(
-            f"--otlp-traces-endpoint {endpoint} is no URL: write one like http://localhost:4318/v1/traces."
-        )
-    try:
-        from personae.api.telemetry.otel import Traced, exporting
-    except ImportError as error:
-        raise LoadError(
-            "--otlp-traces-endpoint needs OpenTelemetry (pip install opentelemetry-sdk "
-            f"opentelemetry-exporter-otlp-proto-http): {error}."
-        ) from None
-    with exporting(endpoint) as tracing:
-        yield tracing, lambda app: Traced(app, tracing=tracing)
 
 
 @contextmanager

@@ -5,9 +5,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -48,6 +47,29 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+@contextmanager
+def listeners(first: socket.socket, count: int) -> Iterator[list[socket.socket]]:
+    """`count` bound sockets with the address of the first one, which is one of them. When all of them listen,
+    the kernel spreads connections over them.
+
+    Raises LoadError if the system cannot share an address.
+    """
+    with ExitStack() as others:
+        found = [first]
+        try:
+            if count > 1:
+                first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            while len(found) < count:
+                another = others.enter_context(socket.socket(first.family, first.type, first.proto))
+                for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+                    another.setsockopt(socket.SOL_SOCKET, option, 1)
+                another.bind(first.getsockname())
+                found.append(another)
+        except (OSError, AttributeError) as error:
+            raise LoadError(f"--http-workers needs SO_REUSEPORT, which failed: {error}.") from None
+        yield found
+
+
 def url(listener: socket.socket) -> str:
     """The URL of a bound socket."""
     host, port = listener.getsockname()[:2]
@@ -61,7 +83,7 @@ class HttpServer(uvicorn.Server):
     While it drains it is not ready and refuses requests. After `drain_seconds`, `end_all` ends unfinished
     answers with an error. A second signal stops at once. On SIGUSR1 it prints the result of `describe`.
     Signals are not raised again after the server has stopped, so that the engine around it is closed in
-    order.
+    order. It handles the `signals` only.
     """
 
     def __init__(
@@ -73,7 +95,9 @@ class HttpServer(uvicorn.Server):
         on_ready: Callable[[], None] = lambda: None,
         end_all: Callable[[PersonaeError], None] = lambda error: None,
         describe: Callable[[], str] = str,
+        signals: Collection[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1),
     ) -> None:
+        self._signals = signals
         self._drain = Drain(app, settings.root_path)
         self._drain_seconds = drain_seconds
         self._end_all = end_all
@@ -102,16 +126,12 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Handle SIGINT, SIGTERM and SIGUSR1 while serving, where this is possible: in the main thread."""
+        """Handle the signals while serving, where this is possible: in the main thread."""
         loop = asyncio.get_running_loop()
         taken = []
-        for number, handler in (
-            (signal.SIGINT, self.stop),
-            (signal.SIGTERM, self.stop),
-            (signal.SIGUSR1, self._show),
-        ):
+        for number in self._signals:
             try:
-                loop.add_signal_handler(number, handler)
+                loop.add_signal_handler(number, self._show if number == signal.SIGUSR1 else self.stop)
             except (ValueError, RuntimeError, NotImplementedError):
                 break  # another thread, or Windows: a program that embeds the server there calls `stop`
             taken.append(number)
@@ -121,11 +141,16 @@ class HttpServer(uvicorn.Server):
             for number in taken:
                 loop.remove_signal_handler(number)
 
+    @property
+    def draining(self) -> bool:
+        """Whether it refuses requests and finishes those that run."""
+        return self._drain.draining
+
     def _show(self) -> None:
         """Print what every actor is doing."""
         print(self._describe(), file=sys.stderr, flush=True)  # noqa: T201  the answer to the signal
 
-    def stop(self, *_: Any) -> None:
+    def stop(self) -> None:
         """Finish what runs and stop. When called again, stop at once."""
         if self._drain.draining:
             self.force_exit = self.should_exit = True

@@ -108,6 +108,13 @@ class BackgroundResponses:
                 param="background",
             )
 
+    async def begin(self, context: RequestContext, body: ResponsesRequest) -> bytes:
+        """Admit a request and start its response; returns it as it is then, as JSON. Raises what `admit`
+        raises."""
+        whole = msgspec.json.encode(body)
+        admitted = await admit_background(context, context.caller.identity, body)
+        return msgspec.json.encode(self.start(admitted, whole))
+
     def start(self, admitted: Admitted, request: bytes) -> Response:
         """Take a response, whose whole request is `request`."""
         response = admitted.form.begun()

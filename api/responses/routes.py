@@ -13,12 +13,12 @@ from personae.api.http.operation import events, operation
 from personae.api.respond import json_response
 from personae.api.responses.admission import admit
 from personae.api.responses.answers import Event, Response, ResponseDeleted
-from personae.api.responses.background import admit_background
 from personae.api.responses.kept_items import KeptItem
 from personae.api.responses.pages import ItemList, ListItems, item_list, page_of
 from personae.api.responses.request import ResponsesRequest
 from personae.api.responses.store import ResponseStore
 from personae.api.stream import EventStream, respond
+from personae.api.wire.schema import refuse_unserved
 from personae.errors import NotFound, UnsupportedParameter
 
 
@@ -43,11 +43,11 @@ async def create_response(request: Request) -> HttpResponse | EventStream:
 async def _begun(context: RequestContext, body: ResponsesRequest) -> HttpResponse:
     """The answer to a request whose response is made in the background."""
     context.caller.ready()  # its turn is another's: the response has a caller of its own
-    whole = msgspec.json.encode(body)
-    admitted = await admit_background(context, context.caller.identity, body)
-    background = _store(context).background
-    assert background is not None, "admission has seen it"
-    return json_response(background.start(admitted, whole))
+    background = None if context.responses is None else context.responses.background
+    if background is None:
+        refuse_unserved(body)
+        raise UnsupportedParameter("`background`: this server stores no responses.", param="background")
+    return HttpResponse(await background.begin(context, body), media_type="application/json")
 
 
 @operation("GET", "/v1/responses/{id}", answers={200: Response}, refuses=(404,))

@@ -73,9 +73,14 @@ class ResponseStore:
         self._limits: dict[str, int] = {}
         self._swept = 0.0
 
+    @property
+    def full(self) -> bool:
+        """Whether the disk is so far behind that no more can be stored now."""
+        return self._bytes > _MOST_WAITING
+
     def check_room(self) -> None:
         """Raises Overloaded while the disk is far behind."""
-        if self._bytes > _MOST_WAITING:
+        if self.full:
             raise Overloaded("Responses wait to be stored; try again later, or with `store` false.")
 
     def keep(
@@ -90,9 +95,13 @@ class ResponseStore:
         With a `request` it is not answered yet."""
         previous = response.previous_response_id
         one = KeptResponse(tenant, response.id, previous, input, msgspec.json.encode(response), request)
+        self.put(one, limit)
+
+    def put(self, one: KeptResponse, limit: int | None) -> None:
+        """Store a response of a tenant that may have `limit` bytes of them."""
         with self._lock:
             self._put(one)
-            self._limits[tenant] = DEFAULT_BYTES if limit is None else limit
+            self._limits[one.tenant] = DEFAULT_BYTES if limit is None else limit
 
     def keep_again(
         self, before: KeptResponse, response: Response, request: bytes | None = None

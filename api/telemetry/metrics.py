@@ -5,7 +5,7 @@ here. Other names begin with `personae:`. The engine's counts are read from it a
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from personae.actors.client import EngineClient
 from personae.api.choices import Part
 from personae.api.telemetry.adapter_metrics import AdapterCollector, RegisteredAdapters
 from personae.api.telemetry.engine_metrics import EngineCollector
+from personae.api.telemetry.increments import Growth, Merged
 from personae.api.telemetry.orca import load_header
 from personae.api.telemetry.tenant_metrics import TenantMetrics
 from personae.engine.sequence import LatencyTargets
@@ -70,7 +71,10 @@ _MAX_NAMES = 256  # label values that live as long as the process
 
 class Metrics:
     """All metrics of one app, in a registry of its own. `adapters` are the registered ones. `tenants` is how
-    many tenants have series of their own, 0 for none."""
+    many tenants have series of their own, 0 for none.
+
+    `merged` also has what HTTP workers counted, up to the last `gather`.
+    """
 
     def __init__(
         self,
@@ -81,6 +85,8 @@ class Metrics:
         tenants: int = 0,
     ) -> None:
         self.registry = CollectorRegistry()
+        self.merged = Merged(self.registry)
+        self.gather: Callable[[], Awaitable[None]] = _nothing
         self._client = client
         self._names = {model_name}
         self._adapters = AdapterCollector(client, self.label, max_adapters, adapters)
@@ -153,6 +159,12 @@ class Metrics:
         for choices, tokens in asked:
             self.asked_choices.labels(label).observe(choices)
             self.asked_tokens.labels(label).observe(tokens)
+        with self.counted():
+            yield
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a request as in progress while the block runs."""
         self.in_flight += 1
         try:
             yield
@@ -178,13 +190,24 @@ class Metrics:
         for collector in self._collectors:
             yield from collector.collect()
         for counted in (self.prompt_tokens, self.generation_tokens, self.success):
-            yield from counted.collect()
+            yield from map(self.merged.merged, counted.collect())
         for timed in (self.first_token, self.inter_token):
-            yield from timed.collect()
+            yield from map(self.merged.merged, timed.collect())
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self.merged)
+
+    def growth(self) -> Growth:
+        """By how much the counters and histograms grow from now on, in a process that shows no metrics
+        itself: the engine's are another's."""
+        for collector in self._collectors:
+            self.registry.unregister(collector)
+        return Growth(self.registry)
+
+
+async def _nothing() -> None:
+    """There is only one process."""
 
 
 @dataclass(slots=True)

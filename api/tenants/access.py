@@ -93,7 +93,7 @@ class Access:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        caller = Caller(LOCAL_ADMIN if is_open(scope["path"]) else self._identify(headers))
+        caller = Caller(LOCAL_ADMIN if is_open(scope["path"]) else self.identify(headers))
         scope.setdefault("state", {})["caller"] = caller
         logs.note(tenant=caller.tenant)
         with caller.until_done:
@@ -102,7 +102,8 @@ class Access:
                 caller.until_done.enter_context(self._meter.request(caller.identity, reads=reads))
             await self._app(scope, receive, send)
 
-    def _identify(self, headers: Headers) -> Identity:
+    def identify(self, headers: Headers) -> Identity:
+        """Who sends a request with these headers. Raises Unauthorized or Forbidden."""
         if self._store is None or not self._store.has_keys():
             if _from_another_site(headers) and not self._allows(headers):
                 # Without keys, any web page that the operator opens could send requests too.
