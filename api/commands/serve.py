@@ -35,7 +35,7 @@ from personae.api.telemetry.tracing import tracing_to
 from personae.api.tenants.data import DataDir, serving
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
 from personae.api.tenants.usage import UsageLedger
-from personae.errors import EngineLost, LoadError
+from personae.errors import EngineLost, LoadError, PersonaeError
 from personae.grammar.tools.registry import GENERIC
 
 logger = logging.getLogger(__name__)
@@ -81,6 +81,7 @@ async def serve_until_lost(server: Server, sockets: list[socket.socket], opened:
     """Serve until a signal to stop. If the engine fails permanently, report it for a while, then raise
     EngineLost."""
     lost = False
+    failure: PersonaeError | None = None
 
     async def watch() -> None:
         nonlocal lost
@@ -91,8 +92,13 @@ async def serve_until_lost(server: Server, sockets: list[socket.socket], opened:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch)
-        await server.serve(sockets=sockets)
+        try:
+            await server.serve(sockets=sockets)
+        except PersonaeError as error:
+            failure = error  # not in a group: the exit code depends on it
         tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
     if lost:
         raise EngineLost("The engine failed too often and was not started again; its last words are above.")
 

@@ -186,16 +186,15 @@ class Connection:
                 if self._context.usage is not None:
                     self._context.usage.add(who, adapter, prompt, cached, said, seconds)
             case wire.FindResponse(call=call, id=id):
-                self._later(call, partial(to_thread.run_sync, self._stored().find, who.tenant, id))
+                self._later(call, lambda: to_thread.run_sync(self._stored().find, who.tenant, id))
             case wire.PutResponse(response=response, limit=limit):
                 self._stored().put(response, limit)
             case wire.ConversationRoom(call=call, limit=limit):
-                check = self._stored().conversations.check_room
-                self._later(call, partial(to_thread.run_sync, check, who.tenant, limit))
+                asked = (who.tenant, limit)
+                self._later(call, lambda: to_thread.run_sync(self._stored().conversations.check_room, *asked))
             case wire.ConversationPage(call=call):
-                asked = (message.id, message.after, message.limit, message.order)
-                page = self._stored().conversations.page
-                self._later(call, partial(to_thread.run_sync, page, who.tenant, *asked))
+                place = (who.tenant, message.id, message.after, message.limit, message.order)
+                self._later(call, lambda: to_thread.run_sync(self._stored().conversations.page, *place))
             case wire.BeginBackground(call=call):
                 self._later(call, partial(self._begin_background, held, message))
 
@@ -204,7 +203,7 @@ class Connection:
         headers = Headers(raw=list(message.headers))
         held = HeldRequest(Caller(self._access.identify(headers)))
         who = held.caller.identity
-        held.caller.until_done.enter_context(self._context.meter.request(who, reads=message.reads))
+        held.caller.until_done.enter_context(self._context.meter.request(who))
         self._requests[message.request] = held
         load = self._load() if orca.FORMAT_HEADER.decode() in headers else None
         return wire.Entered(who, load, self._context.responses is not None and self._context.responses.full)

@@ -5,18 +5,21 @@ anything that a client sends after it has read the worker's answer.
 """
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
 
 import msgspec
+from anyio import from_thread
 
 from personae.actors.framing import HEADER, decoder, frame, frame_length
 from personae.actors.messages import Message
 from personae.api.http_workers.messages import Returned
-from personae.errors import ActorStopped, LineBroken
+from personae.errors import ActorStopped
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -65,6 +68,15 @@ class Line:
         if sent < len(data):
             self._unsent += memoryview(data)[sent:]
             self._loop.add_writer(self._connection, self._write)
+
+    def tell_from_anywhere(self, message: Message) -> None:
+        """The same, also in a thread that the event loop has started."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            from_thread.run_sync(self.tell, message)
+        else:
+            self.tell(message)
 
     async def ask(self, message: Callable[[int], Message], kind: type[T] | Any) -> T:
         """Send a call and return its result. Raises the PersonaeError with which it failed, ActorStopped if
@@ -133,19 +145,21 @@ class Line:
             self.close()
             return
         self._arrived += data
-        at, arrived = 0, self._arrived
-        with suppress(LineBroken):
-            while len(arrived) - at >= HEADER:
-                end = at + HEADER + frame_length(arrived, at)
-                if end > len(arrived):
-                    break
-                with memoryview(arrived) as view:
-                    message = self._decode(bytes(view[at + HEADER : end]))  # a `Raw` would keep the view
-                at = end
-                self._take(message)
-            del arrived[:at]
-            return
-        self.close()
+        try:
+            while (body := self._next_body()) is not None:
+                self._take(self._decode(body))
+        except Exception:
+            logger.exception("the line between the server's processes is broken")
+            self.close()
+
+    def _next_body(self) -> bytes | None:
+        """The body of the next frame; None until it is complete. It is copied, because a `Raw` keeps it."""
+        arrived = self._arrived
+        if len(arrived) < HEADER or len(arrived) < (end := HEADER + frame_length(arrived, 0)):
+            return None
+        body = bytes(memoryview(arrived)[HEADER:end])
+        del arrived[:end]
+        return body
 
     def _take(self, message: Any) -> None:
         if not isinstance(message, Returned):

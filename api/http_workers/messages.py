@@ -134,7 +134,6 @@ class Enter(Message, frozen=True):
 
     call: int
     request: int
-    reads: bool
     headers: Headers
 
 

@@ -38,14 +38,14 @@ class RemoteRequest:
     said when it began."""
 
     def __init__(self, line: Line) -> None:
-        self._line = line
+        self.line = line
         self.number = line.next_number()
         self.stats = EngineStats()
         self.full = False
 
     async def ask(self, kind: Any, message: Callable[..., Message], *values: Any) -> Any:
         """Make a call about this request, and return its result of that kind."""
-        return await self._line.ask(lambda call: message(call, self.number, *values), kind)
+        return await self.line.ask(lambda call: message(call, self.number, *values), kind)
 
     def ask_from_thread(self, kind: Any, message: Callable[..., Message], *values: Any) -> Any:
         """The same in a thread that the event loop has started."""
@@ -53,11 +53,11 @@ class RemoteRequest:
 
     def tell(self, message: Callable[..., Message], *values: Any) -> None:
         """Send a message about this request."""
-        self._line.tell(message(self.number, *values))
+        self.line.tell(message(self.number, *values))
 
     def new_number(self) -> int:
         """A number for something that this request holds."""
-        return self._line.next_number()
+        return self.line.next_number()
 
 
 _current: ContextVar[RemoteRequest] = ContextVar("request")
@@ -79,7 +79,7 @@ class RemoteAccess:
         request = RemoteRequest(self._line())
         try:
             headers = tuple((name, value) for name, value in scope["headers"])
-            entered = await request.ask(wire.Entered, wire.Enter, False, headers)
+            entered = await request.ask(wire.Entered, wire.Enter, headers)
             request.full = entered.full
             request.stats = entered.stats or request.stats
             caller = Caller(entered.identity)
@@ -240,7 +240,8 @@ class RemoteResponses(ResponseStore):
 
     def put(self, one: KeptResponse, limit: int | None) -> None:
         """Store a response."""
-        _current.get().tell(wire.PutResponse, one, limit)
+        request = _current.get()
+        request.line.tell_from_anywhere(wire.PutResponse(request.number, one, limit))
 
     def find(self, tenant: str, id: str) -> KeptResponse:
         """The tenant's response. Raises NotFound."""
@@ -254,7 +255,7 @@ class _RemoteConversations(ConversationStore):
 
     def append(self, id: str, items: Sequence[KeptItem]) -> None:
         """Put a response's items behind the others."""
-        self._line().tell(wire.ConversationAppend(id, list(items)))
+        self._line().tell_from_anywhere(wire.ConversationAppend(id, list(items)))
 
     def check_room(self, tenant: str, limit: int | None) -> None:
         """Raises QuotaExceeded if the tenant may add nothing more."""
