@@ -15,6 +15,7 @@ import msgspec
 
 from personae.actors.options import BatchingOptions, ClusterOptions, ModelOptions, OptionInfo
 from personae.api.bundled import check_model
+from personae.api.database.schema import check_database_url
 from personae.api.hub.names import check_adapters
 from personae.api.telemetry.logs import LogFormat
 
@@ -125,6 +126,17 @@ class AccessOptions:
             unset="none; they are lost when the server stops",
         ),
     ] = None
+    database_url: Annotated[
+        str | None,
+        OptionInfo(
+            "A PostgreSQL database for tenants, keys, usage, batches and stored responses, in place of the "
+            "file in --data-dir. Several servers may share it, each with a --data-dir of its own. Needs "
+            "psycopg (pip install 'personae[postgres]').",
+            metavar="URL",
+            env="PERSONAE_DATABASE_URL",
+            check=check_database_url,
+        ),
+    ] = field(default=None, repr=False)
     api_key: Annotated[
         str | None,
         OptionInfo(

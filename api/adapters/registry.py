@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from sqlite3 import Row
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +22,7 @@ from msgspec import UNSET, UnsetType
 
 from personae.actors.client import ModelCard
 from personae.api.adapters.checker import AdapterChecker, ThreadChecker
+from personae.api.database.base import Row
 from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
@@ -32,6 +32,12 @@ from personae.lora.disk import bytes_in
 from personae.lora.peft_names import targets
 
 STAGING = "staging"
+_PUT = (
+    "insert into adapters values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (tenant, name) do update set "
+    "id = excluded.id, version = excluded.version, digest = excluded.digest, ranks = excluded.ranks, "
+    "bytes = excluded.bytes, shared = excluded.shared, created = excluded.created, traits = excluded.traits"
+)
+_BIND = "insert into meta values ('shapes', ?) on conflict (key) do update set value = excluded.value"
 
 
 class AdapterRecord(msgspec.Struct, frozen=True):
@@ -242,7 +248,7 @@ class Registry:
             os.rename(folder, target)
             sync_folder(self._data.adapters)
         with self._data.write() as db:
-            db.execute("insert or replace into adapters values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            db.execute(_PUT, row)
 
     def _recount(self) -> None:
         """Count again what adapters take. An earlier version counted the uploaded files, and another
@@ -272,7 +278,7 @@ class Registry:
             )
         if not known or known[0][0] != shapes.encode():
             with self._data.write() as db:
-                db.execute("insert or replace into meta values ('shapes', ?)", (shapes.encode(),))
+                db.execute(_BIND, (shapes.encode(),))
 
     def _record(self, row: Row) -> AdapterRecord:
         ranks = msgspec.json.decode(row["ranks"], type=dict[str, int])

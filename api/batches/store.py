@@ -2,17 +2,18 @@
 
 import secrets
 from collections.abc import Callable
-from sqlite3 import Connection
 
 import msgspec
 from anyio import Lock, to_thread
 from msgspec.structs import replace
 
 from personae.api.batches.model import MOVES, Batch, BatchEntry, Status
+from personae.api.database.base import Connection
 from personae.api.files.store import FileRecord, FileStore
 from personae.api.tenants.data import DataDir
 from personae.errors import NotFound
 
+_ALL = 2**62  # rows: a limit that is none
 _decode = msgspec.json.Decoder(BatchEntry).decode
 
 
@@ -91,12 +92,12 @@ class BatchStore:
         with self._data.write() as db:
             batch = entry.batch
             db.execute(
-                "insert into batches values (?, ?, ?, ?)",
+                "insert into batches (id, tenant, status, entry) values (?, ?, ?, ?)",
                 (batch.id, entry.tenant, batch.status, msgspec.json.encode(entry).decode()),
             )
             db.execute(
                 "delete from batches where rowid in (select rowid from batches where tenant = ? "  # noqa: S608  question marks
-                f"and status not in ({marks}) order by rowid desc limit -1 offset ?)",
+                f"and status not in ({marks}) order by rowid desc limit {_ALL} offset ?)",
                 (entry.tenant, *MOVES, most_ended),
             )
 

@@ -50,7 +50,10 @@ def run(options: ServeOptions) -> None:
     if (key := options.api_key) is not None and not re.fullmatch("[!-~]+", key):
         raise LoadError("--api-key must be printable ASCII without blanks.")
     check_formats(options.tool_format, options.reasoning_format)
-    with bind(options.host, options.port) as listener, serving(options.data_dir) as data:
+    with (
+        bind(options.host, options.port) as listener,
+        serving(options.data_dir, options.database_url) as data,
+    ):
         tenants = TenantStore(data, options.api_key)
         local = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
         if not local and not tenants.has_keys() and not options.insecure_no_auth:
@@ -159,7 +162,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
                     stored=stored if options.store_responses else None,
                     scaler=opened.scaler,
                 )
-                _log_start(opened, app.state.context.family, options.data_dir)
+                _log_start(opened, app.state.context.family, options.data_dir, data.shared)
                 named = options.default_model
                 if named is not None and named not in models:
                     known = registry is not None and registry.find(DEFAULT_TENANT, named) is not None
@@ -187,7 +190,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
         progress.stop()
 
 
-def _log_start(opened: Opened, family: Family, data_dir: Path | None) -> None:
+def _log_start(opened: Opened, family: Family, data_dir: Path | None, shared: bool) -> None:
     """Log what was started."""
     tools, reasoning = (format.name if format else "none" for format in (family.tools, family.reasoning))
     if tools == GENERIC:
@@ -195,6 +198,8 @@ def _log_start(opened: Opened, family: Family, data_dir: Path | None) -> None:
     if opened.about:
         logger.info("the engine: %s", opened.about)
     kept = f"data in {data_dir}" if data_dir else "no data directory"
+    if shared:
+        kept += " and in the database"
     logger.info("tool format %s, reasoning format %s, %s", tools, reasoning, kept)
 
 

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
-from sqlite3 import Connection, Row
 
 import msgspec
 from anyio import Lock, to_thread
 
+from personae.api.database.base import Connection, Row
 from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
@@ -145,7 +145,8 @@ class FileStore:
     def insert(self, db: Connection, tenant: str, record: FileRecord) -> None:
         """Insert the row for a content that is in its place."""
         db.execute(
-            "insert into files values (?, ?, ?, ?, ?, ?, ?)",
+            "insert into files (id, tenant, filename, purpose, bytes, created, expires) "
+            "values (?, ?, ?, ?, ?, ?, ?)",
             (
                 record.id,
                 tenant,

@@ -7,7 +7,6 @@ conversation has it written first.
 import json
 import logging
 import secrets
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from personae.api.database.base import Connection
 from personae.api.responses.items import Item
 from personae.api.responses.kept_items import KeptItem, items_of
 from personae.api.tenants.data import DataDir
@@ -64,7 +64,7 @@ class ConversationStore:
                 "insert into conversations values (?, ?, ?, ?, ?)",
                 (made.id, tenant, made.created_at, text, len(text) + _OVERHEAD),
             )
-            _add(db, made.id, items)
+            _add_new(db, made.id, items)
         return made
 
     def find(self, tenant: str, id: str) -> Conversation:
@@ -96,12 +96,7 @@ class ConversationStore:
             ).fetchone()
             if count + len(items) > MOST_ITEMS:
                 raise RequestError(f"A conversation may have at most {MOST_ITEMS} items.", param="items")
-            try:
-                _add(db, id, items)
-            except sqlite3.IntegrityError:
-                raise Conflict(
-                    "The conversation has an item with the id of one of these.", param="items"
-                ) from None
+            _add_new(db, id, items)
 
     def append(self, id: str, items: Sequence[KeptItem]) -> None:
         """Put a response's items behind the others, soon. A conversation that is deleted stays so."""
@@ -159,7 +154,7 @@ class ConversationStore:
         """Delete one of the items. Raises NotFound."""
         self.item(tenant, id, item)
 
-        def change(db: sqlite3.Connection) -> Conversation:
+        def change(db: Connection) -> Conversation:
             found = _found(db, tenant, id)
             db.execute("delete from conversation_items where conversation = ? and id = ?", (id, item))
             return found
@@ -182,13 +177,13 @@ class ConversationStore:
                 with self._data.write() as db:
                     for id, items in waiting:
                         if db.execute("select 1 from conversations where id = ?", (id,)).fetchone():
-                            _add(db, id, items, again=True)
+                            _add(db, id, items)
             except StorageFailed:
                 self._waiting = waiting + self._waiting
                 raise
 
 
-def _found(db: sqlite3.Connection, tenant: str, id: str) -> Conversation:
+def _found(db: Connection, tenant: str, id: str) -> Conversation:
     row = db.execute(_FIND, (id, tenant)).fetchone()
     if row is None:
         raise NotFound(
@@ -205,25 +200,33 @@ def _size(items: Sequence[KeptItem]) -> int:
     return sum(len(msgspec.json.encode(item)) + _OVERHEAD for item in items)
 
 
-def _add(db: sqlite3.Connection, id: str, items: Sequence[KeptItem], *, again: bool = False) -> None:
-    """Insert items; with `again` those that are there already are left out."""
+def _add_new(db: Connection, id: str, items: Sequence[KeptItem]) -> None:
+    """Insert items. Raises Conflict for one that is there already."""
+    if _add(db, id, items) < len(items):
+        raise Conflict("The conversation has an item with the id of one of these.", param="items")
+
+
+def _add(db: Connection, id: str, items: Sequence[KeptItem]) -> int:
+    """Insert items, without those that are there already. Returns how many it inserted."""
+    added = 0
     for item in items:
         text = msgspec.json.encode(item)
-        db.execute(
-            f"insert {'or ignore ' if again else ''}into conversation_items "  # noqa: S608  our own words
-            "(conversation, id, bytes, item) values (?, ?, ?, ?)",
+        added += db.execute(
+            "insert into conversation_items (conversation, id, bytes, item) values (?, ?, ?, ?) "
+            "on conflict do nothing",
             (id, item["id"], len(text) + _OVERHEAD, text),
-        )
+        ).rowcount
+    return added
 
 
-def _check_room(db: sqlite3.Connection, tenant: str, limit: int | None, more: int) -> None:
+def _check_room(db: Connection, tenant: str, limit: int | None, more: int) -> None:
     """Raises QuotaExceeded if the tenant may not have so many bytes more."""
     most = DEFAULT_BYTES if limit is None else limit
     (used,) = db.execute(
-        "select (select total(bytes) from conversations where tenant = ?1) + (select total(items.bytes) from "
-        "conversation_items as items join conversations on conversations.id = items.conversation "
-        "where tenant = ?1)",
-        (tenant,),
+        "select (select coalesce(sum(bytes), 0) from conversations where tenant = ?) + "
+        "(select coalesce(sum(items.bytes), 0) from conversation_items as items "
+        "join conversations on conversations.id = items.conversation where tenant = ?)",
+        (tenant, tenant),
     ).fetchone()
     if used + more > most:
         raise QuotaExceeded(

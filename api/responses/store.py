@@ -190,7 +190,7 @@ class ResponseStore:
                 db.execute("delete from responses where created < ?", (int(now) - KEPT_SECONDS,))
                 for tenant, limit in limits.items():
                     (used,) = db.execute(
-                        "select total(bytes) from responses where tenant = ?", (tenant,)
+                        "select coalesce(sum(bytes), 0) from responses where tenant = ?", (tenant,)
                     ).fetchone()
                     if used > limit:
                         db.execute(_PRUNE, (tenant, limit * _PRUNED_TO))
@@ -224,6 +224,6 @@ _KEEP = (
 )
 _PRUNE = (
     "delete from responses where rowid in (select rowid from (select rowid, "
-    "sum(bytes) over (order by rowid desc) as kept from responses where tenant = ?) where kept > ?)"
+    "sum(bytes) over (order by rowid desc) as kept from responses where tenant = ?) as sized where kept > ?)"
 )
 """Keeps a tenant's newest responses, up to so many bytes."""

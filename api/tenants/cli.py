@@ -1,11 +1,13 @@
-"""`personae tenants` and `personae keys`: they work on the data directory, also while a server runs on it."""
+"""`personae tenants` and `personae keys`: they work on a data directory or a database, also while servers run
+on it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
@@ -16,13 +18,24 @@ from personae.api.commands.table import date, show, show_json
 from personae.errors import LoadError, PersonaeError, RequestError, StorageFailed
 
 if TYPE_CHECKING:
+    from personae.api.tenants.data import DataDir
     from personae.api.tenants.store import TenantLimits, TenantStore
 
 P = ParamSpec("P")
 
 _OPTIONS = {"bytes": "adapter_bytes"}  # limits with another name on the command line
 
-DataDirOption = Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="The server's --data-dir.")]
+DataDirOption = Annotated[
+    str,
+    typer.Option(
+        "--data-dir",
+        "--database-url",
+        metavar="DIR|URL",
+        envvar="PERSONAE_DATABASE_URL",
+        help="The server's --data-dir, or its --database-url.",
+    ),
+]
+"""Where the records are: a folder, or the URL of a PostgreSQL database."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -69,25 +82,41 @@ def _revoking(what: str) -> Iterator[None]:
     except (LoadError, StorageFailed) as error:
         raise LoadError(
             f"{what} was NOT revoked and still works: {error.message} "
-            "Free some space on the disk of --data-dir, then run this command again."
+            "Run this command again when there is space on the disk, or the database answers."
         ) from None
 
 
 @contextmanager
-def _store(data_dir: Path, *, new: bool = False) -> Iterator["TenantStore"]:
-    """The tenants of a directory, which may be `new`."""
+def _opened(place: str, *, new: bool = False) -> Iterator["DataDir"]:
+    """The records of a directory, which may be `new`, or of a database."""
+    from personae.api.database.schema import check_database_url
     from personae.api.tenants.data import DATABASE, DataDir
+
+    with ExitStack() as opened:
+        if "://" in place:
+            try:
+                check_database_url(place)
+            except ValueError as error:
+                raise LoadError(f"--database-url: {error}") from None
+            folder = opened.enter_context(TemporaryDirectory(prefix="personae-"))
+            data = DataDir(Path(folder), place, follow=False)
+        else:
+            if not new and not (Path(place) / DATABASE).exists():
+                raise LoadError(
+                    f"{place} is no data directory; `personae tenants create NAME --data-dir DIR` makes one."
+                )
+            data = DataDir(Path(place))
+        opened.callback(data.close)
+        yield data
+
+
+@contextmanager
+def _store(place: str, *, new: bool = False) -> Iterator["TenantStore"]:
+    """The tenants of a directory, which may be `new`, or of a database."""
     from personae.api.tenants.store import TenantStore
 
-    if not new and not (data_dir / DATABASE).exists():
-        raise LoadError(
-            f"{data_dir} is no data directory; `personae tenants create NAME --data-dir DIR` makes one."
-        )
-    data = DataDir(data_dir)
-    try:
+    with _opened(place, new=new) as data:
         yield TenantStore(data)
-    finally:
-        data.close()
 
 
 _FILE_BYTES = "Bytes of all its files, results of batches included."
@@ -146,7 +175,7 @@ def create_tenant(
     options: LimitOptions,
 ) -> None:
     """Add a tenant. Limits without a default are off unless given. Defaults do not apply to admins' keys."""
-    new = not data_dir.exists()
+    new = "://" not in data_dir and not Path(data_dir).exists()
     with _store(data_dir, new=True) as store:
         store.create_tenant(name, options.limits())
     typer.echo(f"tenant {name} created" + (f", and the data directory {data_dir}" if new else ""))
@@ -332,17 +361,11 @@ def show_usage(
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
     """Show requests, tokens and seconds of adapters. A running server writes it every ten seconds."""
-    from personae.api.tenants.data import DataDir
     from personae.api.tenants.usage import NUMBERS, UsageLedger, as_csv, columns_of
 
     columns = columns_of(by)
-    with _store(data_dir):
-        pass
-    data = DataDir(data_dir)
-    try:
+    with _opened(data_dir) as data:
         rows, more = UsageLedger(data).rows(columns, tenant=tenant, begin=begin, end=end)
-    finally:
-        data.close()
     if json:
         show_json(rows)
     elif csv:

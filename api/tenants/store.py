@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import re
 import secrets
-import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -16,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from personae.api.database.base import Connection, Row
 from personae.api.tenants.data import DataDir
 from personae.errors import Conflict, NotFound, RequestError
 
@@ -171,10 +171,9 @@ class TenantStore:
         rows = [(name, now, msgspec.json.encode(limits).decode()) for name, limits in tenants]
         with self._data.write() as db:
             for row in rows:
-                try:
-                    db.execute("insert into tenants values (?, ?, null, ?)", row)
-                except sqlite3.IntegrityError:
-                    raise Conflict(f"There is or was a tenant {row[0]!r}.", param="name") from None
+                added = db.execute("insert into tenants values (?, ?, null, ?) on conflict do nothing", row)
+                if not added.rowcount:
+                    raise Conflict(f"There is or was a tenant {row[0]!r}.", param="name")
             for (name, *_), key in zip(rows, made, strict=False):
                 _insert_key(db, key, name, "tenant")
         return made
@@ -217,7 +216,7 @@ class TenantStore:
         under the name and the time. Raises NotFound if the tenant does not exist, Conflict if it has not been
         revoked or has an unfinished batch."""
 
-        def change(db: sqlite3.Connection) -> None:
+        def change(db: Connection) -> None:
             row = db.execute("select revoked from tenants where name = ?", (name,)).fetchone()
             if row is None:
                 raise _no_tenant(name)
@@ -333,7 +332,7 @@ class TenantStore:
         return Identity(row["tenant"], role, _limits_of(row, role), row["id"], row["since"])
 
     def _revoke(self, table: str, column: str, value: str) -> None:
-        def change(db: sqlite3.Connection) -> None:
+        def change(db: Connection) -> None:
             done = db.execute(
                 f"update {table} set revoked = coalesce(revoked, ?) where {column} = ?",  # noqa: S608  our own words
                 (int(time.time()), value),
@@ -355,7 +354,7 @@ def _new_key() -> str:
 
 
 def _insert_key(
-    db: sqlite3.Connection, key: str, tenant: str, role: Role, label: str = "", expires: int | None = None
+    db: Connection, key: str, tenant: str, role: Role, label: str = "", expires: int | None = None
 ) -> None:
     db.execute(
         "insert into keys (id, tenant, role, created, label, expires, digest) values (?, ?, ?, ?, ?, ?, ?)",
@@ -390,7 +389,7 @@ def _no_tenant(name: str) -> NotFound:
     return NotFound(f"There is no tenant {name[:80]!r}.", param="name", code="tenant_not_found")
 
 
-def _tenant(row: sqlite3.Row) -> Tenant:
+def _tenant(row: Row) -> Tenant:
     return Tenant(row["name"], row["created"], row["revoked"], _limits(row))
 
 
@@ -398,10 +397,10 @@ def _hash(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def _limits_of(row: sqlite3.Row, role: Role) -> TenantLimits:
+def _limits_of(row: Row, role: Role) -> TenantLimits:
     """A tenant's limits for a key of that role."""
     return _limits(row) if role == "admin" else _limits(row).or_else(DEFAULTS)
 
 
-def _limits(row: sqlite3.Row) -> TenantLimits:
+def _limits(row: Row) -> TenantLimits:
     return msgspec.json.decode(row["limits"], type=TenantLimits)

@@ -30,10 +30,8 @@ COLUMNS: tuple[Column, ...] = get_args(Column)
 _SUMS = ("requests", "prompt", "cached", "completion", "seconds")
 _ADD = (
     "insert into usage (hour, tenant, key, adapter, requests, prompt, cached, completion, seconds) "
-    "values (?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict do update set "
-    "requests = requests + excluded.requests, prompt = prompt + excluded.prompt, "
-    "cached = cached + excluded.cached, completion = completion + excluded.completion, "
-    "seconds = seconds + excluded.seconds"
+    "values (?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (hour, tenant, key, adapter) do update set "
+    + ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in _SUMS)
 )
 NUMBERS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "adapter_seconds")
 """The numbers of a row, as they are shown."""
@@ -132,7 +130,7 @@ class UsageLedger:
         query = (
             f"select {', '.join([*group_by, sums])} from usage where (? is null or tenant = ?) "  # noqa: S608  our own words
             "and (? is null or hour >= ?) and (? is null or hour < ?)"
-            + (f" group by {grouped} order by {grouped}" if group_by else " having count(*)")
+            + (f" group by {grouped} order by {grouped}" if group_by else " having count(*) > 0")
             + " limit ?"
         )
         values = (tenant, tenant, begin, begin, end, end, MOST_ROWS + 1)
