@@ -93,7 +93,7 @@ class Journal:
         """
         new = {line.custom_id: line for line in lines if line.custom_id not in self.done}
         for name in (OUTPUT, ERRORS):
-            mine = [line for line in new.values() if _file_of(line) == name]
+            mine = [line for line in new.values() if file_of(line) == name]
             if mine:
                 self._append(name, b"".join(msgspec.json.encode(line) + b"\n" for line in mine))
             for line in mine:
@@ -134,7 +134,7 @@ class Journal:
         self.done.add(line.custom_id)
         if line.response is None:
             return
-        if _file_of(line) == ERRORS:
+        if file_of(line) == ERRORS:
             self._failed += 1
             return
         self._completed += 1
@@ -147,6 +147,7 @@ class Journal:
             self._reasoning += details.reasoning_tokens
 
 
-def _file_of(line: OutputLine) -> str:
+def file_of(line: OutputLine) -> str:
+    """The file that a result belongs into."""
     response: BatchResponse | None = line.response
     return OUTPUT if response is not None and response.status_code == 200 else ERRORS

@@ -15,7 +15,8 @@ import re
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
 
 import anyio
 from anyio import CancelScope, Lock, to_thread
@@ -37,8 +38,10 @@ from personae.api.batches.model import (
 )
 from personae.api.batches.run import BatchRun
 from personae.api.batches.semaphore import SequenceSemaphore
+from personae.api.batches.shared_journal import SharedJournal
 from personae.api.batches.store import BatchStore, new_id
 from personae.api.context import RequestContext
+from personae.api.database.leases import LOOK_SECONDS, Leases
 from personae.api.files.store import FileStore, expiry
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import LOCAL_ADMIN, Caller
@@ -64,6 +67,7 @@ class _RunningBatch:
     def __init__(self, tenant: str, size: int) -> None:
         self.tenant = tenant
         self.journal: Journal | None = None
+        self.task = CancelScope()  # all of the work; cancelled when another server has taken it over
         self._size = size
         self._cancelled = False
         self._scope: CancelScope | None = None
@@ -131,20 +135,24 @@ class BatchManager:
         failure: Exception | None = None
         self._checks = Workers(threads=1)  # separate ones, because checking a file takes long
         self._context, self._room = context, SequenceSemaphore(context.settings.batch_concurrency)
-        async with anyio.create_task_group() as tasks:
-            self._tasks = tasks
-            tasks.start_soon(self._sweep)
-            if unfinished := self._store.unfinished():
-                logger.info("resuming unfinished batches: %d", len(unfinished))
-            for entry in unfinished:
-                self._begin(entry)
-            try:
-                yield
-            except Exception as error:
-                failure = error
-            finally:
-                self._tasks = None
-                tasks.cancel_scope.cancel()
+        leases = self._data.leases
+        with nullcontext() if leases is None else leases.running():
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                tasks.start_soon(self._sweep)
+                if leases is not None:
+                    tasks.start_soon(self._share, leases)
+                elif unfinished := self._store.unfinished():
+                    logger.info("resuming unfinished batches: %d", len(unfinished))
+                    for entry in unfinished:
+                        self._begin(entry)
+                try:
+                    yield
+                except Exception as error:
+                    failure = error
+                finally:
+                    self._tasks = None
+                    tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
 
@@ -178,8 +186,10 @@ class BatchManager:
         entry = BatchEntry(who.tenant, batch, keep)
         async with self._taking:
             self._check_open(who, file.bytes, settings)
-            await self._store.add(entry, settings.max_ended_batches)
-            self._begin(entry)
+            mine = self._tasks is not None and self._has_input(entry)
+            await self._store.add(entry, settings.max_ended_batches, mine=mine)
+            if mine:
+                self._begin(entry)
         return batch
 
     def _check_open(self, who: Identity, size: int, settings: ApiSettings) -> None:
@@ -240,6 +250,32 @@ class BatchManager:
                 logger.error("what has expired could not be removed, and is tried again", exc_info=error)
             await anyio.sleep(_SWEEP)
 
+    async def _share(self, leases: Leases) -> None:
+        """Take over batches that no server runs, and notice what other servers change."""
+        while True:
+            try:
+                unfinished = {entry.batch.id: entry for entry in self._store.unfinished()}
+                for id in await to_thread.run_sync(leases.lost, list(self._work)):
+                    if id in self._work and id in unfinished:
+                        logger.warning("batch %s is run by another server now", id)
+                        self._work[id].task.cancel()
+                free = [
+                    id for id, each in unfinished.items() if id not in self._work and self._has_input(each)
+                ]
+                for id in await to_thread.run_sync(leases.take, free):
+                    logger.info("taking over the unfinished batch %s", id)
+                    self._begin(unfinished[id])
+                for id, work in self._work.items():
+                    if id in unfinished and unfinished[id].batch.status == "cancelling":
+                        work.cancel()
+            except StorageFailed as error:
+                logger.warning("other servers' batches are not known: %s", error.message)
+            await anyio.sleep(LOOK_SECONDS)
+
+    def _has_input(self, entry: BatchEntry) -> bool:
+        """Whether its input is here. With one server, a missing one is an error of the batch."""
+        return not self._data.shared or self.files.path(entry.batch.input_file_id).exists()
+
     def _begin(self, entry: BatchEntry) -> None:
         if self._tasks is not None:
             self._work[entry.batch.id] = _RunningBatch(entry.tenant, self._input_bytes(entry))
@@ -260,17 +296,17 @@ class BatchManager:
         """Run one batch to its end, through failures of the disk and the database."""
         work = self._work[entry.batch.id]
         try:
-            while True:
-                try:
-                    await self._advance(entry, work)
-                    return
-                except StorageFailed as error:
-                    logger.error("batch %s is tried again: %s", entry.batch.id, error.message)
-                    await anyio.sleep(_AFTER_AN_ERROR)
-                except Exception as error:
-                    logger.error(
-                        "batch %s failed unexpectedly and is tried again", entry.batch.id, exc_info=error
-                    )
+            with work.task:
+                while True:
+                    try:
+                        await self._advance(entry, work)
+                        return
+                    except StorageFailed as error:
+                        logger.error("batch %s is tried again: %s", entry.batch.id, error.message)
+                    except Exception as error:
+                        logger.error(
+                            "batch %s failed unexpectedly and is tried again", entry.batch.id, exc_info=error
+                        )
                     await anyio.sleep(_AFTER_AN_ERROR)
         finally:
             del self._work[entry.batch.id]
@@ -285,7 +321,7 @@ class BatchManager:
         if entry.batch.status not in ("in_progress", "finalizing", "cancelling"):
             return
         folder = self._data.batches / entry.batch.id
-        work.journal = journal = await to_thread.run_sync(Journal, folder)
+        work.journal = journal = await to_thread.run_sync(self._journal, folder)
         ending: Ending = "completed"
         if entry.batch.status == "in_progress":
             with work.cancellable(), anyio.move_on_after(entry.batch.expires_at - self._clock()) as window:
@@ -293,6 +329,9 @@ class BatchManager:
             ending = "expired" if window.cancelled_caught else "completed"
         entry = await self._store.move(entry, "finalizing", ending=ending)
         await self._finalize(entry, journal)
+
+    def _journal(self, folder: Path) -> Journal:
+        return SharedJournal(folder, self._data, folder.name) if self._data.shared else Journal(folder)
 
     async def _validate(self, entry: BatchEntry) -> BatchEntry:
         batch, settings = entry.batch, self._context.settings

@@ -12,6 +12,7 @@ from personae.api.batches.journal import Journal
 from personae.api.batches.model import InputLine, OutputLine
 from personae.api.batches.semaphore import SequenceSemaphore
 from personae.api.tenants.bodies import Hold
+from personae.errors import StorageFailed
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class BatchRun:
             results = list(self._results)
             try:
                 await to_thread.run_sync(self._journal.write, results)
-            except OSError as error:
+            except (OSError, StorageFailed) as error:
                 logger.error("a batch's results cannot be written: %s", error)
                 return False
             del self._results[: len(results)]

@@ -8,6 +8,7 @@ from anyio import Lock, to_thread
 from msgspec.structs import replace
 
 from personae.api.batches.model import MOVES, Batch, BatchEntry, Status
+from personae.api.batches.shared_journal import forget
 from personae.api.database.base import Connection
 from personae.api.files.store import FileRecord, FileStore
 from personae.api.tenants.data import DataDir
@@ -30,7 +31,7 @@ class BatchStore:
         """The tenant's batch. Raises NotFound."""
         rows = self._data.rows("select entry from batches where id = ? and tenant = ?", (id, tenant))
         if not rows:
-            raise NotFound(f"There is no batch `{id[:80]}`.", param="batch_id", code="batch_not_found")
+            raise _no_batch(id)
         return _decode(rows[0][0])
 
     def page(self, tenant: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
@@ -56,9 +57,10 @@ class BatchStore:
         )
         return [_decode(row[0]) for row in rows]
 
-    async def add(self, entry: BatchEntry, most_ended: int) -> None:
-        """Store a new batch. Of the tenant's ended ones only the newest `most_ended` stay."""
-        await to_thread.run_sync(self._insert, entry, most_ended)
+    async def add(self, entry: BatchEntry, most_ended: int, *, mine: bool = True) -> None:
+        """Store a new batch, which this server runs if it is `mine`. Of the tenant's ended ones only the
+        newest `most_ended` stay."""
+        await to_thread.run_sync(self._insert, entry, most_ended, mine)
 
     async def move(self, entry: BatchEntry, status: Status, **changes: object) -> BatchEntry:
         """Give the batch its next status, and apply `changes`. Returns the batch as it is now.
@@ -66,15 +68,7 @@ class BatchStore:
         Does nothing if that status cannot follow, because another change was faster.
         """
         async with self._lock:
-            now = self.find(entry.tenant, entry.batch.id)
-            if status not in MOVES.get(now.batch.status, ()):
-                return now
-            ending = changes.pop("ending", now.ending)
-            moved = now.batch.moved(status, self._clock(), **changes)
-            now = replace(now, batch=moved, ending=ending)
-            update = self._cancel if status == "cancelling" else self._update
-            await to_thread.run_sync(update, now, ())
-            return now
+            return await to_thread.run_sync(self._move, entry, status, changes, ())
 
     async def finish(
         self, entry: BatchEntry, files: tuple[FileRecord, ...], status: Status, **changes: object
@@ -82,12 +76,9 @@ class BatchStore:
         """Finish the batch: the rows of its files, whose contents are in place, and its last status, in one
         transaction."""
         async with self._lock:
-            now = self.find(entry.tenant, entry.batch.id)
-            now = replace(now, batch=now.batch.moved(status, self._clock(), **changes))
-            await to_thread.run_sync(self._update, now, files)
-            return now
+            return await to_thread.run_sync(self._move, entry, status, changes, files)
 
-    def _insert(self, entry: BatchEntry, most_ended: int) -> None:
+    def _insert(self, entry: BatchEntry, most_ended: int, mine: bool) -> None:
         marks = ", ".join("?" * len(MOVES))
         with self._data.write() as db:
             batch = entry.batch
@@ -95,28 +86,50 @@ class BatchStore:
                 "insert into batches (id, tenant, status, entry) values (?, ?, ?, ?)",
                 (batch.id, entry.tenant, batch.status, msgspec.json.encode(entry).decode()),
             )
+            if mine and self._data.leases is not None:
+                self._data.leases.begin(db, batch.id)
             db.execute(
                 "delete from batches where rowid in (select rowid from batches where tenant = ? "  # noqa: S608  question marks
                 f"and status not in ({marks}) order by rowid desc limit {_ALL} offset ?)",
                 (entry.tenant, *MOVES, most_ended),
             )
 
-    def _update(self, entry: BatchEntry, files: tuple[FileRecord, ...]) -> None:
-        with self._data.write() as db:
+    def _move(
+        self, entry: BatchEntry, status: Status, changes: dict[str, object], files: tuple[FileRecord, ...]
+    ) -> BatchEntry:
+        id, leases = entry.batch.id, self._data.leases
+        given = {name: value for name, value in changes.items() if name != "ending"}
+
+        def change(db: Connection) -> BatchEntry:
+            if leases is not None and status != "cancelling":  # which any server may ask for
+                leases.check(db, id)
+            row = db.execute("select entry from batches where id = ?", (id,)).fetchone()
+            if row is None:
+                raise _no_batch(id)
+            now = _decode(row[0])
+            if status not in MOVES.get(now.batch.status, ()):
+                return now
+            ending = changes.get("ending", now.ending)
+            now = replace(now, batch=now.batch.moved(status, self._clock(), **given), ending=ending)
             for record in files:
                 self._files.insert(db, entry.tenant, record)
-            _set(db, entry)
+            db.execute(
+                "update batches set status = ?, entry = ? where id = ?",
+                (status, msgspec.json.encode(now).decode(), id),
+            )
+            if leases is not None and status not in MOVES:
+                leases.end(db, id)
+                forget(db, id)
+            return now
 
-    def _cancel(self, entry: BatchEntry, _: tuple[FileRecord, ...]) -> None:
-        """As `_update`, also on a full disk: a cancelled batch does not fill it any further."""
-        self._data.urgently(lambda db: _set(db, entry))
+        if status == "cancelling":  # also on a full disk: a cancelled batch does not fill it any further
+            return self._data.urgently(change)
+        with self._data.write() as db:
+            return change(db)
 
 
-def _set(db: Connection, entry: BatchEntry) -> None:
-    db.execute(
-        "update batches set status = ?, entry = ? where id = ?",
-        (entry.batch.status, msgspec.json.encode(entry).decode(), entry.batch.id),
-    )
+def _no_batch(id: str) -> NotFound:
+    return NotFound(f"There is no batch `{id[:80]}`.", param="batch_id", code="batch_not_found")
 
 
 def new_id(kind: str) -> str:

@@ -120,6 +120,20 @@ LATER_COLUMNS = (
 )
 """Columns that a directory of an earlier version lacks."""
 
+_SHARED = """
+create table if not exists servers (id text primary key, until timestamptz not null);
+create table if not exists owners (item text primary key, server text not null);
+create table if not exists batch_results (
+    place bigint generated always as identity primary key,
+    batch text not null,
+    custom_id text not null,
+    file text not null,
+    line bytea not null,
+    unique (batch, custom_id)
+);
+create index if not exists batch_results_by_file on batch_results (batch, file, place);
+create index if not exists responses_unanswered on responses (rowid) where request is not null;
+"""
 _CHANGES = """
 create table if not exists changes (
     seq bigint generated always as identity primary key,
@@ -169,7 +183,7 @@ def postgres(lock: int) -> str:
         f"for each row execute function personae_note_change('{key}');\n"
         for table, key in MIRRORED.items()
     )
-    return text + _CHANGES.replace("LOCK", str(lock)) + triggers
+    return text + _SHARED + _CHANGES.replace("LOCK", str(lock)) + triggers
 
 
 def check_database_url(url: str) -> str:

@@ -20,6 +20,7 @@ from anyio import CancelScope, to_thread
 from anyio.abc import TaskGroup
 
 from personae.api.context import RequestContext
+from personae.api.database.leases import LOOK_SECONDS
 from personae.api.generation import Job
 from personae.api.responses.admission import Keeping, admit_kept
 from personae.api.responses.answers import Response, ResponseError
@@ -39,6 +40,7 @@ from personae.errors import (
     QuotaExceeded,
     RateLimited,
     RequestError,
+    StorageFailed,
     Unauthorized,
 )
 
@@ -88,8 +90,9 @@ class BackgroundResponses:
         self._context = context
         async with anyio.create_task_group() as tasks:
             self._tasks, self._store.background = tasks, self
-            for tenant, id in await to_thread.run_sync(self._store.unanswered):
-                self._begin(tenant, id, None)
+            await self._take_over()
+            if self._store.shared:
+                tasks.start_soon(self._look)
             try:
                 yield
             except Exception as error:
@@ -99,6 +102,23 @@ class BackgroundResponses:
                 tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
+
+    async def _take_over(self) -> None:
+        """Run what no server works on."""
+        for tenant, id in await to_thread.run_sync(self._store.unanswered):
+            if id not in self._live:
+                self._begin(tenant, id, None)
+
+    async def _look(self) -> None:
+        """Notice what other servers leave, cancel or delete."""
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            try:
+                for id in await to_thread.run_sync(self._store.ended_elsewhere, list(self._live)):
+                    self.drop(id)
+                await self._take_over()
+            except StorageFailed as error:
+                logger.warning("other servers' responses are not known: %s", error.message)
 
     def check_room(self, tenant: str) -> None:
         """Raises QuotaExceeded for a tenant with too many of them."""

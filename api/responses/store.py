@@ -5,15 +5,17 @@ transaction.
 """
 
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from personae.api.database.base import Connection, Row
 from personae.api.responses.answers import Response
 from personae.api.responses.conversations import ConversationStore
 from personae.api.responses.items import Item
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 0.5
+_SHARED_FLUSH_SECONDS = 0.1  # the next request may reach another server
+_LATER_SECONDS = 0.4
 KEPT_SECONDS = 30 * 86400
 DEFAULT_BYTES = 256 * 2**20
 """What a tenant's responses may take if its limits do not say. The oldest are removed beyond that."""
@@ -34,6 +38,7 @@ _MOST_WAITING = 64 * 2**20
 _PRUNED_TO = 0.9
 _SWEEP_SECONDS = 3600.0
 
+_ID = re.compile(r"resp_[0-9a-f]{16,64}")
 _decode_items = msgspec.json.Decoder(list[Item]).decode
 
 
@@ -65,6 +70,7 @@ class ResponseStore:
     def __init__(self, data: DataDir, clock: Callable[[], float] = time.time) -> None:
         self.conversations = ConversationStore(data, clock)
         self.background: BackgroundResponses | None = None  # while it runs
+        self.shared = data.shared
         self._data = data
         self._clock = clock
         self._lock = threading.Lock()
@@ -123,20 +129,40 @@ class ResponseStore:
         one = self._waiting.get(id)
         if one is not None and one.tenant == tenant:
             return one
-        with self._data.read() as db:
-            row = db.execute(
-                "select previous, input, response, request from responses where id = ? and tenant = ?",
-                (id, tenant),
-            ).fetchone()
+        row = self._stored(tenant, id)
+        if row is None and self._data.shared and _ID.fullmatch(id):
+            time.sleep(_LATER_SECONDS)  # another server may be about to write it
+            row = self._stored(tenant, id)
         if row is None:
             raise NotFound(f"There is no response `{id[:80]}`.", param="id", code="response_not_found")
         return KeptResponse(tenant, id, *row)
 
+    def _stored(self, tenant: str, id: str) -> Row | None:
+        with self._data.read() as db:
+            found: Row | None = db.execute(
+                "select previous, input, response, request from responses where id = ? and tenant = ?",
+                (id, tenant),
+            ).fetchone()
+            return found
+
     def unanswered(self) -> list[tuple[str, str]]:
-        """The tenants and ids of responses on the disk that are not answered yet, the oldest first."""
+        """The tenants and ids of stored responses that are not answered yet and that no other server works
+        on, the oldest first. With a shared database this server has them from now on."""
         with self._data.read() as db:
             query = "select tenant, id from responses where request is not null order by rowid"
-            return [(row["tenant"], row["id"]) for row in db.execute(query)]
+            found = [(row["tenant"], row["id"]) for row in db.execute(query)]
+        if self._data.leases is None:
+            return found
+        taken = self._data.leases.take([id for _, id in found])
+        return [(tenant, id) for tenant, id in found if id in taken]
+
+    def ended_elsewhere(self, ids: Collection[str]) -> set[str]:
+        """Those of this server's unanswered responses that another server has cancelled, or taken over."""
+        with self._lock:
+            stored = set(ids) - self._waiting.keys()
+        if not stored or self._data.leases is None:
+            return set()
+        return self._data.leases.lost(stored)
 
     def conversation(self, tenant: str, id: str, most: int) -> list[Item]:
         """All items up to and including a response. Raises RequestError if it, or one before it, does not
@@ -169,12 +195,19 @@ class ResponseStore:
         with self._lock:
             if (waiting := self._waiting.pop(id, None)) is not None:
                 self._bytes -= waiting.size
-        self._data.urgently(lambda db: db.execute("delete from responses where id = ?", (id,)))
+
+        def change(db: Connection) -> None:
+            db.execute("delete from responses where id = ?", (id,))
+            if self._data.leases is not None:
+                self._data.leases.end(db, id)
+
+        self._data.urgently(change)
 
     @contextmanager
     def running(self) -> Iterator["ResponseStore"]:
         """Write new responses while the block runs, and when it ends."""
-        with flushed("responses", self.flush, FLUSH_SECONDS, logger), self.conversations.running():
+        often = _SHARED_FLUSH_SECONDS if self._data.shared else FLUSH_SECONDS
+        with flushed("responses", self.flush, often, logger), self.conversations.running():
             yield self
 
     def flush(self) -> None:
@@ -187,6 +220,9 @@ class ResponseStore:
         try:
             with self._data.write() as db:
                 db.executemany(_KEEP, [_row(one, int(now)) for one in waiting])
+                if (leases := self._data.leases) is not None:
+                    for one in waiting:
+                        (leases.end if one.request is None else leases.begin)(db, one.id)
                 db.execute("delete from responses where created < ?", (int(now) - KEPT_SECONDS,))
                 for tenant, limit in limits.items():
                     (used,) = db.execute(
@@ -220,7 +256,8 @@ def _row(one: KeptResponse, now: int) -> tuple[object, ...]:
 _KEEP = (
     "insert into responses (id, tenant, created, previous, bytes, input, response, request) "
     "values (?, ?, ?, ?, ?, ?, ?, ?) on conflict (id) do update set "
-    "bytes = excluded.bytes, response = excluded.response, request = excluded.request"
+    "bytes = excluded.bytes, response = excluded.response, request = excluded.request "
+    "where responses.request is not null"  # one that has ended stays as it is
 )
 _PRUNE = (
     "delete from responses where rowid in (select rowid from (select rowid, "

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from personae.api.database.base import Connection, Database, Row
+from personae.api.database.leases import Leases
 from personae.api.database.sqlite import SqliteDatabase
 from personae.errors import LoadError
 
@@ -33,8 +34,8 @@ class DataDir:
 
     `adapters` is the folder of adapter contents, `files` that of files by id, `batches` that of unfinished
     batches by id. `secret` is 32 bytes that never leave the database; what is derived from it stays the same
-    across restarts. `shared`: other servers may use the database at the same time. `follow`: learn what they
-    write.
+    across restarts. `shared`: other servers may use the database at the same time; `leases` then say which
+    of them does what. `follow`: learn what they write.
     """
 
     def __init__(self, path: Path, database_url: str | None = None, *, follow: bool = True) -> None:
@@ -56,6 +57,7 @@ class DataDir:
             raise LoadError(f"--data-dir {path}: {error}.") from None
         self.secret = self._database.secret
         self.shared = self._database.shared
+        self.leases = Leases(self) if self.shared else None
 
     def rows(self, query: str, values: Sequence[object] = ()) -> Sequence[Row]:
         """What a select finds; see `Database.rows`. Raises StorageFailed."""

@@ -92,9 +92,10 @@ async def open_batches(
     *,
     keys: bool = False,
     at: float = 0.0,
+    database_url: str | None = None,
 ) -> AsyncIterator[BatchFixture]:
     """Serve while the block runs. The wall clock follows the loop's clock, `at` seconds after START."""
-    data = DataDir(path)
+    data = DataDir(path, database_url)
     tenants = TenantStore(data) if keys else None
     batches = BatchManager(data, tenants, lambda: START + at + anyio.current_time())
     app = create_app(engine or FakeEngine(), settings, tenants=tenants, batches=batches)
