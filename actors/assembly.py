@@ -37,7 +37,8 @@ from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine
 from personae.engine.tokens import Tokenizer
 from personae.engine.worker.adapters import ReadAdapter
-from personae.engine.worker.graphs import CudaCapture, DecodeGraphs
+from personae.engine.worker.capture import CudaCapture
+from personae.engine.worker.graphs import DecodeGraphs
 from personae.engine.worker.prefill_graphs import PrefillGraphs
 from personae.engine.worker.runner import Runner
 from personae.engine.worker.warm_up import warm_up

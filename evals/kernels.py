@@ -5,14 +5,18 @@ which checks bounds, races, waits and fences, and compared with the reference. A
 
     --seconds 3600    random cases until the time is up
     --mutations       changes the machine code, one instruction at a time: how often do the cases notice?
+                      With --log FILE, a second call goes on where the first one ended.
     --costs           writes the table of instructions and bytes anew that `make test` compares with
 """
 
 import importlib
+import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,13 +39,14 @@ def main(
     kind: Annotated[str, typer.Option(help="Of the cases; empty: all.")] = "",
     mutations: Annotated[bool, typer.Option("--mutations", help="The table of mutations.")] = False,
     places: Annotated[int, typer.Option(help="Mutations of a class in a kernel, at most.")] = 4,
+    log: Annotated[Path | None, typer.Option(help="Mutations: what is in the log is not made again.")] = None,
     costs: Annotated[bool, typer.Option("--costs", help="Write the table of costs.")] = False,
 ) -> None:
     """Prints what is wrong, and ends with 1 if anything is."""
     if costs:
         support("ptx.costs").write()
     elif mutations:
-        raise typer.Exit(mutate(seed, kind, places))
+        raise typer.Exit(mutate(seed, kind, places, log))
     else:
         raise typer.Exit(fuzz(seconds, seed, kind))
 
@@ -67,38 +72,46 @@ def fuzz(seconds: float, seed: int, kind: str) -> int:
     return int(bad > 0)
 
 
-def mutate(seed: int, kind: str, places: int) -> int:
+def mutate(seed: int, kind: str, places: int, log: Path | None) -> int:
     """Samples of all classes in all kernels; 1 if one is neither noticed nor harmless for a known reason.
-    After an interrupt (Ctrl-C) the table has what was found so far."""
-    found: Counter[tuple[str, str, int]] = Counter()
-    why: Counter[tuple[str, str]] = Counter()
+    After an interrupt (Ctrl-C) the table has what was found so far. The log has a line of JSON for each."""
+    known = [json.loads(line) for line in log.read_text().splitlines()] if log and log.exists() else []
+    found = {entry["change"]: entry for entry in known}
     with suppress(KeyboardInterrupt):
-        _survey(seed, kind, places, found, why)
-    _print_table(found, why, list(support("ptx.mutations").GROUPS))
-    return int(any(outcome == "unexplained" for _, outcome, _ in found))
+        for entry in _survey(seed, kind, places, set(found)):
+            found[entry["change"]] = entry
+            if entry["outcome"] == "unexplained":
+                print(f"{entry['change']}, {entry['source']}: {entry['text']}", flush=True)
+            if log:
+                with log.open("a") as file:
+                    file.write(json.dumps(entry) + "\n")
+    _print_table(list(found.values()), list(support("ptx.mutations").GROUPS))
+    return int(any(entry["outcome"] == "unexplained" for entry in found.values()))
 
 
-def _survey(
-    seed: int,
-    kind: str,
-    places: int,
-    found: Counter[tuple[str, str, int]],
-    why: Counter[tuple[str, str]],
-) -> None:
+def _survey(seed: int, kind: str, places: int, known: set[str]) -> Iterator[dict[str, Any]]:
+    """What became of each change that is not known yet."""
     contract, changes, reasons = (support(f"ptx.{name}") for name in ("contract", "mutations", "reasons"))
     for name, makers in contract.CONTRACT.items():
         for capability in CAPABILITIES if kind in ("", name) else ():
             for subject in changes.subjects([make(capability) for make in makers], capability):
+                digest = sha256(subject.ptx.encode()).hexdigest()[:8]
                 for mutant in changes.sample(list(changes.mutants(subject.prepared)), places, seed):
+                    where = f"sm_{capability}, {name}, {subject.kernel} {digest}:{mutant.at}"
+                    change = f"{where} {mutant.group} {mutant.kind}"
+                    if change in known:
+                        continue
                     outcome, reason = _outcome(changes, reasons, subject, mutant)
-                    found[mutant.group, outcome, capability] += 1
-                    if reason:
-                        why[mutant.group, reason] += 1
-                    if outcome == "unexplained":
-                        line = subject.prepared.code.lines[mutant.at]
-                        what = f"{subject.kernel} {mutant.kind}: {' '.join(line.text.split())}"
-                        print(f"sm_{capability} {name}, {line.source}, {what}", flush=True)
-            print(f"{name}, sm_{capability}: {found.total()} changes so far", flush=True)
+                    line = subject.prepared.code.lines[mutant.at]
+                    yield {
+                        "change": change,
+                        "group": mutant.group,
+                        "target": f"sm_{capability}",
+                        "outcome": outcome,
+                        "reason": reason,
+                        "source": line.source,
+                        "text": " ".join(line.text.split()),
+                    }
 
 
 def _outcome(changes: Any, reasons: Any, subject: Any, mutant: Any) -> tuple[str, str]:
@@ -112,22 +125,21 @@ def _outcome(changes: Any, reasons: Any, subject: Any, mutant: Any) -> tuple[str
     return ("harmless", reason) if reason else ("unexplained", "")
 
 
-def _print_table(
-    found: Counter[tuple[str, str, int]], why: Counter[tuple[str, str]], groups: list[str]
-) -> None:
+def _print_table(entries: list[dict[str, Any]], groups: list[str]) -> None:
     """One row a class; and the reasons."""
+    found = Counter((entry["group"], entry["target"], entry["outcome"]) for entry in entries)
+    why = Counter((entry["group"], entry["reason"]) for entry in entries if entry["reason"])
     print("| change | target | made | noticed | harmless | unexplained | of the harmful |")
     print("|---|---|---|---|---|---|---|")
     for group in groups:
-        for capability in CAPABILITIES:
+        for target in sorted({entry["target"] for entry in entries}):
             noticed, harmless, missed = (
-                found[group, outcome, capability] for outcome in ("noticed", "harmless", "unexplained")
+                found[group, target, outcome] for outcome in ("noticed", "harmless", "unexplained")
             )
-            if not noticed + harmless + missed:
-                continue
-            share = f"{noticed / (noticed + missed):.0%}" if noticed + missed else "-"
             made = noticed + harmless + missed
-            print(f"| {group} | sm_{capability} | {made} | {noticed} | {harmless} | {missed} | {share} |")
+            if made:
+                share = f"{noticed / (noticed + missed):.0%}" if noticed + missed else "-"
+                print(f"| {group} | {target} | {made} | {noticed} | {harmless} | {missed} | {share} |")
     print("\n| change | why it changes nothing | how often |\n|---|---|---|")
     for (group, reason), count in sorted(why.items()):
         print(f"| {group} | {reason} | {count} |")

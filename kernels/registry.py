@@ -11,6 +11,7 @@ is. An override applies to what is chosen while it is in force:
     PERSONAE_KERNELS=reference                     all operators
     PERSONAE_KERNELS=rms_norm=reference,sgmv=cpu   some
     PERSONAE_ATTENTION_BACKEND=reference           attention
+    PERSONAE_ATTENTION_BACKEND=flash               attention of steps with prompts
 """
 
 import os
@@ -28,7 +29,7 @@ from torch import Tensor
 from personae.errors import KernelError
 from personae.kernels import reference as references
 
-BACKENDS = {"cpu": ("cpu",), "cuda": ("triton",)}
+BACKENDS = {"cpu": ("cpu",), "cuda": ("triton", "flash")}
 """By type of device, best first."""
 REFERENCE = "reference"
 ALL = "*"  # in overrides: every operator without its own override
@@ -56,11 +57,13 @@ class Implementation:
     """One way to compute an operator.
 
     dtypes: of the activations, None for all. capability: the lowest compute capability of a CUDA device.
+    on_request: it is chosen only where an override names its backend.
     """
 
     run: Run
     dtypes: frozenset[torch.dtype] | None = None
     capability: tuple[int, int] = (0, 0)
+    on_request: bool = False
 
     def unfit(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why it cannot be used there; None if it can."""
@@ -85,6 +88,13 @@ def operators(backend: str) -> dict[str, Implementation]:
     return found
 
 
+def _missing(backend: str) -> str:
+    """Why a backend does not have an operator: what its function `unavailable` says, if it has one."""
+    name = f"personae.kernels.{backend}"
+    say = getattr(import_module(name), "unavailable", None) if find_spec(name) else None
+    return (say and say()) or "has none on this machine"
+
+
 def choose(operator: str, device: torch.device, dtype: torch.dtype, reference: Run | None) -> Run | None:
     """The implementation for tensors of that device and dtype; `reference` if no backend has one that fits.
 
@@ -96,8 +106,9 @@ def choose(operator: str, device: torch.device, dtype: torch.dtype, reference: R
     found: list[str] = []
     for backend in BACKENDS.get(device.type, ()):
         own = operators(backend).get(operator)
-        why = "has none on this machine" if own is None else own.unfit(device, dtype)
-        if own is not None and why is None and preferred in (None, backend):
+        why = _missing(backend) if own is None else own.unfit(device, dtype)
+        asked_for = preferred == backend or (preferred is None and own is not None and not own.on_request)
+        if own is not None and why is None and asked_for:
             return own.run
         found.append(f"{backend} {why or 'fits'}")
     if wanted in (None, REFERENCE):

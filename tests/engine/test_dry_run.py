@@ -27,8 +27,8 @@ from personae.actors.assembly import assemble  # noqa: E402
 from personae.actors.options import EngineOptions  # noqa: E402
 from personae.engine.speculation.forced import Retokenizer  # noqa: E402
 from personae.engine.tokens import Tokenizer  # noqa: E402
-from personae.engine.worker.graphs import TRIALS  # noqa: E402
 from personae.engine.worker.profiling import largest  # noqa: E402
+from personae.engine.worker.step_graphs import TRIALS  # noqa: E402
 from personae.engine.worker.warm_up import rehearse_sampling  # noqa: E402
 from personae.errors import LoadError  # noqa: E402
 from personae.grammar.compiler import GrammarCompiler  # noqa: E402

@@ -24,7 +24,7 @@ from tiny_models import model_folder  # noqa: E402
 from personae.actors import assembly  # noqa: E402
 from personae.engine.device_event import DeviceToHostEvent  # noqa: E402
 from personae.engine.layers.norm import RMSNorm  # noqa: E402
-from personae.engine.worker import graphs, runner  # noqa: E402
+from personae.engine.worker import runner, step_graphs  # noqa: E402
 from personae.kernels import upload  # noqa: E402
 from personae.kernels.side_stream import SideStream  # noqa: E402
 from personae.kernels.triton import sgmv  # noqa: E402
@@ -179,7 +179,7 @@ def test_a_branch_of_a_graph_without_an_order(mistake, base, adapters, monkeypat
     monkeypatch.setattr(*BRANCHES[mistake])
     assert all(answers(base, adapters, late)[1] == truth for late in Late), "its trial finds it out"
     assert "a graph's result differs" in caplog.text
-    monkeypatch.setattr(graphs, "check", lambda found, wanted: None)
+    monkeypatch.setattr(step_graphs, "check", lambda found, wanted: None)
     assert any(answers(base, adapters, late)[1] != truth for late in Late)
 
 

@@ -23,11 +23,13 @@ from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.engine.speculation.policy import Always
 from personae.engine.worker.buckets import FEW_TOKENS, MOST_TOKENS, ROW_TOKENS, Bucket, Buckets
-from personae.engine.worker.graphs import DecodeGraphs, check
+from personae.engine.worker.graphs import DecodeGraphs
+from personae.engine.worker.step_graphs import Copies, check
 from personae.kernels import registry
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
 
+VIEWS = {"aten::slice", "aten::view", "aten::select", "aten::alias"}
 RANKS_ALONE = ("rank-8-attention", "rslora", "rank-1")
 
 
@@ -180,6 +182,47 @@ def test_every_step_reads_and_writes_the_same_addresses_and_they_stay(base, adap
     assert first.inputs() == second.inputs()
     assert first.outside() | several.outside() <= standing(harness)
     assert {storage(buffer) for buffer in graphs.buffers} <= first.outside()  # nothing is filled in vain
+
+
+def test_a_step_is_told_to_its_graph_in_two_launches(base, adapters, capture, monkeypatch) -> None:
+    harness = EngineHarness(base, adapters, capture=capture)
+    graphs, launches, fill = harness.engine.worker.graphs, list[list[str]](), DecodeGraphs._fill
+
+    def filling(self, step, size) -> None:
+        with Recording() as recording:
+            fill(self, step, size)
+        launches.append([call.name for call in recording.calls if call.name not in VIEWS])
+
+    monkeypatch.setattr(DecodeGraphs, "_fill", filling)
+    harness.play(cast(harness, ["rslora", "rank-1", None], "x"))
+    assert graphs is not None
+    of_prompts, *decode = launches
+    assert of_prompts == ["aten::full_like", "aten::_foreach_copy_", "aten::copy_"]  # once for each bucket
+    assert decode == [["aten::_foreach_copy_", "aten::copy_"]] * 13, "before, these were 16"
+
+
+def test_copies_that_are_made_in_one_launch_have_one_type_and_the_same_strides() -> None:
+    # What torch's foreach kernel asks for; else it makes them one by one.
+    copies, buffer = Copies(), torch.zeros(6, dtype=torch.int64)
+    copies.padded(buffer, torch.tensor([2**40, 7]), torch.full((6,), 5), 4)
+    copies.add(torch.zeros(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32))
+    pairs = list(zip(copies._targets, copies._sources, strict=True))
+    assert len(pairs) == 3
+    for target, source in pairs:
+        assert target.dtype is source.dtype is torch.int32
+        assert (target.shape, target.stride()) == (source.shape, source.stride()) == (target.shape, (1,))
+    copies.launch()
+    assert buffer.tolist() == [2**40, 7, 5, 5, 0, 0]
+
+
+def test_rows_that_are_gone_leave_no_page_behind_in_the_table(base, adapters, capture) -> None:
+    # Padding reads the first page of its row: another could be lent to adapters by now.
+    harness = EngineHarness(base, adapters, capture=capture)
+    graphs = harness.engine.worker.graphs
+    assert graphs is not None
+    harness.play(cast(harness, [None] * 7, "seven"))
+    harness.play(cast(harness, [None] * 2, "two"))
+    assert set(graphs._page_table[2:, 0].tolist()) == {graphs._spare_page}
 
 
 def test_a_prompt_of_one_token_is_a_step_like_any_other(base, adapters, capture) -> None:
@@ -354,7 +397,9 @@ def test_where_rows_begin_in_a_graph_is_where_they_begin_in_the_step(counts: lis
     graphs._single_starts = torch.arange(2 * end + 1, dtype=torch.int32)
     graphs._query_start = torch.full((2 * end + 1,), -1, dtype=torch.int32)
     starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
-    graphs._fill_query_start(starts, tokens, end)
+    graphs._ends, copies = {}, Copies()
+    graphs._fill_query_start(copies, starts, tokens, end)
+    copies.launch()
     lengths = graphs._query_start[: end + 1].diff().tolist()
     assert lengths[: len(counts)] == counts
     behind = lengths[len(counts) :]
@@ -363,7 +408,7 @@ def test_where_rows_begin_in_a_graph_is_where_they_begin_in_the_step(counts: lis
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_cuda_graphs_choose_what_kernels_launched_one_by_one_choose(base, adapters) -> None:
-    from personae.engine.worker.graphs import CudaCapture
+    from personae.engine.worker.capture import CudaCapture
 
     eager = EngineHarness(base, adapters, device="cuda")
     graphs = EngineHarness(base, adapters, device="cuda", capture=CudaCapture())

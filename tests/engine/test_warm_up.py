@@ -18,7 +18,8 @@ from paper_gpu import PaperGpu  # noqa: E402  # below the mark, which says what 
 from personae.engine.kv import KVCache  # noqa: E402
 from personae.engine.models.decoder import Decoder  # noqa: E402
 from personae.engine.plan import MemoryLayout, Row  # noqa: E402
-from personae.engine.worker.graphs import CudaCapture, DecodeGraphs  # noqa: E402
+from personae.engine.worker.capture import CudaCapture  # noqa: E402
+from personae.engine.worker.graphs import DecodeGraphs  # noqa: E402
 from personae.engine.worker.known import KnownTokens  # noqa: E402
 from personae.engine.worker.runner import Runner  # noqa: E402
 from personae.engine.worker.warm_up import shapes, warm_up  # noqa: E402

@@ -36,7 +36,8 @@ from personae.engine.speculation.speculator import Propose, Speculator, own_text
 from personae.engine.speculation.tenant_answers import TenantAnswers
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine, by_tenant
-from personae.engine.worker.graphs import Capture, DecodeGraphs
+from personae.engine.worker.capture import Capture
+from personae.engine.worker.graphs import DecodeGraphs
 from personae.engine.worker.group import as_one
 from personae.engine.worker.prefill_graphs import PrefillGraphs
 from personae.engine.worker.runner import Runner

@@ -29,7 +29,7 @@ from typing import Any, Never
 
 import torch
 
-from personae.engine.worker.graphs import CudaCapture
+from personae.engine.worker.capture import CudaCapture
 from personae.evals.bench.gpu.arriving import DelayedStream, arriving_checks, arriving_table
 from personae.evals.bench.gpu.checks import (
     LIMITS,

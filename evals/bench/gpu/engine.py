@@ -17,7 +17,8 @@ from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
-from personae.engine.worker.graphs import Capture, DecodeGraphs
+from personae.engine.worker.capture import Capture
+from personae.engine.worker.graphs import DecodeGraphs
 from personae.evals.bench.gpu.checks import Check
 from personae.evals.bench.gpu.shapes import DIM, HEADS, HIDDEN, INNER, KV_HEADS, PAGE, attention_batch, noise
 from personae.evals.bench.gpu.timing import event_time

@@ -179,11 +179,13 @@ def attention_kernel(
         top = tl.full([ROWS], float("-inf"), tl.float32)
         weight = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, WIDE], tl.float32)
+        # Blocks before the tile's first query are seen by all its queries and need no mask.
+        PLAIN: tl.constexpr = (ROWS >= PREFILL_ROWS) and not WINDOWED
         edge = begin
-        if (ROWS >= PREFILL_ROWS) & (not WINDOWED):
-            # Blocks before the tile's first query are seen by all its queries and need no mask.
+        if PLAIN:
             edge += tl.maximum(tl.minimum(end, length - count + first_query + 1) - begin, 0) // KEYS * KEYS
-            for key in range(begin, edge, KEYS):
+        for masked in tl.static_range(0 if PLAIN else 1, 2):
+            for key in range(edge if masked else begin, end if masked else edge, KEYS):
                 acc, weight, top = attend(
                     q,
                     acc,
@@ -204,31 +206,8 @@ def attention_kernel(
                     PAGE,
                     KEYS,
                     WINDOWED,
-                    False,
+                    masked == 1,
                 )
-        for key in range(edge, end, KEYS):
-            acc, weight, top = attend(
-                q,
-                acc,
-                weight,
-                top,
-                k_ptr,
-                v_ptr,
-                pages,
-                page_stride,
-                head_offset,
-                key,
-                end,
-                position,
-                scale,
-                window,
-                DIM,
-                WIDE,
-                PAGE,
-                KEYS,
-                WINDOWED,
-                True,
-            )
 
         at = head * GROUP + row % GROUP
         inside_out = live[:, None] & real[None, :]

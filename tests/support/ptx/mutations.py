@@ -14,7 +14,7 @@ from ptx.numbers import TYPES, integer
 _ADDRESS = re.compile(r"\[\s*(%?\w+)\s*(?:\+\s*(-?\w+))?\s*\]")
 _NUMBER = re.compile(r"-?(0x[0-9a-fA-F]+|\d+)$")
 _MEMORY = ("ld", "st", "cp", "ldmatrix", "stmatrix")
-_LONGEST = 20  # times as many instructions as without the change: then it does not end
+_LONGEST = 5  # times as many instructions as without the change: then it does not end
 
 
 @dataclass(frozen=True)
