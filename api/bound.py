@@ -126,8 +126,8 @@ def foreign_names(body: SamplingFields) -> list[str]:
 
 
 def as_asked(spec: GrammarSpec | None, body: SamplingFields, settings: ApiSettings) -> GrammarSpec | None:
-    """Apply the request's options to the spec of a whole answer: a backend that it names, JSON without blanks
-    (as the request or the server says), and properties in any order.
+    """Apply the request's options to the spec of a whole answer: a backend that it names, JSON without
+    blanks and properties in any order (as the request or the server says).
 
     Raises UnsupportedParameter if the backend does not exist, or does not support what binds the answer.
     """
@@ -137,11 +137,11 @@ def as_asked(spec: GrammarSpec | None, body: SamplingFields, settings: ApiSettin
         raise UnsupportedParameter(f"`{param}`: nothing binds the answer; leave it out.", param=param)
     if spec is not None and (settings.disable_any_whitespace if asked is None else asked):
         spec = compacted(spec)
-    if body.property_order == "any":
-        if spec is None:
-            raise UnsupportedParameter(
-                "`property_order`: nothing binds the answer; leave it out.", param="property_order"
-            )
+    if body.property_order == "any" and spec is None:
+        raise UnsupportedParameter(
+            "`property_order`: nothing binds the answer; leave it out.", param="property_order"
+        )
+    if spec is not None and (body.property_order or settings.property_order) == "any":
         spec = in_any_order(spec)
     name = body.guided_decoding_backend
     if name in (None, "auto"):

@@ -20,6 +20,7 @@ from personae.api.hub.names import check_adapters
 from personae.api.telemetry.logs import LogFormat
 
 UnknownFields = Literal["refuse", "ignore"]
+PropertyOrder = Literal["schema", "any"]
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9._~/-]*)?")
@@ -99,6 +100,12 @@ class AnswerOptions:
         bool,
         OptionInfo("Write bound JSON without whitespace between its tokens. A request can override this."),
     ] = False
+    property_order: Annotated[
+        PropertyOrder,
+        OptionInfo(
+            "The order of properties in bound JSON: the schema's, or any. A request can override this."
+        ),
+    ] = "schema"
     unknown_fields: Annotated[UnknownFields, OptionInfo("What to do about unknown fields in a request.")] = (
         "refuse"
     )

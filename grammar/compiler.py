@@ -34,7 +34,9 @@ from personae.grammar.schema.disjoint import without_disjoint_one_of
 from personae.grammar.schema.document import PARAMS, SCHEMA_PARAM, TOO_COMPLEX, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
+from personae.grammar.schema.listed import with_values_left
 from personae.grammar.schema.members import separated
+from personae.grammar.schema.overlaps import without_overlaps
 from personae.grammar.schema.patterns import plain_patterns
 from personae.grammar.schema.prepare import (
     ANALYSIS_ERRORS,
@@ -355,15 +357,21 @@ class GrammarCompiler:
             if shorter is not written:
                 yield shorter
             yield written
+        left: Schema = document
+        with suppress(*ANALYSIS_ERRORS):
+            left = with_values_left(document)
         canonical: Schema = True
         with suppress(Exception):  # there is none, whatever the library's error
-            canonical = strip(canonicalise(document))
+            canonical = strip(canonicalise(left))
+            apart = without_overlaps(canonical)
+            if apart != canonical:
+                canonical = strip(canonicalise(apart))
             yield _spelled(canonical)
         for one in (without_disjoint_one_of(strip(document)), canonical):
             with suppress(*ANALYSIS_ERRORS):
-                apart = kept_apart(one)
-                if apart is not None:
-                    yield _spelled(apart)
+                separate = kept_apart(one)
+                if separate is not None:
+                    yield _spelled(separate)
 
     def _compile_best_effort(
         self,

@@ -134,9 +134,26 @@ class _Condition:
             return
         free = needed - self._required - self._added.keys()
         names = sorted(free, key=lambda name: (name in self._listed, name))
-        if not names:
+        if names:
+            self._barred[names[0]] = None
+            return
+        # A property that the other cannot have as it is here: written, it keeps the other away.
+        odd = [name for name in self._listed if name not in self._barred and self._is_odd(name, other)]
+        if not odd:
             raise _Inseparable
-        self._barred[names[0]] = None
+        self._added[odd[0]] = None
+
+    def _is_odd(self, name: str, other: Parts) -> bool:
+        """Whether no value of this property is one that the other allows."""
+        here = [part for one in self._listed[name] for part in self._reader.parts(one) or ()]
+        if not here:
+            return False
+        for part in other:
+            listed, patterns = part.get("properties", {}), part.get("patternProperties", {})
+            others = True if patterns else part.get("additionalProperties", True)
+            if self._reader.exclude(here, self._reader.parts(listed.get(name, others))):
+                return True
+        return False
 
     def _is_tag(self, name: str, theirs: dict[str, list[Any]]) -> bool:
         """Whether both list the values of this property, and have none in common."""

@@ -91,9 +91,9 @@ def _is_set_of_texts(schema: dict[str, Any], definitions: dict[str, Any]) -> boo
 
 
 def _fractional(schema: dict[str, Any]) -> dict[str, Any]:
-    """Numbers that are not whole, of any size or on one side of 0."""
-    bounds = {keyword: value for keyword, value in schema.items() if "imum" in keyword}
-    if schema.get("not") != {"multipleOf": 1} or any(bounds.values()) or len(bounds) > 1:
+    """Numbers that are not whole, within bounds that are."""
+    bounds = [value for keyword, value in schema.items() if "imum" in keyword]
+    if schema.get("not") != {"multipleOf": 1} or not all(float(one).is_integer() for one in bounds):
         return schema
     return {keyword: value for keyword, value in schema.items() if keyword != "not"} | {FRACTION: True}
 

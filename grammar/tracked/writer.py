@@ -14,6 +14,7 @@ from personae.grammar.schema.gate import counts_properties
 from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, rebuild, target
 from personae.grammar.tracked.arrays import array_rules
 from personae.grammar.tracked.items import Items
+from personae.grammar.tracked.numerals import fractions
 from personae.grammar.tracked.objects import object_rules
 from personae.grammar.tracked.support import (
     AROUND,
@@ -184,9 +185,12 @@ class _Writer:
 
 def _fraction(schema: dict[str, Any]) -> str:
     """A number that is not whole, without an exponent."""
-    above = {"minimum", "exclusiveMinimum"} & schema.keys()
-    sign = "" if above else "-" if {"maximum", "exclusiveMaximum"} & schema.keys() else "-?"
-    return rf"/{sign}(0|[1-9][0-9]{{0,8}})\.[0-9]{{0,8}}[1-9]/"
+    low = [int(schema[name]) for name in ("minimum", "exclusiveMinimum") if name in schema]
+    high = [int(schema[name]) for name in ("maximum", "exclusiveMaximum") if name in schema]
+    found = fractions(max(low, default=None), min(high, default=None))
+    if found is None:
+        raise Untracked("no number is within the bounds")
+    return f"/{found}/"
 
 
 def _has_order(schema: dict[str, Any]) -> bool:

@@ -146,6 +146,21 @@ async def test_a_server_that_writes_no_blanks_writes_none_in_calls_either_unless
         assert "compact" not in (await spec_of(app, engine, path, **asked, **free)).source
 
 
+async def test_a_server_in_any_order_writes_properties_so_in_calls_too_unless_a_request_says_otherwise() -> (
+    None
+):
+    engine = FakeEngine("hm", tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096)
+    app = create_app(engine, ApiSettings(property_order="any"))
+    path = "/v1/chat/completions"
+    for asked in ({"guided_json": SCHEMA}, {"tools": [WEATHER]}):
+        assert '"any_order":true' in (await spec_of(app, engine, path, **asked)).source
+        in_order = await spec_of(app, engine, path, property_order="schema", **asked)
+        assert "any_order" not in in_order.source
+        assert not in_order.any_order
+    free = await asgi.Visit(path, {"model": "base", "messages": [USER]}).run(app)
+    assert free.status == 200
+
+
 async def test_a_backend_may_be_asked_for_beside_tools_alone() -> None:
     engine = FakeEngine("hm", tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096)
     app = create_app(engine)

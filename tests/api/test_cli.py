@@ -258,6 +258,7 @@ def test_every_option_is_passed_on(
         "--adapter-cache c --adapter-cache-size 1GiB "
         "--kv-events tcp://127.0.0.1:1 --kv-events-replay tcp://127.0.0.1:2 --kv-events-topic t "
         "--no-cuda-graphs --speculate auto --draft-model small --no-jump-forward --disable-any-whitespace "
+        "--property-order any "
         "--gpu-memory-utilization 0.8 --lora-side-stream "
         "--kv-cache-dtype fp8 --quantize int8 --default-strict "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
@@ -308,6 +309,7 @@ def test_every_option_is_passed_on(
         draft_model=Path("small"),
         jump_forward=False,
         disable_any_whitespace=True,
+        property_order="any",
         default_strict=True,
         kv_cache_dtype="fp8",
         quantize="int8",
