@@ -1,13 +1,17 @@
 """What the dispatcher costs: one engine behind it compared with one without it, in alternation.
 
     python -m personae.evals.replica_overhead --rounds 20
+    python -m personae.evals.replica_overhead --processor
 
 Both engines are open all the time, and one of them works at a time. Each round measures both: the tokens per
 second of `--streams` streams, and the first tokens of requests one after the other. Prints the medians, and
-the median of the rounds' ratios and differences.
+the median of the rounds' ratios and differences. With `--processor` the engine cores cost nothing
+(`mock_core.py`), and this process's processor time is measured, for each token of the streams and for each of
+the single requests. It hardly depends on what else runs on the machine.
 """
 
 import statistics
+import sys
 import time
 from contextlib import AsyncExitStack
 from typing import Annotated
@@ -16,7 +20,7 @@ import anyio
 import typer
 
 from personae.actors.client import EngineClient
-from personae.actors.multi_process import open_multi_process
+from personae.actors.multi_process import COMMAND, open_multi_process
 from personae.actors.options import EngineOptions
 from personae.actors.replicas.launch import open_replicas
 from personae.api.bundled import NAMED, bundled
@@ -25,6 +29,7 @@ from personae.engine.sequence import SequenceLog
 
 PROMPT = 64
 FIRSTS = 20  # consecutive requests per round
+MOCK = (sys.executable, "-m", "personae.evals.mock_core", "0.002")
 
 
 class Client:
@@ -59,15 +64,25 @@ class Client:
         """The median of first tokens, seconds."""
         return statistics.median([await self.ask(1) for _ in range(FIRSTS)])
 
+    async def processor(self, streams: int, tokens: int) -> tuple[float, float]:
+        """Microseconds of this process per token of the streams, and per request of one token."""
+        begun = time.thread_time()
+        await self.rate(streams, tokens)
+        together = time.thread_time() - begun
+        await self.first()
+        alone = time.thread_time() - begun - together
+        return 1e6 * together / streams / tokens, 1e6 * alone / FIRSTS
 
-async def run(rounds: int, streams: int, tokens: int) -> None:
+
+async def run(rounds: int, streams: int, tokens: int, processor: bool) -> None:
     """Measure and print."""
     small = bundled(NAMED)
     assert small is not None
     options = EngineOptions(small.model, small.adapters, dtype="float32", max_seqs=max(streams, 8))
+    command = MOCK if processor else COMMAND
     async with AsyncExitStack() as stack:
-        plain = await stack.enter_async_context(open_multi_process(options))
-        behind = await stack.enter_async_context(open_replicas(options, 1))
+        plain = await stack.enter_async_context(open_multi_process(options, command=command))
+        behind = await stack.enter_async_context(open_replicas(options, 1, command=command))
         clients = (Client(plain.client), Client(behind.client))
         for client in clients:
             await client.rate(streams, tokens)
@@ -75,11 +90,21 @@ async def run(rounds: int, streams: int, tokens: int) -> None:
         firsts: list[tuple[float, ...]] = []
         for number in range(rounds):
             order = clients if number % 2 else clients[::-1]
+            if processor:
+                costs = {client: await client.processor(streams, tokens) for client in order}
+                rates.append(tuple(costs[client][0] for client in clients))
+                firsts.append(tuple(costs[client][1] for client in clients))
+                continue
             measured = {
                 client: (await client.rate(streams, tokens), await client.first()) for client in order
             }
             rates.append(tuple(measured[client][0] for client in clients))
             firsts.append(tuple(measured[client][1] for client in clients))
+    if processor:
+        for name, values in (("token", rates), ("request of one token", firsts)):
+            one, other = (statistics.median(column) for column in zip(*values, strict=True))
+            print(f"us a {name}: without the dispatcher {one:.1f}, with it {other:.1f}")
+        return
     for name, unit, values in (("tokens/s", 1.0, rates), ("first token, ms", 1000.0, firsts)):
         one, other = (statistics.median(column) * unit for column in zip(*values, strict=True))
         print(f"{name}: without the dispatcher {one:.2f}, with it {other:.2f}")
@@ -92,9 +117,10 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 20,
     streams: Annotated[int, typer.Option(min=1)] = 32,
     tokens: Annotated[int, typer.Option(min=1)] = 128,
+    processor: Annotated[bool, typer.Option("--processor", help="Processor time of this process.")] = False,
 ) -> None:
     """Run."""
-    anyio.run(run, rounds, streams, tokens, backend_options={"use_uvloop": True})
+    anyio.run(run, rounds, streams, tokens, processor, backend_options={"use_uvloop": True})
 
 
 if __name__ == "__main__":
