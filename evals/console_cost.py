@@ -83,10 +83,11 @@ async def chromium() -> AsyncIterator[Console]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         page = await browser.new_page()
+        page.set_default_timeout(1000 * PATIENCE)
 
         class Page(Console):
             async def open(self, url: str) -> None:
-                await page.goto(f"{url}/#live", timeout=1000 * PATIENCE)
+                await page.goto(f"{url}/#live")
 
             async def close(self) -> None:
                 await page.goto("about:blank")
