@@ -29,7 +29,7 @@ from personae.kernels import registry
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
 
-VIEWS = {"aten::slice", "aten::view", "aten::select", "aten::alias"}
+VIEWS = {"aten::slice", "aten::view", "aten::select", "aten::alias", "aten::detach"}
 RANKS_ALONE = ("rank-8-attention", "rslora", "rank-1")
 
 

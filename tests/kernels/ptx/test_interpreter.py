@@ -86,6 +86,13 @@ def test_an_instruction_on_integers_computes_what_ptx_says(instruction: str, exp
         ("min.xorsign.abs.f32 %r3, %r2, 0f3F800000;", np.clip(FLOATS, -1, 1)),
         ("cvt.rzi.s32.f32 %r4, %r2; cvt.rn.f32.s32 %r3, %r4;", np.trunc(FLOATS)),
         ("cvt.rn.bf16x2.f32 %r4, %r2, 0f00000000; and.b32 %r3, %r4, 0xFFFF0000;", FLOATS),
+        # A sum of bfloat16 on Ampere, as Triton 3.9 writes it: times one, plus the other.
+        (
+            "mov.b16 %rs3, 0x3F80; cvt.rn.bf16.f32 %rs1, %r2;"
+            "fma.rn.bf16 %rs2, %rs1, %rs3, %rs1; cvt.f32.bf16 %r3, %rs2;",
+            2 * FLOATS,
+        ),
+        ("cvt.rn.bf16.f32 %rs1, %r2; neg.bf16 %rs2, %rs1; cvt.f32.bf16 %r3, %rs2;", -FLOATS),
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else "",
 )

@@ -82,7 +82,14 @@ def _binary(o: Operands) -> Action:
     function = _BINARY[name]
     if "NaN" in o.parts:
         function = np.minimum if name == "min" else np.maximum
-    return act(function, o.target(), o.source(1), o.source(2))
+    return act(_of_kind(function, kind), o.target(), o.source(1), o.source(2))
+
+
+def _of_kind(function: Function, kind: str) -> Function:
+    """The function on numbers of that kind; NumPy lacks bfloat16, whose registers are bits."""
+    if kind != "bf16":
+        return function
+    return lambda *registers: to_bf16(function(*(from_bf16(register) for register in registers)))
 
 
 def _wide_product(kind: str) -> Function:
@@ -152,7 +159,7 @@ def _fused(o: Operands) -> Action:
         return act(_packed(lambda x, y, z: x * y + z, kind[:-2]), o.target(), *o.sources("b32"))
     if kind == "f32":
         return act(_fused_float, o.target(), *o.sources(kind))
-    return act(lambda x, y, z: x * y + z, o.target(), *o.sources(kind))
+    return act(_of_kind(lambda x, y, z: x * y + z, kind), o.target(), *o.sources(kind))
 
 
 def _fused_float(x: Array, y: Array, z: Array) -> Array:
@@ -181,6 +188,8 @@ _COMPARISONS: dict[str, Function] = {
 @operation("setp")
 def _compare(o: Operands) -> Action:
     compare = _COMPARISONS[o.parts[1]]
+    if "bf16" in o.parts:
+        raise Fault(f"the interpreter does not know {o.line.text}")
     if o.parts[2] in ("and", "or", "xor"):
         joined = _BINARY[o.parts[2]]
         return act(
@@ -201,7 +210,7 @@ def _select(o: Operands) -> Action:
 @operation("not", "neg", "abs")
 def _unary(o: Operands) -> Action:
     function = {"not": operator.invert, "neg": operator.neg, "abs": np.abs}[o.parts[0]]
-    return act(function, o.target(), o.source(1))
+    return act(_of_kind(function, o.kind), o.target(), o.source(1))
 
 
 @operation("ex2", "lg2", "sqrt", "rsqrt", "rcp")
@@ -215,6 +224,8 @@ def _special(o: Operands) -> Action:
         "rcp": lambda x: 1 / x,
     }
     function = exact[o.parts[0]]
+    if dtype.kind != "f":
+        raise Fault(f"the interpreter does not know {o.line.text}")
     return act(lambda x: function(x).astype(dtype), o.target(), o.source(1))
 
 

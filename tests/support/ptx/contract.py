@@ -95,7 +95,7 @@ CONTRACT: dict[str, list[Maker]] = {
         lambda _: norms(0, 1000, B),
         lambda _: norms(5, 1000, B),
         lambda _: norms(1, 576, H),
-        lambda _: norms(2, 576, H),
+        lambda _: norms(4, 576, H),
     ],
     "rotary": [
         lambda _: rotary(1, (3, 2, 96)),
