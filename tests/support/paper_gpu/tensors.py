@@ -234,6 +234,8 @@ def _launched(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) ->
     changed = [value for value in leaves(changed) if isinstance(value, PaperTensor)]
     if changed:
         machine.push(lambda: _in_place(func, real_args, real_kwargs))
+        if not func._schema.returns:  # as of torch._foreach_copy_
+            return None
         return changed[0] if len(changed) == 1 else tuple(changed)
     shapes = func(*_meta(args), **_meta({**where, "device": META} if "device" in where else where))
     results = mapped(shapes, lambda meta: empty(machine, meta.shape, meta.stride(), meta.dtype))
