@@ -82,7 +82,8 @@ class StepGraphs(ABC, Generic[Size]):
         self._tokens, self._positions, self._write_index = (
             self._filled(0, most, dtype=torch.int64) for _ in range(3)
         )
-        self._work = WorkList(*(self._filled(0, segments) for _ in range(3)))
+        first_row, rows, adapter = (self._filled(0, segments) for _ in range(3))
+        self._work = WorkList(first_row, rows, adapter)
         # What padding has, for as many tokens as there may be.
         self._zeros, self._ones = self._filled(0, 2 * max(most, segments)), self._filled(1, most)
         self._spare = self._filled(kv.spare_page * kv.page_size, most, dtype=torch.int64)

@@ -3,6 +3,7 @@
 
 from importlib.util import find_spec
 from inspect import signature
+from typing import cast
 
 import torch
 
@@ -42,9 +43,9 @@ def operators() -> dict[str, Implementation]:
     """The operators of this backend by name; empty where one thing is missing that `unavailable` names."""
     if unavailable():
         return {}
-    from personae.kernels.attention import ReferenceAttention
+    from personae.kernels.attention import AttentionBackend, ReferenceAttention
     from personae.kernels.flash.attention import FlashAttention
 
     others = registry.operators("triton").get("paged_attention")
-    run = FlashAttention(others.run if others else ReferenceAttention())
+    run = FlashAttention(cast(AttentionBackend, others.run) if others else ReferenceAttention())
     return {"paged_attention": Implementation(run, DTYPES, (HOPPER, 0), on_request=True)}
