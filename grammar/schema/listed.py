@@ -30,7 +30,8 @@ def with_values_left(document: Schema) -> Schema:
         return document
     if any(path and ("$id" in node or "id" in node) for node, path in subschemas(document)):
         return document  # references are relative to them
-    return _Lister(document).written(document, root=True)
+    found: Schema = _Lister(document).written(document, root=True)
+    return found
 
 
 class _Lister:

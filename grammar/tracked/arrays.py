@@ -85,9 +85,10 @@ def _set_rules(
     for bit, value in enumerate(values):
         free = f"and(bit_clear({bit}), {room})" if room else f"bit_clear({bit})"
         ways.append(f"{rule({'const': value})} ws {name}_n::set_bit({bit}) %if {free}")
+    # The comma is part of each way, so that there is none where no way is left.
     yield f'{name}: "[" ws {name}_o::0x0' + ("" if least else ' | "[" ws "]"')
     yield f"{name}_o::_: " + "\n  | ".join(ways)
-    yield f'{name}_n::_: "," ws {name}_o::_ | "]" %if {end}'
+    yield f"{name}_n::_: " + "\n  | ".join([*(f'"," ws {way}' for way in ways), f'"]" %if {end}'])
 
 
 def _containing_rules(

@@ -42,20 +42,19 @@ def object_rules(schema: dict[str, Any], rule: Rule, name: str, *, any_order: bo
         yield f'{name}: "{{" ws "}}"'
         return
     shape = _AnyOrder(members) if any_order else _InOrder(members)
-    yield f'{name}: "{{" ws {name}_f::0x0'
-    yield f'{name}_f::_: {name}_o::_ | "}}" %if {shape.end()}'
-    yield f'{name}_n::_: "," ws {name}_o::_ | "}}" %if {shape.end()}'
     ways = []
     for place, (key, value) in enumerate(members.listed.items()):
         written = json.dumps(json.dumps(key, ensure_ascii=False), ensure_ascii=False)
-        bit = shape.bit(place)
-        ways.append(
-            f'{written} ws ":" ws {rule(value)} ws {name}_n::set_bit({bit}) %if {shape.listed(place)}'
-        )
-    for key_schema, value in members.others:
-        for bits, condition in shape.others():
-            ways.append(f'{rule(key_schema)} ws ":" ws {rule(value)} ws {name}_n::{bits} %if {condition}')
-    yield f"{name}_o::_: " + "\n  | ".join(ways)
+        yield f'{name}_w{place}: {written} ws ":" ws {rule(value)} ws'
+        ways.append(f"{name}_w{place} {name}_n::set_bit({shape.bit(place)}) %if {shape.listed(place)}")
+    for place, (key_schema, value) in enumerate(members.others):
+        yield f'{name}_v{place}: {rule(key_schema)} ws ":" ws {rule(value)} ws'
+        ways += [f"{name}_v{place} {name}_n::{bits} %if {condition}" for bits, condition in shape.others()]
+    # The comma is part of each way, so that there is none where no way is left.
+    end = f'"}}" %if {shape.end()}'
+    yield f'{name}: "{{" ws {name}_f::0x0'
+    yield f"{name}_f::_: " + "\n  | ".join([*ways, end])
+    yield f"{name}_n::_: " + "\n  | ".join([*(f'"," ws {way}' for way in ways), end])
 
 
 def _members(schema: dict[str, Any]) -> _Members:

@@ -7,6 +7,7 @@ from itertools import combinations, permutations, product
 from typing import Any
 
 import jsonschema_rs
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from worst import WORST, answer, text_of, text_vocabulary
 from personae.errors import GrammarError
 from personae.evals.suites.maskbench import byte_vocabulary
 from personae.grammar.backend import BoundGrammar
+from personae.grammar.bitmask import words_of
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.reasoning.format import Thinks
 from personae.grammar.reasoning.registry import reasoning_format
@@ -211,3 +213,42 @@ def test_it_binds_behind_reasoning_as_well() -> None:
     assert in_order.feed(text) < len(text)
     assert any_order.feed(text) == len(text)
     assert any_order.accept(256)
+
+
+@pytest.mark.parametrize("any_order", [False, True])
+@pytest.mark.parametrize(
+    ("schema", "whole"),
+    [
+        ({"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}, '["a","b"'),
+        ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "maxItems": 1}, "[true"),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "null"}, "b": {"type": "null"}},
+                "additionalProperties": False,
+                "minProperties": 2,
+            },
+            '{"a":null,"b":null',
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "null"}, "b": {"type": "null"}, "c": {"type": "null"}},
+                "additionalProperties": False,
+                "maxProperties": 2,
+            },
+            '{"a":null,"c":null',
+        ),
+    ],
+)
+def test_no_comma_is_allowed_where_no_member_is_left(schema: dict, whole: str, any_order: bool) -> None:
+    compiler = GrammarCompiler(byte_vocabulary(), sandboxed=False)
+    spec = GrammarSpec("json_schema", json.dumps(schema), any_order=any_order)
+    matcher = compiler.compile(spec).matcher()
+    assert matcher.feed(whole.encode()) == len(whole)
+    assert matcher.follows(b",") == 0
+    mask = np.zeros((1, words_of(257)), np.int32)
+    matcher.fill(mask, 0)
+    assert not mask[0, ord(",") // 32] >> ord(",") % 32 & 1
+    assert matcher.feed(b"]" if whole[0] == "[" else b"}") == 1
+    assert matcher.accept(256)
