@@ -80,6 +80,11 @@ class Endings:
         """All tokens but those that begin an array and end an item in it."""
         return self._without(_OPENING)
 
+    def prepare(self) -> None:
+        """Build what sets of values need: it takes longer than a step may."""
+        for table in (self.directly, self.deeper, self.outside, self._all, self._behind_blanks, self.longest):
+            del table
+
     def _without(self, pattern: re.Pattern[bytes]) -> Words:
         found = [token for token, text in enumerate(self.tokens) if pattern.search(text)]
         words = np.full((len(self.tokens) + 31) // 32, 0xFFFFFFFF, np.uint32)

@@ -327,6 +327,8 @@ class SetsCompiled:
         self._inner = inner
         self._reader = Reader(places, compile_items)
         self._endings = endings
+        if self._reader.distinct:
+            endings.prepare()
 
     @property
     def nbytes(self) -> int:

@@ -131,7 +131,7 @@ def test_schemas_that_have_to_be_rewritten_bind_all_the_same(compiler, schema):
     ("schema", "message"),
     [
         (
-            {"type": "array", "prefixItems": [{}], "uniqueItems": True},
+            {"type": "array", "prefixItems": [{"type": "integer"}], "uniqueItems": True},
             "'uniqueItems' at #/uniqueItems|'prefixItems' at #/prefixItems",
         ),
         (
@@ -253,8 +253,8 @@ def test_a_schema_that_allows_everything_gives_any_json(compiler, source):
 
 
 def test_a_schema_cannot_loosen_its_own_grammar(compiler):
-    schema = {"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}
-    with pytest.raises(GrammarError, match="uniqueItems"):
+    schema = {"type": "number", "not": {"multipleOf": 0.7}, "x-guidance": {"lenient": True}}
+    with pytest.raises(GrammarError, match="not"):
         compiler.compile(schema_spec(schema))
 
 

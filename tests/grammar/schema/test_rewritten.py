@@ -113,7 +113,11 @@ UNIONS = [
     # A property that the other cannot have keeps them apart.
     (
         [
-            {"type": "object", "properties": {"url": {"type": "string"}, "n": {"type": "integer"}}},
+            {
+                "type": "object",
+                "properties": {"url": {"type": "string"}, "n": {"type": "integer"}},
+                "required": ["url"],
+            },
             {
                 "type": "object",
                 "additionalProperties": {"enum": [False]},
