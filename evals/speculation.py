@@ -42,6 +42,9 @@ def _questions(task: str) -> list[Question]:
     return list(held_out(task, _HELD))
 
 
+_KINDS = ("cheap", "new", "red", "small", "broken", "lost", "golden", "wooden", "borrowed", "heavy")
+
+
 def extraction(index: int) -> Body:
     """The text is in the prompt, the schema is strict."""
     return {"model": "extract", **_questions("extract")[index % _HELD].body(bound=True)}
@@ -69,7 +72,9 @@ def edit(index: int) -> Body:
 
 def chat(index: int) -> Body:
     """Text that repeats little of the prompt."""
-    question = _CHAT[index % len(_CHAT)].format(_THINGS[index % len(_THINGS)])
+    rest, place = divmod(index, len(_CHAT))
+    kind, thing = divmod(rest, len(_THINGS))
+    question = _CHAT[place].format(f"{_KINDS[kind % len(_KINDS)]} {_THINGS[thing]}")
     return {"messages": [{"role": "user", "content": question}]}
 
 

@@ -31,5 +31,6 @@ async def test_a_row_compares_the_speed_of_the_same_answers(urls: dict[str, str]
 
 def test_no_two_requests_of_a_load_are_the_same() -> None:
     for load, body in LOADS.items():
-        made = [str(body(index)) for index in range(8)]
+        count = 400 if load == "chat" else 8  # earlier answers to the same question would be guesses
+        made = [str(body(index)) for index in range(count)]
         assert len(set(made)) == len(made), load
