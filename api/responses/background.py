@@ -114,7 +114,7 @@ class BackgroundResponses:
         while True:
             await anyio.sleep(LOOK_SECONDS)
             try:
-                for id in await to_thread.run_sync(self._store.ended_elsewhere, list(self._live)):
+                for id in await to_thread.run_sync(self._store.ended_by_others, list(self._live)):
                     self.drop(id)
                 await self._take_over()
             except StorageFailed as error:

@@ -156,7 +156,7 @@ class ResponseStore:
         taken = self._data.leases.take([id for _, id in found])
         return [(tenant, id) for tenant, id in found if id in taken]
 
-    def ended_elsewhere(self, ids: Collection[str]) -> set[str]:
+    def ended_by_others(self, ids: Collection[str]) -> set[str]:
         """Those of this server's unanswered responses that another server has cancelled, or taken over."""
         with self._lock:
             stored = set(ids) - self._waiting.keys()

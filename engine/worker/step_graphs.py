@@ -172,7 +172,7 @@ class StepGraphs(ABC, Generic[Size]):
         graph.replay()
 
     def _copies(self, step: Step, end: int, segments: int) -> "Copies":
-        """What every graph is told: the tokens, padded up to `end`, and the work list, up to `segments`."""
+        """What every graph reads: the tokens, padded up to `end`, and the work list, up to `segments`."""
         copies = Copies()
         for buffer, values, unused in (
             (self._tokens, step.tokens, self._zeros),
