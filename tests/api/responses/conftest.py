@@ -16,14 +16,15 @@ def engine() -> FakeEngine:
     return FakeEngine(tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def app(engine: FakeEngine) -> Starlette:
+    """For one test: an app belongs to the first event loop on which something has to wait."""
     return create_app(engine)
 
 
 @pytest.fixture(scope="module")
-def address(app: Starlette) -> Iterator[str]:
-    with serving(app) as address:
+def address(engine: FakeEngine) -> Iterator[str]:
+    with serving(create_app(engine)) as address:
         yield address
 
 
