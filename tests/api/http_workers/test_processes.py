@@ -28,6 +28,7 @@ ROOT = "root-key"
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # once, because making one takes long
 
 BLOCKER = """
+import sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
@@ -55,7 +56,11 @@ class Served(Program):
         )
         first = self.line()
         found = re.match(r"personae ready (\S+) model=base", first)
-        assert found, (first, self.end(0), self.errors)
+        if found is None:
+            self.process.kill()
+            with self:
+                self.process.wait(PATIENCE)
+                pytest.fail(f"the server did not start: {first} {self.errors}")
         self.url = found[1]
 
     def workers(self) -> list[int]:
@@ -260,7 +265,7 @@ def test_a_killed_worker_ends_its_own_answers_only_and_is_replaced(server: Serve
 
 
 def test_sigterm_lets_answers_finish_at_every_worker(tmp_path: Path) -> None:
-    with Served(tmp_path) as server:
+    with Served(tmp_path, "--drain-timeout", "600") as server:
         body = {**COMPLETION, "max_tokens": 400, "ignore_eos": True, "stream": True}
         clients = [httpx.Client(timeout=PATIENCE, verify=NO_TLS) for _ in range(4)]
         headers = {"authorization": f"Bearer {ROOT}"}
