@@ -218,7 +218,7 @@ class ClusterOptions:
     adapter_cache_size: Annotated[
         int | None,
         OptionInfo(
-            "With --ray: how much that folder may hold.",
+            "How much that folder may hold; with --object-store also the adapters in --data-dir.",
             min=0,
             parse=parse_size,
             unset="20GiB",

@@ -30,6 +30,7 @@ from personae.api.wire.schema import Sampling
 from personae.engine.sequence import LatencyTargets
 from personae.errors import NotFound, RequestError, TemplateTooSlow, UnsupportedParameter
 from personae.grammar.fuzzy_match import nearest
+from personae.lora.mix_id import parts_of
 
 if TYPE_CHECKING:
     from personae.actors.replicas.scaling import ReplicaScaler
@@ -143,6 +144,12 @@ class RequestContext:
                 f"The model `{name[:100]}` does not exist{hint}", param=param, code="model_not_found"
             )
         return card
+
+    async def bring(self, adapter: str | None) -> None:
+        """Have an adapter's files here, or those of a mix. Raises StorageFailed."""
+        if self.registry is not None and adapter is not None and self.registry.travels:
+            for digest, _ in parts_of(adapter) or [(adapter, 1.0)]:
+                await self.registry.bring(digest)
 
     def _uploaded(self, name: str) -> "AdapterRecord | None":
         return None if self.registry is None else self.registry.find(self.caller.tenant, name)

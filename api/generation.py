@@ -260,6 +260,7 @@ class Job:
         what `run` raises before the first token."""
         self.context.meter.prompt(self.context.caller.identity, self.prompt_tokens, spare=False)
         try:
+            await self.context.bring(self.logs[0].adapter)
             async with self.context.client.stream(self.logs[:1]) as stream:
                 async for _ in stream:
                     break
@@ -271,6 +272,7 @@ class Job:
         failure: PersonaeError | None = None
         leaders = {log.id for log in self.logs if log.after is None}
         live = len(self.logs)
+        await self.context.bring(self.logs[0].adapter)
         async with self.context.client.stream(self.logs) as stream:
             self.context.metrics.prompt_tokens.labels(self._label()).inc(self.prompt_tokens)
             async for delta in stream:

@@ -17,6 +17,7 @@ from personae.actors.options import BatchingOptions, ClusterOptions, ModelOption
 from personae.api.bundled import check_model
 from personae.api.database.schema import check_database_url
 from personae.api.hub.names import check_adapters
+from personae.api.object_store import check_object_store_url
 from personae.api.telemetry.logs import LogFormat
 
 UnknownFields = Literal["refuse", "ignore"]
@@ -144,6 +145,15 @@ class AccessOptions:
             check=check_database_url,
         ),
     ] = field(default=None, repr=False)
+    object_store: Annotated[
+        str | None,
+        OptionInfo(
+            "With --database-url: where servers keep the contents of adapters and files, such as "
+            "s3://bucket/prefix or file:///folder. Needs obstore (pip install 'personae[object-store]').",
+            metavar="URL",
+            check=check_object_store_url,
+        ),
+    ] = None
     api_key: Annotated[
         str | None,
         OptionInfo(

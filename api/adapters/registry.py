@@ -22,14 +22,14 @@ from msgspec import UNSET, UnsetType
 
 from personae.actors.client import ModelCard
 from personae.api.adapters.checker import AdapterChecker, ThreadChecker
-from personae.api.database.base import Row
+from personae.api.database.base import Connection, Row
 from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
 from personae.errors import Conflict, LoadError, NotFound, QuotaExceeded, StorageFailed
 from personae.lora.bounds import AdapterBounds
 from personae.lora.disk import bytes_in
-from personae.lora.peft_names import targets
+from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE, targets
 
 STAGING = "staging"
 _PUT = (
@@ -37,6 +37,7 @@ _PUT = (
     "id = excluded.id, version = excluded.version, digest = excluded.digest, ranks = excluded.ranks, "
     "bytes = excluded.bytes, shared = excluded.shared, created = excluded.created, traits = excluded.traits"
 )
+_NAMED = "select 1 from adapters where digest = ? limit 1"
 _BIND = "insert into meta values ('shapes', ?) on conflict (key) do update set value = excluded.value"
 
 
@@ -96,6 +97,8 @@ class Registry:
         self._bounds = bounds
         self._held: Counter[str] = Counter()
         self._lock = Lock()
+        self._bringing = Lock()  # one adapter is brought at a time
+        self.travels = data.shared  # whether the files of an adapter may be elsewhere
         self._checker = ThreadChecker() if checker is None else checker
         shapes = bounds.shapes
         self._bind(f"{shapes.layers} {sorted(shapes.modules.items())}{' merged' * shapes.merged}")
@@ -147,6 +150,34 @@ class Registry:
         """The number of all tenants' adapters."""
         (count,) = self._data.rows("select count(*) from adapters")[0]
         return int(count)
+
+    async def bring(self, digest: str) -> None:
+        """Have an adapter's files in this server's folder: from the object store, if they are not there.
+        Raises StorageFailed if nobody has them, or they are damaged."""
+        folder = self._data.adapters / digest
+        if folder.is_dir() or not self._data.rows("select 1 from adapters where digest = ?", (digest,)):
+            return  # or one that the server began with
+        if self._data.objects is None:
+            raise StorageFailed("The adapter's files are at another server, and there is no --object-store.")
+        async with self._bringing:
+            if not folder.is_dir():
+                with self.hold(digest):
+                    await to_thread.run_sync(self._data.objects.get, _object(digest), folder)
+                    await to_thread.run_sync(self._make_room)
+
+    def _make_room(self) -> None:
+        """Remove the files that were brought longest ago until the rest fits. The object store has them."""
+        found = [
+            (each.stat().st_mtime, each) for each in self._data.adapters.iterdir() if each.name != STAGING
+        ]
+        sizes = {folder: bytes_in(folder) for _, folder in found}
+        total = sum(sizes.values())
+        for _, folder in sorted(found):
+            if total <= self._data.cache_bytes:
+                break
+            if folder.name not in self._held:
+                self._staging.discard(folder)
+                total -= sizes[folder]
 
     @contextmanager
     def hold(self, digest: str) -> Iterator[None]:
@@ -238,7 +269,7 @@ class Registry:
             rows = self._data.rows("select * from adapters where tenant = ? and name = ?", (tenant, name))
             if not rows:
                 raise no_such_adapter(name)
-            await to_thread.run_sync(self._delete, rows[0]["id"])
+            await to_thread.run_sync(self._delete, rows[0]["id"], rows[0]["digest"])
             self._collect(rows[0]["digest"])
 
     def _commit(self, folder: Path, digest: str, row: tuple[object, ...]) -> None:
@@ -247,20 +278,36 @@ class Registry:
         if not target.exists():
             os.rename(folder, target)
             sync_folder(self._data.adapters)
+        objects, name = self._data.objects, _object(digest)
+        files = {each: target / each for each in (CONFIG_FILE, TENSORS_FILE)}
+        if objects is not None:
+            objects.put(name, files)
         with self._data.write() as db:
             db.execute(_PUT, row)
+            if objects is not None and not objects.has(name):
+                objects.put(name, files)  # another server removed the last adapter of this digest meanwhile
 
     def _recount(self) -> None:
         """Count again what adapters take. An earlier version counted the uploaded files, and another
-        `--dtype` has another converted file."""
+        `--dtype` has another converted file. A shared database has adapters that are not here."""
+        if self._data.shared:
+            return
         rows = self._data.rows("select distinct digest, bytes from adapters")
         sizes = {digest: bytes_in(self._data.adapters / digest) for digest, _ in rows}
         if changed := {(sizes[digest], digest) for digest, known in rows if sizes[digest] != known}:
             with suppress(StorageFailed), self._data.write() as db:
                 db.executemany("update adapters set bytes = ? where digest = ?", changed)
 
-    def _delete(self, id: str) -> None:
-        self._data.urgently(lambda db: db.execute("delete from adapters where id = ?", (id,)))
+    def _delete(self, id: str, digest: str) -> None:
+        objects = self._data.objects
+
+        def change(db: Connection) -> None:
+            db.execute("delete from adapters where id = ?", (id,))
+            if objects is not None and not db.execute(_NAMED, (digest,)).fetchone():
+                with suppress(StorageFailed):  # it only takes room
+                    objects.delete(_object(digest))
+
+        self._data.urgently(change)
 
     def _collect(self, digest: str) -> None:
         """Delete an adapter's files if nothing needs them any more."""
@@ -317,6 +364,10 @@ class _StorageQuota(NamedTuple):
                 f"This tenant's adapters have {self.used} of at most {self.limit} bytes; "
                 f"{size} more do not fit. Remove one first."
             )
+
+
+def _object(digest: str) -> str:
+    return f"adapters/{digest}"
 
 
 def no_such_adapter(name: str) -> NotFound:

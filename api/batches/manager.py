@@ -27,6 +27,7 @@ from personae.api.batches.call import BatchCall
 from personae.api.batches.input import ENDPOINTS, Checked, Requests, check
 from personae.api.batches.journal import CANCELLED, ERRORS, EXPIRED, OUTPUT, Journal
 from personae.api.batches.model import (
+    MOVES,
     Batch,
     BatchEntry,
     BatchError,
@@ -274,7 +275,7 @@ class BatchManager:
 
     def _has_input(self, entry: BatchEntry) -> bool:
         """Whether its input is here. With one server, a missing one is an error of the batch."""
-        return not self._data.shared or self.files.path(entry.batch.input_file_id).exists()
+        return not self._data.shared or self.files.may_be_brought(entry.batch.input_file_id)
 
     def _begin(self, entry: BatchEntry) -> None:
         if self._tasks is not None:
@@ -314,6 +315,8 @@ class BatchManager:
     async def _advance(self, entry: BatchEntry, work: _RunningBatch) -> None:
         """Continue from its current status to its end."""
         entry = self._store.find(entry.tenant, entry.batch.id)
+        if entry.batch.status in MOVES:
+            await self.files.bring(entry.batch.input_file_id)
         if entry.batch.status == "validating":
             with work.cancellable():
                 entry = await self._validate(entry)

@@ -68,7 +68,7 @@ class BatchStore:
         Does nothing if that status cannot follow, because another change was faster.
         """
         async with self._lock:
-            return await to_thread.run_sync(self._move, entry, status, changes, ())
+            return await to_thread.run_sync(self._move, entry, status, changes, (), self._clock())
 
     async def finish(
         self, entry: BatchEntry, files: tuple[FileRecord, ...], status: Status, **changes: object
@@ -76,7 +76,7 @@ class BatchStore:
         """Finish the batch: the rows of its files, whose contents are in place, and its last status, in one
         transaction."""
         async with self._lock:
-            return await to_thread.run_sync(self._move, entry, status, changes, files)
+            return await to_thread.run_sync(self._move, entry, status, changes, files, self._clock())
 
     def _insert(self, entry: BatchEntry, most_ended: int, mine: bool) -> None:
         marks = ", ".join("?" * len(MOVES))
@@ -95,7 +95,12 @@ class BatchStore:
             )
 
     def _move(
-        self, entry: BatchEntry, status: Status, changes: dict[str, object], files: tuple[FileRecord, ...]
+        self,
+        entry: BatchEntry,
+        status: Status,
+        changes: dict[str, object],
+        files: tuple[FileRecord, ...],
+        at: float,
     ) -> BatchEntry:
         id, leases = entry.batch.id, self._data.leases
         given = {name: value for name, value in changes.items() if name != "ending"}
@@ -110,7 +115,7 @@ class BatchStore:
             if status not in MOVES.get(now.batch.status, ()):
                 return now
             ending = changes.get("ending", now.ending)
-            now = replace(now, batch=now.batch.moved(status, self._clock(), **given), ending=ending)
+            now = replace(now, batch=now.batch.moved(status, at, **given), ending=ending)
             for record in files:
                 self._files.insert(db, entry.tenant, record)
             db.execute(

@@ -52,7 +52,9 @@ def run(options: ServeOptions) -> None:
     check_formats(options.tool_format, options.reasoning_format)
     with (
         bind(options.host, options.port) as listener,
-        serving(options.data_dir, options.database_url) as data,
+        serving(
+            options.data_dir, options.database_url, options.object_store, options.adapter_cache_size
+        ) as data,
     ):
         tenants = TenantStore(data, options.api_key)
         local = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
@@ -68,6 +70,11 @@ def run(options: ServeOptions) -> None:
             )
         anyio.run(_serve, on_disk(options), listener, data, tenants, backend_options=loop_options())
         logger.info("stopped")
+
+
+def _places(options: ServeOptions) -> tuple[Path | None, str | None, str | None, int | None]:
+    """Where records and contents are, as `serving` takes it."""
+    return options.data_dir, options.database_url, options.object_store, options.adapter_cache_size
 
 
 class Server(Protocol):

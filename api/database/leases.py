@@ -56,7 +56,7 @@ class Leases:
 
         self.renew()
         try:
-            with flushed("the lease on batches", self.renew, RENEW_SECONDS, logger):
+            with flushed("the lease on batches", lambda: self.renew(), RENEW_SECONDS, logger):
                 yield
         finally:
             with suppress(StorageFailed), self._data.write() as db:

@@ -130,7 +130,7 @@ async def get_content(request: Request) -> Response:
     files = batches_of(context).files
     record = files.find(context.caller.tenant, request.path_params["id"])
     return FileResponse(
-        files.path(record.id),
+        await files.bring(record.id),
         media_type="application/octet-stream",
         headers={"content-disposition": f"attachment; filename*=UTF-8''{quote(record.filename, safe='')}"},
     )

@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import msgspec
@@ -18,11 +18,13 @@ from anyio import Lock, to_thread
 
 from personae.api.database.base import Connection, Row
 from personae.api.http.upload import Staging, sync_folder
+from personae.api.object_store import ObjectStore
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
-from personae.errors import NotFound, QuotaExceeded, RequestError
+from personae.errors import NotFound, QuotaExceeded, RequestError, StorageFailed
 
 STAGING = "staging"
+_CONTENT = "content"
 KEPT = (3600, 30 * 24 * 3600)  # seconds for which a file that expires can be stored
 
 
@@ -49,6 +51,7 @@ class FileStore:
         self._clock = clock
         self.claimed: Callable[[str], int] = lambda tenant: 0
         self._lock = Lock()  # from the check of the available room to the row that takes it
+        self._bringing = Lock()
         self._staging = Staging(data.files / STAGING)
         known = {row["id"] for row in data.rows("select id from files")}
         for path in data.files.iterdir():
@@ -66,6 +69,28 @@ class FileStore:
     def path(self, id: str) -> Path:
         """The path of a file's content; only for ids of existing records."""
         return self._data.files / id
+
+    async def bring(self, id: str) -> Path:
+        """The path of a file's content, from the object store if it is not here. Raises StorageFailed."""
+        path, objects = self.path(id), self._data.objects
+        if self._data.shared and not path.exists():
+            if objects is None:
+                raise StorageFailed(
+                    "The file's content is at another server, and there is no --object-store."
+                )
+            async with self._bringing:
+                if not path.exists():
+                    await to_thread.run_sync(self._fetch, objects, id)
+        return path
+
+    def may_be_brought(self, id: str) -> bool:
+        """Whether the content is here or can be."""
+        return self._data.objects is not None or self.path(id).exists()
+
+    def _fetch(self, objects: ObjectStore, id: str) -> None:
+        with self._staging.folder("") as folder:
+            objects.get(_object(id), folder / id)
+            os.rename(folder / id / _CONTENT, self.path(id))
 
     def find(self, tenant: str, id: str) -> FileRecord:
         """The tenant's file. Raises NotFound, also for one that has expired."""
@@ -141,6 +166,8 @@ class FileStore:
         target.unlink(missing_ok=True)
         os.link(path, target)
         sync_folder(self._data.files)
+        if self._data.objects is not None:
+            self._data.objects.put(_object(record.id), {_CONTENT: target})
 
     def insert(self, db: Connection, tenant: str, record: FileRecord) -> None:
         """Insert the row for a content that is in its place."""
@@ -183,6 +210,13 @@ class FileStore:
         self._data.urgently(lambda db: db.executemany("delete from files where id = ?", gone))
         for id in ids:
             self.path(id).unlink(missing_ok=True)
+            if self._data.objects is not None:
+                with suppress(StorageFailed):  # it only takes room
+                    self._data.objects.delete(_object(id))
+
+
+def _object(id: str) -> str:
+    return f"files/{id}"
 
 
 def expiry(seconds: int, param: str) -> int:

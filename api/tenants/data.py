@@ -16,6 +16,7 @@ from typing import TypeVar
 from personae.api.database.base import Connection, Database, Row
 from personae.api.database.leases import Leases
 from personae.api.database.sqlite import SqliteDatabase
+from personae.api.object_store import ObjectStore
 from personae.errors import LoadError
 
 T = TypeVar("T")
@@ -26,6 +27,7 @@ ADAPTERS = "adapters"
 FILES = "files"
 BATCHES = "batches"
 RESERVE = "reserve"
+CACHE_BYTES = 20 * 2**30
 
 
 class DataDir:
@@ -35,11 +37,22 @@ class DataDir:
     `adapters` is the folder of adapter contents, `files` that of files by id, `batches` that of unfinished
     batches by id. `secret` is 32 bytes that never leave the database; what is derived from it stays the same
     across restarts. `shared`: other servers may use the database at the same time; `leases` then say which
-    of them does what. `follow`: learn what they write.
+    of them does what. `follow`: learn what they write. `objects` has the contents of adapters and files for
+    all of them; of adapters' at most `cache_bytes` are also here.
     """
 
-    def __init__(self, path: Path, database_url: str | None = None, *, follow: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        database_url: str | None = None,
+        *,
+        follow: bool = True,
+        objects: ObjectStore | None = None,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
         self.path = path
+        self.objects = objects
+        self.cache_bytes = cache_bytes
         self.adapters = path / ADAPTERS
         self.files = path / FILES
         self.batches = path / BATCHES
@@ -107,20 +120,30 @@ def _postgres(url: str, mirror: Path, follow: bool) -> Database:
 
 
 @contextmanager
-def serving(path: Path | None, database_url: str | None = None) -> Iterator[DataDir]:
+def serving(
+    path: Path | None,
+    database_url: str | None = None,
+    object_store: str | None = None,
+    cache_bytes: int | None = None,
+) -> Iterator[DataDir]:
     """The data directory of a server, which no other may use. Without a path, a temporary one that is deleted
     at the end.
 
     Raises LoadError if another server uses it.
     """
     if path is None:
-        if database_url is not None:
-            raise LoadError("--database-url needs --data-dir, for the contents of adapters and files.")
+        if database_url is not None or object_store is not None:
+            raise LoadError(
+                "--database-url and --object-store need --data-dir, for the contents of adapters and files."
+            )
         with tempfile.TemporaryDirectory(prefix="personae-") as folder, serving(Path(folder)) as data:
             yield data
         return
+    if object_store is not None and database_url is None:
+        raise LoadError("--object-store is for servers that share a database: give --database-url too.")
     with _locked(path):
-        data = DataDir(path, database_url)
+        objects = None if object_store is None else ObjectStore(object_store)
+        data = DataDir(path, database_url, objects=objects, cache_bytes=cache_bytes or CACHE_BYTES)
         try:
             yield data
         finally:

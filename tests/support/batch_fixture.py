@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 
 from personae.api.app import create_app
 from personae.api.batches.manager import BatchManager
+from personae.api.object_store import ObjectStore
 from personae.api.settings import ApiSettings
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import TenantStore
@@ -93,9 +94,10 @@ async def open_batches(
     keys: bool = False,
     at: float = 0.0,
     database_url: str | None = None,
+    objects: ObjectStore | None = None,
 ) -> AsyncIterator[BatchFixture]:
     """Serve while the block runs. The wall clock follows the loop's clock, `at` seconds after START."""
-    data = DataDir(path, database_url)
+    data = DataDir(path, database_url, objects=objects)
     tenants = TenantStore(data) if keys else None
     batches = BatchManager(data, tenants, lambda: START + at + anyio.current_time())
     app = create_app(engine or FakeEngine(), settings, tenants=tenants, batches=batches)

@@ -1,10 +1,10 @@
 """One batch, several servers: one of them runs it, and another goes on when that one dies."""
 
-import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,19 @@ from fake_engine import FakeEngine, byte_tokenizer
 from patience import soon
 
 from personae.api.database.leases import Leases
+from personae.api.object_store import ObjectStore
 from personae.errors import StorageFailed
 
 pytestmark = pytest.mark.anyio
 TOKENIZER = byte_tokenizer()
+Serve = Callable[..., AbstractAsyncContextManager[BatchFixture]]
+
+
+@pytest.fixture
+def serve(url: str, tmp_path: Path) -> Serve:
+    """Opens another server with the same database and object store."""
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'personae[object-store]'")
+    return partial(open_batches, database_url=url, objects=ObjectStore(f"file://{tmp_path}/bucket"))
 
 
 @pytest.fixture
@@ -69,27 +78,19 @@ def dead(leases: Leases | None) -> Iterator[None]:
         leases.renew = renew  # type: ignore[method-assign]
 
 
-def give_input(one: BatchFixture, two: BatchFixture) -> None:
-    """Let the other server have the contents of files."""
-    for path in one.data.files.iterdir():
-        if path.is_file() and not (two.data.files / path.name).exists():
-            os.link(path, two.data.files / path.name)
-
-
 def texts(lines: list[dict[str, Any]]) -> dict[str, str]:
     assert len({line["custom_id"] for line in lines}) == len(lines), "nothing twice"
     return {line["custom_id"]: line["response"]["body"]["choices"][0]["message"]["content"] for line in lines}
 
 
-async def test_a_batch_is_run_by_one_server_and_seen_by_all(tmp_path: Path, url: str) -> None:
+async def test_a_batch_is_run_by_one_server_and_seen_by_all(tmp_path: Path, serve: Serve) -> None:
     engines = [Counting(), Counting()]
     async with AsyncExitStack() as stack:
         one, two = [
-            await stack.enter_async_context(open_batches(tmp_path / str(n), engine, database_url=url))
+            await stack.enter_async_context(serve(tmp_path / str(n), engine))
             for n, engine in enumerate(engines)
         ]
         id = await one.start([request(f"r{n}", f"text {n}") for n in range(40)])
-        give_input(one, two)
         batch = await one.until(id, "completed")
         assert len(texts(await one.lines(batch["output_file_id"]))) == 40
         await soon(lambda: two.batches.get("default", id).status == "completed", "the other knows its end")
@@ -99,16 +100,15 @@ async def test_a_batch_is_run_by_one_server_and_seen_by_all(tmp_path: Path, url:
 
 
 async def test_another_server_goes_on_with_the_batch_of_one_that_died_and_runs_no_line_twice(
-    tmp_path: Path, url: str
+    tmp_path: Path, serve: Serve
 ) -> None:
     lines = [request(f"r{n}", f"text {n}") for n in range(30)]
     stuck, well = Counting(), Counting()
     async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(open_batches(tmp_path / "one", stuck, database_url=url))
-        two = await stack.enter_async_context(open_batches(tmp_path / "two", well, database_url=url))
+        one = await stack.enter_async_context(serve(tmp_path / "one", stuck))
+        two = await stack.enter_async_context(serve(tmp_path / "two", well))
         stuck.holds = frozenset({"text 20"})
         id = await one.start(lines)
-        give_input(one, two)
 
         def answered() -> int:
             counts = one.batches.get("default", id).request_counts
@@ -130,22 +130,21 @@ async def test_another_server_goes_on_with_the_batch_of_one_that_died_and_runs_n
     assert max(well.asked.values()) == 1
 
 
-async def test_a_server_that_stops_leaves_its_batches_to_others_at_once(tmp_path: Path, url: str) -> None:
+async def test_a_server_that_stops_leaves_its_batches_to_others_at_once(tmp_path: Path, serve: Serve) -> None:
     stuck = FakeEngine("never", hold_after=1)
-    async with open_batches(tmp_path / "two", FakeEngine("Hello"), database_url=url) as two:
-        async with open_batches(tmp_path / "one", stuck, database_url=url) as one:
+    async with serve(tmp_path / "two", FakeEngine("Hello")) as two:
+        async with serve(tmp_path / "one", stuck) as one:
             id = await one.start([request("r0")])
-            give_input(one, two)
             await soon(lambda: bool(stuck.live), "it runs")
         batch = await two.until(id, "completed")
         assert texts(await two.lines(batch["output_file_id"])) == {"r0": "Hello"}
 
 
-async def test_a_batch_can_be_cancelled_through_any_server(tmp_path: Path, url: str) -> None:
+async def test_a_batch_can_be_cancelled_through_any_server(tmp_path: Path, serve: Serve) -> None:
     stuck = FakeEngine("never", hold_after=1)
     async with (
-        open_batches(tmp_path / "one", stuck, database_url=url) as one,
-        open_batches(tmp_path / "two", FakeEngine(), database_url=url) as two,
+        serve(tmp_path / "one", stuck) as one,
+        serve(tmp_path / "two", FakeEngine()) as two,
     ):
         id = await one.start([request(f"r{n}") for n in range(3)])
         await soon(lambda: bool(stuck.live), "it runs")
