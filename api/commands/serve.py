@@ -72,11 +72,6 @@ def run(options: ServeOptions) -> None:
         logger.info("stopped")
 
 
-def _places(options: ServeOptions) -> tuple[Path | None, str | None, str | None, int | None]:
-    """Where records and contents are, as `serving` takes it."""
-    return options.data_dir, options.database_url, options.object_store, options.adapter_cache_size
-
-
 class Server(Protocol):
     """One process that serves HTTP, or several."""
 

@@ -94,11 +94,12 @@ def open_fixture(
     engine: Any = None,
     bounds: AdapterBounds = BOUNDS,
     settings: ApiSettings | None = None,
+    opened: DataDir | None = None,
 ) -> Iterator[UploadFixture]:
-    """An app on a data directory, with FakeEngine unless another engine is given."""
+    """An app on a data directory, or on one that is open, with FakeEngine unless another engine is given."""
     engine = engine or FakeEngine()
     models = engine.models("default")
-    with closing(DataDir(path)) as data:
+    with closing(opened or DataDir(path)) as data:
         tenants = TenantStore(data)
         with closing(Registry(data, next(iter(models)), set(models), bounds)) as registry:
             app = create_app(
