@@ -202,3 +202,27 @@ def test_the_charts_default_values_fit_its_schema() -> None:
     Draft7Validator(schema).validate(values)
     assert values.keys() == schema["properties"].keys() - {"global"}
     assert values["options"].keys() <= OPTIONS
+
+
+def test_the_example_of_servers_that_share_a_database_is_what_kubernetes_and_the_server_take() -> None:
+    text = (DEPLOY / "kubernetes" / "shared.yaml").read_text(encoding="utf-8")
+    objects = {each["kind"]: each for each in yaml.safe_load_all(text)}
+    pod = objects["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    taken = parsed(container["args"])
+    assert taken["object_store"] == "s3://personae/contents"
+    environment = {each["name"] for each in container["env"]}
+    assert environment >= {each.info.env for each in options_of(ServeOptions) if each.info.env}
+    assert {volume["name"] for volume in pod["volumes"]} == set(mounts(pod))
+    assert "/data" in {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert pod["terminationGracePeriodSeconds"] > taken["drain_timeout"]
+    scaled = objects["ScaledObject"]["spec"]
+    assert scaled["scaleTargetRef"]["name"] == objects["Deployment"]["metadata"]["name"]
+    metric = re.search(r"personae:\w+", scaled["triggers"][0]["metadata"]["query"])
+    assert metric is not None
+    assert f'"{metric[0]}"' in (ROOT / "actors" / "client.py").read_text(encoding="utf-8")
+    kubernetes = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not installed (the extra `deploy`)"
+    )
+    for kind in ("Deployment", "Service", "PodDisruptionBudget"):  # KEDA has schemas of its own
+        kubernetes.validate(objects[kind], "1.34", strict=True)
