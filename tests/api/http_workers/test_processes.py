@@ -280,13 +280,15 @@ def test_sigterm_lets_answers_finish_at_every_worker(tmp_path: Path) -> None:
         for answer in asked:
             assert answer.read().endswith(b"data: [DONE]\n\n")
         server.end(0)
+        for client in clients:
+            client.close()
 
 
 def test_workers_that_cannot_start_are_a_start_up_error(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "sitecustomize.py").write_text(
-        "import sys\nif 'personae.api.http_workers.worker' in sys.orig_argv: sys.exit(7)\n"
+        "import os, sys\nif 'personae.api.http_workers.worker' in sys.orig_argv: os._exit(7)\n"
     )
     arguments = ("--port", "0", "--device", "cpu", "--kv-memory", "64MiB", "--http-workers", "2")
     model = str(model_folder("qwen3"))
