@@ -167,7 +167,7 @@ def test_a_sentence_of_the_private_language_is_found(text: str, found: set[str])
         ("class", "Roster"),
         ("class", "_WaitingRoom"),
         ("class", "Prospectus"),
-        ("class", "AdapterLease"),
+        ("class", "AdapterRoster"),
         ("class", "Outlook"),
         ("function", "end_sitting"),
         ("function", "told"),

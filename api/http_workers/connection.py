@@ -282,10 +282,10 @@ class Connection:
         self._tasks.start_soon(run)
 
     def _return(self, call: int, value: Any) -> None:
-        self.line.tell(wire.Returned(call, msgspec.Raw(encode(value))))
+        self.line.tell(wire.CallResult(call, msgspec.Raw(encode(value))))
 
     def _refuse(self, call: int, error: Exception) -> None:
-        self.line.tell(wire.Returned(call, failure=wire.Failure.of(visible(error, f"of call {call}"))))
+        self.line.tell(wire.CallResult(call, failure=wire.Failure.of(visible(error, f"of call {call}"))))
 
     async def _serve(self, number: int) -> None:
         """Serve a request that the worker passes on."""

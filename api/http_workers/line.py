@@ -16,7 +16,7 @@ from anyio import from_thread
 
 from personae.actors.framing import HEADER, decoder, frame, frame_length
 from personae.actors.messages import Message
-from personae.api.http_workers.messages import Returned
+from personae.api.http_workers.messages import CallResult
 from personae.errors import ActorStopped
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class Line:
         return body
 
     def _take(self, message: Any) -> None:
-        if not isinstance(message, Returned):
+        if not isinstance(message, CallResult):
             self._receive(message)
             return
         answer = self._calls.get(message.call)

@@ -2,7 +2,7 @@
 
 They travel as frames (`actors/framing.py`) over a pair of Unix sockets, in order. A `request` is the number
 of a request that a worker serves itself, a `number` that of one which it passes on. A `call` is answered by
-one `Returned` with the same number. There is one message per step and worker, never one per token.
+one `CallResult` with the same number. There is one message per step and worker, never one per token.
 """
 
 from pathlib import Path
@@ -63,7 +63,7 @@ class Begin(Message, frozen=True):
     stores: bool
 
 
-class Returned(Message, frozen=True):
+class CallResult(Message, frozen=True):
     """The answer to a call: its `value`, or how it failed."""
 
     call: int
@@ -305,7 +305,16 @@ class Increments(Message, frozen=True):
 
 
 ToWorker = (
-    Begin | Returned | Deltas | StreamFailed | Pull | AnswerBegins | AnswerPiece | AnswerEnds | Report | Drain
+    Begin
+    | CallResult
+    | Deltas
+    | StreamFailed
+    | Pull
+    | AnswerBegins
+    | AnswerPiece
+    | AnswerEnds
+    | Report
+    | Drain
 )
 ToMain = (
     Serving

@@ -85,7 +85,7 @@ class Worker:
             usage=RemoteUsage(),
             stored=RemoteResponses(self.line) if begin.stores else None,
         )
-        self._growth = context.metrics.growth()
+        self._increments = context.metrics.increments()
         context = replace(context, meter=RemoteMeter(), bodies=RemoteBodies(), lookup=find_model)
         self._forwarder = Forwarder()
         self.app: ASGIApp = _Split(
@@ -108,7 +108,7 @@ class Worker:
 
     def report(self) -> None:
         """Tell the main process what was counted."""
-        self.line().tell(wire.Increments(self._growth.take()))
+        self.line().tell(wire.Increments(self._increments.take()))
 
     def _receive(self, message: Any) -> None:
         match message:

@@ -21,7 +21,7 @@ class Increment(msgspec.Struct, frozen=True, array_like=True):
     amount: float
 
 
-class Growth:
+class IncrementReader:
     """Finds what has grown in a registry since the last look."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

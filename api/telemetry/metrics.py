@@ -16,7 +16,7 @@ from personae.actors.client import EngineClient
 from personae.api.choices import Part
 from personae.api.telemetry.adapter_metrics import AdapterCollector, RegisteredAdapters
 from personae.api.telemetry.engine_metrics import EngineCollector
-from personae.api.telemetry.increments import Growth, Merged
+from personae.api.telemetry.increments import IncrementReader, Merged
 from personae.api.telemetry.orca import load_header
 from personae.api.telemetry.tenant_metrics import TenantMetrics
 from personae.engine.sequence import LatencyTargets
@@ -198,12 +198,12 @@ class Metrics:
         """All metrics in Prometheus's text format."""
         return generate_latest(self.merged)
 
-    def growth(self) -> Growth:
+    def increments(self) -> IncrementReader:
         """By how much the counters and histograms grow from now on, in a process that shows no metrics
         itself: the engine's are another's."""
         for collector in self._collectors:
             self.registry.unregister(collector)
-        return Growth(self.registry)
+        return IncrementReader(self.registry)
 
 
 async def _nothing() -> None:
