@@ -36,5 +36,6 @@ def test_the_tests_of_the_api_hold_over_workers(file: str) -> None:
         env={**os.environ, "PERSONAE_TEST_HTTP_WORKERS": "1"},
         capture_output=True,
         text=True,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
