@@ -196,7 +196,7 @@ class SimulatedDevice:
             codes=codes,
             deferred=frozenset(deferred),
             drafted=drafted,
-            resting=plan.step // 8 % 3 == 0,  # as if drafts did not pay now and then
+            resting=self._costs.rests and plan.step // 8 % 3 == 0,
         )
         return SimulatedStep(result, self._free_at)
 

@@ -19,6 +19,7 @@ class Costs:
     `runs_ahead`: the device computes asynchronously, as a GPU does. `host` is the executor thread's own time
     per step. `start` is the time that the engine core's process takes to load, `read` that of reading an
     adapter from disk, `place` that of copying it to the device, `compile` that of compiling a grammar.
+    `rests`: now and then the device says that drafts do not pay.
     """
 
     step: float = 0.004
@@ -28,6 +29,7 @@ class Costs:
     context: float = 0.0
     host: float = 0.0002
     runs_ahead: bool = True
+    rests: bool = True
     start: float = 2.0
     read: float = 0.02
     place: float = 0.002

@@ -116,12 +116,10 @@ def test_a_value_that_is_read_in_a_layer(base, adapters, monkeypatch, caplog) ->
 
 
 def test_numbers_of_another_dtype(base, adapters, monkeypatch) -> None:
-    engine, _ = answers(base, adapters)
-    usual = engine.gpu.machine.compiled
     wide = lambda arrays, device: upload.uploads([a.astype(np.int64) for a in arrays], device)  # noqa: E731
     monkeypatch.setattr(runner, "uploads", wide)
-    engine, _ = answers(base, adapters)
-    assert not engine.gpu.machine.compiled <= usual
+    with pytest.raises(RuntimeError, match="size of tensor"):  # the copies for a graph are of 32-bit words
+        answers(base, adapters)
 
 
 def test_tokens_that_are_read_before_they_are_there(base, adapters, monkeypatch, truth) -> None:

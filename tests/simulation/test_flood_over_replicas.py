@@ -76,7 +76,7 @@ def first_tokens(
         patch.setattr(clients, "requests", drawn)
         patch.setattr(Faults, "run", kill)
         for seed in SEEDS:
-            scenario = Scenario(seed, costs=Costs(step=0.01), **SIZES)
+            scenario = Scenario(seed, costs=Costs(step=0.01, rests=False), **SIZES)
             simulate(replace(scenario, replicas=engines, placement=placement))
     return waits
 

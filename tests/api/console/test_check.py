@@ -6,10 +6,11 @@ import httpx
 import pytest
 from real_server import Running
 
+ITEMS = {"type": "integer", "minimum": 3, "multipleOf": 7}
 SCHEMA = {
     "type": "object",
     "title": "Numbers",
-    "properties": {"a": {"type": "array", "uniqueItems": True, "items": {"type": "integer", "minimum": 3}}},
+    "properties": {"a": {"type": "array", "uniqueItems": True, "items": ITEMS}},
     "required": ["a"],
     "additionalProperties": False,
 }
@@ -34,13 +35,13 @@ def verdicts(schema: dict[str, Any]) -> dict[str, str]:
 def test_a_strict_schema_is_refused_with_the_keywords_that_have_to_go(server: Running) -> None:
     found = check(server, response_format=formatted(SCHEMA, strict=True))
     assert not found["accepted"]
-    assert "uniqueItems" in found["error"]["message"]
+    assert "multipleOf" in found["error"]["message"]
     [schema] = found["schemas"]
     said = verdicts(schema)
-    assert said["#/properties/a/uniqueItems"] == "refused"
+    assert said["#/properties/a/items/multipleOf"] == "refused"
     assert said["#/properties/a/items/minimum"] == "enforced"
     assert said["#/title"] == "no effect"
-    without = {**SCHEMA, "properties": {"a": {"type": "array", "items": {"type": "integer", "minimum": 3}}}}
+    without = {**SCHEMA, "properties": {"a": {"type": "array", "items": ITEMS}}}
     found = check(server, response_format=formatted(without, strict=True))
     assert found["accepted"]
     assert set(verdicts(found["schemas"][0]).values()) == {"enforced", "no effect"}
@@ -52,7 +53,7 @@ def test_of_a_schema_that_is_not_strict_some_is_only_checked(server: Running) ->
     found = check(server, response_format=formatted(SCHEMA, strict=False))
     assert found["accepted"]
     said = verdicts(found["schemas"][0])
-    assert said["#/properties/a/uniqueItems"] == "checked"
+    assert said["#/properties/a/items/multipleOf"] == "checked"
     assert said["#/properties/a/items/minimum"] == "best effort"
 
 
@@ -61,14 +62,15 @@ def test_every_tool_has_a_verdict_of_its_own(server: Running) -> None:
         parameters = {"type": "object", "properties": properties, "additionalProperties": False}
         return {"type": "function", "function": {"name": name, "strict": strict, "parameters": parameters}}
 
-    tools = [tool("f", True, x={"type": "string"}), tool("g", True, y={"type": "array", "uniqueItems": True})]
+    array = {"type": "array", "uniqueItems": True, "items": ITEMS}
+    tools = [tool("f", True, x={"type": "string"}), tool("g", True, y=array)]
     found = check(server, tools=tools)
     assert not found["accepted"]
     assert [(each["param"], each["accepted"]) for each in found["schemas"]] == [
         ("tools[0].function.parameters", True),
         ("tools[1].function.parameters", False),
     ]
-    assert verdicts(found["schemas"][1])["#/properties/y/uniqueItems"] == "refused"
+    assert verdicts(found["schemas"][1])["#/properties/y/items/multipleOf"] == "refused"
 
 
 @pytest.mark.parametrize(
