@@ -137,7 +137,7 @@ class AccessOptions:
     database_url: Annotated[
         str | None,
         OptionInfo(
-            "A PostgreSQL database for tenants, keys, usage, batches and stored responses, in place of the "
+            "A PostgreSQL database for tenants, keys, usage, batches and stored responses. It replaces the "
             "file in --data-dir. Several servers may share it, each with a --data-dir of its own. Needs "
             "psycopg (pip install 'personae[postgres]').",
             metavar="URL",

@@ -144,7 +144,7 @@ class Connections:
             self._places.release()
 
     def close(self) -> None:
-        """Close those that are not in use."""
+        """Close the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for raw in idle:

@@ -143,7 +143,7 @@ class HttpServer(uvicorn.Server):
 
     @property
     def draining(self) -> bool:
-        """Whether it refuses requests and finishes those that run."""
+        """Whether the server is draining: it refuses new requests and finishes the running ones."""
         return self._drain.draining
 
     def _show(self) -> None:

@@ -52,7 +52,7 @@ class Submitter(Protocol):
 @dataclass(slots=True)
 class HeldRequest:
     """What a worker's request holds in the main process. `live` are its sequences that have not ended,
-    `delivered` the tokens that it was sent, `answered` those that it has reported."""
+    `delivered` counts the tokens sent to the worker, `answered` the tokens that the worker has reported."""
 
     caller: Caller
     holds: dict[int, Hold] = field(default_factory=dict)
@@ -85,7 +85,8 @@ class LineInbox(Inbox):
 
 
 class Connection:
-    """One worker's requests. `app` serves those that it passes on. `tasks` runs what has to wait."""
+    """One worker's requests. `app` serves the requests that the worker
+    passes on. `tasks` runs the calls that have to wait."""
 
     def __init__(
         self,

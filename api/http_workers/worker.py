@@ -65,7 +65,7 @@ OWN = (
     routes.tokenize,
     routes.detokenize,
 )
-"""The routes that a worker serves itself: those that read and write text. It passes the others on."""
+"""The routes that a worker serves itself, because they read and write text. It passes all other routes on."""
 
 _REPORT_SECONDS = 1.0
 

@@ -207,7 +207,7 @@ def _add_new(db: Connection, id: str, items: Sequence[KeptItem]) -> None:
 
 
 def _add(db: Connection, id: str, items: Sequence[KeptItem]) -> int:
-    """Insert items, without those that are there already. Returns how many it inserted."""
+    """Insert the items that are not stored yet. Returns how many it inserted."""
     added = 0
     for item in items:
         text = msgspec.json.encode(item)

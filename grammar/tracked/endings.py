@@ -88,14 +88,14 @@ class Endings:
     def _without(self, pattern: re.Pattern[bytes]) -> Words:
         found = [token for token, text in enumerate(self.tokens) if pattern.search(text)]
         words = np.full((len(self.tokens) + 31) // 32, 0xFFFFFFFF, np.uint32)
-        bar(words, np.array(found, np.int64))
+        clear_tokens(words, np.array(found, np.int64))
         return words
 
     def bar_beginning(self, words: Words, text: bytes, *, after_blanks: bool) -> None:
         """Bar the tokens that begin with `text`, also those with blanks before it."""
-        bar(words, self._all.beginning(text))
+        clear_tokens(words, self._all.beginning(text))
         if after_blanks:
-            bar(words, self._behind_blanks.beginning(text))
+            clear_tokens(words, self._behind_blanks.beginning(text))
 
 
 _LEADING = (b" ", b"\t", b"\r", b"\n")
@@ -115,7 +115,7 @@ class _Sorted:
         return self._ids[first : bisect_left(self._texts, text + b"\xff", lo=first)]
 
 
-def bar(words: Words, tokens: NDArray[np.int64]) -> None:
+def clear_tokens(words: Words, tokens: NDArray[np.int64]) -> None:
     """Take tokens out of a row of a bitmask."""
     if len(tokens):
         bits = ~np.left_shift(np.uint32(1), (tokens % 32).astype(np.uint32))

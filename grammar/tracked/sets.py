@@ -17,7 +17,7 @@ from personae.grammar.backend import BackendMatcher, CompiledGrammar
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.schema.walk import DISTINCT, SET, target
 from personae.grammar.tracked.distinct import ItemGrammar, Written
-from personae.grammar.tracked.endings import Endings, bar
+from personae.grammar.tracked.endings import Endings, clear_tokens
 from personae.grammar.tracked.support import Untracked
 
 SETS_COMMENT = "// x-personae-sets "
@@ -372,7 +372,7 @@ class SetsMatcher:
             begun = bytes(self._text[state.start :])
             for item in frame.seen:
                 if item.startswith(begun):
-                    bar(words, endings.beginning(item[len(begun) :] + b'"'))
+                    clear_tokens(words, endings.beginning(item[len(begun) :] + b'"'))
 
     def _leave_out_items(
         self,

@@ -63,7 +63,7 @@ class Counting(FakeEngine):
 
 
 @contextmanager
-def dead(leases: Leases | None) -> Iterator[None]:
+def killed(leases: Leases | None) -> Iterator[None]:
     """A server that renews nothing, as one that lost its network."""
     assert leases is not None
     renew = leases.renew
@@ -117,7 +117,7 @@ async def test_another_server_goes_on_with_the_batch_of_one_that_died_and_runs_n
         await soon(lambda: answered() > 0, "some lines are done")
         await soon(lambda: bool(stuck.live), "others hang")
         done_before = answered()
-        with dead(one.data.leases):
+        with killed(one.data.leases):
             batch = await two.until(id, "completed")
             found = texts(await two.lines(batch["output_file_id"]))
             stuck.hold_after = None
