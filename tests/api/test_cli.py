@@ -96,7 +96,8 @@ def test_what_is_not_for_a_terminal_is_lines_from_loading_to_stopped(kind: str) 
         body = {"model": "base", "prompt": "hi", "stream": True, "max_tokens": 400, "ignore_eos": True}
         url = f"{ready[0]}/v1/completions"
         with httpx.stream("POST", url, json=body, timeout=PATIENCE) as response:
-            next(response.iter_raw())
+            pieces = response.iter_raw()  # held: the client leaves when its iterator goes
+            next(pieces)
             program.process.send_signal(signal.SIGTERM)
             program.process.send_signal(signal.SIGINT)
             program.end(0)  # before the client leaves, or there is nothing to stop
