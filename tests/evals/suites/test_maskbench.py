@@ -92,6 +92,13 @@ def test_strict_answers_are_bound_or_refused_by_keyword(compiler):
     assert "1 refused: multipleOf" in text
 
 
+def test_in_any_order_every_instance_is_tried_reversed_too(compiler):
+    report = run(OWN, compiler, encode, strict=True, any_order=True)
+    assert (report.false_accepts, report.false_rejects, report.other_order) == ([], [], 0)
+    forward = run(OWN, compiler, encode, strict=True)
+    assert report.instances == forward.instances + 7  # two instances have no object of two properties
+
+
 def test_without_strict_all_are_taken_and_what_gets_past_is_listed(compiler):
     report = run(OWN, compiler, encode, strict=False)
     assert report.compiled == 4
