@@ -4,7 +4,8 @@
 
 One server speculates, the other does not. Every load is sent to both, the order changes each round, and all
 answers must be the same. The speed of a round is its completion tokens divided by the seconds until the last
-answer.
+answer. `--urls OFF,ON` measures two servers that already run, for example llama.cpp's without and with
+guesses; their answers need not be the same.
 """
 
 import functools
@@ -12,6 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -162,6 +164,7 @@ def main(
     loads: Annotated[str, typer.Option(help="With commas.")] = ",".join(LOADS),
     rounds: Annotated[int, typer.Option(min=1, help="Rounds after the one that warms up.")] = 3,
     requests: Annotated[int, typer.Option(min=1, help="A client, in each round.")] = 3,
+    urls: Annotated[str | None, typer.Option(help="OFF,ON: two servers that already run.")] = None,
 ) -> None:
     """Measure and print."""
     arguments = [] if model is None else [str(model)]
@@ -169,15 +172,16 @@ def main(
     table = Table(
         "load", "clients", "off, tokens/s", f"{way}, tokens/s", "ratio (least to most)", "different"
     )
-    with (
-        exit_on_sigterm(),
-        Served([*arguments, "--speculate", "off"]) as off,
-        Served([*arguments, "--speculate", way, *drafting]) as on,
-    ):
-        urls = {"off": off.url, way: on.url}
+    with exit_on_sigterm(), ExitStack() as stack:
+        if urls is None:
+            served = [["--speculate", "off"], ["--speculate", way, *drafting]]
+            addresses = [stack.enter_context(Served([*arguments, *more])).url for more in served]
+        else:
+            addresses = urls.split(",")
+        ways = dict(zip(("off", way), addresses, strict=True))
         for load in loads.split(","):
             for count in map(int, clients.split(",")):
-                row = anyio.run(compare, urls, load, count, count * requests, rounds)
+                row = anyio.run(compare, ways, load, count, count * requests, rounds)
                 table.add_row(*row)
                 typer.echo("  ".join(row), err=True)
     Console().print(table)
