@@ -5,11 +5,14 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from patience import PATIENCE
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from real_server import Running, running
 
 from personae.api.bundled import NAMED
 from personae.api.options import ServeOptions
+
+expect.set_options(timeout=1000 * PATIENCE)
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -31,7 +34,7 @@ def page(browser: Browser) -> Iterator[Page]:
     """A page on which no script fails and nothing breaks the content security policy."""
     context = browser.new_context()
     page = context.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(1000 * PATIENCE)
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", lambda said: faults.append(said.text) if "Content Security" in said.text else None)

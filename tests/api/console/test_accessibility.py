@@ -85,7 +85,7 @@ def test_an_answer_with_chances_and_a_refused_schema(look: str, page: Page, serv
     page.get_by_label("Most tokens").fill("24")
     page.get_by_label("Message", exact=True).fill("Hello!")
     page.keyboard.press("Enter")
-    expect(page.locator(".summary")).to_have_count(2, timeout=60_000)
+    expect(page.locator(".summary")).to_have_count(2)
     page.get_by_label("Bound by").select_option("schema")
     schema = {"type": "array", "uniqueItems": True, "title": "Sizes", "items": {"multipleOf": 7}}
     page.get_by_label("JSON Schema", exact=True).fill(json.dumps(schema))

@@ -6,13 +6,12 @@ import signal
 import subprocess
 from pathlib import Path
 
-from patience import PATIENCE, eventually
+from patience import eventually
 from planted_console import NamedAdapter, busy, planted_console
 from playwright.sync_api import Page, expect
 from programs import Program, child
 
 SLOW = "[a-z ]{1800}"  # an answer that takes seconds
-LONG = 1000 * PATIENCE
 
 
 def replacement(parent: int, killed: int) -> int:
@@ -41,15 +40,15 @@ def test_a_stream_goes_on_when_the_engine_is_killed_and_the_page_shows_it(page: 
         page.get_by_label("Message", exact=True).fill("Go on")
         page.get_by_role("button", name="Send").click()
         text = page.locator(".assistant .text")
-        expect(text).to_have_text(re.compile(".{20}"), timeout=LONG)
+        expect(text).to_have_text(re.compile(".{20}"))
         before = text.inner_text()
         engine_core = child(server.process.pid)
         os.kill(engine_core, signal.SIGKILL)
         started = replacement(server.process.pid, engine_core)
         paused = page.get_by_text("The engine restarts.")
-        expect(paused).to_be_visible(timeout=LONG)  # however fast engine cores start here
+        expect(paused).to_be_visible()  # however fast engine cores start here
         os.kill(started, signal.SIGCONT)
-        expect(page.locator(".summary")).to_contain_text("the engine restarted meanwhile", timeout=LONG)
+        expect(page.locator(".summary")).to_contain_text("the engine restarted meanwhile")
         expect(paused).to_have_count(0)
         after = text.inner_text()
         assert re.fullmatch(SLOW, after)
