@@ -58,5 +58,6 @@ class KnownTokens:
         known = starts < self._lengths[slots]
         for i in np.flatnonzero(known).tolist():
             start, count, offset = starts[i], counts[i], offsets[i]
-            ids[offset : offset + count] = self._tokens[slots[i]][start : start + count]
+            there = self._tokens[slots[i]][start : start + count]  # the drafts of a guess are not among them
+            ids[offset : offset + len(there)] = there
         return ids, np.flatnonzero(~known)

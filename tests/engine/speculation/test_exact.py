@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 from bundled import OBJECT, PROMPT, SCHEMA, harness, tokenizer
-from engine_harness import EngineHarness
+from engine_harness import EngineHarness, Played
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import oracles
@@ -118,6 +118,19 @@ def test_bound_answers_are_whole_with_wrong_drafts_and_any_budget() -> None:
         played = made.play([log])["a"]
         assert played.tokens == plain.tokens
         jsonschema.validate(json.loads(tokenizer().decode(played.tokens)), SCHEMA)
+
+
+def test_drafts_behind_several_forced_tokens_change_nothing() -> None:
+    def play(made: EngineHarness) -> Played:
+        settings = {"max_tokens": 200, "jump_forward": True, "eos": tokenizer().eos_ids}
+        return made.play([made.log("a", PROMPT, grammar=OBJECT, **settings)])["a"]
+
+    alone = play(harness())
+    for right in (1.0, 0.6):
+        made = harness(policy=Always(), propose=oracles({"a": alone}, right, VOCAB))
+        assert play(made).tokens == alone.tokens
+        assert made.scheduler.counters.jumped > 3
+        assert made.scheduler.counters.accepted_tokens > 3
 
 
 @cache
