@@ -1,4 +1,4 @@
-"""Writes requirements.lock: what Personae needs to run, as constraints.txt pins it, with hashes.
+"""Writes requirements.lock: what Personae needs to run, alone or as one of several servers, with hashes.
 
     python tests/support/lock.py        # needs `uv` on the PATH, and the network
 
@@ -19,8 +19,10 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements.lock"
 BY_BUILD = {"torch", "setuptools"}  # torch brings setuptools, too
+EXTRAS = ("object-store", "postgres")  # what servers share their data by
 HEADER = """\
-# What Personae needs to run, without torch: made by `make lock` from constraints.txt.
+# What Personae and its extras object-store and postgres need to run, without torch: made by `make lock`
+# from constraints.txt.
 # Install torch first, in the build that you want; docs/operate/operations.md says how.
 """
 
@@ -33,9 +35,10 @@ def pinned() -> dict[str, str]:
 
 
 def direct() -> list[Requirement]:
-    """The requirements of pyproject.toml at run time."""
+    """The requirements of pyproject.toml at run time, with those of `EXTRAS`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [Requirement(text) for text in project["dependencies"]]
+    extras = [text for name in EXTRAS for text in project["optional-dependencies"][name]]
+    return [Requirement(text) for text in (*project["dependencies"], *extras)]
 
 
 def closure() -> set[str]:
