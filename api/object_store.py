@@ -29,6 +29,7 @@ _SECONDS = timedelta(seconds=20)  # for one request
 _CONNECT = timedelta(seconds=5)
 _RETRY: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 _SCHEMES = ("s3://", "gs://", "az://", "file:///")
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 
 
 class _Entry(msgspec.Struct):
@@ -60,7 +61,11 @@ class ObjectStore:
         self._api: Any = obstore
         self._failures = (exceptions.BaseError, OSError)
         remote: Any = {
-            "client_options": {"timeout": _SECONDS, "connect_timeout": _CONNECT},
+            "client_options": {
+                "timeout": _SECONDS,
+                "connect_timeout": _CONNECT,
+                "allow_http": _is_plain(),
+            },
             "retry_config": _RETRY,
         }
         try:
@@ -159,6 +164,11 @@ class ObjectStore:
             raise
         except self._failures as error:
             raise StorageFailed(f"The object store failed: {_reason(error)}. Try again later.") from error
+
+
+def _is_plain() -> bool:
+    """Whether the environment names an endpoint without TLS, such as a MinIO of one's own."""
+    return any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
 
 
 def _reason(error: BaseException) -> str:

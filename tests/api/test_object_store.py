@@ -86,7 +86,6 @@ def test_missing_credentials_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -
         "AWS_SECRET_ACCESS_KEY": "sesame",
         "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
         "AWS_REGION": "eu-west-1",
-        "AWS_ALLOW_HTTP": "true",
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("personae.api.object_store._RETRY", {"max_retries": 0})
