@@ -1,5 +1,5 @@
-"""The command line: `personae serve`, `chat`, `tenants`, `keys` and `adapters`; in a checkout also `eval`,
-`bench` and `simulate`.
+"""The command line: `personae serve`, `chat`, `tenants`, `keys`, `adapters` and `database`; in a checkout
+also `eval`, `bench` and `simulate`.
 
 Heavy packages (torch, the server) are imported inside the commands, so that `personae --help` is quick.
 """
@@ -13,6 +13,7 @@ from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
 from personae.api.commands.checkout import CheckoutGroup
 from personae.api.commands.command_line import ConfigOption, OptionsCommand, expand_options
+from personae.api.database.cli import database_app
 from personae.api.options import ServeOptions
 from personae.api.tenants.cli import keys_app, tenants_app, usage_app
 from personae.errors import EngineLost, LoadError
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(keys_app, name="keys")
 app.add_typer(usage_app)
+app.add_typer(database_app, name="database")
 app.add_typer(adapters_app, name="adapters")
 _START_UP_ERROR = 2
 _ENGINE_LOST = 3

@@ -162,7 +162,7 @@ class Registry:
         async with self._bringing:
             if not folder.is_dir():
                 with self.hold(digest):
-                    await to_thread.run_sync(self._data.objects.get, _object(digest), folder)
+                    await to_thread.run_sync(self._data.objects.get, object_name(digest), folder)
                     await to_thread.run_sync(self._make_room)
 
     def _make_room(self) -> None:
@@ -278,7 +278,7 @@ class Registry:
         if not target.exists():
             os.rename(folder, target)
             sync_folder(self._data.adapters)
-        objects, name = self._data.objects, _object(digest)
+        objects, name = self._data.objects, object_name(digest)
         files = {each: target / each for each in (CONFIG_FILE, TENSORS_FILE)}
         if objects is not None:
             objects.put(name, files)
@@ -305,7 +305,7 @@ class Registry:
             db.execute("delete from adapters where id = ?", (id,))
             if objects is not None and not db.execute(_NAMED, (digest,)).fetchone():
                 with suppress(StorageFailed):  # it only takes room
-                    objects.delete(_object(digest))
+                    objects.delete(object_name(digest))
 
         self._data.urgently(change)
 
@@ -366,7 +366,8 @@ class _StorageQuota(NamedTuple):
             )
 
 
-def _object(digest: str) -> str:
+def object_name(digest: str) -> str:
+    """The name of an adapter's files in an object store."""
     return f"adapters/{digest}"
 
 

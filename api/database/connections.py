@@ -73,6 +73,21 @@ class PostgresConnection:
             cursor.executemany(_translated(query), map(_storable, values))
         return None
 
+    def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
+        """Add many rows to a table. Returns their number. Raises StorageFailed for values that do not fit."""
+        count = 0
+        query = sql.SQL("copy {} ({}) from stdin").format(
+            sql.Identifier(table), sql.SQL(", ").join(map(sql.Identifier, columns))
+        )
+        try:
+            with self.raw.cursor() as cursor, cursor.copy(query) as copying:
+                for row in rows:
+                    copying.write_row(_storable(row))
+                    count += 1
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            raise StorageFailed(f"The database refuses a row of {table}: {reason(error)}.") from error
+        return count
+
 
 def _translated(query: str) -> sql.SQL:
     return sql.SQL(query.replace("%", "%%").replace("?", "%s"))

@@ -86,13 +86,13 @@ class PostgresDatabase:
         return self._mirror.rows(query, values)
 
     @contextmanager
-    def read(self) -> Iterator[Connection]:
+    def read(self) -> Iterator[PostgresConnection]:
         """A connection to read any table. Raises StorageFailed."""
         with answering(), self._connections.borrow() as raw:
             yield PostgresConnection(raw)
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
+    def write(self) -> Iterator[PostgresConnection]:
         """A transaction, one at a time over all servers. Raises StorageFailed."""
         with answering():
             with self._connections.borrow() as raw, raw.transaction():

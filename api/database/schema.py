@@ -110,6 +110,9 @@ create index if not exists batches_by_tenant on batches (tenant);
 create index if not exists batches_by_status on batches (status);
 """
 
+TABLES = tuple(re.findall(r"create table if not exists (\w+)", SQLITE))
+"""All tables, those that others refer to first."""
+
 LATER_COLUMNS = (
     ("adapters", "traits", "text not null default '{}'"),
     ("keys", "label", "text not null default ''"),

@@ -24,7 +24,7 @@ from personae.api.tenants.store import Identity
 from personae.errors import NotFound, QuotaExceeded, RequestError, StorageFailed
 
 STAGING = "staging"
-_CONTENT = "content"
+CONTENT = "content"
 KEPT = (3600, 30 * 24 * 3600)  # seconds for which a file that expires can be stored
 
 
@@ -89,8 +89,8 @@ class FileStore:
 
     def _fetch(self, objects: ObjectStore, id: str) -> None:
         with self._staging.folder("") as folder:
-            objects.get(_object(id), folder / id)
-            os.rename(folder / id / _CONTENT, self.path(id))
+            objects.get(object_name(id), folder / id)
+            os.rename(folder / id / CONTENT, self.path(id))
 
     def find(self, tenant: str, id: str) -> FileRecord:
         """The tenant's file. Raises NotFound, also for one that has expired."""
@@ -167,7 +167,7 @@ class FileStore:
         os.link(path, target)
         sync_folder(self._data.files)
         if self._data.objects is not None:
-            self._data.objects.put(_object(record.id), {_CONTENT: target})
+            self._data.objects.put(object_name(record.id), {CONTENT: target})
 
     def insert(self, db: Connection, tenant: str, record: FileRecord) -> None:
         """Insert the row for a content that is in its place."""
@@ -212,10 +212,11 @@ class FileStore:
             self.path(id).unlink(missing_ok=True)
             if self._data.objects is not None:
                 with suppress(StorageFailed):  # it only takes room
-                    self._data.objects.delete(_object(id))
+                    self._data.objects.delete(object_name(id))
 
 
-def _object(id: str) -> str:
+def object_name(id: str) -> str:
+    """The name of a file's content in an object store, where it is the only file, `CONTENT`."""
     return f"files/{id}"
 
 

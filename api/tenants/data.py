@@ -11,13 +11,16 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from personae.api.database.base import Connection, Database, Row
 from personae.api.database.leases import Leases
 from personae.api.database.sqlite import SqliteDatabase
 from personae.api.object_store import ObjectStore
 from personae.errors import LoadError
+
+if TYPE_CHECKING:
+    from personae.api.database.postgres import PostgresDatabase
 
 T = TypeVar("T")
 
@@ -64,7 +67,7 @@ class DataDir:
             self._database: Database = (
                 SqliteDatabase(path / DATABASE, path / RESERVE)
                 if database_url is None
-                else _postgres(database_url, path / MIRROR, follow)
+                else open_postgres(database_url, path / MIRROR, follow=follow)
             )
         except (OSError, sqlite3.Error) as error:
             raise LoadError(f"--data-dir {path}: {error}.") from None
@@ -102,14 +105,15 @@ class DataDir:
         Raises LoadError."""
         if database_url is not None and (self.path / DATABASE).exists():
             raise LoadError(
-                f"--data-dir {self.path} has a database of its own, {DATABASE}; "
-                "give --database-url another folder."
+                f"--data-dir {self.path} has a database of its own, {DATABASE}; give --database-url another "
+                "folder, or move the records with `personae database migrate`."
             )
         if database_url is None and (self.path / MIRROR).exists():
             raise LoadError(f"--data-dir {self.path} was used with --database-url; give that too.")
 
 
-def _postgres(url: str, mirror: Path, follow: bool) -> Database:
+def open_postgres(url: str, mirror: Path, *, follow: bool) -> "PostgresDatabase":
+    """The database at `url`; see `PostgresDatabase`. Raises LoadError, also if there is no driver for it."""
     try:
         from personae.api.database.postgres import PostgresDatabase
     except ImportError as error:
@@ -141,7 +145,7 @@ def serving(
         return
     if object_store is not None and database_url is None:
         raise LoadError("--object-store is for servers that share a database: give --database-url too.")
-    with _locked(path):
+    with locked(path):
         objects = None if object_store is None else ObjectStore(object_store)
         data = DataDir(path, database_url, objects=objects, cache_bytes=cache_bytes or CACHE_BYTES)
         try:
@@ -151,7 +155,8 @@ def serving(
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Keep other servers out of a data directory. Raises LoadError if one uses it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)

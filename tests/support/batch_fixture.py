@@ -1,6 +1,8 @@
 """An app that runs batches, over a data directory that survives it."""
 
 import json
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ from typing import Any
 
 import anyio
 import httpx
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, byte_tokenizer
 from starlette.applications import Starlette
 
 from personae.api.app import create_app
@@ -21,6 +23,7 @@ from personae.api.tenants.store import TenantStore
 
 START = 1_800_000_000
 CHAT = "/v1/chat/completions"
+TOKENIZER = byte_tokenizer()
 
 
 def request(id: str, text: str = "hi", model: str = "base", **fields: Any) -> dict[str, Any]:
@@ -34,6 +37,23 @@ def jsonl(lines: Iterable[Any]) -> bytes:
     return b"".join(
         (line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines
     )
+
+
+class Counting(FakeEngine):
+    """Records which texts it was asked; does not answer those that `holds` names."""
+
+    def __init__(self, holds: frozenset[str] = frozenset()) -> None:
+        super().__init__(answer=self._said)
+        self.asked: Counter[str] = Counter()
+        self.holds = holds
+        self.open = threading.Event()
+
+    def _said(self, log: Any) -> str:
+        text = TOKENIZER.decode(log.tokens[: log.prompt_length], True).split("\n")[1]
+        self.asked[text] += 1
+        if text in self.holds:
+            self.hold_after = 0
+        return f"got {text}"
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """A real S3 API on this machine: moto in a process of its own."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -74,10 +73,8 @@ class S3Server:
 def s3_server() -> Iterator[S3Server]:
     """A running server. Skips the test where moto or obstore is not installed."""
     pytest.importorskip("obstore", reason="obstore is not installed: pip install 'personae[object-store]'")
-    elsewhere = os.environ.get("PERSONAE_MOTO")  # a folder with moto and what it needs
-    if elsewhere is None and (find_spec("moto") is None or find_spec("flask_cors") is None):
+    if find_spec("moto") is None or find_spec("flask_cors") is None:
         pytest.skip("moto is not installed: pip install 'moto[s3]' flask flask-cors")
-    paths = () if elsewhere is None else (Path(elsewhere),)
-    with Program(str(Path(__file__).with_name("s3_program.py")), paths=paths) as program:
+    with Program(str(Path(__file__).with_name("s3_program.py"))) as program:
         yield S3Server(**json.loads(program.line()))
         program.process.kill()

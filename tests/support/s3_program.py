@@ -1,6 +1,6 @@
 """A server of S3's API (moto) with the bucket `personae`. It checks signatures. Run by `s3.py`.
 
-The first line that it prints is JSON: its URL, and a key that may do everything. `POST /-/fault` with a status
+The first line that it prints is JSON: its URL, and a key that may do all. `POST /-/fault` with a status
 and a count makes the next answers fail. `POST /-/revoke` revokes the key.
 """
 

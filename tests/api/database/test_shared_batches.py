@@ -1,7 +1,5 @@
 """One batch, several servers: one of them runs it, and another goes on when that one dies."""
 
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from functools import partial
@@ -10,8 +8,8 @@ from typing import Any
 
 import anyio
 import pytest
-from batch_fixture import BatchFixture, open_batches, request
-from fake_engine import FakeEngine, byte_tokenizer
+from batch_fixture import BatchFixture, Counting, open_batches, request
+from fake_engine import FakeEngine
 from patience import soon
 
 from personae.api.database.leases import Leases
@@ -19,7 +17,6 @@ from personae.api.object_store import ObjectStore
 from personae.errors import StorageFailed
 
 pytestmark = pytest.mark.anyio
-TOKENIZER = byte_tokenizer()
 Serve = Callable[..., AbstractAsyncContextManager[BatchFixture]]
 
 
@@ -43,23 +40,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("personae.api.batches.manager.LOOK_SECONDS", 0.2)
     monkeypatch.setattr("personae.api.batches.run._DISK_RETRY", 0.2)
     monkeypatch.setattr("personae.api.batches.manager._AFTER_AN_ERROR", 0.5)
-
-
-class Counting(FakeEngine):
-    """Records which texts it was asked; does not answer those that `holds` names."""
-
-    def __init__(self, holds: frozenset[str] = frozenset()) -> None:
-        super().__init__(answer=self._said)
-        self.asked: Counter[str] = Counter()
-        self.holds = holds
-        self.open = threading.Event()
-
-    def _said(self, log: Any) -> str:
-        text = TOKENIZER.decode(log.tokens[: log.prompt_length], True).split("\n")[1]
-        self.asked[text] += 1
-        if text in self.holds:
-            self.hold_after = 0
-        return f"got {text}"
 
 
 @contextmanager
