@@ -76,6 +76,7 @@ class StepEngine:
         self._last: LaunchedStep | None = None  # the last step, if there is a speculator
         self._clock = time.perf_counter
         self._begun = 0.0  # when the last step's preparation began, without the draft model's time
+        self._prepared: StepPlan | None = None  # the last step's, with its drafts
         if speculator is not None:
             self.sampler.ask_patience = math.inf  # a step is read before its drafts are verified
 
@@ -95,9 +96,12 @@ class StepEngine:
         `grammars` has the compiled grammar of every admission with a spec, by its tenant and spec.
         """
         if self._speculator is not None:
-            if self.runs_ahead or self._speculator.needs_results(plan):
+            waits = self.runs_ahead or self._speculator.needs_results(plan)
+            if waits:
                 self._collect(self._speculator)
-            self._begun = self._clock()
+            self._begun, before = self._clock(), self._begun
+            if self._prepared is not None and not self.runs_ahead:
+                self._speculator.paced(self._prepared, self._begun - before, ahead=not waits)
         if plan.releases or plan.admissions:
             self._settle()
         for slot in plan.releases:
@@ -114,6 +118,7 @@ class StepEngine:
             if plan.rows:
                 rows, self._known.guesses = self._speculator.resolve(plan.rows)
                 plan = msgspec.structs.replace(plan, rows=rows)
+            self._prepared = plan if plan.rows else None
             self._begun += self._speculator.drafting_seconds
         return self.worker.begin(plan, self._known)
 

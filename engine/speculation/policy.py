@@ -20,6 +20,7 @@ STEPS = 8  # steps of one size that are measured before their time is trusted
 VAIN = 4  # steps without a draft that is worth trying, after which the policy rests
 PASS = 0.15  # the assumed time of a pass of the draft model over that of a step, before both were measured
 THRIFT = 0.8  # a draft that is there is taken if it is at least this likely, relative to the draft model's
+PAUSE = 3  # times the time of a step: a longer time until the next one says nothing about steps
 CATCH_UP = 16  # tokens that the draft model computes for each token of the answer so far, to begin guessing
 
 
@@ -57,6 +58,10 @@ class Policy(Protocol):
     def drafted(self, tokens: int, seconds: float) -> None:
         """A pass of the draft model over `tokens` tokens took `seconds`."""
 
+    def paced(self, tokens: int, seconds: float, *, ahead: bool) -> None:
+        """From one step of `tokens` tokens, without drafts and prompts, to the next one it took `seconds`.
+        `ahead`: the next one did not wait for its results."""
+
     def verified(self, candidate: Candidate, computed: int, accepted: int) -> None:
         """Of the candidate's tokens `computed` were computed and `accepted` were right."""
 
@@ -88,6 +93,20 @@ class Record:
         return (self.right + TRUST * otherwise) / (self.tried + TRUST)
 
 
+class Mean:
+    """The mean of the latest values, with fading weights."""
+
+    __slots__ = ("count", "value")
+
+    def __init__(self) -> None:
+        self.count, self.value = 0, 0.0
+
+    def add(self, value: float) -> None:
+        """One more value."""
+        self.count = min(self.count + 1, 8 * STEPS)
+        self.value += (value - self.value) / self.count
+
+
 class Always:
     """Tries every draft: for tests, and for those who want all drafts."""
 
@@ -108,6 +127,9 @@ class Always:
         return 0
 
     def drafted(self, tokens: int, seconds: float) -> None:
+        """See Policy."""
+
+    def paced(self, tokens: int, seconds: float, *, ahead: bool) -> None:
         """See Policy."""
 
     def verified(self, candidate: Candidate, computed: int, accepted: int) -> None:
@@ -172,6 +194,9 @@ class Measured:
         self._passes = StepTable(most)
         self._most = most
         self._kinds: dict[tuple[str, int], Record] = defaultdict(Record)
+        self._waiting = Mean()  # seconds for each row from step to step, less a step's time
+        self._ahead = Mean()  # the same if steps do not wait for results
+        self._speed = 1.0  # the expected speed of the last step that was looked at
         self._vain = 0  # steps in a row in which no draft was worth trying
         self._rest = 0  # the length of the last rest
 
@@ -190,7 +215,8 @@ class Measured:
             texts = [candidate._replace(promised=0) for candidate in candidates]
             other, others = self._best(tokens, texts)
             if other >= speed:
-                counts = others
+                speed, counts = other, others
+        self._speed = speed
         for candidate, count in zip(candidates, counts, strict=True):
             if not count:
                 # What is not tried fades, so it will be tried again later.
@@ -199,9 +225,10 @@ class Measured:
         return counts
 
     def rest(self, rows: int, *, tried: bool) -> int:
-        """See Policy. Looking for drafts delays a step by a little for each row. So rests become longer as
-        long as no draft is worth trying, up to two steps for each row but the first."""
-        if tried:
+        """See Policy. Looking for drafts delays a step by a little for each row, because it waits for the
+        results of the step before. So rests become longer as long as no draft is worth trying, or those that
+        are do not make up for the delay: up to two steps for each row but the first."""
+        if tried and self._speed >= self._delay(rows):
             self._vain = self._rest = 0
             return 0
         self._vain += 1
@@ -210,6 +237,13 @@ class Measured:
         self._vain -= 1  # one more look decides
         self._rest = min(max(2 * self._rest, 1), 2 * (rows - 1))
         return self._rest
+
+    def _delay(self, rows: int) -> float:
+        """How much longer a step takes that waits for the results of the step before."""
+        step = self._table.seconds(rows)
+        if step is None or not (self._waiting.count and self._ahead.count):
+            return 1.0
+        return max((step + rows * self._waiting.value) / (step + rows * self._ahead.value), 1.0)
 
     def _best(self, tokens: int, candidates: Sequence[Candidate]) -> tuple[float, list[int]]:
         """The expected speed relative to a step without drafts, and how many tokens of each draft bring
@@ -254,6 +288,12 @@ class Measured:
     def drafted(self, tokens: int, seconds: float) -> None:
         """See Policy."""
         self._passes.observe(tokens, seconds)
+
+    def paced(self, tokens: int, seconds: float, *, ahead: bool) -> None:
+        """See Policy."""
+        step = self._table.seconds(tokens)
+        if step is not None and seconds < PAUSE * step:
+            (self._ahead if ahead else self._waiting).add((seconds - step) / tokens)
 
     def verified(self, candidate: Candidate, computed: int, accepted: int) -> None:
         """See Policy."""

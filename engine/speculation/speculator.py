@@ -128,6 +128,11 @@ class Speculator:
         if longest <= 1 + MAX_DRAFTS:
             self.policy.took(tokens, seconds)
 
+    def paced(self, plan: StepPlan, seconds: float, *, ahead: bool) -> None:
+        """From the step with this plan to the next one it took `seconds`. `ahead`: see Policy."""
+        if all(row.count == 1 for row in plan.rows):
+            self.policy.paced(len(plan.rows), seconds, ahead=ahead)
+
     def release(self, slot: int) -> None:
         """The slot's sequence has left."""
         left = self._slots.pop(slot, None)

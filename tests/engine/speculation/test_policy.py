@@ -105,3 +105,21 @@ def test_a_kind_of_draft_that_was_wrong_is_tried_again_after_long() -> None:
     tried = [policy.choose(1, [Candidate(DRAFT, Record())])[0] for _ in range(3000)]
     assert tried[0] == 0
     assert any(tried)
+
+
+def test_drafts_that_do_not_make_up_for_waiting_are_not_looked_for() -> None:
+    def policy(waiting: float) -> Measured:
+        made = Measured()
+        for _ in range(20):
+            made.took(32, 0.020)
+            made.took(33, 0.020)
+            made.paced(32, 0.021, ahead=True)
+            made.paced(32, waiting, ahead=False)
+            made.paced(32, 1.0, ahead=False)  # a pause between requests says nothing
+        return made
+
+    drafts = [Candidate(Draft((1,), "ngram"), Record())]
+    for waiting, rests in ((0.021, False), (0.026, True)):
+        made = policy(waiting)
+        assert made.choose(32, drafts) == [1]
+        assert any(made.rest(32, tried=True) for _ in range(6)) == rests
