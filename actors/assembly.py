@@ -20,6 +20,8 @@ from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Checkpoint
 from personae.engine.generation_config import GenerationDefaults
+from personae.engine.heads.eagle3 import Eagle3Head
+from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
@@ -28,8 +30,10 @@ from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.kv_events import KVEventRecorder
 from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.speculation.batch_proposer import BatchProposer
 from personae.engine.speculation.draft_model import DraftModel
 from personae.engine.speculation.forced import Retokenizer
+from personae.engine.speculation.head_proposer import HeadProposer
 from personae.engine.speculation.policy import Always, Measured
 from personae.engine.speculation.speculator import Propose, Speculator, expected_text, own_text
 from personae.engine.speculation.tenant_answers import TenantAnswers
@@ -180,7 +184,8 @@ def _instructions(device: torch.device) -> str:
 class EngineBuilder:
     """Builds the step engine for each epoch of the engine core, around the one model. `graphs`: decode steps
     are captured on a GPU. `speculate`: which drafts to use, see `--speculate`. `read_adapter` reads an
-    adapter to the host. `side_stream`: see `--lora-side-stream`. `draft`: the model of `--draft-model`."""
+    adapter to the host. `side_stream`: see `--lora-side-stream`. `draft`: the model or the head of
+    `--draft-model`."""
 
     model: Decoder
     shapes: LoraShapes
@@ -190,7 +195,7 @@ class EngineBuilder:
     read_adapter: ReadAdapter
     speculate: str = "off"
     side_stream: bool = False
-    draft: Decoder | None = None
+    draft: Decoder | Eagle3Head | None = None
 
     def build(self) -> StepEngine:
         """Build a step engine. Call it on the thread that will run it."""
@@ -221,6 +226,7 @@ class EngineBuilder:
         )
         captures = on_gpu and self.graphs and model.capturable
         kv = KVCache(model.config.kv_specs, layout, sizes.kv_dtype, device, spare=captures, memory=memory)
+        proposer = self._batch_proposer(kv)
         graphs = prefill_graphs = None
         if captures:
             side_stream, capture = SideStream() if self.side_stream else None, CudaCapture()
@@ -229,20 +235,27 @@ class EngineBuilder:
         runner = Runner(model, kv, layout, pool, self.read_adapter, graphs, prefill_graphs)
         if on_gpu:
             warm_up(runner)
-        return StepEngine(runner, self.retokenizer, self._speculator())
+        return StepEngine(runner, self.retokenizer, self._speculator(proposer))
 
-    def _speculator(self) -> Speculator | None:
+    def _speculator(self, proposer: BatchProposer | None) -> Speculator | None:
         if self.speculate == "off":
             return None
-        draft = None
         propose: Propose = expected_text
         answers = None
         if self.speculate != "draft":
             answers = TenantAnswers()
             propose = partial(own_text, answers=answers)
-        if self.draft is not None:
-            draft = DraftModel(self.draft, self.sizes.layout, self.model.config.vocab_size)
-        return Speculator(Measured() if self.speculate == "auto" else Always(), propose, draft, answers)
+        return Speculator(Measured() if self.speculate == "auto" else Always(), propose, proposer, answers)
+
+    def _batch_proposer(self, kv: KVCache) -> BatchProposer | None:
+        """What guesses with a model or a head. From now on the head reads what the served model computes."""
+        layout = self.sizes.layout
+        if self.draft is None:
+            return None
+        if isinstance(self.draft, Eagle3Head):
+            kv.reader = states = HeadStates(self.draft, layout)
+            return HeadProposer(self.draft, states, layout)
+        return DraftModel(self.draft, layout, self.model.config.vocab_size)
 
 
 def _preparation(model: Decoder) -> Prepare:

@@ -1,9 +1,14 @@
-"""Loads the draft model, and checks that it has the tokens of the model that it guesses for."""
+"""Loads the model or the trained head that guesses, and checks that it belongs to the served model."""
+
+from pathlib import Path
 
 import torch
 
 from personae.actors.options import EngineOptions
 from personae.engine.checkpoints.listing import listing
+from personae.engine.heads.config import is_head
+from personae.engine.heads.eagle3 import Eagle3Head
+from personae.engine.heads.loader import load_head
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
 from personae.engine.tokens import Tokenizer
@@ -12,8 +17,8 @@ from personae.errors import LoadError, ModelLoadError
 
 def load_draft_model(
     options: EngineOptions, model: Decoder, tokenizer: Tokenizer, device: torch.device
-) -> Decoder | None:
-    """Load the model of `--draft-model`. None if none is used.
+) -> Decoder | Eagle3Head | None:
+    """Load the model or the head of `--draft-model`. None if none is used.
 
     Raises LoadError if the options contradict each other or the tokens differ, and ModelLoadError if the
     model cannot be loaded.
@@ -25,17 +30,27 @@ def load_draft_model(
         return None
     if options.speculate not in ("draft", "auto"):
         raise LoadError("--draft-model needs --speculate draft or --speculate auto.")
+    dtype = options.dtype if options.dtype != "auto" else str(model.dtype).removeprefix("torch.")
     try:
+        if is_head(path):
+            return _head(path, options, model, tokenizer, dtype)
         _check_tokens(Tokenizer.load(path), tokenizer)
         return load_model(
             path,
             device=device,
-            dtype=options.dtype if options.dtype != "auto" else str(model.dtype).removeprefix("torch."),
+            dtype=dtype,
             quantize=options.quantize,
             max_position=options.max_model_len,
         )
     except ModelLoadError as error:
         raise ModelLoadError(f"--draft-model {path}: {error.message}") from error
+
+
+def _head(path: Path, options: EngineOptions, model: Decoder, tokenizer: Tokenizer, dtype: str) -> Eagle3Head:
+    if (path / "tokenizer.json").is_file():
+        _check_tokens(Tokenizer.load(path), tokenizer)
+    longest = options.max_model_len or model.config.max_position
+    return load_head(path, model, dtype=dtype, quantize=options.quantize, max_position=longest)
 
 
 def _check_tokens(draft: Tokenizer, tokenizer: Tokenizer) -> None:

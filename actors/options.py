@@ -114,8 +114,8 @@ class ModelOptions:
     draft_model: Annotated[
         Path | None,
         OptionInfo(
-            "A smaller model with the same tokenizer that guesses tokens, with --speculate draft or auto: a "
-            "folder, a GGUF file, or a name on the Hub.",
+            "A smaller model with the same tokenizer, or an EAGLE-3 head of the served model, that guesses "
+            "tokens, with --speculate draft or auto: a folder, a GGUF file, or a name on the Hub.",
             metavar="MODEL",
         ),
     ] = None

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from personae.actors.options import EngineOptions
+from personae.engine.heads.eagle3 import Eagle3Head
 from personae.engine.kv import KVCache, pages_of_a_run
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
@@ -56,18 +57,16 @@ def choose_sizes(
     model: Decoder,
     shapes: LoraShapes,
     adapters: Collection[Adapter],
-    draft: Decoder | None = None,
+    draft: Decoder | Eagle3Head | None = None,
 ) -> Sizes:
     """Choose the sizes for a model on its device and the adapters that it serves from the start. A page of
-    the cache has a part for the model and one for the `draft` model.
+    the cache has a part for the model and one for the `draft` model or head.
 
     Raises LoadError, with the option to change, if the memory is too small.
     """
     kv_dtype = _kv_dtype(options, model)
     page_bytes = KVCache.bytes_per_page(model.config.kv_specs, PAGE_SIZE, kv_dtype)
-    draft_bytes = 0
-    if draft is not None:
-        draft_bytes = KVCache.bytes_per_page(draft.config.kv_specs, PAGE_SIZE, draft.dtype)
+    draft_bytes = 0 if draft is None else _draft_bytes(draft)
     ranks = _ranks(options, adapters, shapes, model.dtype)
     granule = granule_of(model.device)
     own = pool_bytes(shapes, ranks, model.dtype, granule or 0)
@@ -77,6 +76,14 @@ def choose_sizes(
     layout = _layout(options, model, page_bytes, draft_bytes, reserved, granule, profile)
     spare = _spare_ranks(shapes, model.dtype, ranks, layout.lendable * page_bytes)
     return Sizes(layout, kv_dtype, page_bytes, ranks, spare, own)
+
+
+def _draft_bytes(draft: Decoder | Eagle3Head) -> int:
+    """A page's part for what guesses: keys and values, and the hidden states that a head reads."""
+    if isinstance(draft, Eagle3Head):
+        states = PAGE_SIZE * draft.config.hidden_size * draft.dtype.itemsize
+        return KVCache.bytes_per_page(draft.kv_specs, PAGE_SIZE, draft.dtype) + states
+    return KVCache.bytes_per_page(draft.config.kv_specs, PAGE_SIZE, draft.dtype)
 
 
 def _layout(

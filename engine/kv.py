@@ -11,6 +11,7 @@ every layer.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import gcd
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,13 +24,31 @@ Specs = Sequence[KVSpec | None]
 """The spec of each layer; None for a layer that keeps nothing."""
 
 
+class HiddenReader(Protocol):
+    """Keeps what a trained head reads of every token that the model computes, by the pages of the cache."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """It reads the residual stream as it enters these layers, ascending. The number of layers means as it
+        leaves the last."""
+
+    def write(self, hidden: Tensor, places: Tensor) -> None:
+        """hidden: [T, len(layers), hidden_size]; places: [T] int64, as those of keys and values."""
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See KVCache."""
+
+
 class KVCache:
     """`groups`: by spec, `[layers, 2, num_pages, heads, page_size, head_dim]` of the layers that have it, in
     order; index 1 is 0 for keys, 1 for values. `layers`: the keys and values of each layer.
 
     The scheduler decides who owns which page; the cache only holds them. With `spare` there is one more page,
-    `spare_page`, which nobody owns: padding is written there. `memory`: the device's memory.
+    `spare_page`, which nobody owns: padding is written there. `memory`: the device's memory. `reader` gets
+    the hidden states of every forward pass.
     """
+
+    reader: HiddenReader | None = None
 
     def __init__(
         self,
@@ -92,6 +111,8 @@ class KVCache:
         for group in self.groups.values():
             for source, destination in pairs:
                 group[:, :, destination] = group[:, :, source]
+        if self.reader is not None:
+            self.reader.copy_pages(pairs)
 
     def giving_back(self, pages: Collection[int]) -> Iterator[None]:
         """Return the memory of these pages, whole runs, piece by piece. Ordered by layer there may be

@@ -75,6 +75,16 @@ class LoraStep:
     work: WorkList
 
 
+@dataclass(frozen=True, slots=True)
+class Tapped:
+    """The residual stream within a forward pass. `layers`: it is kept as it enters these layers, ascending;
+    the number of layers means as it leaves the last. `values`: [T, len(layers), H] float32, which the pass
+    fills."""
+
+    layers: tuple[int, ...]
+    values: Tensor
+
+
 class PackedLinear(Protocol):
     """A linear module whose weight is in the backend's layout."""
 
@@ -104,11 +114,12 @@ class FusedDecoder(Protocol):
         batch: AttentionBatch,
         lora: LoraStep | None,
         overlap: Callable[[], None] | None = None,
+        tapped: Tapped | None = None,
     ) -> Tensor:
         """tokens, positions: [T] int64; cache: [layers, 2, pages, kv_heads, page_size, D] -> [T, H] float32.
 
-        Appends the tokens' keys and values. The bits of a row do not depend on the other rows. This thread
-        calls `overlap` while other threads compute; its exception is raised at the end.
+        Appends the tokens' keys and values, and fills `tapped`. The bits of a row do not depend on the other
+        rows. This thread calls `overlap` while other threads compute; its exception is raised at the end.
         """
 
     def logits(self, hidden: Tensor, logit_mask: Tensor | None = None) -> Tensor:

@@ -141,7 +141,7 @@ _OPTIONS = {
     "--revision": _REVISION,
     "--scheduling-policy": "Priorities are always on.",
     "--speculative-algorithm": "Here it is --speculate.",
-    "--speculative-config": "Here it is --speculate, and --draft-model.",
+    "--speculative-config": "Here it is --speculate, and --draft-model for a draft model or an EAGLE-3 head.",
     "--speculative-draft-model-path": "Here it is --draft-model, with --speculate auto.",
     "--ssl-certfile": _PROXY,
     "--ssl-keyfile": _PROXY,

@@ -62,8 +62,12 @@ class Folder:
 
     def tensors(self, config: ModelConfig) -> dict[str, StoredTensor]:
         """See `Checkpoint`."""
-        stored = _with_scales(_read_headers(_weight_files(self.path)))
+        stored = self.stored()
         return _of_decoder(stored) if config.images else stored
+
+    def stored(self) -> dict[str, StoredTensor]:
+        """All tensors of the files, by their own names."""
+        return _with_scales(_read_headers(_weight_files(self.path)))
 
     def numerics(
         self,

@@ -26,7 +26,7 @@ class AttentionSpec:
 
     `window`: a query sees itself and the `window - 1` tokens before it; None for all. `rope`: None for a
     layer without rotary embedding. `scale`: of scores, None means 1 / sqrt(head_dim). `merged`: the
-    checkpoint has q, k and v as one tensor.
+    checkpoint has q, k and v as one tensor. `inputs`: the width of the input, None means the hidden size.
     """
 
     heads: int
@@ -39,6 +39,7 @@ class AttentionSpec:
     qk_norm: QkNorm | None = None
     scale: float | None = None
     merged: bool = False
+    inputs: int | None = None
 
     @property
     def kv(self) -> KVSpec:
@@ -80,7 +81,7 @@ class Attention:
         self.scale = spec.scale or spec.head_dim**-0.5
         self.rope = context.rope(spec.rope, spec.head_dim) if spec.rope else None
         qkv = tuple(f"{self.prefix}.{name}_proj" for name in names)
-        self.qkv = context.linear(qkv, context.hidden_size, spec.widths, bias=spec.qkv_bias)
+        self.qkv = context.linear(qkv, spec.inputs or context.hidden_size, spec.widths, bias=spec.qkv_bias)
         self.o = context.linear(
             (f"{self.prefix}.o_proj",), spec.widths[0], (context.hidden_size,), bias=spec.o_bias
         )

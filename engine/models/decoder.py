@@ -24,7 +24,15 @@ from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import OUTPUT, Scheme
 from personae.engine.quantization.unquantized import batch_invariant
 from personae.kernels.attention import AttentionBatch, AttentionPlan, AttentionShape, attention_backend
-from personae.kernels.decoder import DecoderWeights, FusedDecoder, LayerWeights, Weight, fuse
+from personae.kernels.decoder import (
+    DecoderWeights,
+    FusedDecoder,
+    LayerWeights,
+    LoraStep,
+    Tapped,
+    Weight,
+    fuse,
+)
 from personae.kernels.quantized import QuantizedWeight
 
 
@@ -207,7 +215,7 @@ class Decoder:
         if self._fused is not None and attend is None:
             adapters = None if lora is None else lora.fused()
             if lora is None or adapters is not None:
-                return self._fused.forward(tokens, positions, kv.data, batch, adapters, overlap)
+                return self._forward_fused(tokens, positions, kv, batch, adapters, overlap)
         if overlap is not None:
             overlap()
         step = ForwardContext(positions, batch, kv.layers, attend or self.plan(kv, batch), lora)
@@ -216,9 +224,36 @@ class Decoder:
             lora.embed(tokens, x)
         if self._embedding_scale != 1.0:
             x.mul_(self._embedding_scale)
-        for layer in self.layers:
+        kept = []
+        for index, layer in enumerate(self.layers):
+            if kv.reader is not None and index in kv.reader.layers:
+                kept.append(x if residual is None else residual + x)
             x, residual = layer(x, residual, step)
-        return x if residual is None else residual + x
+        hidden = x if residual is None else residual + x
+        if kv.reader is not None:
+            kept += [hidden] * (len(self.layers) in kv.reader.layers)
+            kv.reader.write(torch.stack(kept, 1), batch.write_index)
+        return hidden
+
+    def _forward_fused(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        kv: KVCache,
+        batch: AttentionBatch,
+        adapters: LoraStep | None,
+        overlap: Callable[[], None] | None,
+    ) -> Tensor:
+        assert self._fused is not None
+        if kv.reader is None:
+            return self._fused.forward(tokens, positions, kv.data, batch, adapters, overlap)
+        layers = kv.reader.layers
+        values = torch.empty(len(tokens), len(layers), self.config.hidden_size)
+        hidden = self._fused.forward(
+            tokens, positions, kv.data, batch, adapters, overlap, Tapped(layers, values)
+        )
+        kv.reader.write(values, batch.write_index)
+        return hidden
 
     def plan(self, kv: KVCache, batch: AttentionBatch) -> dict[int, AttentionPlan]:
         """Attention by layer, planned once for all layers of one shape."""

@@ -21,7 +21,6 @@ VAIN = 4  # steps without a draft that is worth trying, after which the policy r
 PASS = 0.15  # the assumed time of a pass of the draft model over that of a step, before both were measured
 THRIFT = 0.8  # a draft that is there is taken if it is at least this likely, relative to the draft model's
 PAUSE = 3  # times the time of a step: a longer time until the next one says nothing about steps
-CATCH_UP = 16  # tokens that the draft model computes for each token of the answer so far, to begin guessing
 
 
 class Candidate(NamedTuple):
@@ -44,9 +43,9 @@ class Policy(Protocol):
     def prefer(self, text: Candidate, model: Candidate) -> Candidate:
         """The better draft of a row: one that is there, or one that the draft model would make."""
 
-    def catches_up(self, lag: int, emitted: int) -> bool:
+    def catches_up(self, lag: int, emitted: int, each: int) -> bool:
         """Whether the draft model should compute `lag` tokens of a sequence to guess after them. The answer
-        has `emitted` tokens so far."""
+        has `emitted` tokens so far, and `each` of them may bring so many tokens."""
 
     def choose(self, tokens: int, candidates: Sequence[Candidate]) -> list[int]:
         """How many tokens of each draft to compute, in a step that has `tokens` without drafts."""
@@ -114,7 +113,7 @@ class Always:
         """See Policy."""
         return text
 
-    def catches_up(self, lag: int, emitted: int) -> bool:
+    def catches_up(self, lag: int, emitted: int, each: int) -> bool:
         """See Policy."""
         return True
 
@@ -204,9 +203,9 @@ class Measured:
         """See Policy. A draft that is there costs nothing to make."""
         return text if self._rate(text) >= THRIFT * self._rate(model) else model
 
-    def catches_up(self, lag: int, emitted: int) -> bool:
+    def catches_up(self, lag: int, emitted: int, each: int) -> bool:
         """See Policy. Short answers to long prompts end before that pays."""
-        return lag <= CATCH_UP * (emitted + 1)
+        return lag <= each * (emitted + 1)
 
     def choose(self, tokens: int, candidates: Sequence[Candidate]) -> list[int]:
         """See Policy. A draft's token is worth the probability that it and all tokens before it are right."""

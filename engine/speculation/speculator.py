@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from personae.engine.plan import Drafted, Row, StepPlan
 from personae.engine.sequence import SequenceLog
-from personae.engine.speculation.draft_model import SOURCE, BatchProposer, Wish
+from personae.engine.speculation.batch_proposer import BatchProposer, Wish
 from personae.engine.speculation.ngram import NgramProposer
 from personae.engine.speculation.policy import Candidate, Policy, Record
 from personae.engine.speculation.prediction import PredictionProposer
@@ -192,7 +192,7 @@ class Speculator:
                 looks
                 and room
                 and samples
-                and (candidate := self._candidate(row.slot, slot, room)) is not None
+                and (candidate := self._candidate(row.slot, slot, start, room)) is not None
             ):
                 candidates[index] = candidate
         if looks:
@@ -200,16 +200,18 @@ class Speculator:
             self._rest = self.policy.rest(len(rows), tried=tried)
         return tuple(resolved), guesses
 
-    def _candidate(self, slot: int, followed: _Slot, room: int) -> Candidate | None:
-        """What may be guessed after a sequence: the draft of a proposer, or one that the model would make."""
+    def _candidate(self, slot: int, followed: _Slot, start: int, room: int) -> Candidate | None:
+        """What may be guessed after a sequence that is computed up to `start`: the draft of a proposer, or
+        one that the model would make."""
         text = model = None
         if (draft := followed.state.propose(room)) is not None:
             text = Candidate(draft, followed.records[draft.source])
         if self._model is not None:
             length, prompt = len(followed.state.tokens), followed.log.prompt_length
-            most = self._model.room(length, room)
-            if most and self.policy.catches_up(self._model.lag(slot, length), length - prompt):
-                model = Candidate(Draft((), SOURCE), followed.records[SOURCE], most)
+            most, source = self._model.room(start, length, room), self._model.source
+            lag, each = self._model.lag(slot, length), self._model.catch_up
+            if most and self.policy.catches_up(lag, length - prompt, each):
+                model = Candidate(Draft((), source), followed.records[source], most)
         if text is None or model is None:
             return text or model
         return self.policy.prefer(text, model)

@@ -155,9 +155,9 @@ class Decoder {
         const int64_t layer = phase.layer;
         const DecoderLayer& l = layers_[std::min(layer, m_.layers - 1)];
         switch (phase.kind) {
-            case NORM: return norm_rows(item, layer ? DOWN : INPUTS, l.attention_norm);
-            case MLP_NORM: return norm_rows(item, O, l.mlp_norm);
-            case LAST: return norm_rows(item, DOWN, nullptr);
+            case NORM: return norm_rows(item, layer ? DOWN : INPUTS, l.attention_norm, tap_of(layer));
+            case MLP_NORM: return norm_rows(item, O, l.mlp_norm, -1);
+            case LAST: return norm_rows(item, DOWN, nullptr, tap_of(layer));
             case QKV_PRODUCT: return either(phase, item, thread, QKV, *l.qkv, normed_, l.qkv_bias, qkv_);
             case O_PRODUCT: return either(phase, item, thread, O, *l.o, mixed_, l.o_bias, output_);
             case DOWN_PRODUCT: return either(phase, item, thread, DOWN, *l.down, inner_, l.down_bias, output_);
@@ -175,8 +175,15 @@ class Decoder {
         }
     }
 
+    // The layer's place among those that are tapped; -1: it is not.
+    int64_t tap_of(int64_t layer) const {
+        for (int64_t tap = 0; tap < b_->taps; tap++)
+            if (b_->tapped[tap] == layer) return tap;
+        return -1;
+    }
+
     // residual = embedding, or residual + what the module before gave; then the norm, into tiles, or the result.
-    void norm_rows(int64_t item, Input after, const float* weight) {
+    void norm_rows(int64_t item, Input after, const float* weight, int64_t tap) {
         const int64_t end = std::min(b_->count, (item + 1) * BLOCK_ROWS), n = m_.hidden;
         for (int64_t row = item * BLOCK_ROWS; row < end; row++) {
             float* x = residual_.data() + row * n;
@@ -187,6 +194,7 @@ class Decoder {
                 const float* y = output_.at(row, 0);
                 for (int64_t d = 0; d < n; d += LANES, y += Sums::NEXT) store(x + d, load(x + d) + load(y));
             }
+            if (tap >= 0) std::memcpy(b_->kept + (row * b_->taps + tap) * n, x, n * sizeof(float));
             if (weight)
                 normalise(x, weight, row);
             else

@@ -27,6 +27,9 @@ struct DecoderBatch {
     int64_t count, rows, max_pages, page_size, page_stride, layer_stride, value_offset;
     bf16* cache;
     float* hidden;  // [count][hidden], the result
+    const int64_t* tapped;  // ascending: the residual stream before these layers is kept too; after the last one: `layers`
+    int64_t taps;
+    float* kept;  // [count][taps][hidden]
     const Lora* lora;
     void (*overlap)();  // done by the caller's thread when the others have begun; may be null
 };

@@ -18,6 +18,7 @@ from personae.kernels.decoder import (
     LinearWeights,
     LoraStep,
     PackedLinear,
+    Tapped,
     Weight,
 )
 
@@ -75,7 +76,9 @@ class _Batch(ctypes.Structure):
     _fields_ = (
         *_pointers("tokens", "positions", "write_index", "query_start", "kv_length", "page_table"),
         *_sizes("count", "rows", "max_pages", "page_size", "page_stride", "layer_stride", "value_offset"),
-        *_pointers("cache", "hidden"),
+        *_pointers("cache", "hidden", "tapped"),
+        *_sizes("taps"),
+        *_pointers("kept"),
         ("lora", POINTER(_Lora)),
         ("overlap", _CALLBACK),
     )
@@ -269,11 +272,14 @@ class CpuDecoder:
         batch: AttentionBatch,
         lora: LoraStep | None,
         overlap: Callable[[], None] | None = None,
+        tapped: Tapped | None = None,
     ) -> Tensor:
         """See `FusedDecoder.forward`."""
         failures: list[BaseException] = []
         first = _CALLBACK() if overlap is None else _CALLBACK(partial(_store_failure, failures, overlap))
         hidden = torch.empty(tokens.shape[0], self._hidden)
+        tapping = () if tapped is None else tapped.layers
+        layers = (c_int64 * len(tapping))(*tapping)
         call = _Batch(
             tokens.data_ptr(),
             positions.data_ptr(),
@@ -290,6 +296,9 @@ class CpuDecoder:
             cache.stride(1),
             cache.data_ptr(),
             hidden.data_ptr(),
+            None if tapped is None else ctypes.addressof(layers),
+            len(layers),
+            None if tapped is None else tapped.values.data_ptr(),
             None if lora is None else ctypes.pointer(_lora(lora)),
             first,
         )

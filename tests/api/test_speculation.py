@@ -8,6 +8,7 @@ import pytest
 from cut_model import cut_model
 from patience import PATIENCE
 from real_server import Running, running
+from tiny_heads import make_head_folder
 
 from personae.api.bundled import NAMED
 from personae.api.options import ServeOptions
@@ -41,6 +42,13 @@ def plain() -> Iterator[Running]:
 def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     small = cut_model(tmp_path_factory.mktemp("draft"), MODEL, 3)
     with running(ServeOptions(NAMED, max_seqs=8, speculate="draft", draft_model=small)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def heading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    head = make_head_folder(tmp_path_factory.mktemp("head"), MODEL, size=2000)
+    with running(ServeOptions(NAMED, max_seqs=8, speculate="draft", draft_model=head)) as server:
         yield server
 
 
@@ -87,8 +95,19 @@ def test_an_answer_is_the_same_with_a_draft_model(
     ]
 
 
-def test_metrics_say_who_made_the_drafts(drafting: Running, guessing: Running) -> None:
-    for server, source in ((drafting, "model"), (guessing, "ngram"), (guessing, "tenant")):
+@pytest.mark.parametrize("fields", ASKED, ids=str)
+def test_an_answer_is_the_same_with_a_trained_head(
+    heading: Running, plain: Running, fields: dict[str, Any]
+) -> None:
+    with_head, without = ask(heading, **fields), ask(plain, **fields)
+    assert [each["message"] for each in with_head["choices"]] == [
+        each["message"] for each in without["choices"]
+    ]
+
+
+def test_metrics_say_who_made_the_drafts(drafting: Running, heading: Running, guessing: Running) -> None:
+    sources = (drafting, "model"), (heading, "head"), (guessing, "ngram"), (guessing, "tenant")
+    for server, source in sources:
         ask(server)
         ask(server)
         drafts = metric(server, "personae:draft_tokens", f'source="{source}"')

@@ -3,7 +3,7 @@
 `EngineHarness(folder, adapters=..., ...)` loads. `play(logs)` runs token logs to their end and returns what
 each produced. Up to `lookahead` plans are in flight, and a step is read while the next one runs, if there is
 one, as the actors do it. With `capture` decode steps run as graphs, with `prefill` those
-with prompts. With a `policy` rows have drafts, also those of the model in `draft` and from earlier
+with prompts. With a `policy` rows have drafts, also those of the model or head in `draft` and from earlier
 `answers`. With several `ranks` each
 has the whole model.
 """
@@ -20,6 +20,9 @@ import torch
 
 from personae.actors.assembly import lora_shapes
 from personae.engine.base_weights import DecoderBaseWeights
+from personae.engine.heads.config import is_head
+from personae.engine.heads.loader import load_head
+from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
 from personae.engine.launched import LaunchedStep
 from personae.engine.loader import load_model
@@ -29,8 +32,10 @@ from personae.engine.plan import MemoryLayout, StepPlan
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
+from personae.engine.speculation.batch_proposer import BatchProposer
 from personae.engine.speculation.draft_model import DraftModel
 from personae.engine.speculation.forced import Retokenizer
+from personae.engine.speculation.head_proposer import HeadProposer
 from personae.engine.speculation.policy import Policy
 from personae.engine.speculation.speculator import Propose, Speculator, own_text
 from personae.engine.speculation.tenant_answers import TenantAnswers
@@ -133,11 +138,17 @@ class EngineHarness:
         self.ranks = [
             self._rank(model, layout, getattr(torch, dtype), capture, prefill, copies) for _ in range(ranks)
         ]
-        drafting = None
-        if draft is not None:
+        drafting: BatchProposer | None = None
+        if draft is not None and is_head(draft):
+            head = load_head(draft, model, max_position=max_model_len)
+            self.ranks[0].kv.reader = states = HeadStates(head, layout)
+            states.values.fill_(torch.nan)
+            drafting = made = HeadProposer(head, states, layout)
+            made.kv.data.fill_(torch.nan)
+        elif draft is not None:
             small = load_model(draft, device=at, dtype=dtype, max_position=max_model_len)
-            drafting = DraftModel(small, layout, model.config.vocab_size)
-            drafting.kv.data.fill_(torch.nan)
+            drafting = model_drafts = DraftModel(small, layout, model.config.vocab_size)
+            model_drafts.kv.data.fill_(torch.nan)
         if answers is not None:
             propose = partial(own_text, answers=answers)
         speculator = None if policy is None else Speculator(policy, propose, drafting, answers)

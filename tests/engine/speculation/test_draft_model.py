@@ -146,9 +146,9 @@ def test_adapters_answer_as_without_a_draft_model(base: Path, tmp_path: Path) ->
 
 
 def test_policy_begins_with_the_draft_model_once_the_answer_is_long_enough_for_its_prompt() -> None:
-    assert not Measured().catches_up(lag=500, emitted=1)
-    assert Measured().catches_up(lag=500, emitted=40)
-    assert Measured().catches_up(lag=2, emitted=0)
+    assert not Measured().catches_up(lag=500, emitted=1, each=16)
+    assert Measured().catches_up(lag=500, emitted=40, each=16)
+    assert Measured().catches_up(lag=2, emitted=0, each=16)
 
 
 def options(**changes: Any) -> EngineOptions:

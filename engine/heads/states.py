@@ -1,0 +1,40 @@
+"""The hidden states that a head reads, kept by the pages of the model's KV cache.
+
+A token's hidden state depends on the tokens before it, as its keys and values do. So it lies where they lie,
+is shared with them through the prefix cache, and comes anew after a preemption or a restart. What is kept is
+h, which the head computes from the states of three layers.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from personae.engine.heads.eagle3 import Eagle3Head
+from personae.engine.plan import MemoryLayout
+
+
+class HeadStates:
+    """See HiddenReader. `values`: [places, hidden_size], by the place of a token's keys. The last page is for
+    padding."""
+
+    def __init__(self, head: Eagle3Head, layout: MemoryLayout) -> None:
+        self._head = head
+        self._page_size = layout.page_size
+        places = (layout.num_pages + 1) * layout.page_size
+        self.values = torch.zeros(places, head.config.hidden_size, dtype=head.dtype, device=head.device)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """See HiddenReader."""
+        return self._head.layers
+
+    def write(self, hidden: Tensor, places: Tensor) -> None:
+        """See HiddenReader."""
+        self.values[places] = self._head.combine(hidden)
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See HiddenReader."""
+        pages = self.values.view(-1, self._page_size, self.values.shape[1])
+        for source, destination in pairs:
+            pages[destination] = pages[source]
