@@ -1,11 +1,14 @@
-"""How `--speculate` changes the speed: five loads through two servers, in alternation.
+"""How `--speculate` changes the speed: five loads through two or three servers, in alternation.
 
     python -m personae.evals.speculation --clients 1,8,32 --rounds 3
 
-One server speculates, the other does not. Every load is sent to both, the order changes each round, and all
-answers must be the same. The speed of a round is its completion tokens divided by the seconds until the last
-answer. `--urls OFF,ON` measures two servers that already run, for example llama.cpp's without and with
-guesses; their answers need not be the same.
+One server speculates, the other does not; with `--draft-model` a third one also guesses with that model or
+head. Every load is sent to all, the order changes each round, and all answers must be the same; the last
+column counts those that differ from the first server's. The speed of a round is its completion tokens divided
+by the seconds until the last answer. Right guesses are those of all rounds, as the servers count them.
+
+`--urls OFF,ON` measures two servers that already run, for example llama.cpp's without and with guesses; their
+answers need not be the same.
 """
 
 import functools
@@ -129,37 +132,51 @@ def _text(message: Body) -> str:
     return f"{message.get('content')} {calls}"
 
 
+async def drafts(url: str) -> tuple[int, int]:
+    """How many tokens a server has guessed, and how many of them were right. Zeros if it does not say so."""
+    async with httpx.AsyncClient(timeout=60) as http:
+        answer = await http.get(f"{url}/metrics")
+    computed, accepted = (
+        sum(float(line.split()[-1]) for line in answer.text.splitlines() if line.startswith(f"{name}_total"))
+        for name in ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
+    )
+    return int(computed), int(accepted)
+
+
 async def compare(urls: dict[str, str], load: str, clients: int, requests: int, rounds: int) -> list[str]:
-    """One row of the table."""
+    """One row of the table. `urls`: the servers by their names, first the one that the others are compared
+    with."""
     speeds: dict[str, list[float]] = {way: [] for way in urls}
     different = 0
+    before = {way: await drafts(url) for way, url in urls.items()}
     for turn in range(rounds + 1):
         # No round repeats a prompt, because the prefix cache would change the load.
         bodies = [LOADS[load](turn * requests + index) for index in range(requests)]
         bodies = [{**body, "max_tokens": 160} for body in bodies]
         answers = {}
-        for way in sorted(urls, reverse=turn % 2 == 1):
+        for way in list(urls)[:: -1 if turn % 2 else 1]:
             speed, answers[way] = await run(urls[way], bodies, clients)
             if turn:  # the first round only warms up
                 speeds[way].append(speed)
-        different += sum(one != two for one, two in zip(*answers.values(), strict=True))
-    off, on = speeds.values()
-    ratios = [two / one for one, two in zip(off, on, strict=True)]
-    low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
-    return [
-        load,
-        str(clients),
-        f"{statistics.median(off):.0f}",
-        f"{statistics.median(on):.0f}",
-        f"{middle:.2f} ({low:.2f} to {high:.2f})",
-        str(different),
-    ]
+        plain, *guessed = answers.values()
+        different += sum(one != two for other in guessed for one, two in zip(plain, other, strict=True))
+    off, *others = speeds.values()
+    row = [load, str(clients), f"{statistics.median(off):.0f}"]
+    for (way, url), on in zip(list(urls.items())[1:], others, strict=True):
+        computed, accepted = (now - then for now, then in zip(await drafts(url), before[way], strict=True))
+        ratios = [two / one for one, two in zip(off, on, strict=True)]
+        low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
+        row += [f"{statistics.median(on):.0f}", f"{middle:.2f} ({low:.2f} to {high:.2f})"]
+        row.append(f"{accepted} of {computed}")
+    return [*row, str(different)]
 
 
 def main(
     model: Annotated[Path | None, typer.Option(help="Else the default model with its adapters.")] = None,
     way: Annotated[str, typer.Option(help="The `--speculate` to compare with off.")] = "auto",
-    draft_model: Annotated[Path | None, typer.Option(help="See `personae serve`.")] = None,
+    draft_model: Annotated[
+        Path | None, typer.Option(help="Of a third server: a draft model or a head, see `personae serve`.")
+    ] = None,
     clients: Annotated[str, typer.Option(help="Concurrent clients, with commas.")] = "1,8,32",
     loads: Annotated[str, typer.Option(help="With commas.")] = ",".join(LOADS),
     rounds: Annotated[int, typer.Option(min=1, help="Rounds after the one that warms up.")] = 3,
@@ -168,17 +185,24 @@ def main(
 ) -> None:
     """Measure and print."""
     arguments = [] if model is None else [str(model)]
-    drafting = [] if draft_model is None else ["--draft-model", str(draft_model)]
-    table = Table(
-        "load", "clients", "off, tokens/s", f"{way}, tokens/s", "ratio (least to most)", "different"
-    )
+    servers = {"off": ["--speculate", "off"], way: ["--speculate", way]}
+    if draft_model is not None and urls is None:
+        drafting = ["--speculate", way, "--draft-model", str(draft_model)]
+        servers[f"{way} with {draft_model.name}"] = drafting
+        if way == "draft":
+            del servers[way]  # there is no such server without a model
+    columns = [
+        name
+        for each in list(servers)[1:]
+        for name in (f"{each}, tokens/s", "ratio (least to most)", "right guesses")
+    ]
+    table = Table("load", "clients", "off, tokens/s", *columns, "different")
     with exit_on_sigterm(), ExitStack() as stack:
         if urls is None:
-            served = [["--speculate", "off"], ["--speculate", way, *drafting]]
-            addresses = [stack.enter_context(Served([*arguments, *more])).url for more in served]
+            addresses = [stack.enter_context(Served([*arguments, *more])).url for more in servers.values()]
         else:
             addresses = urls.split(",")
-        ways = dict(zip(("off", way), addresses, strict=True))
+        ways = dict(zip(servers, addresses, strict=True))
         for load in loads.split(","):
             for count in map(int, clients.split(",")):
                 row = anyio.run(compare, ways, load, count, count * requests, rounds)

@@ -21,12 +21,23 @@ def urls() -> Iterator[dict[str, str]]:
 
 @pytest.mark.parametrize("load", ["edit", "chat", "noise"])
 async def test_a_row_compares_the_speed_of_the_same_answers(urls: dict[str, str], load: str) -> None:
-    name, clients, off, on, ratio, different = await compare(urls, load, clients=2, requests=2, rounds=1)
+    name, clients, off, on, ratio, right, different = await compare(
+        urls, load, clients=2, requests=2, rounds=1
+    )
 
     assert (name, clients, different) == (load, "2", "0")
     assert float(off) > 0
     assert float(on) > 0
     assert float(ratio.split()[0]) > 0
+    accepted, computed = map(int, right.split(" of "))
+    assert 0 <= accepted <= computed
+
+
+async def test_a_third_server_has_columns_of_its_own(urls: dict[str, str]) -> None:
+    three = {**urls, "again": urls["ngram"]}
+    row = await compare(three, "chat", clients=1, requests=1, rounds=1)
+    assert len(row) == 3 + 2 * 3 + 1
+    assert row[-1] == "0"
 
 
 def test_no_two_requests_of_a_load_are_the_same() -> None:
