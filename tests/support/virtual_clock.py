@@ -18,6 +18,7 @@ A deadlock (every task waits, no timer is set) is an error on asyncio instead of
 """
 
 import asyncio
+import math
 import selectors
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -34,9 +35,12 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-t
     """Never waits for a timeout: returns what is ready, else moves the clock to the end of the timeout."""
 
     now = 0.0
+    timers: list[asyncio.TimerHandle]  # the loop's own, the earliest first
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
+        # asyncio never asks for more than a day, also when nothing but a sleep without end is left. The clock
+        # must not jump from day to day while a thread works.
+        if timeout is None or (timeout > 0 and self.timers[0].when() == math.inf):
             ready: list[tuple[selectors.SelectorKey, int]] = super().select(PATIENCE)
             if not ready:  # no thread has woken it either
                 raise RuntimeError("deadlock: every task waits and no timer is set")
@@ -53,6 +57,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
+        self._jumping.timers = self._scheduled
+        # asyncio's is a nanosecond, which is lost when the clock shows months: timers would never be due.
+        self._clock_resolution = 1e-6
 
     def time(self) -> float:
         return self._jumping.now
