@@ -202,7 +202,8 @@ def test_a_response_is_stored_for_all_workers_before_its_client_has_it(server: S
         server.made("/v1/responses", {"input": "x", "max_output_tokens": 4, "conversation": conversation})
     items = server.ask("GET", f"/v1/conversations/{conversation}/items").json()["data"]
     assert len(items) >= 3
-    queued = server.made("/v1/responses", {"input": "Hi", "max_output_tokens": 4, "background": True})
+    asked = {"input": "Hi", "max_output_tokens": 4, "temperature": 0, "background": True}
+    queued = server.made("/v1/responses", asked)
     assert queued["status"] == "queued"
     path = f"/v1/responses/{queued['id']}"
     eventually(lambda: server.ask("GET", path).json()["status"] == "incomplete", "it is made")
