@@ -1,11 +1,11 @@
-// Attention of bfloat16 heads over the paged cache, with products of bfloat16 pairs or, widened, of floats.
+// Attention of bfloat16 heads over the paged cache, with products of bfloat16 pairs or, widened, of floats; with AMX see
+// attention_tiles.h.
 //
 // As attention.h: online softmax over blocks of keys, here 64, counted from the sequence's first, so that a query's
 // bits depend on nothing but its own sequence. Queries and (but where floats are multiplied) weights are rounded to
 // bfloat16, as the tensors that hold them elsewhere are; sums are float32.
 //
-// A row that decodes asks much memory for little arithmetic, so a key is read where it lies: AMX takes 16 keys as its
-// first operand as they are (vectors want them transposed), and values meet their weights in registers.
+// A row that decodes asks much memory for little arithmetic: values meet their weights in registers, where they lie.
 #pragma once
 #include <cmath>
 #include <vector>
@@ -54,13 +54,14 @@ struct Block {
 
 struct AttentionScratch {
     explicit AttentionScratch(int64_t dim)
-        : dim(dim), queries(QUERIES * dim), pairs(QUERIES * dim), keys(BLOCK * dim), zeros(dim),
-          wide_queries(QUERIES * dim), wide_keys(BLOCK * dim), mixed(QUERIES * dim) {}
+        : dim(dim), queries(QUERIES * dim), pairs(BESIDE * dim), keys(BLOCK * dim), zeros(dim),
+          values(BLOCK * dim), wide_queries(QUERIES * dim), wide_keys(BLOCK * dim), mixed(QUERIES * dim) {}
     int64_t dim;
     std::vector<bf16> queries;  // [vectors][dim]
-    std::vector<bf16> pairs;    // the same for AMX: [vectors / 4][dim / 2][4][2]
-    std::vector<bf16> keys;     // of a block: [4][dim / 2][16][2]; for AMX [64][dim], where pages are short
+    std::vector<bf16> pairs;    // of few, for AMX: [dim / 2][4][2]
+    std::vector<bf16> keys;     // of a block: [4][dim / 2][16][2]; for AMX and few vectors [64][dim], where pages are short
     std::vector<bf16> zeros;
+    std::vector<bf16> values;   // of a block, for AMX and many vectors: [2][dim / 16][16][16][2]
     std::vector<float> wide_queries, wide_keys;  // as floats: [vectors][dim]; [4][dim][16]
     std::vector<float> mixed;
 
@@ -136,60 +137,6 @@ void score(const Element* queries, const Element* keys, int64_t dim, __m512 (*to
         }
     for (int i = 0; i < N; i++)
         for (int t = 0; t < 4; t++) to[i][t] = sum[i][t];
-}
-
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__)
-inline void begin_scores() {  // 0 to 3: scores [16 keys][4 queries]; 4: queries [16 pairs][4][2]; 5 to 7: keys
-    struct alignas(64) {
-        uint8_t palette = 1, start = 0, reserved[14] = {};
-        uint16_t bytes[16] = {16, 16, 16, 16, 16, 64, 64, 64};
-        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } config;
-    _tile_loadconfig(&config);
-}
-
-// keys: four tiles of 16 rows, `stride` elements apart -> scores [64][4].
-inline void score_amx(const bf16* const* keys, int64_t tiles, int64_t stride, const bf16* pairs, float* scores) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t d = 0; d < stride; d += 32, pairs += 32 * BESIDE) {
-        _tile_loadd(4, pairs, 16);
-        _tile_loadd(5, keys[0] + d, stride * 2);
-        _tile_dpbf16ps(0, 5, 4);
-        if (tiles < 2) continue;
-        _tile_loadd(6, keys[1] + d, stride * 2);
-        _tile_dpbf16ps(1, 6, 4);
-        if (tiles < 3) continue;
-        _tile_loadd(7, keys[2] + d, stride * 2);
-        _tile_dpbf16ps(2, 7, 4);
-        if (tiles < 4) continue;
-        _tile_loadd(5, keys[3] + d, stride * 2);
-        _tile_dpbf16ps(3, 5, 4);
-    }
-    _tile_stored(0, scores, 16);
-    _tile_stored(1, scores + 64, 16);
-    _tile_stored(2, scores + 128, 16);
-    _tile_stored(3, scores + 192, 16);
-}
-#else
-inline void begin_scores() {}
-inline void score_amx(const bf16* const*, int64_t, int64_t, const bf16*, float*) {}
-#endif
-
-// Scores [16 keys][4 queries] -> a vector of 16 keys for each query.
-inline void by_query(const float* from, __m512 (*to)[4], int64_t tile) {
-    const __m512i even = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
-    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(2));
-    const __m512 a = _mm512_loadu_ps(from), b = _mm512_loadu_ps(from + 16), c = _mm512_loadu_ps(from + 32),
-                 d = _mm512_loadu_ps(from + 48);
-    const __m512 ab = _mm512_permutex2var_ps(a, even, b), cd = _mm512_permutex2var_ps(c, even, d);
-    const __m512 ab2 = _mm512_permutex2var_ps(a, odd, b), cd2 = _mm512_permutex2var_ps(c, odd, d);
-    to[0][tile] = _mm512_shuffle_f32x4(ab, cd, 0x44);
-    to[1][tile] = _mm512_shuffle_f32x4(ab, cd, 0xee);
-    to[2][tile] = _mm512_shuffle_f32x4(ab2, cd2, 0x44);
-    to[3][tile] = _mm512_shuffle_f32x4(ab2, cd2, 0xee);
 }
 
 // 32 dimensions of two keys' values, and what they are multiplied with: sums of half of the dimensions each. EVENLY: whether
@@ -289,79 +236,56 @@ struct Softmax {
     }
 };
 
+// Which of a block's keys a query sees.
+struct Seen {
+    __mmask16 tile[4];
+
+    Seen(int64_t first, int64_t query, int64_t window) {
+        const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        for (int64_t t = 0; t < 4; t++) {
+            const __m512i at = _mm512_add_epi32(lanes, _mm512_set1_epi32(int32_t(first + t * LANES)));
+            tile[t] = _mm512_cmple_epi32_mask(at, _mm512_set1_epi32(int32_t(query)));
+            if (window) tile[t] &= _mm512_cmpgt_epi32_mask(at, _mm512_set1_epi32(int32_t(query - window)));
+        }
+    }
+};
+
 // Query vectors 0 to `vectors` of one key/value head, in s.queries: tokens in order, `group` heads of each; the
 // first token lies at `position`. Leaves their mixes in s.mixed. `after` is what will be read next.
 template <typename Element>
-void attend_as(const Pages& pages, int64_t head, int64_t group, int64_t vectors, int64_t position,
-                        int64_t length, float scale, int64_t window, const Block& after, AttentionScratch& s) {
+void attend_as(const Pages& pages, int64_t head, int64_t group, int64_t vectors, int64_t position, int64_t length,
+               float scale, int64_t window, const Block& after, AttentionScratch& s) {
     static constexpr decltype(&score<1, Element>) scoring[] = {score<1, Element>, score<2, Element>, score<3, Element>,
                                                                score<4, Element>};
     static constexpr decltype(&mix<1, Element>) mixing[] = {mix<1, Element>, mix<2, Element>, mix<3, Element>,
                                                             mix<4, Element>};
     const int64_t dim = s.dim, end = position + (vectors + group - 1) / group;
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const bool amx = instructions() == TILES;
     const Element* queries = s.queries_as(Element{}, vectors);
     Softmax softmax[QUERIES];
     std::fill_n(s.mixed.data(), vectors * dim, 0.0f);
-    if (amx) {
-        begin_scores();
-        for (int64_t m = 0; m < (vectors + BESIDE - 1) / BESIDE * BESIDE; m++)
-            for (int64_t d = 0; d < dim; d += 2)
-                std::memcpy(s.pairs.data() + m / BESIDE * BESIDE * dim + d * BESIDE + m % BESIDE * 2,
-                            m < vectors ? s.queries.data() + m * dim + d : s.zeros.data(), 4);
-    }
     int64_t first = window ? std::max<int64_t>(0, position - window + 1) / BLOCK * BLOCK : 0;
     Block block(pages, head, first, length);
     for (; first < end; first += BLOCK) {
-        const bool last = first + BLOCK >= end;
-        const Block next = last ? after : Block(pages, head, first + BLOCK, length);
+        const Block next = first + BLOCK >= end ? after : Block(pages, head, first + BLOCK, length);
         const int64_t count = std::min(block.filled, end - first), tiles = (count + LANES - 1) / LANES;
-        const bf16 *keys[4], *values[BLOCK];
+        const bf16* values[BLOCK];
         for (int64_t j = 0; j < tiles * LANES; j++)
             values[j] = j < block.filled ? pages.values + block.at[j] : s.zeros.data();
-        for (int64_t t = 0; t < tiles; t++) {
-            bf16* own = s.keys.data() + t * LANES * dim;
-            keys[t] = amx && pages.page_size % LANES == 0 ? pages.keys + block.at[t * LANES] : own;
-            if (!amx) transpose_keys(pages, block, t, s.keys_as(Element{}) + t * LANES * dim);
-            else if (keys[t] == own)
-                for (int64_t j = t * LANES; j < std::min(block.filled, (t + 1) * LANES); j++)
-                    std::memcpy(own + j % LANES * dim, pages.keys + block.at[j], dim * sizeof(bf16));
-            if (amx) next.prefetch(pages.keys, t, dim);
-        }
+        for (int64_t t = 0; t < tiles; t++) transpose_keys(pages, block, t, s.keys_as(Element{}) + t * LANES * dim);
         for (int64_t m = 0; m < vectors; m += BESIDE) {
             const int64_t n = std::min(BESIDE, vectors - m);
             __m512 scores[BESIDE][4];
-            alignas(64) float products[BLOCK * BESIDE];
             alignas(64) Element weights[BESIDE][BLOCK];
-            if (amx) score_amx(keys, tiles, dim, s.pairs.data() + m * dim, products);
-            for (int64_t t = 0; t < tiles && amx; t++) by_query(products + t * LANES * BESIDE, scores, t);
-            if (!amx)
-                scoring[n - 1](queries + m * dim, s.keys_as(Element{}), dim, scores, m ? nullptr : &next, pages.keys);
-            for (int64_t i = 0; i < n; i++) {
-                const int32_t query = int32_t(position + (m + i) / group);
-                __mmask16 seen[4];
-                for (int64_t t = 0; t < tiles; t++) {
-                    const __m512i at = _mm512_add_epi32(lanes, _mm512_set1_epi32(int32_t(first + t * LANES)));
-                    seen[t] = _mm512_cmple_epi32_mask(at, _mm512_set1_epi32(query));
-                    if (window) seen[t] &= _mm512_cmpgt_epi32_mask(at, _mm512_set1_epi32(int32_t(query - window)));
-                }
-                softmax[m + i].take(scores[i], seen, tiles, scale, s.mixed.data() + (m + i) * dim, dim, weights[i]);
-            }
+            scoring[n - 1](queries + m * dim, s.keys_as(Element{}), dim, scores, m ? nullptr : &next, pages.keys);
+            for (int64_t i = 0; i < n; i++)
+                softmax[m + i].take(scores[i], Seen(first, position + (m + i) / group, window).tile, tiles, scale,
+                                    s.mixed.data() + (m + i) * dim, dim, weights[i]);
             mixing[n - 1](weights, count, values, dim, s.mixed.data() + m * dim, m ? nullptr : &next, pages.values);
         }
         block = next;
     }
-    if (amx) end_tiles();
     for (int64_t m = 0; m < vectors; m++)
         for (int64_t d = 0; d < dim; d += 32) in_order<Element>(s.mixed.data() + m * dim + d, softmax[m].total);
-}
-
-inline void attend_bf16(const Pages& pages, int64_t head, int64_t group, int64_t vectors, int64_t position,
-                        int64_t length, float scale, int64_t window, const Block& after, AttentionScratch& s) {
-    const bool floats = instructions() == FLOATS || instructions() == HALVES;
-    (floats ? attend_as<float> : attend_as<bf16>)(pages, head, group, vectors, position, length, scale,
-                                                  window, after, s);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #pragma once
 #include <vector>
 
-#include "attention_bf16.h"
+#include "attention_tiles.h"
 #include "decoder_shape.h"
 #include "expand.h"
 #include "logit_mask.h"
