@@ -5,19 +5,23 @@
 One server speculates, the other does not; with `--draft-model` a third one also guesses with that model or
 head. Every load is sent to all, the order changes each round, and all answers must be the same; the last
 column counts those that differ from the first server's. The speed of a round is its completion tokens divided
-by the seconds until the last answer. Right guesses are those of all rounds, as the servers count them.
+by the seconds until the last answer. Where other programs use the machine, the tokens for a second of the
+server's own processor time say more, and their ratio is the column "processor". Right guesses are those of
+all rounds, as the servers count them.
 
 `--urls OFF,ON` measures two servers that already run, for example llama.cpp's without and with guesses; their
-answers need not be the same.
+answers need not be the same, and their processor time is not known. A server that lacks a load's adapter is
+asked for its base model instead.
 """
 
 import functools
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import anyio
@@ -27,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from personae.evals.demo.finetune.questions import Question, held_out
+from personae.evals.processes import processor_of
 from personae.evals.served import Served, exit_on_sigterm
 
 Body = dict[str, Any]
@@ -39,6 +44,7 @@ _CHAT = (
     "What should I know before I buy a {}?",
 )
 _HELD = 512  # questions per task
+TOKENS = 160  # of an answer at most
 _THINGS = ("bicycle", "kite", "radio", "violin", "clock", "boat", "camera", "stove", "lantern", "tent")
 
 
@@ -97,8 +103,8 @@ LOADS: dict[str, Callable[[int], Body]] = {
 }
 
 
-async def run(url: str, bodies: list[Body], clients: int) -> tuple[float, list[str]]:
-    """Tokens per second over all answers, and the answers.
+async def run(url: str, bodies: list[Body], clients: int) -> tuple[float, int, list[str]]:
+    """Tokens per second over all answers, their tokens, and the answers.
 
     Raises httpx.HTTPStatusError if a request is refused.
     """
@@ -123,7 +129,7 @@ async def run(url: str, bodies: list[Body], clients: int) -> tuple[float, list[s
     ):
         for _ in range(clients):
             group.start_soon(client, http)
-    return tokens / (time.monotonic() - begun), answers
+    return tokens / (time.monotonic() - begun), tokens, answers
 
 
 def _text(message: Body) -> str:
@@ -143,32 +149,63 @@ async def drafts(url: str) -> tuple[int, int]:
     return int(computed), int(accepted)
 
 
-async def compare(urls: dict[str, str], load: str, clients: int, requests: int, rounds: int) -> list[str]:
+async def models(url: str) -> set[str]:
+    """The names that a server answers to."""
+    async with httpx.AsyncClient(timeout=60) as http:
+        answer = await http.get(f"{url}/v1/models")
+    return {model["id"] for model in answer.json()["data"]}
+
+
+def spread(ratios: list[float]) -> str:
+    """Their median, and the least and the most."""
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+
+
+async def compare(
+    urls: dict[str, str],
+    load: str,
+    clients: int,
+    requests: int,
+    rounds: int,
+    pids: Mapping[str, int] = MappingProxyType({}),
+) -> list[str]:
     """One row of the table. `urls`: the servers by their names, first the one that the others are compared
-    with."""
+    with. `pids`: their processes, if they run on this machine."""
     speeds: dict[str, list[float]] = {way: [] for way in urls}
+    efforts: dict[str, list[float]] = {way: [] for way in urls}  # tokens for a second of a processor
+    names = set.intersection(*[await models(url) for url in urls.values()])
     different = 0
     before = {way: await drafts(url) for way, url in urls.items()}
     for turn in range(rounds + 1):
         # No round repeats a prompt, because the prefix cache would change the load.
         bodies = [LOADS[load](turn * requests + index) for index in range(requests)]
-        bodies = [{**body, "max_tokens": 160} for body in bodies]
+        bodies = [{**body, "max_tokens": TOKENS} for body in bodies]
+        for body in bodies:
+            if body.get("model") not in names:
+                body.pop("model", None)
         answers = {}
         for way in list(urls)[:: -1 if turn % 2 else 1]:
-            speed, answers[way] = await run(urls[way], bodies, clients)
+            used = processor_of(pids[way]) if way in pids else 0.0
+            speed, tokens, answers[way] = await run(urls[way], bodies, clients)
             if turn:  # the first round only warms up
                 speeds[way].append(speed)
+                if way in pids:
+                    efforts[way].append(tokens / (processor_of(pids[way]) - used))
         plain, *guessed = answers.values()
         different += sum(one != two for other in guessed for one, two in zip(plain, other, strict=True))
     off, *others = speeds.values()
+    first = next(iter(efforts.values()))
     row = [load, str(clients), f"{statistics.median(off):.0f}"]
     for (way, url), on in zip(list(urls.items())[1:], others, strict=True):
         computed, accepted = (now - then for now, then in zip(await drafts(url), before[way], strict=True))
-        ratios = [two / one for one, two in zip(off, on, strict=True)]
-        low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
-        row += [f"{statistics.median(on):.0f}", f"{middle:.2f} ({low:.2f} to {high:.2f})"]
+        row += [f"{statistics.median(on):.0f}", spread(_ratios(off, on))]
+        row.append(spread(_ratios(first, efforts[way])) if first else "")
         row.append(f"{accepted} of {computed}")
     return [*row, str(different)]
+
+
+def _ratios(first: list[float], second: list[float]) -> list[float]:
+    return [two / one for one, two in zip(first, second, strict=True)]
 
 
 def main(
@@ -194,18 +231,20 @@ def main(
     columns = [
         name
         for each in list(servers)[1:]
-        for name in (f"{each}, tokens/s", "ratio (least to most)", "right guesses")
+        for name in (f"{each}, tokens/s", "ratio (least to most)", "processor", "right guesses")
     ]
     table = Table("load", "clients", "off, tokens/s", *columns, "different")
     with exit_on_sigterm(), ExitStack() as stack:
         if urls is None:
-            addresses = [stack.enter_context(Served([*arguments, *more])).url for more in servers.values()]
+            running = [stack.enter_context(Served([*arguments, *more])) for more in servers.values()]
+            addresses = [server.url for server in running]
+            pids = {way: server.pid for way, server in zip(servers, running, strict=True)}
         else:
-            addresses = urls.split(",")
+            addresses, pids = urls.split(","), {}
         ways = dict(zip(servers, addresses, strict=True))
         for load in loads.split(","):
             for count in map(int, clients.split(",")):
-                row = anyio.run(compare, ways, load, count, count * requests, rounds)
+                row = anyio.run(compare, ways, load, count, count * requests, rounds, pids)
                 table.add_row(*row)
                 typer.echo("  ".join(row), err=True)
     Console().print(table)

@@ -10,7 +10,7 @@ from itertools import islice
 
 from personae.engine.speculation.proposer import Draft
 
-SIZES = (8, 4, 2)  # the lengths of n-grams, longest first
+SIZES = (8, 4, 2, 1)  # the lengths of n-grams, longest first
 LONGEST = 32  # the longest match that is reported
 WINDOW = 16_384  # tokens of a log that are indexed: about 5 MB, and 10 ms when the sequence is admitted
 

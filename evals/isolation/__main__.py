@@ -1,6 +1,7 @@
 """Random traffic on an engine that is too small for it, each stream compared with the same request alone.
 
     python -m personae.evals.isolation --seeds 100
+    python -m personae.evals.isolation --seeds 100 --speculate draft --draft-model DIR
 
 A seed defines some requests (base and adapters, prompts that share beginnings or continue answers, free and
 bound, all sampling parameters), the sizes of an engine with memory for a few of them, and the order of
@@ -72,7 +73,7 @@ def _near(a: object, b: object, rounding: float) -> bool:
 
 
 def play(
-    fixture: EngineFixture, seed: int, requests: int, rounding: float
+    fixture: EngineFixture, seed: int, requests: int, rounding: float, speculate: str = "ngram"
 ) -> tuple[list[StreamDifference], Counter[str]]:
     """The differences of one seed, and what happened in it."""
     dice = Random(seed)
@@ -81,7 +82,7 @@ def play(
     for number in range(requests):
         log = traffic.draw(f"{seed}-{number}", past)
         past.append((log, fixture.alone(log)))
-    clients = Load(fixture, scene, (log for log, _ in past), dice)
+    clients = Load(fixture, scene, (log for log, _ in past), dice, speculate)
     clients.play()
     differences = []
     for log, alone in past:
@@ -108,6 +109,8 @@ def main(
     way: Annotated[
         list[str] | None, typer.Option(help=f"Only this of {', '.join(WAYS)}. Repeatable.")
     ] = None,
+    speculate: Annotated[str, typer.Option(help="As of `personae serve`.")] = "ngram",
+    draft_model: Annotated[Path | None, typer.Option(help="For draft or auto: a model or a head.")] = None,
     model: Annotated[Path, typer.Option(help="A model folder.")] = DEMO / "model",
     adapters: Annotated[Path, typer.Option(help="A folder of adapter folders.")] = DEMO / "adapters",
 ) -> None:
@@ -116,13 +119,13 @@ def main(
     for name in way or WAYS:
         dtype, quantize = WAYS[name]
         fixture, rounding = (
-            EngineFixture(model, [adapters], dtype, quantize),
+            EngineFixture(model, [adapters], dtype, quantize, draft_model),
             ROUNDING if dtype == "float32" else 0.0,
         )
         happened: Counter[str] = Counter()
         differ: list[StreamDifference] = []
         for seed in range(first, first + seeds):
-            found, what = play(fixture, seed, requests, rounding)
+            found, what = play(fixture, seed, requests, rounding, speculate)
             happened += what
             differ += found
             for one in found:

@@ -10,7 +10,11 @@ from msgspec.structs import replace
 
 from personae.actors.assembly import EngineBuilder, lora_shapes
 from personae.actors.sizing import Sizes
+from personae.engine.heads.config import is_head
+from personae.engine.heads.eagle3 import Eagle3Head
+from personae.engine.heads.loader import load_head
 from personae.engine.loader import load_model
+from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
@@ -63,11 +67,23 @@ def device_of(engine: StepEngine) -> Runner:
 
 class EngineFixture:
     """What all engines share. `adapters` are by digest: those of the sub-folders of `roots`, and random
-    ones."""
+    ones. `draft`: the folder of a draft model or a trained head."""
 
-    def __init__(self, folder: Path, roots: Iterable[Path], dtype: str, quantize: str | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        roots: Iterable[Path],
+        dtype: str,
+        quantize: str | None,
+        draft: Path | None = None,
+    ) -> None:
         cpu = torch.device("cpu")
         self.model = load_model(folder, device=cpu, dtype=dtype, quantize=quantize, max_position=LONGEST)
+        self._draft: Decoder | Eagle3Head | None = None
+        if draft is not None and is_head(draft):
+            self._draft = load_head(draft, self.model, dtype=dtype, quantize=quantize, max_position=LONGEST)
+        elif draft is not None:
+            self._draft = load_model(draft, device=cpu, dtype=dtype, quantize=quantize, max_position=LONGEST)
         self.vocab_size = self.model.config.vocab_size
         self.eos = tuple(Tokenizer.load(folder).eos_ids)
         self._shapes = lora_shapes(self.model)
@@ -99,10 +115,11 @@ class EngineFixture:
 
     def engine(self, layout: MemoryLayout, ranks: int, speculate: str = "off") -> StepEngine:
         """A new engine with room for this many ranks of adapters. Unwritten memory is NaN. `speculate`: as
-        `--speculate`."""
+        `--speculate`; unless it is "off" or "ngram", the draft model or head guesses too."""
         sizes = Sizes(layout, self.model.dtype, 0, ranks, 0, 0)
+        draft = None if speculate in ("off", "ngram") else self._draft
         engine = EngineBuilder(
-            self.model, self._shapes, sizes, self._retokenizer, False, self._taken, speculate
+            self.model, self._shapes, sizes, self._retokenizer, False, self._taken, speculate, draft=draft
         ).build()
         device_of(engine).kv.data.fill_(torch.nan)
         return engine

@@ -22,12 +22,18 @@ from personae.evals.isolation.traffic import IsolationScenario
 
 class Load:
     """Plays `logs` to their ends. `streams` has what each client received, `left` who disconnected.
-    `happened` counts the disturbances."""
+    `happened` counts the disturbances. `speculate`: as `--speculate`."""
 
     def __init__(
-        self, fixture: EngineFixture, scene: IsolationScenario, logs: Iterable[SequenceLog], dice: Random
+        self,
+        fixture: EngineFixture,
+        scene: IsolationScenario,
+        logs: Iterable[SequenceLog],
+        dice: Random,
+        speculate: str = "ngram",
     ) -> None:
         self._fixture, self._scene, self._dice = fixture, scene, dice
+        self._speculate = speculate
         self._coming = deque(logs)
         self.streams = {log.id: ObservedStream() for log in self._coming}
         self.left: set[str] = set()
@@ -58,9 +64,10 @@ class Load:
 
     def _open(self) -> None:
         """An engine with nothing in it."""
-        self._engine = self._fixture.engine(self._scene.layout, self._scene.ranks, "ngram")
+        self._engine = self._fixture.engine(self._scene.layout, self._scene.ranks, self._speculate)
+        drafts = 0 if self._speculate == "off" else MAX_DRAFTS
         policy = TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters(), patience=400)
-        self._scheduler = Scheduler(self._scene.layout, policy, background=4, sharing=True, drafts=MAX_DRAFTS)
+        self._scheduler = Scheduler(self._scene.layout, policy, background=4, sharing=True, drafts=drafts)
         self._live: dict[str, SequenceLog] = {}
         self._held: Counter[str] = Counter()  # how many sequences hold each adapter
         self._queue: deque[StepPlan | str] = deque()  # the executor's queue: steps and releases
@@ -142,5 +149,6 @@ class Load:
         """The engine's own counters."""
         self.happened["preemptions"] += self._scheduler.counters.preemptions
         self.happened["jumped tokens"] += self._scheduler.counters.jumped
-        self.happened["right drafts"] += self._scheduler.counters.accepted_tokens
+        for source, accepted in self._scheduler.counters.accepted_by.items():
+            self.happened[f"right drafts of {source}"] += accepted
         self.happened["adapters evicted"] += self._engine.worker.adapter_stats[2]

@@ -75,13 +75,14 @@ class RandomTraffic:
         ]
 
     def draw(self, id: str, past: Past) -> SequenceLog:
-        """A request that may begin like an earlier one, continue its answer, or share its prompt."""
+        """A request that may begin like an earlier one, continue its answer, or share its prompt. In the last
+        case the earlier answer is its prediction."""
         dice = self._dice
         if past and self._is("sibling"):
-            leader = dice.choice(past)[0]
-            return replace(
-                leader, id=id, after=leader.id, params=replace(leader.params, seed=dice.getrandbits(31))
-            )
+            leader, stream = dice.choice(past)
+            seed, expected = dice.getrandbits(31), tuple(stream.tokens)
+            params = replace(leader.params, seed=seed, prediction=expected)
+            return replace(leader, id=id, after=leader.id, params=params)
         adapter, tenant = dice.choice(self._adapters), dice.choice(("one", "two"))
         prompt = self._tokens(dice.randint(1, self._prompt))
         if self._is("head"):

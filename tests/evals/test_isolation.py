@@ -40,6 +40,15 @@ def test_every_stream_is_what_it_is_alone(fixture: EngineFixture, way: str) -> N
             assert happened[what_disturbs], f"it shows nothing of {what_disturbs}"
 
 
+def test_drafts_of_a_model_change_no_stream(way: str) -> None:
+    model = DEMO / "model"
+    drafting = EngineFixture(model, [DEMO / "adapters"], *WAYS[way], model)
+    rounding = ROUNDING if way == "float32" else 0.0
+    differ, happened = play(drafting, 3, 8, rounding, "draft")
+    assert not judged(differ, happened["tokens"], rounding), differ
+    assert happened["right drafts of model"] > 20, "it shows nothing of drafts"
+
+
 def test_a_page_that_is_not_copied_is_seen(fixture: EngineFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KVCache, "copy_pages", lambda kv, copies: None)
     assert any(play(fixture, seed, 12, ROUNDING)[0] for seed in (12, 13))

@@ -31,7 +31,7 @@ def test_an_ngram_is_followed_by_what_followed_it_last(pieces: list[list[int]], 
     draft = proposer.propose(most)
     assert (None if draft is None else draft.tokens) == looked_up(tokens, most)
     if draft is not None:
-        assert draft.match >= 2
+        assert draft.match >= 1
         assert len(draft.tokens) == most
 
 
