@@ -160,7 +160,7 @@ template <typename Source, typename More, typename Place, typename Take>
 void multiply_with_tiles(const Rows& x, Count rows, const Packed& w, int64_t first, int64_t last, const float* bias,
                          More& more, Place place, Take take) {
     Source source(w, rows.rows > PANEL);
-    begin_tiles();
+    begin_tiles(rows.rows);
     for (int64_t g = first; g < last; g++) {
         if (!rows.of(g)) continue;
         const Biases biases(bias, w, g), start(Source::SCALED ? nullptr : bias, w, g);
