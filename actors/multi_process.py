@@ -21,10 +21,11 @@ from anyio import to_thread
 from personae.actors.frontend.engine_process import Progress
 from personae.actors.frontend.frontend import Frontend, LocalClient, ModelInfo, Serving
 from personae.actors.frontend.supervised_engine import MAX_RESTARTS, SupervisedEngine, start_error
+from personae.actors.keeping import Keeper, local_launches
 from personae.actors.kit.child import Incident, Report, log_incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.options import EngineOptions
-from personae.actors.process import ChildProcess, Launch
+from personae.actors.process import Launch
 from personae.actors.wire import Facts
 from personae.engine.generation_config import GenerationDefaults
 from personae.engine.tokens import Tokenizer
@@ -62,27 +63,31 @@ async def open_multi_process(
     max_live: int = 4096,
     window: int = 64,
     on_kv_events: "HearKVEvents | None" = None,
+    keeper: Keeper | None = None,
 ) -> AsyncIterator[MultiProcessEngine]:
     """Start the engine core, wait until it has loaded, and yield the engine. On exit, end the engine core.
+    With a `keeper` it outlives this process if that is killed, or is one that outlived another process.
 
     Raises the LoadError with which the engine core refuses its options, or EngineLost if its process ends or
     hangs while it loads. If the engine core dies or hangs more than `max_restarts` times within a minute, it
     is not started again: streams end with EngineLost, and later requests are refused with it.
     """
     tokenizer = await to_thread.run_sync(Tokenizer.load, options.model)
-    launch = partial(ChildProcess.launch, command)
-    async with launch_processes(
-        launch,
-        options,
-        tokenizer,
-        on_progress,
-        report,
-        max_restarts,
-        hang_seconds,
-        max_live,
-        window,
-        on_kv_events,
-    ) as engine_processes:
+    async with (
+        local_launches(command, [{}], options, keeper, 1) as (launch,),
+        launch_processes(
+            launch,
+            options,
+            tokenizer,
+            on_progress,
+            report,
+            max_restarts,
+            hang_seconds,
+            max_live,
+            window,
+            on_kv_events,
+        ) as engine_processes,
+    ):
         yield engine_processes
 
 

@@ -10,6 +10,7 @@ from anyio import open_process
 from anyio.abc import ByteReceiveStream, ByteStream, Process, SocketStream
 
 from personae.actors.enginecore.step_recorder import LastStep, StepRecorder
+from personae.actors.wire import Keep
 
 
 class CoreProcess(Protocol):
@@ -18,6 +19,7 @@ class CoreProcess(Protocol):
     line: ByteStream
     output: ByteReceiveStream
     recorder_file: int  # the file descriptor of its step recorder
+    keep: Keep | None  # None: it ends with this process
 
     @property
     def pid(self) -> int:
@@ -48,18 +50,24 @@ class ChildProcess:
     """A process of the operating system. Its stdout and stderr are one output."""
 
     def __init__(
-        self, process: Process, line: ByteStream, recorder: StepRecorder, recorder_file: int
+        self,
+        process: Process,
+        line: ByteStream,
+        recorder: StepRecorder,
+        recorder_file: int,
+        keep: Keep | None = None,
     ) -> None:
         assert process.stdout is not None
         self._process = process
         self._recorder = recorder
         self.recorder_file = recorder_file
+        self.keep = keep
         self.line = line
         self.output: ByteReceiveStream = process.stdout
 
     @classmethod
     async def launch(
-        cls, command: Sequence[str], environment: Mapping[str, str] | None = None
+        cls, command: Sequence[str], environment: Mapping[str, str] | None = None, keep: Keep | None = None
     ) -> "ChildProcess":
         """Start `command`. The file descriptor of its end of the connection is appended as the last argument.
         `environment` is added to this process's environment."""
@@ -74,7 +82,7 @@ class ChildProcess:
                 env={**os.environ, **environment} if environment else None,
                 pass_fds=(theirs.fileno(), file),
             )
-        return cls(process, await SocketStream.from_socket(ours), recorder, file)
+        return cls(process, await SocketStream.from_socket(ours), recorder, file, keep)
 
     @property
     def pid(self) -> int:

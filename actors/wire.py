@@ -7,6 +7,7 @@ reads the end of the stream, so it knows that nothing more will come.
 """
 
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -40,13 +41,25 @@ from personae.lora.bounds import AdapterBounds
 _CHUNK = 2**18
 
 
+class Keep(msgspec.Struct, frozen=True):
+    """An engine core that gets this outlives its frontend for so many seconds: see `actors/keeping.py`.
+    `folder` is where it listens, `ticket` what the next frontend must show, and `fingerprint` stands for
+    everything that it loads."""
+
+    seconds: float
+    folder: Path
+    ticket: bytes
+    fingerprint: bytes
+
+
 class Start(Message, frozen=True):
     """From the frontend, before anything else: what to load, the epoch's number, and the file descriptor by
-    which the engine core attaches to its step recorder."""
+    which the engine core attaches to its step recorder. Without `keep` it ends with its frontend."""
 
     options: EngineOptions
     epoch: int
     recorder_file: int
+    keep: Keep | None = None
 
 
 class Loading(Message, frozen=True):

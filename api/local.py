@@ -1,6 +1,7 @@
 """Opens an engine: for `personae serve` with a separate process for the model, and for `personae.open`, as a
 library, in one process."""
 
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from personae.actors.cluster.launch import open_cluster
+from personae.actors.keeping import Keeper
 from personae.actors.kv_publisher import publishing
 from personae.actors.multi_process import MultiProcessEngine, open_multi_process
 from personae.actors.options import ClusterOptions, EngineOptions
@@ -29,13 +31,15 @@ async def open_engine(
     *,
     adapter_store: Path | None = None,
     secret: bytes | None = None,
+    engine_folder: Path | None = None,
 ) -> AsyncIterator[Opened]:
     """Load the model and its adapters, start the actors, yield the engine, and stop everything in order.
 
     `adapter_store` is the folder of adapters that are added later, `secret` what tenants' prefix-cache salts
-    are made from. A bundled model adds its own adapters to the requested ones. Models and adapters on the Hub
-    are downloaded. `on_progress(done_bytes, total_bytes)` is called while weights load; in one process, from
-    another thread. Raises LoadError.
+    are made from. With an `engine_folder`, engines on this machine outlive this process if it is killed, and
+    those that wait in that folder are taken over (on Linux). A bundled model adds its own adapters to the
+    requested ones. Models and adapters on the Hub are downloaded. `on_progress(done_bytes, total_bytes)` is
+    called while weights load; in one process, from another thread. Raises LoadError.
     """
     most = max(options.replicas, options.max_replicas or 1)
     if options.one_process and most > 1:
@@ -58,7 +62,10 @@ async def open_engine(
         raise LoadError("--kv-events needs an engine process; leave out --one-process.")
     if not options.one_process:
         with _publishing(options) as hear:
-            engines = _open_processes(options, engine_options, on_progress, hear)
+            keeper = None
+            if engine_folder is not None and secret is not None and sys.platform == "linux":
+                keeper = Keeper(engine_folder, secret, options.engine_grace)
+            engines = _open_processes(options, engine_options, on_progress, hear, keeper)
             async with engines as engine_processes:
                 yield replace(_opened(engine_processes), model=model)
         return
@@ -118,6 +125,7 @@ def _open_processes(
     engine_options: EngineOptions,
     on_progress: Callable[[int, int], None] | None,
     hear: HearKVEvents | None,
+    keeper: Keeper | None,
 ) -> AbstractAsyncContextManager[MultiProcessEngine]:
     if options.ray is not None:
         return open_cluster(
@@ -137,6 +145,7 @@ def _open_processes(
             max_restarts=options.max_restarts,
             hang_seconds=options.hang_timeout,
             on_kv_events=hear,
+            keeper=keeper,
         )
     return open_replicas(
         engine_options,
@@ -147,4 +156,5 @@ def _open_processes(
         hang_seconds=options.hang_timeout,
         silence_seconds=options.silence_timeout,
         on_kv_events=hear,
+        keeper=keeper,
     )

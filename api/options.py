@@ -274,6 +274,15 @@ class ProcessOptions:
             "With --replicas: seconds of silence after which an engine's streams move to another.", min=1
         ),
     ] = 3.0
+    engine_grace: Annotated[
+        float,
+        OptionInfo(
+            "With --data-dir: seconds that engines keep their weights after the server was killed, so that "
+            "the next start is fast. 0: they end with it.",
+            min=0,
+            max=3600,
+        ),
+    ] = 60.0
     one_process: Annotated[bool, OptionInfo("Run the engine in the server's own process, for debugging.")] = (
         False
     )

@@ -25,6 +25,7 @@ from personae.actors.cluster.frames import FrameReader
 from personae.actors.cluster.listener import Expected, Listener
 from personae.actors.enginecore.step_recorder import LastStep
 from personae.actors.framing import frame
+from personae.actors.wire import Keep
 from personae.errors import EngineCoreDied
 
 ANSWER_SECONDS = 1.0  # how long a node may take to report its engine's last step
@@ -50,6 +51,7 @@ class RemoteProcess:
         self.files: ByteStream  # on which it requests adapters
         self.output: ByteReceiveStream = _Output(self)
         self.pid = self.recorder_file = -1
+        self.keep: Keep | None = None  # its node ends it when the connection closes
         self.returncode: int | None = None
 
     async def spawned(self) -> None:

@@ -7,19 +7,22 @@ The frontend starts this process (`actors/frontend/engine_process.py`) with one 
 open file. On another machine an agent starts it (`actors/cluster/agent.py`), with a file that says whom to
 call. It loads what `Start` names, reports its progress, and runs plans until the connection closes. It holds
 nothing that the frontend does not have, so it has nothing to save: after any error it writes it to stderr and
-ends at once.
+ends at once. If `Start` has a `Keep`, it stays for a while after its frontend was killed, and serves the next
+one (`actors/keeping.py`).
 """
 
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Never
 
 import anyio
@@ -29,6 +32,7 @@ from personae.actors.assembly import Assembly, assemble
 from personae.actors.enginecore.adapter_store import AdapterStore
 from personae.actors.enginecore.compiler import Compiler
 from personae.actors.enginecore.executor import Executor
+from personae.actors.enginecore.kept import KeptCore, redirect_output
 from personae.actors.enginecore.scheduler import SchedulerActor
 from personae.actors.enginecore.step_recorder import StepRecorder
 from personae.actors.framing import frame, receive_first
@@ -63,7 +67,11 @@ PULSE_SECONDS = 0.5
 PROGRESS_SECONDS = 0.05
 LOAD_FAILED = 2  # exit codes
 CRASHED = 1
+WEDGED_SECONDS = 300.0  # after which the kernel ends a process without a frontend whose loop stands still
 
+EXECUTOR = "back/executor"  # the path of the actor, and the name of its thread
+
+_FOR_THE_FRONTEND = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger("personae.back")
@@ -139,7 +147,7 @@ def main() -> Never:
     _die_with_frontend()
     faulthandler.register(signal.SIGUSR1)  # dumps every thread's stack, even if the loop hangs
     # these are for the frontend, which ends this process when it has drained
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _FOR_THE_FRONTEND:
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     code = 0
@@ -149,11 +157,13 @@ def main() -> Never:
         start: Start = receive_first(line, Start)
         options = start.options if adapters is None else adapters.provide(start.options)
         assembly = assemble(options, _Progress(line), warm=True, fetcher=adapters)
-        line.sendall(frame(Loaded(facts_of(assembly))))
         recorder = StepRecorder.attach(start.recorder_file)
-        spare_what_is_here()
         shorten_switch_interval()
-        anyio.run(_serve, line, assembly.engine_spec, start.epoch, recorder, backend_options=loop_options())
+        kept = None if start.keep is None else KeptCore.open(start.keep)
+        if kept is None:
+            _run(line, start, assembly, recorder)
+        else:
+            _outlive(line, start, assembly, recorder, kept)
     except LoadError as error:
         if line is None:
             log.error("%s", error.message)  # for the agent that runs this process
@@ -184,8 +194,55 @@ def _connect() -> "tuple[Line, AdapterCache | None]":
     return line, AdapterCache(call.contact, dial(call, call.contact.files))
 
 
-async def _serve(line: Line, engine_spec: EngineSpec, epoch: int, recorder: StepRecorder) -> None:
-    await serve(await line.stream(), engine_spec, epoch, recorder, _end)
+def _run(
+    line: Line, start: Start, assembly: Assembly, recorder: StepRecorder, kept: KeptCore | None = None
+) -> None:
+    """Run the engine until the connection closes."""
+    line.sendall(frame(Loaded(facts_of(assembly))))
+    spare_what_is_here()
+
+    def end(code: int, why: BaseException | None) -> None:
+        if code or kept is None:
+            _end(code)
+
+    def alive() -> None:
+        if kept is not None:
+            signal.setitimer(signal.ITIMER_REAL, WEDGED_SECONDS)
+
+    async def run() -> None:
+        await serve(await line.stream(), assembly.engine_spec, start.epoch, recorder, end, on_pulse=alive)
+
+    anyio.run(run, backend_options=loop_options())
+
+
+def _outlive(line: Line, start: Start, assembly: Assembly, recorder: StepRecorder, kept: KeptCore) -> None:
+    """Run the engine for one frontend after the other, until none comes in time."""
+    asked: list[int] = []  # signals to end: the frontend ends this process, but no other shall take it over
+    _set_death_signal(0)
+    try:
+        while True:
+            for number in _FOR_THE_FRONTEND:
+                signal.signal(number, lambda number, at: asked.append(number))
+            with suppress(BrokenPipeError, ConnectionResetError):  # the frontend has gone
+                _run(line, start, assembly, recorder, kept)
+            signal.setitimer(signal.ITIMER_REAL, kept.keep.seconds + WEDGED_SECONDS)
+            line.close()
+            redirect_output(os.open(os.devnull, os.O_WRONLY))
+            if any(thread.name == EXECUTOR for thread in threading.enumerate()):
+                return  # a step that does not end, and has the device
+            gc.collect()
+            while True:
+                for number in _FOR_THE_FRONTEND:
+                    signal.signal(number, signal.SIG_DFL)
+                if asked or (found := kept.wait()) is None:
+                    return
+                line, recorder = found.line, found.recorder
+                with suppress(EOFError, ConnectionResetError):  # this one has gone as well
+                    start = receive_first(line, Start)
+                    kept.keep = start.keep or kept.keep
+                    break
+    finally:
+        kept.close()
 
 
 async def serve(
@@ -195,10 +252,11 @@ async def serve(
     recorder: StepRecorder,
     end: Callable[[int, BaseException | None], object],
     on_started: Callable[[Supervisor], object] = lambda core: None,
+    on_pulse: Callable[[], object] = lambda: None,
 ) -> None:
     """Run the engine until the connection closes or an actor crashes. Then `end` is called with the exit
-    code, and with the error if there was one. `on_started` is called with the supervisor when the actors
-    run."""
+    code, and with the error if there was one. If it returns, the actors are stopped. `on_started` is called
+    with the supervisor when the actors run, `on_pulse` with each pulse."""
 
     def report(incident: Incident) -> None:
         """End the process: an engine without one of its actors is useless, and its device may be unusable."""
@@ -214,7 +272,7 @@ async def serve(
     )
     async with core, anyio.create_task_group() as tasks, aclosing(messages(stream, ToCore)) as arriving:
         tasks.start_soon(frontend.write, stream)
-        tasks.start_soon(_pulse, core, frontend)
+        tasks.start_soon(_pulse, core, frontend, on_pulse)
         on_started(core)
         async for message in arriving:
             match message:
@@ -226,12 +284,14 @@ async def serve(
                     log.warning("the engine core's actors:\n%s", gauges.dump(gauges.read(core)))
                     faulthandler.dump_traceback()
         end(0, None)  # the frontend has gone
+        tasks.cancel_scope.cancel()
 
 
-async def _pulse(core: Supervisor, frontend: Port) -> None:
+async def _pulse(core: Supervisor, frontend: Port, on_pulse: Callable[[], object]) -> None:
     while True:
+        on_pulse()
         actors = tuple(gauges.read(core))
-        executor = next(gauge for gauge in actors if gauge.path == "back/executor")
+        executor = next(gauge for gauge in actors if gauge.path == EXECUTOR)
         frontend.tell(Pulse(executor.state == "busy", executor.handled, actors))
         await anyio.sleep(PULSE_SECONDS)
 
@@ -254,9 +314,14 @@ def _die_with_frontend() -> None:
     """Have Linux kill this process when its parent ends, even while it does not read the connection."""
     if sys.platform == "linux":
         parent = os.getppid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _set_death_signal(signal.SIGKILL)
         if os.getppid() != parent:  # it ended before the call
             _end(0)
+
+
+def _set_death_signal(number: int) -> None:
+    """Have Linux send this process a signal when its parent ends; 0 is none."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _end(code: int, why: BaseException | None = None) -> Never:

@@ -104,7 +104,8 @@ class EngineProcess(Actor[Never]):
 
     async def _load(self) -> None:
         self.start_soon(self._read_output, self._process.output)
-        await self._line.send(frame(Start(self._options, self._epoch, self._process.recorder_file)))
+        process = self._process
+        await self._line.send(frame(Start(self._options, self._epoch, process.recorder_file, process.keep)))
         timeout = START_FACTOR * self._hang_seconds
         facts: Facts | None = None
         while True:

@@ -16,12 +16,12 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 
 from anyio import to_thread
 
 from personae.actors.frontend.engine_process import Progress
 from personae.actors.frontend.supervised_engine import MAX_RESTARTS, SupervisedEngine, start_error
+from personae.actors.keeping import Keeper, local_launches
 from personae.actors.kit.child import Incident, Report, log_incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.multi_process import (
@@ -31,7 +31,7 @@ from personae.actors.multi_process import (
     multi_process_engine,
 )
 from personae.actors.options import EngineOptions
-from personae.actors.process import ChildProcess, Launch
+from personae.actors.process import Launch
 from personae.actors.replicas.placement.base import Placement
 from personae.actors.replicas.placement.estimated import EstimatedSeconds
 from personae.actors.replicas.replica_set import ReplicaSet
@@ -63,26 +63,30 @@ async def open_replicas(
     max_live: int | None = None,
     window: int = 64,
     on_kv_events: HearKVEvents | None = None,
+    keeper: Keeper | None = None,
 ) -> AsyncIterator[MultiProcessEngine]:
     """Do what `open_multi_process` does with `count` engines, and with up to `most` after scaling. An engine
     that dies, or is silent for `silence_seconds`, loses its streams to the others."""
     tokenizer = await to_thread.run_sync(Tokenizer.load, options.model)
     most = max(most or count, count)
-    launches = [partial(ChildProcess.launch, command, each) for each in shares(options, most)]
-    async with launch_replicas(
-        LocalSource(launches),
-        count,
-        replace(options, share=most),
-        tokenizer,
-        on_progress,
-        report,
-        max_restarts=max_restarts,
-        hang_seconds=hang_seconds,
-        silence_seconds=silence_seconds,
-        max_live=max_live or MAX_LIVE * most,
-        window=window,
-        on_kv_events=on_kv_events,
-    ) as engines:
+    options = replace(options, share=most)
+    async with (
+        local_launches(command, shares(options, most), options, keeper, count) as launches,
+        launch_replicas(
+            LocalSource(launches),
+            count,
+            options,
+            tokenizer,
+            on_progress,
+            report,
+            max_restarts=max_restarts,
+            hang_seconds=hang_seconds,
+            silence_seconds=silence_seconds,
+            max_live=max_live or MAX_LIVE * most,
+            window=window,
+            on_kv_events=on_kv_events,
+        ) as engines,
+    ):
         yield engines
 
 

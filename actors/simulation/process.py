@@ -15,7 +15,7 @@ from personae.actors.kit.supervisor import Supervisor
 from personae.actors.simulation.loop import SimulationLoop
 from personae.actors.simulation.trouble import Wrong
 from personae.actors.spec import EngineSpec
-from personae.actors.wire import Facts, Loaded, LoadFailed, Start
+from personae.actors.wire import Facts, Keep, Loaded, LoadFailed, Start
 
 LATENCY = (20e-6, 200e-6)  # seconds that data is in transit
 CRASHED = 1
@@ -142,6 +142,7 @@ class SimulatedProcess:
         self.pid = number
         self.recorder = StepRecorder.private()
         self.recorder_file = -1
+        self.keep: Keep | None = None
         self.returncode: int | None = None
         self.core: Supervisor | None = None  # its actors, once they run
         self.drag = 1.0  # its device takes this many times as long for a step

@@ -131,7 +131,13 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
         async with AsyncExitStack() as stack:
             tracing, traced = stack.enter_context(tracing_to(options.otlp_traces_endpoint))
             sockets = stack.enter_context(listeners(listener, options.http_workers))
-            engine = open_engine(options, on_progress, adapter_store=data.adapters, secret=data.secret)
+            engine = open_engine(
+                options,
+                on_progress,
+                adapter_store=data.adapters,
+                secret=data.secret,
+                engine_folder=data.path / "engines" if options.data_dir is not None else None,
+            )
             opened = await stack.enter_async_context(engine)
             progress.stop()
             client = opened.client

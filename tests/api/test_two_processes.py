@@ -12,37 +12,11 @@ from typing import Any
 
 import httpx
 from patience import PATIENCE, eventually
-from programs import Program, child
+from served_program import WORDS, Served
 from tiny_adapters import make_adapter_folder
 from tiny_models import model_folder
 
-
-class Served(Program):
-    """A server process."""
-
-    def __init__(self, *arguments: str) -> None:
-        super().__init__("-m", "personae", "serve", "--port", "0", *arguments)
-        self.first = self.line()
-        found = re.match(r"personae ready (\S+) model=(\S+)", self.first)
-        self.url, self.model = (found[1], found[2]) if found else ("", "")
-
-    def back(self) -> int:
-        return child(self.process.pid)
-
-    def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=PATIENCE)
-
-    def complete(self, **changes: Any) -> httpx.Response:
-        body = self.body(stream=False, **changes)
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE)
-
-    def body(self, **changes: Any) -> dict[str, Any]:
-        body = {"model": self.model, "prompt": "Once", "seed": 4, "ignore_eos": True, "max_tokens": WORDS}
-        return {**body, "stream": True, **changes}
-
-
 ENDLESS = 100_000  # tokens: an answer that will run for as long as anybody here waits
-WORDS = 600  # of the others
 
 
 class Stream(threading.Thread):

@@ -50,7 +50,7 @@ class Served(Program):
         super().__init__(
             *("-m", "personae", "serve", str(model), "--port", "0", "--served-model-name", "base"),
             *("--device", "cpu", "--kv-memory", "256MiB", "--http-workers", "2"),
-            *("--data-dir", str(folder / "data"), *arguments),
+            *("--data-dir", str(folder / "data"), "--engine-grace", "0", *arguments),
             paths=(folder / "blocker",),
             env={"PERSONAE_SERVER_KEY": ROOT},
         )
