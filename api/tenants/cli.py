@@ -374,7 +374,11 @@ def show_usage(
         names = (*columns, *NUMBERS)
         found = [[getattr(row, name) for name in names] for row in rows]
         show(
-            [[date(v) if n == "hour" else v for n, v in zip(names, row, strict=True)] for row in found], names
+            [
+                [date(v) if n in ("hour", "last_hour") else v for n, v in zip(names, row, strict=True)]
+                for row in found
+            ],
+            names,
         )
     if more:
         typer.echo("There is more: name fewer columns or fewer hours.", err=True)

@@ -33,7 +33,14 @@ _ADD = (
     "values (?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (hour, tenant, key, adapter) do update set "
     + ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in _SUMS)
 )
-NUMBERS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "adapter_seconds")
+NUMBERS = (
+    "requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "adapter_seconds",
+    "last_hour",
+)
 """The numbers of a row, as they are shown."""
 _Place = tuple[int, str, str, str]
 
@@ -41,13 +48,15 @@ _Place = tuple[int, str, str, str]
 class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sums over what `group_by` does not name. `hour` is the Unix time at which it began. `key` is empty for
     batches and servers without keys, `adapter` for the base. `adapter_seconds` are those that sequences ran
-    with the adapter, each from its first step on; sequences that ran at the same time count separately."""
+    with the adapter, each from its first step on; sequences that ran at the same time count separately.
+    `last_hour` is the Unix time at which the last hour that counts began."""
 
     requests: int
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     adapter_seconds: float
+    last_hour: int
     hour: int | None = None
     tenant: str | None = None
     key: str | None = None
@@ -126,7 +135,7 @@ class UsageLedger:
         """The sums of the hours from `begin` (inclusive) to `end` (exclusive), of one tenant or of all, by
         time and name; and whether there are more."""
         grouped = ", ".join(group_by)
-        sums = ", ".join(f"sum({name}) as {name}" for name in _SUMS)
+        sums = ", ".join(f"sum({name}) as {name}" for name in _SUMS) + ", max(hour) as last_hour"
         query = (
             f"select {', '.join([*group_by, sums])} from usage where (? is null or tenant = ?) "  # noqa: S608  our own words
             "and (? is null or hour >= ?) and (? is null or hour < ?)"
@@ -143,6 +152,7 @@ class UsageLedger:
                 row["cached"],
                 row["completion"],
                 round(row["seconds"], 3),
+                row["last_hour"],
                 **{name: row[name] for name in group_by},
             )
             for row in found[:MOST_ROWS]

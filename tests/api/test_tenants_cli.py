@@ -118,9 +118,9 @@ def test_a_revoked_name_is_freed_and_usage_is_shown(tmp_path: Path) -> None:
     table = call(f"usage {where}").stdout.splitlines()
     assert [line.split() for line in table] == [
         ["TENANT", "ADAPTER", *map(str.upper, NUMBERS)],
-        ["ann", "poet", "1", "10", "4", "6", "2.5"],
+        ["ann", "poet", "1", "10", "4", "6", "2.5", "2027-01-15", "08:00"],
     ]
-    assert call(f"usage {where} --csv --by key").stdout.splitlines()[1] == "k1,1,10,4,6,2.5"
+    assert call(f"usage {where} --csv --by key").stdout.splitlines()[1] == "k1,1,10,4,6,2.5,1800000000"
     [row] = json.loads(call(f"usage {where} --json --by hour --from 2027-01-15").stdout)
     assert row["hour"] == 1_800_000_000
     assert json.loads(call(f"usage {where} --json --to 2027-01-15").stdout) == []

@@ -1,9 +1,11 @@
-// Adapters: what there is, uploads, removal.
+// Adapters: what there is, who uses it, uploads, removal. Admins see all tenants' adapters.
 
 import { html, useState } from "./preact-htm.js";
 import { call, upload } from "./api.js";
 import { Failure, Field, bytes, useAnswer, when } from "./parts.js";
+import { Users, resolved } from "./users.js";
 
+const SHOWN = 50; // cards
 const CONFIG = "adapter_config.json";
 const TENSORS = "adapter_model.safetensors";
 
@@ -83,9 +85,9 @@ function Upload({ done }) {
   </form>`;
 }
 
-function Card({ adapter, remove }) {
+function Card({ adapter, users, remove }) {
   const ranks = [...new Set(Object.values(adapter.ranks))].join(", ");
-  return html`<article class="card adapter">
+  return html`<article class="card adapter" aria-label=${adapter.name}>
     <h2>${adapter.name}</h2>
     <dl>
       <div><dt>Version</dt><dd>${adapter.version}</dd></div>
@@ -98,12 +100,36 @@ function Card({ adapter, remove }) {
       <div><dt>Shared</dt><dd>${adapter.shared ? "with all tenants" : "no"}</dd></div>
       <div><dt>SHA-256</dt><dd><code>${adapter.sha256.slice(0, 16)}…</code></dd></div>
     </dl>
+    <${Users} rows=${users} />
     <button type="button" class="danger" onClick=${remove}>Delete</button>
   </article>`;
 }
 
-export function Adapters({ models, refresh }) {
-  const [list, error, again] = useAnswer(() => call("GET", "v1/adapters"));
+// All tenants' adapters for an admin, with their tenants. Others see their own and the shared ones.
+async function listed() {
+  try {
+    return (await call("GET", "v1/adapters?tenant=*")).data;
+  } catch (failure) {
+    if (failure.status !== 403) throw failure;
+    return (await call("GET", "v1/adapters")).data;
+  }
+}
+
+// What each tenant used of each adapter in the last 30 days; null if the server keeps no usage.
+async function used() {
+  const begin = Math.floor(Date.now() / 1000) - 30 * 86400;
+  try {
+    return (await call("GET", `v1/usage?group_by=tenant,adapter&from=${begin}`)).data;
+  } catch (failure) {
+    if (failure.status !== 404) throw failure;
+    return null;
+  }
+}
+
+export function Adapters({ models, refresh, shown }) {
+  const [list, error, again] = useAnswer(listed);
+  const [usage, unknown] = useAnswer(async () => (shown ? used() : null), [shown]);
+  const [find, setFind] = useState("");
   const [told, setTold] = useState("");
   const [failure, setFailure] = useState(null);
   const changed = (text) => {
@@ -111,17 +137,21 @@ export function Adapters({ models, refresh }) {
     again();
     refresh();
   };
-  const remove = async (adapter) => {
-    if (!confirm(`Delete the adapter ${adapter.name}?`)) return;
+  const remove = async ({ name, tenant }) => {
+    if (!confirm(`Delete the adapter ${name}${tenant ? ` of ${tenant}` : ""}?`)) return;
+    const whose = tenant ? `?tenant=${encodeURIComponent(tenant)}` : "";
     try {
-      await call("DELETE", `v1/adapters/${encodeURIComponent(adapter.name)}`);
+      await call("DELETE", `v1/adapters/${encodeURIComponent(name)}${whose}`);
       setFailure(null);
-      changed(`${adapter.name} was deleted.`);
+      changed(`${name} was deleted.`);
     } catch (one) {
       setFailure(one);
     }
   };
-  const uploaded = new Set((list?.data ?? []).map((one) => one.name));
+  const all = list ?? [];
+  const users = resolved(all, usage);
+  const found = all.filter((one) => `${one.name} ${one.tenant ?? ""}`.toLowerCase().includes(find.toLowerCase()));
+  const uploaded = new Set(all.map((one) => one.name));
   const fixed = models.filter((model) => model.parent && !uploaded.has(model.id));
   return html`<div class="pair">
     <div>
@@ -130,9 +160,25 @@ export function Adapters({ models, refresh }) {
       ${error?.status === 404
         ? html`<p>This server takes no uploads.</p>`
         : html`<${Failure} error=${error} />`}
-      ${list?.data.map((adapter) => html`<${Card} adapter=${adapter} remove=${() => remove(adapter)} />`)}
+      <${Failure} error=${unknown} />
+      ${all.length > 5 &&
+      html`<${Field} label=${all[0].tenant ? "Find by name or tenant" : "Find by name"}>
+        <input type="search" value=${find} onInput=${(event) => setFind(event.target.value)} />
+      <//>`}
+      ${found
+        .slice(0, SHOWN)
+        .map(
+          (adapter) =>
+            html`<${Card} key=${adapter.id} adapter=${adapter} users=${users(adapter)} remove=${() => remove(adapter)} />`,
+        )}
+      ${found.length > SHOWN && html`<p>${found.length - SHOWN} more are not shown.</p>`}
       ${fixed.length > 0 &&
-      html`<div class="card"><h2>From the server's start</h2><ul>${fixed.map((one) => html`<li>${one.id}</li>`)}</ul></div>`}
+      html`<div class="card">
+        <h2>From the server's start</h2>
+        <ul>
+          ${fixed.map((one) => html`<li>${one.id}<${Users} rows=${users({ name: one.id, shared: true })} /></li>`)}
+        </ul>
+      </div>`}
     </div>
     <${Upload} done=${(record) => changed(`${record.name} was uploaded and checked (version ${record.version}).`)} />
   </div>`;

@@ -111,7 +111,12 @@ def _live(page: Page, _: Path) -> None:
 
 
 def _adapters(page: Page, _: Path) -> None:
-    expect(page.get_by_role("listitem").filter(has_text="poet")).to_be_visible()
+    site = page.url.partition("#")[0]
+    assert page.request.post(f"{site}v1/completions", data={"model": "poet", "prompt": "hi"}).ok
+    page.reload()
+    poet = page.get_by_role("listitem").filter(has_text="poet")
+    expect(poet.get_by_text("Used by 1 tenant")).to_be_visible()
+    expect(poet.get_by_role("cell", name="default")).to_be_visible()
 
 
 def _tenants(page: Page, _: Path) -> None:

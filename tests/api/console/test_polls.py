@@ -28,7 +28,7 @@ def asked(page: Page) -> list[str]:
 
 def load(page: Page, url: str) -> None:
     """Until it has what it asks for at its start. Its clock then stands still."""
-    with page.expect_response("**/v1/models"), page.expect_response("**/v1/adapters"):
+    with page.expect_response("**/v1/models"), page.expect_response("**/v1/adapters?tenant=*"):
         page.goto(url)
     page.clock.pause_at(datetime.now(UTC) + timedelta(hours=1))
 

@@ -54,6 +54,8 @@ async def test_from_a_tenant_to_a_key_to_an_answer_to_its_usage(fixture: UploadF
         [total] = (await admin.get("/v1/usage?tenant=ann&group_by=tenant")).json()["data"]
         assert total.keys() == {"tenant", *NUMBERS}
         assert total["completion_tokens"] == 8
+        assert total["last_hour"] % 3600 == 0
+        assert 0 <= time.time() - total["last_hour"] < 2 * 3600
         assert 0 < total["cached_tokens"] < total["prompt_tokens"]
         table = await admin.get("/v1/usage?format=csv&group_by=adapter,tenant")
         assert table.headers["content-type"].startswith("text/csv")

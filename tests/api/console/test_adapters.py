@@ -1,0 +1,121 @@
+"""The console's tab Adapters on a server with keys: who sees which adapters, who uses them, who deletes them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from live_server import serving
+from playwright.sync_api import Dialog, Locator, Page, expect
+from uploads import UploadFixture, open_fixture, whole
+
+from personae.api.app import create_app
+from personae.api.tenants.store import Identity
+from personae.api.tenants.usage import UsageLedger
+
+
+@dataclass
+class Site:
+    """A served fixture whose tenants have adapters: ann and bob a `poet` each, root a shared `lawyer`."""
+
+    url: str
+    fixture: UploadFixture
+    keys: dict[str, str]
+    ledger: UsageLedger
+
+    def upload(self, tenant: str, name: str, seed: int, **fields: str) -> None:
+        files = {field: ("x", content) for field, content in whole(seed).items()}
+        headers = {"authorization": f"Bearer {self.keys[tenant]}"}
+        answer = httpx.post(
+            f"{self.url}/v1/adapters", data={"name": name, **fields}, files=files, headers=headers, timeout=60
+        )
+        assert answer.status_code == 201, answer.text
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Site]:
+    with open_fixture(path) as fixture:
+        keys = {"root": fixture.key("root", "admin"), "ann": fixture.key("ann"), "bob": fixture.key("bob")}
+        ledger = UsageLedger(fixture.data)
+        app = create_app(fixture.engine, tenants=fixture.tenants, registry=fixture.registry, usage=ledger)
+        with serving(app) as url:
+            site = Site(url, fixture, keys, ledger)
+            site.upload("ann", "poet", 1)
+            site.upload("bob", "poet", 2)
+            site.upload("root", "lawyer", 3, shared="true")
+            yield site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with opened(tmp_path) as site:
+        yield site
+
+
+def enter(page: Page, site: Site, tenant: str) -> None:
+    page.goto(f"{site.url}/#adapters")
+    page.get_by_label("Key").fill(site.keys[tenant])
+    page.get_by_role("button", name="Use it").click()
+
+
+def card(page: Page, name: str, tenant: str | None = None) -> Locator:
+    found = page.get_by_role("article", name=name, exact=True)
+    return found if tenant is None else found.filter(has=page.get_by_role("definition").get_by_text(tenant))
+
+
+def rows(card: Locator) -> Locator:
+    return card.locator("tbody tr")
+
+
+def test_an_admin_sees_who_uses_which_adapter_and_deletes_any(page: Page, site: Site) -> None:
+    for tenant, name, times in (("ann", "poet", 3), ("ann", "lawyer", 1), ("bob", "lawyer", 2)):
+        for _ in range(times):
+            site.ledger.add(Identity(tenant, "tenant"), name, 100, 40, 7, 0.5)
+    enter(page, site, "root")
+    expect(page.get_by_role("article")).to_have_count(3)
+    ann, bob = card(page, "poet", "ann"), card(page, "poet", "bob")
+    expect(rows(ann)).to_have_count(1)
+    assert rows(ann).locator("td").all_inner_texts()[:4] == ["ann", "3", "300", "21"]
+    expect(bob).to_contain_text("Nobody used it in the last 30 days.")
+    lawyer = card(page, "lawyer")
+    expect(lawyer.get_by_text("Used by 2 tenants")).to_be_visible()
+    expect(rows(lawyer).nth(0).locator("td").first).to_have_text("bob")  # who used most stands first
+    expect(rows(lawyer).nth(1).locator("td").first).to_have_text("ann")
+    asked: list[str] = []
+
+    def accept(dialog: Dialog) -> None:
+        asked.append(dialog.message)
+        dialog.accept()
+
+    page.on("dialog", accept)
+    bob.get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("poet was deleted.")).to_be_visible()
+    expect(page.get_by_role("article")).to_have_count(2)
+    assert asked == ["Delete the adapter poet of bob?"]
+    assert site.fixture.registry.own("bob") == ()
+    assert [one.name for one in site.fixture.registry.own("ann")] == ["poet"]
+
+
+def test_a_tenant_sees_its_own_adapters_and_its_own_use_of_shared_ones(page: Page, site: Site) -> None:
+    for tenant in ("ann", "bob"):
+        site.ledger.add(Identity(tenant, "tenant"), "lawyer", 100, 40, 7, 0.5)
+    site.ledger.add(Identity("ann", "tenant"), "poet", 9, 0, 5, 0.5)
+    enter(page, site, "ann")
+    expect(page.get_by_role("article")).to_have_count(2)
+    for name, numbers in (("poet", ["ann", "1", "9", "5"]), ("lawyer", ["ann", "1", "100", "7"])):
+        expect(rows(card(page, name))).to_have_count(1)
+        assert rows(card(page, name)).locator("td").all_inner_texts()[:4] == numbers
+    assert "bob" not in page.locator("main").inner_text()
+
+
+def test_many_adapters_are_found_by_name_or_tenant(page: Page, site: Site) -> None:
+    for number in range(4):
+        site.upload("bob", f"voice-{number}", 4)
+    enter(page, site, "root")
+    expect(page.get_by_role("article")).to_have_count(7)
+    page.get_by_label("Find by name or tenant").fill("VOICE-3")
+    expect(page.get_by_role("article")).to_have_count(1)
+    page.get_by_label("Find by name or tenant").fill("bob")
+    expect(page.get_by_role("article")).to_have_count(5)
