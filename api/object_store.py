@@ -55,9 +55,7 @@ class ObjectStore:
             import obstore
             from obstore import exceptions, store
         except ImportError as error:
-            raise LoadError(
-                f"--object-store needs obstore (pip install 'personae[object-store]'): {error}."
-            ) from None
+            raise LoadError(f"--object-store needs obstore (pip install obstore): {error}.") from None
         self._api: Any = obstore
         self._failures = (exceptions.BaseError, OSError)
         remote: Any = {

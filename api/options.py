@@ -139,7 +139,7 @@ class AccessOptions:
         OptionInfo(
             "A PostgreSQL database for tenants, keys, usage, batches and stored responses. It replaces the "
             "file in --data-dir. Several servers may share it, each with a --data-dir of its own. Needs "
-            "psycopg (pip install 'personae[postgres]').",
+            "psycopg (pip install 'psycopg[binary]').",
             metavar="URL",
             env="PERSONAE_DATABASE_URL",
             check=check_database_url,
@@ -149,7 +149,7 @@ class AccessOptions:
         str | None,
         OptionInfo(
             "With --database-url: where servers keep the contents of adapters and files, such as "
-            "s3://bucket/prefix or file:///folder. Needs obstore (pip install 'personae[object-store]').",
+            "s3://bucket/prefix or file:///folder. Needs obstore (pip install obstore).",
             metavar="URL",
             check=check_object_store_url,
         ),

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from lock import BY_BUILD, direct, locked, needed, pinned
+from lock import BY_BUILD, ROOT, direct, locked, needed, pinned
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -41,3 +41,14 @@ def test_every_file_of_a_release_has_a_hash() -> None:
 def test_other_machines_and_pythons_have_hashes_too(name: str) -> None:
     _, hashes = locked()[name]
     assert len(hashes) > 8
+
+
+def test_nothing_tells_to_install_personae_by_its_name_which_is_on_no_index() -> None:
+    folders = ("actors", "api", "docs", "engine", "evals", "grammar", "kernels", "lora", "tests")
+    files = [file for name in folders for kind in ("*.py", "*.md") for file in (ROOT / name).rglob(kind)]
+    files = [file for file in files if "node_modules" not in file.parts] + [ROOT / "README.md"]
+    told = [(file, line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    commands = [(file, line) for file, line in told if re.search(r"(pipx?|uv tool) install ", line)]
+    assert len(commands) > 20
+    wrong = r"(pipx?|uv tool) install [^`]*?(?<![\w/])personae\b(?!/)"
+    assert [(str(file), line) for file, line in commands if re.search(wrong, line)] == []

@@ -7,7 +7,7 @@
         └── decode                 from there to its last
 
 The attributes are those of https://opentelemetry.io/docs/specs/semconv/gen-ai/. This module is imported only
-when tracing is asked for; `pip install personae[otel]` brings what it needs.
+when tracing is asked for; it needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http.
 """
 
 import time

@@ -118,7 +118,7 @@ def open_postgres(url: str, mirror: Path, *, follow: bool) -> "PostgresDatabase"
         from personae.api.database.postgres import PostgresDatabase
     except ImportError as error:
         raise LoadError(
-            f"--database-url needs psycopg (pip install 'personae[postgres]'): {str(error).splitlines()[0]}."
+            f"--database-url needs psycopg (pip install 'psycopg[binary]'): {str(error).splitlines()[0]}."
         ) from None
     return PostgresDatabase(url, mirror, follow=follow)
 

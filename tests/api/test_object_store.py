@@ -9,7 +9,7 @@ from personae.api.object_store import ObjectStore, check_object_store_url
 from personae.api.tenants.data import serving
 from personae.errors import LoadError, StorageFailed
 
-pytest.importorskip("obstore", reason="obstore is not installed: pip install 'personae[object-store]'")
+pytest.importorskip("obstore", reason="obstore is not installed: pip install obstore")
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def programs() -> Path | None:
 
 def required() -> None:
     """Skips the test where there is no PostgreSQL or no driver."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'personae[postgres]'")
+    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'psycopg[binary]'")
     if programs() is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
 

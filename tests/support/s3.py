@@ -72,7 +72,7 @@ class S3Server:
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
     """A running server. Skips the test where moto or obstore is not installed."""
-    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'personae[object-store]'")
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install obstore")
     if find_spec("moto") is None or find_spec("flask_cors") is None:
         pytest.skip("moto is not installed: pip install 'moto[s3]' flask flask-cors")
     with Program(str(Path(__file__).with_name("s3_program.py"))) as program:

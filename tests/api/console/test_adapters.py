@@ -1,4 +1,4 @@
-"""The console's tab Adapters on a server with keys: who sees which adapters, who uses them, who deletes them."""
+"""The console's tab Adapters on a server with keys: who sees which, who uses them, who deletes them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

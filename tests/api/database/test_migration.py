@@ -184,7 +184,7 @@ async def test_a_server_goes_on_with_what_the_folder_has(folder: Path, url: str,
 async def test_with_an_object_store_any_server_has_the_contents(
     folder: Path, url: str, tmp_path: Path
 ) -> None:
-    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'personae[object-store]'")
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install obstore")
     bucket = f"file://{tmp_path}/bucket"
     with closing(DataDir(folder)) as data:
         (lost,) = (row["id"] for row in data.rows("select id from files order by rowid limit 1"))

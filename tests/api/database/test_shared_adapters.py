@@ -24,7 +24,7 @@ def anyio_backend() -> str:
 @pytest.fixture
 def serve(url: str, tmp_path: Path) -> Iterator[Serve]:
     """Opens another server with the same database and, unless it is told not to, the same object store."""
-    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'personae[object-store]'")
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install obstore")
     with ExitStack() as stack:
 
         def one_more(name: str, cache_bytes: int = CACHE_BYTES, *, alone: bool = False) -> UploadFixture:

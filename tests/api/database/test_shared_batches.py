@@ -23,7 +23,7 @@ Serve = Callable[..., AbstractAsyncContextManager[BatchFixture]]
 @pytest.fixture
 def serve(url: str, tmp_path: Path) -> Serve:
     """Opens another server with the same database and object store."""
-    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'personae[object-store]'")
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install obstore")
     return partial(open_batches, database_url=url, objects=ObjectStore(f"file://{tmp_path}/bucket"))
 
 
