@@ -37,6 +37,7 @@ from personae.actors.framing import frame, receive_first
 from personae.actors.line import Line
 from personae.actors.options import EngineOptions
 from personae.errors import AdapterError, LineBroken, LoadError
+from personae.kernels.sizes import size_text
 from personae.lora.disk import check_free
 
 ANSWER_SECONDS = 60.0  # how long the frontend may pause while it sends
@@ -199,7 +200,7 @@ class AdapterCache:
             if _remove(folder):
                 total -= sizes.get(folder, 0)
         if total + size > bound:
-            return f"{self._folder} may hold {bound} bytes, and the adapter does not fit"
+            return f"{self._folder} may hold {size_text(bound)}, and the adapter does not fit"
         try:
             check_free(self._folder, size)
         except OSError:

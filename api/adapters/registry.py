@@ -27,6 +27,7 @@ from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
 from personae.errors import Conflict, LoadError, NotFound, QuotaExceeded, StorageFailed
+from personae.kernels.sizes import size_text
 from personae.lora.bounds import AdapterBounds
 from personae.lora.disk import bytes_in
 from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE, targets
@@ -361,8 +362,8 @@ class _StorageQuota(NamedTuple):
         """Raises QuotaExceeded if `size` more are too many."""
         if self.limit is not None and self.used + size > self.limit:
             raise QuotaExceeded(
-                f"This tenant's adapters have {self.used} of at most {self.limit} bytes; "
-                f"{size} more do not fit. Remove one first."
+                f"This tenant's adapters have {size_text(self.used, needed=True)} of at most "
+                f"{size_text(self.limit)}; {size_text(size, needed=True)} more do not fit. Remove one first."
             )
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from personae.api.http.upload import read_form, sync_folder
 from personae.errors import PayloadTooLarge, RequestError
+from personae.kernels.sizes import size_text
 from personae.lora.disk import check_free
 from personae.lora.peft_config import MAX_CONFIG
 from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
@@ -57,7 +58,7 @@ def copy_folder(source: Path, folder: Path, max_tensor_bytes: int) -> None:
             if not stat.S_ISREG(found.st_mode):
                 raise RequestError(f"`{name}` is not a file.", param="lora_path")
             if found.st_size > limit:
-                raise PayloadTooLarge(f"`{name}` has more than {limit} bytes.", param="lora_path")
+                raise PayloadTooLarge(f"`{name}` has more than {size_text(limit)}.", param="lora_path")
             check_free(folder, found.st_size)
             shutil.copyfileobj(origin, copy, _CHUNK)
             copy.flush()

@@ -17,6 +17,7 @@ from personae.api.wire.decode import LONG, decode
 from personae.api.wire.json_scan import check_keys
 from personae.api.wire.schema import ChatRequest, CompletionRequest
 from personae.errors import RequestError, UnsupportedParameter
+from personae.kernels.sizes import size_text
 from personae.lora.throttle import Throttle
 
 BatchRequest = ChatRequest | CompletionRequest | ResponsesRequest | EmbeddingRequest
@@ -61,7 +62,7 @@ def check(path: Path, endpoint: str, settings: ApiSettings) -> Checked:
             try:
                 if len(text) > settings.max_body_bytes:
                     raise RequestError(
-                        f"The line has more than {settings.max_body_bytes} bytes.", code="line_too_long"
+                        f"The line has more than {size_text(settings.max_body_bytes)}.", code="line_too_long"
                     )
                 for model in _check_line(text, number, endpoint, seen, settings):
                     found.models.setdefault(model, number)

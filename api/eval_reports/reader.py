@@ -16,6 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from personae.errors import NotFound, RequestError
+from personae.kernels.sizes import size_text
 
 RESULTS, PAGE = "results.jsonl", "report.html"
 MOST_RUNS = 200
@@ -165,7 +166,8 @@ class EvalReports:
         if info is None:
             raise RequestError(f"{RESULTS} of `{id[:80]}` does not begin with the head of a run.", param="id")
         if info.bytes > MOST_BYTES:
-            why = f"{RESULTS} of `{id[:80]}` has {info.bytes} bytes; at most {MOST_BYTES} are shown."
+            size, most = size_text(info.bytes, needed=True), size_text(MOST_BYTES)
+            why = f"{RESULTS} of `{id[:80]}` has {size}; at most {most} are shown."
             raise RequestError(why, param="id")
         with (path / RESULTS).open("rb") as file:
             return _report(info, _lines(file))

@@ -22,6 +22,7 @@ from personae.api.object_store import ObjectStore
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
 from personae.errors import NotFound, QuotaExceeded, RequestError, StorageFailed
+from personae.kernels.sizes import size_text
 
 STAGING = "staging"
 CONTENT = "content"
@@ -130,10 +131,11 @@ class FileStore:
         )[0]
         claimed = self.claimed(who.tenant)
         if limits.file_bytes is not None and used + claimed + size > limits.file_bytes:
-            running = f", and its batches that run {claimed}" if claimed else ""
+            running = f", and its batches that run {size_text(claimed, needed=True)}" if claimed else ""
             raise QuotaExceeded(
-                f"This tenant's files have {int(used)} of at most {limits.file_bytes} bytes{running}; "
-                f"{size} more do not fit. Remove one first."
+                f"This tenant's files have {size_text(int(used), needed=True)} of at most "
+                f"{size_text(limits.file_bytes)}{running}; {size_text(size, needed=True)} more do not fit. "
+                "Remove one first."
             )
         if limits.files is not None and count + files > limits.files:
             raise QuotaExceeded(f"This tenant has {count} files of at most {limits.files}. Remove one first.")

@@ -15,6 +15,7 @@ from personae.api.telemetry import logs, orca
 from personae.api.telemetry.metrics import Metrics
 from personae.api.wire.errors import error_response, visible
 from personae.errors import PayloadTooLarge, PersonaeError, RequestTimeout
+from personae.kernels.sizes import size_text
 
 _FORM_BYTES = 2**21  # what an upload may have in addition to its tensors
 _CLOSE = (b"connection", b"close")
@@ -152,7 +153,7 @@ class _Body:
         return message
 
     def _too_large(self) -> PersonaeError:
-        return PayloadTooLarge(f"The body is over the limit of {self._limit} bytes.", param="body")
+        return PayloadTooLarge(f"The body is over the limit of {size_text(self._limit)}.", param="body")
 
 
 class _Broken(Exception):

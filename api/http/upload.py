@@ -36,6 +36,7 @@ from personae.errors import (
     RequestError,
     StorageFailed,
 )
+from personae.kernels.sizes import size_text
 from personae.lora.disk import check_free
 from personae.lora.throttle import Throttle
 
@@ -269,7 +270,7 @@ class _FormCallbacks:
         self._left -= end - start
         if self._left < 0:
             raise PayloadTooLarge(
-                f"`{self._name}` has more than {self._limits[self._name]} bytes.", param=self._name
+                f"`{self._name}` has more than {size_text(self._limits[self._name])}.", param=self._name
             )
         if self._name in self._texts:
             self._texts[self._name] += data[start:end]

@@ -20,6 +20,7 @@ from personae.api.responses.kept_items import KeptItem, items_of
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.flusher import flushed
 from personae.errors import Conflict, NotFound, QuotaExceeded, RequestError, StorageFailed
+from personae.kernels.sizes import size_text
 
 logger = logging.getLogger(__name__)
 
@@ -230,6 +231,7 @@ def _check_room(db: Connection, tenant: str, limit: int | None, more: int) -> No
     ).fetchone()
     if used + more > most:
         raise QuotaExceeded(
-            f"This tenant's conversations have {int(used)} bytes, and may have {most}; delete some.",
+            f"This tenant's conversations have {size_text(int(used), needed=True)}, and may have "
+            f"{size_text(most)}; delete some.",
             param="conversation",
         )

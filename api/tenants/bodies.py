@@ -12,6 +12,7 @@ import anyio
 from personae.api.tenants.limits import limits_of
 from personae.api.tenants.store import Identity
 from personae.errors import Overloaded, RateLimited
+from personae.kernels.sizes import size_text
 
 TOTAL = 256 * 2**20
 
@@ -42,8 +43,9 @@ class BodyBudget:
         most = self.most(who)
         if self._held[who.tenant] + size > most:
             raise RateLimited(
-                f"The bodies of this tenant's requests in progress have {self._held[who.tenant]} bytes; with "
-                f"{size} more they would be over its limit of {most}. Wait for one to be taken in.",
+                f"The bodies of this tenant's requests in progress have {size_text(self._held[who.tenant])}, "
+                f"and may have {size_text(most)}; {size_text(size, needed=True)} more are too many. Wait for "
+                "one to be taken in.",
                 param="body",
             )
         if self.held() + size > self.total:

@@ -100,7 +100,7 @@ function Card({ adapter, users, remove }) {
       <div><dt>Shared</dt><dd>${adapter.shared ? "with all tenants" : "no"}</dd></div>
       <div><dt>SHA-256</dt><dd><code>${adapter.sha256.slice(0, 16)}…</code></dd></div>
     </dl>
-    <${Users} rows=${users} />
+    <${Users} name=${adapter.name} rows=${users} />
     <button type="button" class="danger" onClick=${remove}>Delete</button>
   </article>`;
 }
@@ -176,7 +176,7 @@ export function Adapters({ models, refresh, shown }) {
       html`<div class="card">
         <h2>From the server's start</h2>
         <ul>
-          ${fixed.map((one) => html`<li>${one.id}<${Users} rows=${users({ name: one.id, shared: true })} /></li>`)}
+          ${fixed.map((one) => html`<li>${one.id}<${Users} name=${one.id} rows=${users({ name: one.id })} /></li>`)}
         </ul>
       </div>`}
     </div>

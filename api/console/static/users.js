@@ -29,31 +29,33 @@ export function resolved(adapters, usage) {
 
 const tokens = (row) => row.prompt_tokens + row.completion_tokens;
 
-export function Users({ rows }) {
+export function Users({ name, rows }) {
   if (!rows) return null;
   if (!rows.length) return html`<p><small>Nobody used it in the last 30 days.</small></p>`;
   const most = [...rows].sort((a, b) => tokens(b) - tokens(a));
   return html`<details class="users" open=${rows.length <= 5}>
     <summary>Used by ${rows.length === 1 ? "1 tenant" : `${rows.length} tenants`} in the last 30 days</summary>
-    <table>
-      <thead>
-        <tr>
-          ${["Tenant", "Requests", "Prompt tokens", "Written", "Last used"].map((name) => html`<th scope="col">${name}</th>`)}
-        </tr>
-      </thead>
-      <tbody>
-        ${most.slice(0, SHOWN).map(
-          (row) =>
-            html`<tr>
-              <td>${row.tenant}</td>
-              <td>${row.requests}</td>
-              <td>${row.prompt_tokens}</td>
-              <td>${row.completion_tokens}</td>
-              <td title="The beginning of the hour">${when(row.last_hour)}</td>
-            </tr>`,
-        )}
-      </tbody>
-    </table>
+    <div class="scrolls" tabindex="0" role="region" aria-label=${`Who uses ${name}`}>
+      <table>
+        <thead>
+          <tr>
+            ${["Tenant", "Requests", "Prompt tokens", "Written", "Last used"].map((title) => html`<th scope="col">${title}</th>`)}
+          </tr>
+        </thead>
+        <tbody>
+          ${most.slice(0, SHOWN).map(
+            (row) =>
+              html`<tr>
+                <td>${row.tenant}</td>
+                <td>${row.requests}</td>
+                <td>${row.prompt_tokens}</td>
+                <td>${row.completion_tokens}</td>
+                <td title="The beginning of the hour">${when(row.last_hour)}</td>
+              </tr>`,
+          )}
+        </tbody>
+      </table>
+    </div>
     ${rows.length > SHOWN && html`<p><small>${rows.length - SHOWN} more used fewer tokens.</small></p>`}
   </details>`;
 }

@@ -102,7 +102,7 @@ async def test_the_least_recently_used_adapters_are_removed_when_the_cache_is_fu
         await in_thread(partial(cache.fetch, DIGESTS[3]))
         kept = {path.name for path in (tmp_path / "cache").iterdir()}
         assert kept == {DIGESTS[0], DIGESTS[2], DIGESTS[3]}
-        with pytest.raises(AdapterError, match="may hold 3500 bytes, and the adapter does not fit"):
+        with pytest.raises(AdapterError, match=r"may hold 3\.4KiB, and the adapter does not fit"):
             await in_thread(partial(cache.fetch, DIGESTS[8]))
         await in_thread(partial(cache.fetch, DIGESTS[4]))
 

@@ -442,6 +442,7 @@ async def test_the_quota_counts_what_an_adapter_really_takes(tmp_path: Path) -> 
             assert record["bytes"] == there > 10 * uploaded
             other = await upload(client, "other", {**files, CONFIG: config(16, lora_alpha=5)})
             assert (other.status_code, other.json()["error"]["code"]) == (429, "quota_exceeded")
+            assert "of at most 97.6KiB; " in other.json()["error"]["message"]
             assert (await upload(client, "poet", files, replace="true")).status_code == 201
             assert not fixture.leftovers()
         with fixture.data.write() as db:

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from live_server import serving
+from patience import PATIENCE
 from playwright.sync_api import Dialog, Locator, Page, expect
 from uploads import UploadFixture, open_fixture, whole
 
@@ -29,7 +30,11 @@ class Site:
         files = {field: ("x", content) for field, content in whole(seed).items()}
         headers = {"authorization": f"Bearer {self.keys[tenant]}"}
         answer = httpx.post(
-            f"{self.url}/v1/adapters", data={"name": name, **fields}, files=files, headers=headers, timeout=60
+            f"{self.url}/v1/adapters",
+            data={"name": name, **fields},
+            files=files,
+            headers=headers,
+            timeout=PATIENCE,
         )
         assert answer.status_code == 201, answer.text
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 from live_server import serving
+from patience import PATIENCE
 from playwright.sync_api import Page, expect
 from real_server import Running
 from uploads import open_fixture
@@ -153,7 +154,10 @@ def test_live_shows_what_the_metrics_say(page: Page, server: Running) -> None:
     assert page.locator(".chart").count() == 6
     expect(page.get_by_label("Table of engines")).to_contain_text("ready")
     body = {"model": "verse", "prompt": "hi", "max_tokens": 30, "ignore_eos": True}
-    httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+    for _ in range(2):  # the server may have collected the first of them before the answer
+        with page.expect_response("**/v1/stats"):
+            pass
     expect(page.locator(".chart", has_text="First token")).to_contain_text(re.compile(r"median \d"))
     expect(page.get_by_label("Table of tenants and adapters")).to_contain_text("verse")
     bars = page.get_by_role("group", name="steps")
@@ -194,8 +198,9 @@ def test_a_phone_needs_no_sideways_scrolling(scheme: str, page: Page, server: Ru
     page.set_viewport_size({"width": 360, "height": 740})
     open_console(page, server)
     for tab in ("Playground", "Live", "Adapters", "Tenants", "Batches and evals", "API"):
-        page.get_by_role("button", name=tab, exact=True).click()
-        page.wait_for_timeout(200)
+        button = page.get_by_role("button", name=tab, exact=True)
+        button.click()
+        expect(button).to_have_attribute("aria-current", "page")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
 
 

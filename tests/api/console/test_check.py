@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
+from patience import PATIENCE
 from real_server import Running
 
 ITEMS = {"type": "integer", "minimum": 3, "multipleOf": 7}
@@ -18,7 +19,7 @@ SCHEMA = {
 
 def check(server: Running, **fields: Any) -> dict[str, Any]:
     body = {"model": "verse", "messages": [{"role": "user", "content": "hi"}], **fields}
-    answer = httpx.post(f"{server.url}/v1/chat/completions/check", json=body, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/chat/completions/check", json=body, timeout=PATIENCE)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
