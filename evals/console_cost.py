@@ -31,6 +31,7 @@ from personae.evals.served import Served
 EVERY = 2.0  # seconds between two polls, as in `api/console/static/live.js`
 PATIENCE = 300.0  # seconds, of a machine that has much else to do
 POLLS = 300  # that are timed, one after the other
+APART = 30  # that are timed, each when the server's document is too old
 _RESAMPLED = 10_000
 _SHOWN = 10  # pairs between two reports
 
@@ -238,7 +239,8 @@ async def run(minutes: float, window: float, streams: int, tokens: int, polls: b
 
 
 async def _poll_cost(server: Served, client: httpx.AsyncClient) -> None:
-    """Time polls of an idle server, one after the other: most of them get the answer of that second."""
+    """Time polls of an idle server: one after the other, of which most get the answer of that second, and
+    apart, each of which makes an answer."""
     await client.get("/v1/stats")
     used = frontend_seconds(server.pid)
     for _ in range(POLLS):
@@ -247,6 +249,25 @@ async def _poll_cost(server: Served, client: httpx.AsyncClient) -> None:
     print(
         f"one of {POLLS} polls in a row: {len(answer.content):,} bytes, {1000 * cost:.2f} ms of the frontend"
     )
+    idle, apart = [await _apart(server, client, asks) for asks in (False, True)]
+    front, used = ((with_polls - without) / APART for without, with_polls in zip(idle, apart, strict=True))
+    print(
+        f"one of {APART} polls {EVERY:g} s apart: {1000 * front:.2f} ms of the frontend, "
+        f"{1000 * used:.2f} ms of all the server's processes, "
+        f"besides {1000 * idle[1] / APART:.2f} ms of those without a poll",
+        flush=True,
+    )
+
+
+async def _apart(server: Served, client: httpx.AsyncClient, asks: bool) -> tuple[float, float]:
+    """The processor seconds of an idle server, its frontend's and all of its processes', while polls come one
+    by one, or while none come for as long."""
+    front, used = frontend_seconds(server.pid), processor_of(server.pid)
+    for _ in range(APART):
+        if asks:
+            await client.get("/v1/stats")
+        await anyio.sleep(EVERY)
+    return frontend_seconds(server.pid) - front, processor_of(server.pid) - used
 
 
 def main(

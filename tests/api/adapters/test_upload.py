@@ -76,7 +76,7 @@ FORMS = {
     "no tensors": (form(*good()[:2]), f"`{TENSORS}` is required"),
     "no name field": (form(*good()[1:]), "`name` is required"),
     "large config": (form(part(CONFIG, b" " * (2**20 + 1))), "more than 1MiB"),
-    "large tensors": (form(part(TENSORS, b" " * 4001)), "more than 4000"),
+    "large tensors": (form(part(TENSORS, b" " * 4001)), "more than 3.9KiB"),
     "bad flag": (form(*good(), part("replace", b"yes", filename=None)), "true or false"),
     "other base": (form(*good(), part("base_model", b"gpt", filename=None)), "base model here is `base`"),
 }

@@ -20,7 +20,7 @@ async def test_a_tenant_over_its_limit_is_told_so_and_others_are_not() -> None:
     budget = BodyBudget(total=1000)
     first = budget.hold(who())
     first.grow(60)
-    with pytest.raises(RateLimited, match="limit of 100"):
+    with pytest.raises(RateLimited, match="may have 100 bytes"):
         budget.hold(who()).grow(50)
     budget.hold(who("bob")).grow(50)
     first.shrink()
