@@ -85,6 +85,12 @@ def test_an_instruction_on_integers_computes_what_ptx_says(instruction: str, exp
         ("max.f32 %r3, %r2, 0f7FC00000;", FLOATS),
         ("min.xorsign.abs.f32 %r3, %r2, 0f3F800000;", np.clip(FLOATS, -1, 1)),
         ("cvt.rzi.s32.f32 %r4, %r2; cvt.rn.f32.s32 %r3, %r4;", np.trunc(FLOATS)),
+        (
+            "mul.f32 %r4, %r2, 0f501502F9; cvt.rzi.s32.f32 %r5, %r4; cvt.rn.f32.s32 %r3, %r5;",
+            np.clip(FLOATS * 1e10, -(2**31), 2**31),
+        ),
+        ("cvt.rzi.s32.f32 %r4, 0f7FC00000; cvt.rn.f32.s32 %r3, %r4;", FLOATS * 0),
+        ("add.f32 %r4, %r2, 0fC2FE0000; ex2.approx.ftz.f32 %r3, %r4;", np.exp2(FLOATS - 127) * (FLOATS >= 1)),
         ("cvt.rn.bf16x2.f32 %r4, %r2, 0f00000000; and.b32 %r3, %r4, 0xFFFF0000;", FLOATS),
         # A sum of bfloat16 on Ampere, as Triton 3.9 writes it: times one, plus the other.
         (
@@ -99,6 +105,41 @@ def test_an_instruction_on_integers_computes_what_ptx_says(instruction: str, exp
 def test_an_instruction_on_floats_computes_what_ptx_says(instruction: str, expected: np.ndarray) -> None:
     found = run(f"ld.global.b32 %r2, [%rd3]; {instruction} st.global.b32 [%rd4], %r3;", FLOATS)
     np.testing.assert_allclose(found, expected, rtol=2**-8 if "bf16" in instruction else 1e-6)
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "add.rz.f32 %r3, %r2, %r2;",
+        "add.sat.s32 %r3, %r2, %r2;",
+        "mad.hi.s32 %r3, %r2, %r2, %r2;",
+        "fma.rn.ftz.f32 %r3, %r2, %r2, %r2;",
+        "max.NaN.bf16x2 %r3, %r2, %r2;",
+        "neg.bf16x2 %r3, %r2;",
+        "cvt.rz.bf16x2.f32 %r3, %r2, %r2;",
+        "cvt.rn.relu.bf16x2.f32 %r3, %r2, %r2;",
+        "setp.lt.ftz.f32 %p1, %r2, %r2;",
+        "setp.lt.s32 %p1|%p2, %r2, %r2;",
+        "mov.u32 %r3, %ntid.x;",
+        "mov.u32 %r3, %tid.y;",
+        "ld.global.nc.b32 %r3, [%rd3];",
+        "ld.acquire.gpu.global.b32 %r3, [%rd3];",
+        "st.shared::cluster.b32 [%r3], %r2;",
+        "cp.async.ca.shared.global.L2::cache_hint [%r5], [%rd3], 4, %rd5;",
+        "shfl.sync.bfly.b32 %r3, %r2, 3, 15, -1;",
+        "shfl.sync.bfly.b32 %r3, %r2, 3, 31, 0xffff;",
+        "shfl.sync.up.b32 %r3|%p1, %r2, 3, 0, -1;",
+        "redux.sync.add.s32 %r3, %r2, 0xffff;",
+        "bar.sync 1;",
+        "bar.sync 0, 32;",
+        "bar.warp.sync 1;",
+        "fence.acq_rel.gpu;",
+        "griddepcontrol.hold;",
+    ],
+)
+def test_a_modifier_or_an_operand_that_would_be_passed_over_is_refused(instruction: str) -> None:
+    with pytest.raises(Fault, match=r"does not know|a part of a warp"):
+        run(f"ld.global.b32 %r2, [%rd3]; {instruction}", NUMBERS)
 
 
 def test_a_parameter_with_a_sign_keeps_it_in_a_wider_register() -> None:

@@ -5,6 +5,7 @@
 
 import os
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,12 @@ if find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
 
 import triton
 from ptx import costs
+from ptx.cases_attention import attention
 from ptx.cases_sampling import VOICES, sampling
+from ptx.contract import CONTRACT
 from ptx.fuzz import KINDS, case
-from ptx.launches import Interpreted
+from ptx.launches import Interpreted, watched
+from ptx.reached import unreached
 
 TABLE = costs.read()
 ACCEPT = "If that is meant, accept it: `python -m personae.evals.kernels --costs`, and say why in the commit."
@@ -26,8 +30,11 @@ ACCEPT = "If that is meant, accept it: `python -m personae.evals.kernels --costs
 def test_a_compiled_kernel_equals_its_reference_breaks_no_rule_and_costs_what_it_did(
     name: str, capability: int
 ) -> None:
-    found = costs.costs(costs.run(name, capability))
+    """And the cases of the contract come to every instruction of it."""
+    runs = costs.run(name, capability)
+    found = costs.costs(runs)
     if triton.__version__ == TABLE["triton"]:
+        assert name not in CONTRACT or not unreached(name, runs)
         grown = list(costs.grown(name, capability, found, TABLE[f"sm_{capability}"].get(name, {})))
         assert not grown, "\n".join([*grown, ACCEPT])
 
@@ -45,6 +52,34 @@ def test_a_vocabulary_of_128256_gives_the_references_tokens() -> None:
     own = sampling(128_256, vocabulary=128_256, voices=tuple(range(1, len(VOICES))))
     with Interpreted(90):
         assert not [check.error() for check in own.run() if check.failed()]
+
+
+def test_a_wrong_count_of_a_level_fails_a_case_although_its_tokens_are_right() -> None:
+    def spoil(kernel: str, arguments: dict[str, Any]) -> None:
+        if kernel == "weigh_kernel":
+            arguments["counts_ptr"][0, 31] += 1
+
+    own = sampling(1, vocabulary=1000, voices=(3,))
+    with Interpreted(90), watched(spoil):
+        tokens, best, *stages = own.run()
+    assert not tokens.failed()
+    assert not best.failed()
+    assert [check.failed() for check in stages].count(True) == 1
+
+
+def test_parts_with_another_maximum_fail_a_case_although_they_merge_to_the_same() -> None:
+    def spoil(kernel: str, arguments: dict[str, Any]) -> None:
+        if kernel == "attention_kernel":
+            stats = arguments["stats_ptr"].view(-1, 2)
+            stats[:, 0] += 1
+            stats[:, 1] /= 2
+            arguments["sums_ptr"] /= 2
+
+    own = attention(0, 90, dim=64, kv_heads=1, group=2, rows=[(1, 600)], window=None, processors=16)
+    with Interpreted(90), watched(spoil):
+        result, *parts = own.run()
+    assert not result.failed()
+    assert [check.failed() for check in parts] == [False, True, True, True]
 
 
 def test_no_program_of_sampling_walks_a_vocabulary_alone() -> None:

@@ -7,7 +7,6 @@ import numpy as np
 
 from ptx.code import elements
 from ptx.decode import Operands, Source, Target, operation
-from ptx.faults import Fault
 from ptx.numbers import (
     BITS,
     TYPES,
@@ -188,8 +187,6 @@ _COMPARISONS: dict[str, Function] = {
 @operation("setp")
 def _compare(o: Operands) -> Action:
     compare = _COMPARISONS[o.parts[1]]
-    if "bf16" in o.parts:
-        raise Fault(f"the interpreter does not know {o.line.text}")
     if o.parts[2] in ("and", "or", "xor"):
         joined = _BINARY[o.parts[2]]
         return act(
@@ -224,9 +221,14 @@ def _special(o: Operands) -> Action:
         "rcp": lambda x: 1 / x,
     }
     function = exact[o.parts[0]]
-    if dtype.kind != "f":
-        raise Fault(f"the interpreter does not know {o.line.text}")
+    if "ftz" in o.parts:
+        return act(lambda x: _flushed(function(_flushed(x)).astype(dtype)), o.target(), o.source(1))
     return act(lambda x: function(x).astype(dtype), o.target(), o.source(1))
+
+
+def _flushed(x: Array) -> Array:
+    """Numbers too small for a whole mantissa become zero and keep their sign."""
+    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
 
 
 @operation("popc")
@@ -335,21 +337,25 @@ def _convert(o: Operands) -> Action:
     if to == "f16x2" and source == "e4m3x2":
         return act(_from_e4m3_pair, target, o.source(1, "e4m3x2"))
     if to == "e4m3x2" and source == "f32":
-        saturate = "satfinite" in o.parts
         return act(
-            lambda high, low: to_e4m3(low, high, saturate=saturate),
+            lambda high, low: to_e4m3(low, high),
             target,
             o.source(1, "f32"),
             o.source(2, "f32"),
         )
-    if "x2" in to or "x2" in source:
-        raise Fault(f"the interpreter does not know {o.line.text}")
     return act(_conversion(to, source, o.parts), target, o.source(1, source))
 
 
 def _from_e4m3_pair(bits: Array) -> Array:
     both = from_e4m3(bits).view(np.uint16)
     return pair(both[..., 0], both[..., 1])
+
+
+def _saturated(x: Array, dtype: np.dtype) -> Array:
+    """Whole numbers, float64, in an integer type of up to 32 bits; what is out of range becomes the nearest
+    that is not, and what is no number zero."""
+    limits = np.iinfo(dtype)
+    return np.nan_to_num(np.clip(x, limits.min, limits.max), nan=0).astype(dtype)
 
 
 _ROUNDINGS: dict[str, Function] = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
@@ -363,5 +369,5 @@ def _conversion(to: str, source: str, parts: tuple[str, ...]) -> Function:
         return lambda x: from_bf16(x).astype(dtype)
     if source[0] == "f" and to[0] in "us":
         rounding = next(_ROUNDINGS[part] for part in parts if part in _ROUNDINGS)
-        return lambda x: rounding(x).astype(dtype)
+        return lambda x: _saturated(rounding(x.astype(np.float64)), dtype)
     return lambda x: x.astype(dtype)

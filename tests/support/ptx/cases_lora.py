@@ -13,7 +13,8 @@ from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool, WorkList
 from personae.kernels.triton.sgmv import begin_sgmv, sgmv
 from personae.kernels.triton.sizes import Gpu, ceil_div
 from ptx.cases import Case, Check, untouched_outside
-from ptx.launches import unwritten
+from ptx.launches import unwritten, watched
+from ptx.stages_lora import LoraStages
 
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 6e-4}
 
@@ -83,13 +84,16 @@ def lora(seed: int, capability: int, **given: Unpack[Given]) -> Case:
         wide = tuple(WeightPool(pool.a.double(), pool.b.double()) for pool in pools)
         reference.sgmv(x.double(), truth.split(outputs, 1), wide, tables, work)
         ys = whole[:, :width].split(outputs, 1)
-        if beside:
-            begin_sgmv(x, pools, tables, work, OneStream(), gpu)(ys)
-        else:
-            sgmv(x, ys, pools, tables, work, gpu)
+        stages = LoraStages(x, pools, tables, work)
+        with watched(stages.look):
+            if beside:
+                begin_sgmv(x, pools, tables, work, OneStream(), gpu)(ys)
+            else:
+                sgmv(x, ys, pools, tables, work, gpu)
         own = torch.zeros(rows, width + 8, dtype=torch.bool)
         own[[adapter is not None for adapter in adapters], :width] = True
-        return [Check(whole[:, :width], truth, TOLERANCE[dtype]), untouched_outside(whole, before, own)]
+        result = Check(whole[:, :width], truth, TOLERANCE[dtype])
+        return [result, untouched_outside(whole, before, own), *stages.checks]
 
     return Case(text, run)
 

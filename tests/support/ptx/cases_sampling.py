@@ -1,4 +1,5 @@
-"""Cases of sampling for the interpreter; see `cases.py`. Tokens are the reference's."""
+"""Cases of sampling for the interpreter; see `cases.py`. Tokens are the reference's, and what a kernel leaves
+for the next one is compared with NumPy's."""
 
 import random
 
@@ -11,7 +12,8 @@ from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
 from personae.kernels.triton.sampling import choose
 from ptx.cases import Case, Check
-from ptx.launches import unwritten
+from ptx.launches import unwritten, watched
+from ptx.stages_sampling import SamplingStages
 
 VOCABULARIES = (1000, 5003, 20_011)
 # temperature, top_k, top_p, min_p
@@ -63,7 +65,10 @@ def sampling(
             words[row] = torch.randint(-(2**31), 2**31 - 1, (words.shape[1],)).int()
         bitmask = words if any(masked) else None
         tokens, best = reference.choose(logits.clone(), rows, bitmask, Scratch(torch.device("cpu")))
-        found, top = choose(logits, rows, bitmask)
-        return [Check(found, tokens, 0), Check(top, best, 0)]
+        octets = np.unpackbits(words.numpy().view(np.uint8), axis=1, bitorder="little")
+        stages = SamplingStages(np.where(octets[:, :width], logits.numpy(), -np.inf), rows)
+        with watched(stages.look):
+            found, top = choose(logits, rows, bitmask)
+        return [Check(found, tokens, 0), Check(top, best, 0), *stages.checks]
 
     return Case(text, run)

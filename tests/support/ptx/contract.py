@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import torch
 
-from ptx.cases import Case, append, attention, experts, gates, norms, rotary
+from ptx.cases import Case, append, experts, gates, norms, rotary
+from ptx.cases_attention import attention
 from ptx.cases_lora import lora
 from ptx.cases_sampling import sampling
 
@@ -18,6 +19,8 @@ Maker = Callable[[int], Case]
 # Of blocks of 64 keys the last is ragged in each stage of the pipeline.
 _DECODE = [(1, 1), (1, 17), (1, 100), (1, 150), (1, 220), (1, 600), (1, 257), (1, 1000)]
 _PROMPTS = [(60, 60), (1, 300), (33, 250), (70, 313)]
+# Split, and with as many queries as there is room for: a tile has more.
+_SPLIT = [(33, 500), (1, 300), (33, 330)]
 _CROWD = [*[(1, 1 + row % 19) for row in range(90)], (20, 30)]  # more rows than a warp lists
 
 
@@ -49,7 +52,7 @@ def _decode(capability: int, processors: int, *, plain: bool, fp8: bool = False)
     )
 
 
-def _prefill(capability: int, rows: list[tuple[int, int]], *, plain: bool) -> Case:
+def _prefill(capability: int, rows: list[tuple[int, int]], *, plain: bool, window: int = 90) -> Case:
     if plain:
         return attention(
             1,
@@ -64,7 +67,16 @@ def _prefill(capability: int, rows: list[tuple[int, int]], *, plain: bool) -> Ca
             processors=132,
         )
     return attention(
-        2, capability, dim=80, kv_heads=1, group=3, dtype=H, fp8=False, rows=rows, window=90, processors=132
+        2,
+        capability,
+        dim=80,
+        kv_heads=1,
+        group=3,
+        dtype=H,
+        fp8=False,
+        rows=rows,
+        window=window,
+        processors=132,
     )
 
 
@@ -125,8 +137,12 @@ CONTRACT: dict[str, list[Maker]] = {
     "prefill": [
         lambda capability: _prefill(capability, _PROMPTS, plain=True),
         lambda capability: _prefill(capability, _CROWD, plain=True),
+        lambda capability: _prefill(capability, _SPLIT, plain=True),
     ],
-    "prefill, window": [lambda capability: _prefill(capability, _PROMPTS, plain=False)],
+    "prefill, window": [
+        lambda capability: _prefill(capability, _PROMPTS, plain=False),
+        lambda capability: _prefill(capability, _SPLIT, plain=False, window=410),
+    ],
     "drafts": [
         lambda capability: attention(
             3,

@@ -5,8 +5,8 @@ from functools import partial
 
 import numpy as np
 
+from ptx import forms
 from ptx.code import Code, Line, elements
-from ptx.faults import Fault
 from ptx.numbers import BITS, TYPES, Array, immediate, integer
 from ptx.wave import Action, Instruction, Mask, Wave
 
@@ -121,6 +121,7 @@ def decode(code: Code) -> list[Instruction]:
 
 def instruction(line: Line, code: Code) -> Instruction:
     """One line of a kernel. Raises Fault if the interpreter does not know it."""
+    forms.check(line)
     build = partial(Instruction, line)
     predicate = None
     if line.predicate is not None:
@@ -129,8 +130,6 @@ def instruction(line: Line, code: Code) -> Instruction:
         target = code.labels[line.operands[0]] if line.opcode[0] == "bra" else None
         return build(None, predicate, target, frozenset(), frozenset())
     operands = Operands(line, code)
-    if line.opcode[0] not in DECODERS:
-        raise Fault(f"the interpreter does not know {line.text}")
     action = DECODERS[line.opcode[0]](operands)
     return build(action, predicate, None, frozenset(operands.reads), frozenset(operands.writes))
 

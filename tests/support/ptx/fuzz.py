@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 from ptx import cases
 from ptx.cases import Case
+from ptx.cases_attention import attention
 from ptx.cases_lora import lora
 from ptx.cases_sampling import sampling
 
 Maker = Callable[[int, int], Case]
 KINDS: dict[str, Maker] = {
-    "attention": cases.attention,
+    "attention": attention,
     "lora": lora,
     "sampling": lambda seed, _: sampling(seed),
     "norms": lambda seed, _: cases.norms(seed),

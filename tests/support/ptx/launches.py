@@ -1,6 +1,7 @@
 """Within `with`, what a host function launches is compiled for a GPU that is not here, and interpreted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -36,6 +37,21 @@ def unwritten(*shape: int, dtype: torch.dtype) -> Tensor:
     size = dtype.itemsize
     whole = np.full(shape, UNWRITTEN[dtype], BITS[size])
     return torch.from_numpy(whole.view(np.uint8)).view(dtype).view(shape)
+
+
+Look = Callable[[str, dict[str, Any]], None]
+_LOOKS: list[Look] = []
+
+
+@contextmanager
+def watched(look: Look) -> Iterator[None]:
+    """Within the block `look` is called after every interpreted launch, with its kernel's name and its
+    arguments by name."""
+    _LOOKS.append(look)
+    try:
+        yield
+    finally:
+        _LOOKS.remove(look)
 
 
 @dataclass
@@ -101,6 +117,8 @@ class Interpreted:
         )
         self.runs.append(Run(launch.kernel.__name__, ptx, counts))
         self._before = buffers.written()
+        for look in _LOOKS:
+            look(launch.kernel.__name__, launch.arguments)
 
 
 _COMPILED: dict[str, tuple[Any, list[str]]] = {}

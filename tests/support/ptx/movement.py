@@ -38,8 +38,6 @@ def _load(o: Operands) -> Action:
     width, space = size * count, o.parts[1].split("::")[0]
     targets = [o.into(name) for name in elements(o.text(0))]
     address, dtype = o.address(1), TYPES[o.kind]
-    if space not in ("global", "shared"):
-        raise Fault(f"the interpreter does not know {o.line.text}")
 
     def run(wave: Wave, mask: Mask) -> None:
         if space == "shared":
@@ -68,8 +66,6 @@ def _store(o: Operands) -> Action:
     space = o.parts[1].split("::")[0]
     sources = [o.value(name, f"b{8 * size}") for name in elements(o.text(1))]
     address = o.address(0)
-    if space not in ("global", "shared"):
-        raise Fault(f"the interpreter does not know {o.line.text}")
 
     def run(wave: Wave, mask: Mask) -> None:
         columns = [np.broadcast_to(source(wave), wave.size) for source in sources]
@@ -88,8 +84,6 @@ def _store(o: Operands) -> Action:
 
 @operation("cp")
 def _copy(o: Operands) -> Action:
-    if o.parts[1] != "async" or "bulk" in o.parts:
-        raise Fault(f"the interpreter does not know {o.line.text}")
     if "commit_group" in o.parts:
         return lambda wave, mask: wave.shared.commit_copies(wave.whole_programs(mask, "a commit of copies"))
     if "wait_all" in o.parts or "wait_group" in o.parts:
@@ -130,11 +124,9 @@ def _warp_barrier(wave: Wave, mask: Mask) -> None:
     wave.whole_warps(mask, "bar.warp.sync")
 
 
-@operation("fence", "membar")
-def _fence(o: Operands) -> Action:
-    if "proxy" in o.parts:
-        return lambda wave, mask: wave.shared.fence(wave.whole_programs(mask, "a fence"))
-    return lambda wave, mask: None
+@operation("fence")
+def _fence(_: Operands) -> Action:
+    return lambda wave, mask: wave.shared.fence(wave.whole_programs(mask, "a fence"))
 
 
 @operation("griddepcontrol")

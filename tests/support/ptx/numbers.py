@@ -90,10 +90,8 @@ def from_e4m3(bits: Array) -> NDArray[np.float16]:
     return wide.reshape(*bits.shape, 2)
 
 
-def to_e4m3(low: Array, high: Array, *, saturate: bool) -> NDArray[np.uint16]:
-    """Two float32 numbers as a 16-bit register."""
-    both = np.stack([low, high], -1).astype(np.float32)
-    if saturate:
-        both = np.clip(both, -LARGEST_E4M3, LARGEST_E4M3)
+def to_e4m3(low: Array, high: Array) -> NDArray[np.uint16]:
+    """Two float32 numbers as a 16-bit register; those out of range become the largest."""
+    both = np.clip(np.stack([low, high], -1).astype(np.float32), -LARGEST_E4M3, LARGEST_E4M3)
     octets: NDArray[np.uint8] = torch.from_numpy(both).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
     return octets.view(np.uint16).reshape(low.shape)

@@ -41,8 +41,8 @@ def explain(subject: Subject, mutant: Mutant) -> str | None:
         and _stores_the_same(subject, mutant, line)
     ):
         return "the threads that store or copy instead do the same, in the same place"
-    if line.opcode[0] == "ldmatrix" and _gives_the_same(subject, mutant):
-        return "the padding that it loads is all zeros"
+    if line.opcode[0] in ("ld", "ldmatrix") and mutant.kind == "offset" and _gives_the_same(subject, mutant):
+        return "what lies beside it is the same"
     return UNUSED if not _with_garbage(subject, mutant, line, all_threads=True) else None
 
 

@@ -15,7 +15,7 @@ _LANE = np.arange(WARP)
 @operation("shfl")
 def _shuffle(o: Operands) -> Action:
     mode, value, distance = o.parts[2], o.source(1, "u32"), o.source(2, "u32")
-    target = o.into(o.text(0).split("|")[0])
+    target = o.target()
 
     def run(wave: Wave, mask: Mask) -> None:
         wave.whole_warps(mask, "shfl")
@@ -46,10 +46,17 @@ _REDUCTIONS = {
 
 @operation("redux")
 def _reduce(o: Operands) -> Action:
-    reduction, value, target = _REDUCTIONS[o.parts[2]], o.source(1), o.target()
+    reduction, value, members, target = (
+        _REDUCTIONS[o.parts[2]],
+        o.source(1),
+        o.source(2, "u32"),
+        o.target(),
+    )
 
     def run(wave: Wave, mask: Mask) -> None:
         wave.whole_warps(mask, "redux")
+        if (lanes(np.broadcast_to(members(wave), wave.size), mask) != 0xFFFF_FFFF).any():
+            raise Fault("redux of a part of a warp")
         values = np.broadcast_to(value(wave), wave.size).reshape(-1, WARP)
         found = reduction.reduce(values, axis=1, dtype=values.dtype)
         target(wave, np.repeat(found, WARP), mask)
@@ -60,8 +67,6 @@ def _reduce(o: Operands) -> Action:
 @operation("vote")
 def _vote(o: Operands) -> Action:
     value, target = o.source(1, "pred"), o.target()
-    if "ballot" not in o.parts:
-        raise Fault(f"the interpreter does not know {o.line.text}")
 
     def run(wave: Wave, mask: Mask) -> None:
         wave.whole_warps(mask, "vote")
