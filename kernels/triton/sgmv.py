@@ -21,7 +21,7 @@ from personae.kernels.side_stream import SideStream
 from personae.kernels.triton.device.sgmv_expand import expand_kernel
 from personae.kernels.triton.device.sgmv_plan import plan_kernel
 from personae.kernels.triton.device.sgmv_shrink import shrink_kernel
-from personae.kernels.triton.launch import Launch, launch
+from personae.kernels.triton.launch import ALIGNMENT, Bound, Launch, launch
 from personae.kernels.triton.sizes import Gpu, ceil_div
 
 VECTOR_ROWS = 4  # rows of a segment up to which each is multiplied alone, without tensor cores
@@ -121,6 +121,10 @@ class SgmvPlan:
             "SEGMENTS": padded_segments(segments, self._tiles),
         }
         self._shrink: dict[bool, Launch] = {}
+        self.list_addresses = tuple([tensor.data_ptr() for tensor in (self.planes, *self.lists)])
+        # What the first layer has launched, for layers whose tensors are aligned, too.
+        self.shrink_ready: Bound | None = None
+        self.expand_ready: dict[tuple[int, ...], Bound] = {}  # by the strides of ys
         self.expand = launch(
             expand_kernel,
             RANKS=self._tiles.expand_ranks,
@@ -153,6 +157,11 @@ class SgmvPlan:
                 **self._shared,
             )
         return found
+
+    @staticmethod
+    def aligned(tensors: tuple[Tensor, ...]) -> bool:
+        """Whether all of them begin where kernels for aligned pointers may read."""
+        return not any(tensor.data_ptr() % ALIGNMENT for tensor in tensors)
 
     def make(self) -> None:
         """One launch that turns the work list and the rank tables into the lists."""
@@ -207,7 +216,7 @@ class Update:
         *,
         early: bool,
     ) -> None:
-        key = id(tables), early, x.shape, x.stride(0), weight_pools[0].b.shape[1]
+        key = id(tables), early, x.dtype, x.shape, x.stride(0), weight_pools[0].b.shape[1]
         plan = work.plans.get(key)
         if plan is None:
             plan = work.plans[key] = SgmvPlan(x, weight_pools, tables, work, gpu, early=early)
@@ -217,29 +226,39 @@ class Update:
     def shrink(self, programs: int) -> None:
         """Launch x A^T with `programs` per multiprocessor. The plan is launched first if the step has none
         yet."""
-        plan = self._plan
+        plan, grid = self._plan, (self._gpu.processors * programs, 1, 1)
+        a0, a1, a2 = _pad_to_three(tuple([pool.a for pool in self._weight_pools]))
+        if plan.shrink_ready is not None:
+            own = self._x.data_ptr(), a0.data_ptr(), a1.data_ptr(), a2.data_ptr()
+            if not (own[0] | own[1] | own[2] | own[3]) % ALIGNMENT:
+                plan.shrink_ready(grid, (*own, *plan.list_addresses, *plan.shrink_numbers))
+                return
         if not plan.made:
             plan.make()
-        a = _pad_to_three(tuple([weight_pool.a for weight_pool in self._weight_pools]))
-        plan.shrink(a)(
-            (self._gpu.processors * programs, 1, 1),
-            (self._x, *a, plan.planes, *plan.lists),
-            plan.shrink_numbers,
-        )
+        shrink, tensors = plan.shrink((a0, a1, a2)), (self._x, a0, a1, a2, plan.planes, *plan.lists)
+        shrink(grid, tensors, plan.shrink_numbers)
+        if plan.aligned(tensors):
+            plan.shrink_ready = shrink.ready(tensors, plan.shrink_numbers)
 
     def expand(self, ys: tuple[Tensor, ...]) -> None:
         """Launch the product with B, which is added to ys."""
-        plan = self._plan
-        plan.expand(
-            (self._gpu.processors * PROGRAMS, 1, 1),
-            (
-                plan.planes,
-                *_pad_to_three(tuple([pool.b for pool in self._weight_pools])),
-                *_pad_to_three(ys),
-                *plan.lists,
-            ),
-            (plan.tokens, *_pad_to_three(tuple([y.stride(0) for y in ys])), *plan.tail),
-        )
+        plan, grid = self._plan, (self._gpu.processors * PROGRAMS, 1, 1)
+        b0, b1, b2 = _pad_to_three(tuple([pool.b for pool in self._weight_pools]))
+        y0, y1, y2 = _pad_to_three(ys)
+        strides = y0.stride(0), y1.stride(0), y2.stride(0)
+        ready = plan.expand_ready.get(strides)
+        if ready is not None:
+            b = b0.data_ptr(), b1.data_ptr(), b2.data_ptr()
+            y = y0.data_ptr(), y1.data_ptr(), y2.data_ptr()
+            if not (b[0] | b[1] | b[2] | y[0] | y[1] | y[2]) % ALIGNMENT:
+                planes, *lists = plan.list_addresses
+                ready(grid, (planes, *b, *y, *lists, plan.tokens, *strides, *plan.tail))
+                return
+        tensors = plan.planes, b0, b1, b2, y0, y1, y2, *plan.lists
+        numbers = plan.tokens, *strides, *plan.tail
+        plan.expand(grid, tensors, numbers)
+        if plan.aligned(tensors) and (bound := plan.expand.ready(tensors, numbers)):
+            plan.expand_ready[strides] = bound
 
 
 def sgmv(
