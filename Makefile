@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup install wheel site clients deploy-tools serve test smoke lint lock docs eval bench
+.PHONY: setup install wheel gpu-wheels site clients deploy-tools serve test smoke lint lock docs eval bench
 .DEFAULT_GOAL := serve
 
 # Installs only when the project's dependencies have changed since the last time. instructor asks for an older
@@ -38,6 +38,13 @@ wheel: setup
 	rm -rf build dist
 	$(BIN)/python -m personae.kernels.cpu.prebuilt build/kernels
 	PERSONAE_KERNELS=$(CURDIR)/build/kernels $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
+
+# What evals/bench/gpu/day.sh installs on a machine with a GPU and without a network, for each Python it may have.
+gpu-wheels: setup
+	for version in 3.11 3.12 3.13; do \
+		$(BIN)/python -m pip download --quiet --disable-pip-version-check -c constraints.txt --no-deps -d build/gpu/wheels \
+			--only-binary :all: --platform manylinux2014_x86_64 --python-version $$version msgspec || exit; \
+	done
 
 # Clients for tests/clients that do not fit beside our own packages: LiteLLM and OpenAI Agents, each in an
 # environment of its own below .venv/clients (450 and 120 MB), and those for node, where node is found. Without

@@ -10,6 +10,7 @@ is. An override applies to what is chosen while it is in force:
 
     PERSONAE_KERNELS=reference                     all operators
     PERSONAE_KERNELS=rms_norm=reference,sgmv=cpu   some
+    PERSONAE_KERNELS=choose=flashinfer             sampling
     PERSONAE_ATTENTION_BACKEND=reference           attention
     PERSONAE_ATTENTION_BACKEND=flash               attention of steps with prompts
 """
@@ -29,7 +30,7 @@ from torch import Tensor
 from personae.errors import KernelError
 from personae.kernels import reference as references
 
-BACKENDS = {"cpu": ("cpu",), "cuda": ("triton", "flash")}
+BACKENDS = {"cpu": ("cpu",), "cuda": ("triton", "flash", "flashinfer")}
 """By type of device, best first."""
 REFERENCE = "reference"
 ALL = "*"  # in overrides: every operator without its own override

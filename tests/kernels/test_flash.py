@@ -139,7 +139,7 @@ def test_it_is_chosen_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
         "triton": {"paged_attention": Implementation(usual)},
         "flash": {"paged_attention": Implementation(mine, flash.DTYPES, on_request=True)},
     }
-    monkeypatch.setattr(registry, "operators", lambda backend: found[backend])
+    monkeypatch.setattr(registry, "operators", lambda backend: found.get(backend, {}))
     cuda = torch.device("cuda")
     assert attention_backend(cuda, torch.bfloat16) is usual
     with override(paged_attention="flash"):

@@ -35,8 +35,10 @@ def sampling(
     vocabulary: int | None = None,
     voices: tuple[int, ...] | None = None,
     masked: tuple[bool, ...] | None = None,
+    crowded: bool = False,
 ) -> Case:
-    """Rows that ask for different things (numbers of VOICES), some under a grammar (`masked`)."""
+    """Rows that ask for different things (numbers of VOICES), some under a grammar (`masked`). crowded: 64
+    ids of a chunk are all about as likely as the likeliest, so that a thread counts several of them."""
     dice = random.Random(seed)
     width = vocabulary or dice.choice(VOCABULARIES)
     asked = voices or tuple(dice.choices(range(len(VOICES)), k=dice.randint(1, 3)))
@@ -51,6 +53,8 @@ def sampling(
         logits.copy_(torch.randn(count, width) * 2.2)
         for row in logits:
             row[torch.randint(0, width, (30,))] += torch.linspace(4, 14, 30)
+            if crowded:
+                row[1024:2048:16] = row.max() - torch.rand(64) / 4
         temperature, top_k, top_p, min_p = zip(*(VOICES[voice] for voice in asked), strict=True)
         rows = SamplingRows(
             np.array(temperature, np.float32),

@@ -171,12 +171,22 @@ CONTRACT: dict[str, list[Maker]] = {
     ],
     "adapters, prompts": [
         lambda capability, dtype=dtype: _adapters(
-            capability, 2, [*[0] * 70, None, *[1] * 40, 2, *[3] * 17], [64, 16, 33, 8], dtype, False, 3
+            capability,
+            2,
+            [*[0] * 70, None, *[1] * 40, 2, *[3] * 17, *[4] * 3],
+            [64, 16, 33, 8, 0],
+            dtype,
+            False,
+            3,
         )
         for dtype in (B, H)
     ],
     "sampling": [
-        lambda _: sampling(1, vocabulary=5008, voices=(0, 1, 3, 4), masked=(True, False, True, False)),
-        lambda _: sampling(2, vocabulary=5008, voices=(2, 5, 6, 7), masked=(False, True, False, True)),
+        lambda _: sampling(
+            1, vocabulary=5008, voices=(0, 1, 3, 4), masked=(True, False, True, False), crowded=True
+        ),
+        lambda _: sampling(
+            2, vocabulary=5008, voices=(2, 5, 6, 7), masked=(False, True, False, True), crowded=True
+        ),
     ],
 }
