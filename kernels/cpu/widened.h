@@ -66,12 +66,7 @@ class Eight {
     };
 
     void widen(const char* from, bf16* to) const {
-        for (int64_t i = 0; i < BYTES; i += 64) {
-            const __m512i bytes = _mm512_load_si512(from + i), zero = _mm512_setzero_si512();
-            const __m512i first = _mm512_unpacklo_epi8(zero, bytes), second = _mm512_unpackhi_epi8(zero, bytes);
-            _mm512_store_si512(to + i, half_ ? through_halves(first) : through_floats(first));
-            _mm512_store_si512(to + i + 32, half_ ? through_halves(second) : through_floats(second));
-        }
+        half_ ? widen_lines<through_halves>(from, to) : widen_lines<through_floats>(from, to);
     }
     void widen(const char* from, half* to) const {
         for (int64_t i = 0; i < BYTES; i += 32) {
@@ -81,6 +76,15 @@ class Eight {
     }
 
    private:
+    // Which way is chosen outside the loop, which has its constants in registers then.
+    template <__m512i (*WAY)(__m512i)>
+    static void widen_lines(const char* from, bf16* to) {
+        for (int64_t i = 0; i < BYTES; i += 64) {
+            const __m512i bytes = _mm512_load_si512(from + i), zero = _mm512_setzero_si512();
+            _mm512_store_si512(to + i, WAY(_mm512_unpacklo_epi8(zero, bytes)));
+            _mm512_store_si512(to + i + 32, WAY(_mm512_unpackhi_epi8(zero, bytes)));
+        }
+    }
     static __m512i through_halves(__m512i words) { return brains(halves(words)); }
     static __m512i through_floats(__m512i words) {  // two of a lane
         const __m512i upper = _mm512_and_si512(words, _mm512_set1_epi32(int(0xffff0000)));
@@ -120,16 +124,13 @@ class Four {
     };
 
     void widen(const char* from, bf16* to) const {
-        const char* words = from + STEPS;
-        for (int64_t sixteen = 0; sixteen < 4; sixteen++) {
-            const __m512i halves = step_as_halves(from + sixteen * 16);
-            const __m512 floats = step_as_floats(from + sixteen * 16);
-            for (int line = 0; line < 2; line++, words += 64) {
-                const __m512i eight = _mm512_load_si512(words);
-                for (int pair = 0; pair < 4; pair++, to += 32)
-                    _mm512_store_si512(to, half_ ? through_halves(eight, pair, halves)
-                                                 : through_floats(eight, pair, floats));
-            }
+        if (half_) {
+            const __m512i raised = raised_levels();
+            widen_lines(from, to, step_as_halves, [=](__m512i eight, int pair, __m512i step) {
+                return brains(as_halves(eight, pair, step, raised));
+            });
+        } else {
+            widen_lines(from, to, step_as_floats, through_floats);
         }
     }
     void widen(const char* from, half* to) const {
@@ -141,6 +142,20 @@ class Four {
     }
 
    private:
+    // step_of(codes): the steps of 16 inputs; way(words, pair, steps): two of those inputs. Chosen outside the loop, which has
+    // its constants in registers then.
+    template <typename Step, typename Way>
+    static void widen_lines(const char* from, bf16* to, Step step_of, Way way) {
+        const char* words = from + STEPS;
+        for (int64_t sixteen = 0; sixteen < 4; sixteen++) {
+            const auto step = step_of(from + sixteen * 16);
+            for (int line = 0; line < 2; line++, words += 64) {
+                const __m512i eight = _mm512_load_si512(words);
+#pragma GCC unroll 4
+                for (int pair = 0; pair < 4; pair++, to += 32) _mm512_store_si512(to, way(eight, pair, step));
+            }
+        }
+    }
     static __m512 step_as_floats(const char* codes) {
         const __m512i all = _mm512_cvtepi8_epi32(_mm_load_si128((const __m128i*)codes));
         return (__m512)either(_mm512_slli_epi32(all, 19), 0x83f80000u, 120u << 23);
@@ -171,9 +186,9 @@ class Four {
     static __m512i as_halves(__m512i eight, int pair, __m512i step, __m512i levels) {
         return times(_mm512_permutexvar_epi16(_mm512_srli_epi16(eight, unsigned(pair * 4)), levels), step);
     }
-    static __m512i through_halves(__m512i eight, int pair, __m512i step) {
+    static __m512i raised_levels() {
         const __m512i all = levels(), raised = _mm512_set1_epi16(12 << 10);
-        return brains(as_halves(eight, pair, step, _mm512_mask_add_epi16(all, _mm512_test_epi16_mask(all, all), all, raised)));
+        return _mm512_mask_add_epi16(all, _mm512_test_epi16_mask(all, all), all, raised);
     }
     static __m512i through_floats(__m512i eight, int pair, __m512 step) {
         const __m512i low = (__m512i)_mm512_mul_ps(level(eight, pair), step);
