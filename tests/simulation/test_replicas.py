@@ -1,6 +1,8 @@
 """Several engines under a virtual clock: in every random scenario each request ends once, with its own
 tokens."""
 
+import random
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -73,6 +75,16 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, *times: float) -> None:
 
 
 BUSY = replace(CALM, workload=replace(CALM.workload, requests=100, rate=100.0, answer=(20, 60)), lull=100)
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = replace(CALM.workload, rate=20.0)
+    scenario = replace(CALM, seed=3, workload=load, faults_every=2.0, kinds=("kill", "silent"))
+    steady = simulate(scenario)
+    assert steady.restarts
+    jumps = random.Random(1)
+    monkeypatch.setattr(time, "time", lambda: jumps.uniform(0, 4e9))
+    assert simulate(scenario) == steady
 
 
 def test_no_stream_waits_until_a_dead_engine_has_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
