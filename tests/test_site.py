@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from diagrams import DRAWN, diagrams
 from docs_site import ROOT, build, collect
+from patience import PATIENCE
 from playwright.sync_api import sync_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+LIMIT = 1000 * PATIENCE  # milliseconds
 
 
 def test_every_page_is_collected_and_links_lead_to_pages(tmp_path: Path) -> None:
@@ -42,8 +44,9 @@ def test_a_diagram_that_was_changed_and_not_drawn_again_is_an_error(
 def test_the_pages_with_diagrams_are_complete_without_a_network(tmp_path: Path) -> None:
     build(tmp_path / "site", tmp_path / "pages")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=LIMIT)
         page = browser.new_page()
+        page.set_default_timeout(LIMIT)
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
         page.goto((tmp_path / "site" / "architecture.html").as_uri())
