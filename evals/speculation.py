@@ -168,17 +168,18 @@ async def compare(
     requests: int,
     rounds: int,
     pids: Mapping[str, int] = MappingProxyType({}),
+    first: int = 0,
 ) -> list[str]:
     """One row of the table. `urls`: the servers by their names, first the one that the others are compared
-    with. `pids`: their processes, if they run on this machine."""
+    with. `pids`: their processes, if they run on this machine. `first`: the first question's number."""
     speeds: dict[str, list[float]] = {way: [] for way in urls}
     efforts: dict[str, list[float]] = {way: [] for way in urls}  # tokens for a second of a processor
     names = set.intersection(*[await models(url) for url in urls.values()])
     different = 0
     before = {way: await drafts(url) for way, url in urls.items()}
     for turn in range(rounds + 1):
-        # No round repeats a prompt, because the prefix cache would change the load.
-        bodies = [LOADS[load](turn * requests + index) for index in range(requests)]
+        # No round repeats a prompt: the prefix cache and the tenant's earlier answers would change the load.
+        bodies = [LOADS[load](first + turn * requests + index) for index in range(requests)]
         bodies = [{**body, "max_tokens": TOKENS} for body in bodies]
         for body in bodies:
             if body.get("model") not in names:
@@ -194,12 +195,12 @@ async def compare(
         plain, *guessed = answers.values()
         different += sum(one != two for other in guessed for one, two in zip(plain, other, strict=True))
     off, *others = speeds.values()
-    first = next(iter(efforts.values()))
+    plain_efforts = next(iter(efforts.values()))
     row = [load, str(clients), f"{statistics.median(off):.0f}"]
     for (way, url), on in zip(list(urls.items())[1:], others, strict=True):
         computed, accepted = (now - then for now, then in zip(await drafts(url), before[way], strict=True))
         row += [f"{statistics.median(on):.0f}", spread(_ratios(off, on))]
-        row.append(spread(_ratios(first, efforts[way])) if first else "")
+        row.append(spread(_ratios(plain_efforts, efforts[way])) if plain_efforts else "")
         row.append(f"{accepted} of {computed}")
     return [*row, str(different)]
 
@@ -243,8 +244,10 @@ def main(
             addresses, pids = urls.split(","), {}
         ways = dict(zip(servers, addresses, strict=True))
         for load in loads.split(","):
+            first = 0
             for count in map(int, clients.split(",")):
-                row = anyio.run(compare, ways, load, count, count * requests, rounds, pids)
+                row = anyio.run(compare, ways, load, count, count * requests, rounds, pids, first)
+                first += count * requests * (rounds + 1)
                 table.add_row(*row)
                 typer.echo("  ".join(row), err=True)
     Console().print(table)

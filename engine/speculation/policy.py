@@ -17,6 +17,7 @@ GUESS = 0.5  # the acceptance rate that is assumed without any data
 TRUST = 2.0  # how many counted drafts a prior estimate is worth
 DEAR = 1.25  # the assumed time of a step of two tokens over that of one, before steps were measured
 STEPS = 8  # steps of one size that are measured before their time is trusted
+LATEST = 256  # steps of all sizes whose times are remembered
 VAIN = 4  # steps without a draft that is worth trying, after which the policy rests
 PASS = 0.15  # the assumed time of a pass of the draft model over that of a step, before both were measured
 THRIFT = 0.8  # a draft that is there is taken if it is at least this likely, relative to the draft model's
@@ -139,12 +140,17 @@ class Always:
 
 
 class StepTable:
-    """The time of steps by their tokens, learnt from measured steps with fading weights."""
+    """The time of steps by their tokens, learnt from measured steps with fading weights.
+
+    Between steps of two sizes the time is noisy, and of many sizes one is always fast by chance. So the time
+    of each size counts as much as there are measurements of it, and otherwise a line through all sizes does.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._seconds: dict[int, float] = {}
         self._seen: dict[int, int] = defaultdict(int)
+        self._line = _Line()
 
     def observe(self, tokens: int, seconds: float) -> None:
         """A step took `seconds`. A step that took far longer than similar ones counts as twice as long as
@@ -153,13 +159,25 @@ class StepTable:
             return
         seen = self._seen[tokens] = min(self._seen[tokens] + 1, 4 * STEPS)
         old = self._seconds.get(tokens, seconds)
-        self._seconds[tokens] = old + (min(seconds, 2 * old) - old) / seen
+        seconds = min(seconds, 2 * old)
+        self._seconds[tokens] = old + (seconds - old) / seen
+        self._line.add(tokens, seconds)
 
-    def ratio(self, tokens: int, more: int) -> float:
-        """How much longer a step takes with `more` additional tokens. Unknown times are interpolated between
-        known ones, and extrapolated beyond them."""
-        base = self._of(tokens)
-        return 1 + more * (DEAR - 1) / max(tokens, 1) if base is None else self._from(base, tokens, more)
+    def ratios(self, tokens: int, most: int) -> list[float]:
+        """How much longer a step takes with 0 to `most` additional tokens."""
+        base, slope = self._at(tokens), self._line.slope
+        found = [1.0]
+        for more in range(1, most + 1):
+            if base is None:
+                found.append(1 + more * _prior(tokens))
+                continue
+            expected = base + more * slope
+            seen = self._seen.get(tokens + more, 0)
+            if seen:
+                weight = seen / (seen + STEPS)
+                expected += weight * (self._seconds[tokens + more] - expected)
+            found.append(max(expected / base, 1.0))
+        return found
 
     def seconds(self, tokens: int) -> float | None:
         """The time of a step of so many tokens, or of the next larger one that is known; None if none is."""
@@ -167,22 +185,46 @@ class StepTable:
         size = min((size for size in known if size >= tokens), default=max(known, default=None))
         return None if size is None else self._seconds[size]
 
-    def _of(self, tokens: int) -> float | None:
-        return self._seconds[tokens] if self._seen.get(tokens, 0) >= STEPS else None
+    def _at(self, tokens: int) -> float | None:
+        """The time of a step of so many tokens; None as long as too little is known."""
+        if self._seen.get(tokens, 0) >= STEPS:
+            return self._seconds[tokens]
+        return self._line.at(tokens) if self._line.count >= STEPS else None
 
-    def _from(self, base: float, tokens: int, more: int) -> float:
-        longer = self._of(tokens + more)
-        if longer is not None:
-            return max(longer / base, 1.0)
-        known = [size for size in self._seconds if size > tokens and self._of(size) is not None]
-        below = max((size for size in known if size < tokens + more), default=tokens)
-        above = min((size for size in known if size > tokens + more), default=None)
-        at_below = self._seconds[below]
-        if above is not None:
-            share = (tokens + more - below) / (above - below)
-            return max((at_below + share * (self._seconds[above] - at_below)) / base, 1.0)
-        slope = (at_below - base) / (below - tokens) if below > tokens else (DEAR - 1) * base / tokens
-        return max((at_below + max(slope, 0.0) * (tokens + more - below)) / base, 1.0)
+
+class _Line:
+    """A line through the times of the latest steps, by their tokens. Where their sizes hardly differ it has
+    the assumed slope."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._tokens = self._seconds = self._spread = self._common = 0.0  # means, variance and covariance
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """One more step."""
+        self.count = min(self.count + 1, LATEST)
+        share = 1 / self.count
+        off, late = tokens - self._tokens, seconds - self._seconds
+        self._tokens += share * off
+        self._seconds += share * late
+        self._spread += share * ((1 - share) * off * off - self._spread)
+        self._common += share * ((1 - share) * off * late - self._common)
+
+    @property
+    def slope(self) -> float:
+        """Seconds for each additional token."""
+        assumed = self._seconds * _prior(self._tokens)
+        return max((self._common + assumed) / (self._spread + 1), 0.0)
+
+    def at(self, tokens: int) -> float:
+        """The time of a step of so many tokens."""
+        found = self._seconds + (tokens - self._tokens) * self.slope
+        return max(found, self._seconds * min(tokens / max(self._tokens, 1), 1))
+
+
+def _prior(tokens: float) -> float:
+    """The assumed time of one more token over that of a step of so many, if times are on a line."""
+    return (DEAR - 1) / (1 + (DEAR - 1) * max(tokens - 1, 0))
 
 
 class Measured:
@@ -258,10 +300,12 @@ class Measured:
         pass_time = self._pass_time(tokens, sum(candidate.promised > 0 for candidate in candidates))
         counts = [0] * len(candidates)
         best, total, chosen, passes = 1.0, 0.0, 0, 0
-        for count, (chance, _, depth) in enumerate(gains[: max(self._most - tokens, 0)], 1):
+        gains = gains[: max(self._most - tokens, 0)]
+        ratios = self._table.ratios(tokens, len(gains))
+        for count, (chance, _, depth) in enumerate(gains, 1):
             total += chance
             passes = max(passes, depth)
-            speed = (tokens + total) / tokens / (self._table.ratio(tokens, count) + passes * pass_time)
+            speed = (tokens + total) / tokens / (ratios[count] + passes * pass_time)
             if speed > best:
                 best, chosen = speed, count
         for _, row, _ in gains[:chosen]:

@@ -38,6 +38,21 @@ def test_drafts_that_are_right_are_not_tried_where_a_token_takes_as_long_as_a_st
     assert policy.choose(1, candidates) == [0]
 
 
+def test_many_rows_try_no_doubtful_drafts_before_it_is_known_what_they_cost() -> None:
+    for rows, tried in ((1, True), (32, False)):
+        policy = Measured()
+        for _ in range(STEPS):
+            policy.took(rows, 0.001)
+        assert any(policy.choose(rows, [Candidate(DRAFT, Record()) for _ in range(rows)])) == tried
+
+
+def test_a_size_that_was_fast_by_chance_does_not_make_drafts_pay() -> None:
+    policy, candidates = learnt(each=0.08, right=0.5, tokens=16)
+    before = policy.choose(16, candidates)
+    policy.took(30, 0.001)  # as fast as without drafts, once
+    assert policy.choose(16, candidates) == before
+
+
 def test_what_was_not_tried_for_long_is_tried_again() -> None:
     _, (candidate,) = learnt(each=0.1, right=0.0)
     fresh = Measured()
