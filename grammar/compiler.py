@@ -29,6 +29,7 @@ from personae.grammar.sandbox.small import is_foreign, is_small
 from personae.grammar.sandbox.warm_up import FIRST_SPECS
 from personae.grammar.schema.apart import kept_apart
 from personae.grammar.schema.canonical import canonicalise
+from personae.grammar.schema.complements import without_conditions
 from personae.grammar.schema.culprits import explanation
 from personae.grammar.schema.disjoint import without_disjoint_one_of
 from personae.grammar.schema.document import PARAMS, SCHEMA_PARAM, TOO_COMPLEX, Schema, parse_schema
@@ -372,6 +373,11 @@ class GrammarCompiler:
                 separate = kept_apart(one)
                 if separate is not None:
                     yield _spelled(separate)
+        for by_tags in (False, True):
+            with suppress(Exception):  # there is none, or it has no canonical form
+                plainer = without_conditions(left, by_tags=by_tags)
+                if plainer is not None:
+                    yield _spelled(without_overlaps(strip(canonicalise(strip(plainer)))))
 
     def _compile_best_effort(
         self,

@@ -22,7 +22,7 @@ _OPPOSING = frozenset(
 _NOTES = frozenset({"title", "description", "default", "examples", "$comment"})
 
 
-class _Inseparable(Exception):
+class Inseparable(Exception):
     """No condition is known that separates two branches."""
 
 
@@ -38,7 +38,7 @@ def kept_apart(document: Schema) -> Schema | None:
         return None  # references are relative to them
     try:
         return _Separator(document).whole()
-    except _Inseparable:
+    except Inseparable:
         return None
 
 
@@ -50,7 +50,7 @@ class _Separator:
         self._definitions: dict[str, Any] = {}
 
     def whole(self) -> dict[str, Any]:
-        """The document rewritten. Raises _Inseparable."""
+        """The document rewritten. Raises Inseparable."""
         found: dict[str, Any] = self.rewritten(self._document)
         if self._definitions:
             found["$defs"] = found.get("$defs", {}) | self._definitions
@@ -73,7 +73,7 @@ class _Separator:
         """The branches, each with its condition. `before` are the branches as they were written; the
         conditions exclude these."""
         if len(before) > _MOST_BRANCHES:
-            raise _Inseparable
+            raise Inseparable
         around = self._reader.parts({key: value for key, value in schema.items() if key != "oneOf"})
         read = [self._reader.parts(branch) for branch in before]
         known = [None if around is None or parts is None else [*around, *parts] for parts in read]
@@ -81,7 +81,7 @@ class _Separator:
             if one is None:
                 continue
             others = [other for other in known if other is not one and not self._reader.exclude(one, other)]
-            condition = _Condition(self._reader, one)
+            condition = Condition(self._reader, one)
             for other in others:
                 assert other is not None
                 condition.exclude(other)
@@ -104,7 +104,7 @@ class _Separator:
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
 
-class _Condition:
+class Condition:
     """What a branch must also satisfy, so that no other branch matches."""
 
     def __init__(self, reader: Reader, one: Parts) -> None:
@@ -117,13 +117,13 @@ class _Condition:
         self._kinds = self._all = reader.kinds(one)
 
     def exclude(self, other: Parts) -> None:
-        """Add what no value that satisfies `other` satisfies. Raises _Inseparable."""
+        """Add what no value that satisfies `other` satisfies. Raises Inseparable."""
         shared = self._reader.kinds(self._one) & self._reader.kinds(other)
         if "object" not in shared:
-            raise _Inseparable
+            raise Inseparable
         if len(shared) > 1:
             if not all(map(_is_of_objects, (*self._one, *other))):
-                raise _Inseparable
+                raise Inseparable
             self._kinds -= shared - {"object"}  # both accept all of these: neither branch may have them
         theirs, needed = _listed(other), _required(other)
         if self._barred.keys() & needed:
@@ -140,7 +140,7 @@ class _Condition:
         # A property that the other cannot have as it is here: written, it keeps the other away.
         odd = [name for name in self._listed if name not in self._barred and self._is_odd(name, other)]
         if not odd:
-            raise _Inseparable
+            raise Inseparable
         self._added[odd[0]] = None
 
     def _is_odd(self, name: str, other: Parts) -> bool:
