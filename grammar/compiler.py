@@ -29,7 +29,7 @@ from personae.grammar.sandbox.small import is_foreign, is_small
 from personae.grammar.sandbox.warm_up import FIRST_SPECS
 from personae.grammar.schema.apart import kept_apart
 from personae.grammar.schema.canonical import canonicalise
-from personae.grammar.schema.complements import without_conditions
+from personae.grammar.schema.complements import modern, without_conditions
 from personae.grammar.schema.culprits import explanation
 from personae.grammar.schema.disjoint import without_disjoint_one_of
 from personae.grammar.schema.document import PARAMS, SCHEMA_PARAM, TOO_COMPLEX, Schema, parse_schema
@@ -37,6 +37,7 @@ from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.listed import with_values_left
 from personae.grammar.schema.members import separated
+from personae.grammar.schema.merged import merged
 from personae.grammar.schema.overlaps import without_overlaps
 from personae.grammar.schema.patterns import plain_patterns
 from personae.grammar.schema.prepare import (
@@ -373,11 +374,16 @@ class GrammarCompiler:
                 separate = kept_apart(one)
                 if separate is not None:
                     yield _spelled(separate)
+        yield from _merged(strip(document))
         for by_tags in (False, True):
-            with suppress(Exception):  # there is none, or it has no canonical form
-                plainer = without_conditions(left, by_tags=by_tags)
-                if plainer is not None:
-                    yield _spelled(without_overlaps(strip(canonicalise(strip(plainer)))))
+            plainer: Schema | None = None
+            with suppress(*ANALYSIS_ERRORS):
+                plainer = strip(without_conditions(left, by_tags=by_tags))
+            if plainer is not None:
+                with suppress(Exception):  # it has no canonical form, or too large a one
+                    yield _spelled(without_overlaps(strip(canonicalise(plainer))))
+                yield _spelled(plainer)
+                yield from _merged(plainer)
 
     def _compile_best_effort(
         self,
@@ -434,6 +440,14 @@ class GrammarCompiler:
             if name not in self._backends:
                 self._backends[name] = make_backend(name, self.vocabulary)
             return self._backends[name]
+
+
+def _merged(document: Schema) -> Iterator[Schema]:
+    """The schema with everything that it says of a value in one place, if that is known."""
+    with suppress(*ANALYSIS_ERRORS):
+        together = merged(modern(without_disjoint_one_of(document)))
+        if together is not None:
+            yield _spelled(together)
 
 
 def _as_written(document: Schema) -> Iterator[Schema]:

@@ -14,7 +14,7 @@ from personae.grammar.budget.distance_bound import DistanceBound, Measure
 from personae.grammar.budget.hints import counted_values, examples_of, hints_of
 from personae.grammar.budget.regexes import pattern_distances
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, SET, children, target
+from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, NAMES, SET, children, target
 
 _BEGUN = 8  # a begun character or escape, and a quote; a number without bounds
 _LEXEME = 64  # any number, any string of a known format
@@ -61,7 +61,7 @@ class _SchemaBound:
         lexeme, plain, wide = 0, 0, False
         for node in nodes:
             lexeme, is_wide, narrow = self._lexeme(node, lexeme)
-            wide = wide or is_wide or SET in node
+            wide = wide or is_wide or SET in node or NAMES in node
             plain |= narrow
         lexeme += _BEGUN
         grown: int | None = 1 + (lexeme if plain else 0)
@@ -107,9 +107,7 @@ class _SchemaBound:
         """Whether plain text in a string that allows it leaves the answer as near to its end as before."""
         if "patternProperties" in node or "propertyNames" in node:
             return False
-        if (
-            HITS in node or SET in node or DISTINCT in node
-        ):  # text makes another string of an item that counts
+        if {HITS, SET, DISTINCT, NAMES} & node.keys():  # text makes another string of an item that counts
             return False
         if "format" in node and node["format"] not in _FIXED_FORMATS:
             return False

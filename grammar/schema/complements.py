@@ -1,9 +1,8 @@
 """Rewrites conditions (`not`, `oneOf`, `if`) by De Morgan's laws into what must be true.
 
-The complement of a schema is written as alternatives, one for each keyword that a value may violate. A
-keyword whose violation cannot be written (a repeated item, a property that is neither listed nor matches a
-pattern next to others) contributes none or a part. So the rewritten schema accepts nothing that the original
-does not, and sometimes less.
+The complement of a schema is written as alternatives, one for each keyword that a value may violate. Some
+violations can only be written in part: a property that is not listed next to others, a fraction where no
+multiple is allowed. So the rewritten schema accepts nothing that the original does not, and sometimes less.
 """
 
 from collections.abc import Iterator
@@ -41,13 +40,13 @@ _OPPOSITES = {
 }
 
 
-class TooMuch(ValueError):
-    """The complements would be too large."""
+class Inexpressible(ValueError):
+    """The complements would be too large, or one of them cannot be written at all."""
 
 
 def without_conditions(document: Schema, *, by_tags: bool = False) -> Schema | None:
     """A schema of draft 2020-12 without `not`, `if` and `oneOf` that accepts nothing that `document` does not
-    accept. None if there is none of these, or if none is known. Raises TooMuch.
+    accept. None if there is none of these, or if none is known. Raises Inexpressible.
 
     `by_tags`: the branches of `oneOf` are kept apart by what `apart.py` finds, as far as possible. That
     accepts less and takes less.
@@ -60,13 +59,20 @@ def without_conditions(document: Schema, *, by_tags: bool = False) -> Schema | N
         return None
     if any("$id" in one or "id" in one for one in nodes[1:]):
         return None  # references are relative to them
-    modern = _modern(document, dialect(document))
-    found: dict[str, Any] = _Rewriter(modern, by_tags=by_tags).affirmed(modern)
+    current = modern(document)
+    found: dict[str, Any] = _Rewriter(current, by_tags=by_tags).affirmed(current)
+    return found
+
+
+def modern(document: Any) -> Any:
+    """The schema in the keywords of draft 2020-12."""
+    if not isinstance(document, dict):
+        return document
+    found: dict[str, Any] = _modern(document, dialect(document))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
 
 
 def _modern(schema: Any, draft: int) -> Any:
-    """The schema in the keywords of draft 2020-12."""
     if not isinstance(schema, dict):
         return schema
     found = rebuild(schema, lambda _, child: _modern(child, draft))
@@ -126,7 +132,7 @@ class _Rewriter:
     def _count(self) -> None:
         self._left -= 1
         if self._left < 0:
-            raise TooMuch
+            raise Inexpressible
 
     def _one_of(self, schema: dict[str, Any]) -> Any:
         """Alternatives for the branches, each without the values of the others."""
@@ -139,7 +145,7 @@ class _Rewriter:
             for i, one in enumerate(known)
         ]
         if len(branches) > _MOST_BRANCHES and any(overlapping):
-            raise TooMuch
+            raise Inexpressible
         ways = []
         for place, branch in enumerate(branches):
             one = known[place]
@@ -178,11 +184,15 @@ class _Rewriter:
                     yield from _other_values([value])
                 case "pattern" | "format":
                     pattern = language({"not": {keyword: value}})
-                    if pattern is not None:
-                        yield {"type": "string", "pattern": pattern}
+                    if pattern is None:
+                        raise Inexpressible
+                    yield {"type": "string", "pattern": pattern}
                 case "multipleOf":
-                    if float(value).is_integer():
-                        yield _FRACTION
+                    if schema.get("type") == "integer" or not float(value).is_integer():
+                        raise Inexpressible
+                    yield _FRACTION
+                case "uniqueItems" if value:
+                    raise Inexpressible
                 case "anyOf":
                     yield _all(*map(self.denied, value))
                 case "allOf":
@@ -217,7 +227,10 @@ class _Rewriter:
                 yield _some(self.denied(value), {home: names for home, names in barred.items() if names})
             case "patternProperties":
                 for pattern, one in value.items():
-                    yield _some(self.denied(one), {"propertyNames": {"pattern": pattern}})
+                    denied = self.denied(one)
+                    if denied is not False:
+                        only = {"patternProperties": {pattern: denied}, "additionalProperties": False}
+                        yield {"type": "object", "minProperties": 1, **only}
             case "propertyNames":
                 names = _all({"type": "string"}, self.denied(value))
                 yield {"type": "object", "minProperties": 1, "propertyNames": names}

@@ -6,8 +6,8 @@ from typing import Any
 from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import strip
-from personae.grammar.schema.patterns import plain_patterns
-from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, SET, rebuild, target
+from personae.grammar.schema.patterns import endless, plain_patterns
+from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, NAMES, SET, rebuild, target
 from personae.grammar.tracked.arrays import listed_values
 from personae.grammar.tracked.support import BITS
 
@@ -37,6 +37,8 @@ def _separated(schema: Any, definitions: dict[str, Any]) -> Any:
     if rebuilt.get("uniqueItems") and _is_set_of_values(rebuilt, definitions):
         del rebuilt["uniqueItems"]
         rebuilt[DISTINCT] = True
+    if _counts_free_names(rebuilt):
+        rebuilt[NAMES] = True
     dependencies = rebuilt.get("dependencies")
     if isinstance(dependencies, dict) and all(isinstance(one, list) for one in dependencies.values()):
         del rebuilt["dependencies"]
@@ -59,9 +61,24 @@ def sets_as_written(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     rebuilt = rebuild(schema, lambda _, child: sets_as_written(child))
+    rebuilt.pop(NAMES, None)
     if rebuilt.pop(SET, False) or rebuilt.pop(DISTINCT, False):
         rebuilt["uniqueItems"] = True
     return rebuilt
+
+
+def _counts_free_names(schema: dict[str, Any]) -> bool:
+    """Whether an object must have several properties that are not listed, whose names can always continue in
+    a way that was not written."""
+    if schema.get("type") != "object" or schema.get("minProperties", 0) < 2:
+        return False
+    listed = {name for name, one in schema.get("properties", {}).items() if one is not False}
+    if schema.get("minProperties", 0) <= len(listed & {*schema.get("required", ())}) + 1:
+        return False
+    patterns, others = schema.get("patternProperties", {}), schema.get("additionalProperties", True)
+    if others is not False:
+        return all(one is not False for one in patterns.values())
+    return len(patterns) == 1 and all(one is not False and endless(name) for name, one in patterns.items())
 
 
 def _is_set_of_values(schema: dict[str, Any], definitions: dict[str, Any]) -> bool:

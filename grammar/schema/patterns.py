@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from personae.grammar.regex.parse import NotRegular
+from personae.grammar.regex.automaton import automaton
+from personae.grammar.regex.parse import NotRegular, parse
 from personae.grammar.regex.plain import NOTHING, conjuncts, literal, plain
 from personae.grammar.schema.formats import PATTERNS, WIDE
 from personae.grammar.schema.walk import rebuild
@@ -103,6 +104,23 @@ def exclusive(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
         return len(said) > 1 and plain(tuple(patterns)) is None
     except NotRegular:
         return False
+
+
+def endless(pattern: str) -> bool:
+    """Whether every beginning of a match can continue in any number of ways. False also if that is not
+    known."""
+    try:
+        found = automaton((parse(pattern),))
+    except NotRegular:
+        return False
+    ways = [set(row) for row in found.steps]
+    live = {state for state, accepts in enumerate(found.accepting) if accepts}
+    while more := {state for state, after in enumerate(ways) if after & live} - live:
+        live |= more
+    left = set(live)  # of these, the states from which infinitely many texts are accepted
+    while ended := {state for state in left if not ways[state] & left}:
+        left -= ended
+    return bool(left) and left == live
 
 
 def any_of(words: Iterable[Any]) -> str:

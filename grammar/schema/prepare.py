@@ -6,6 +6,7 @@ left of it.
 """
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,15 @@ _SINCE = {
     | {"unevaluatedProperties", "unevaluatedItems"},
     jsonschema_rs.Draft202012: {"prefixItems"},
 }
+_OF_JSON_SCHEMA = re.compile("https?://json-schema.org/")
+_CURRENT = "https://json-schema.org/draft/2020-12/schema"
+_DRAFTS = {
+    jsonschema_rs.Draft4: "http://json-schema.org/draft-04/schema#",
+    jsonschema_rs.Draft6: "http://json-schema.org/draft-06/schema#",
+    jsonschema_rs.Draft7: "http://json-schema.org/draft-07/schema#",
+    jsonschema_rs.Draft201909: "https://json-schema.org/draft/2019-09/schema",
+    jsonschema_rs.Draft202012: _CURRENT,
+}
 _FAR = 2**63 - 1  # the library has no integers from here on
 _LEAST_AND_MOST = (
     *((least, most) for least in ("minimum", "exclusiveMinimum") for most in ("maximum", "exclusiveMaximum")),
@@ -47,9 +57,11 @@ _LEAST_AND_MOST = (
 
 
 def without_ignored(document: Schema) -> Schema:
-    """The document without what has no meaning: keywords that its draft does not have and, up to draft 7, the
-    siblings of a `$ref`."""
+    """The document without what has no meaning: keywords that its draft does not have, up to draft 7 the
+    siblings of a `$ref`, and a `$schema` of its own, which the library would look for."""
     draft = jsonschema_rs.Draft202012 if isinstance(document, bool) else dialect(document)
+    if isinstance(document, dict) and not _OF_JSON_SCHEMA.match(str(document.get("$schema", _CURRENT))):
+        document = document | {"$schema": _DRAFTS[draft]}
     later = frozenset(keyword for since, brought in _SINCE.items() if since > draft for keyword in brought)
     siblings = ASSERTIONS - {"$ref"} if draft <= jsonschema_rs.Draft7 else frozenset()
     return _without_ignored(document, later, siblings, root=True) if later else document

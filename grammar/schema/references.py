@@ -13,7 +13,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 import jsonschema_rs
 
 from personae.grammar.schema.document import Schema, dialect
-from personae.grammar.schema.walk import children, rebuild, subschemas
+from personae.grammar.schema.walk import MANY, NAMED, ONE, children, rebuild, subschemas
 
 _MOST_SCHEMAS = 20_000
 _DYNAMIC = ("$dynamicRef", "$recursiveRef")
@@ -60,9 +60,21 @@ def _needs_resolving(document: dict[str, Any]) -> bool:
         reference = node.get("$ref", "#")
         if any(keyword in node for keyword in _DYNAMIC) or not isinstance(reference, str):
             return True
-        if reference != "#" and not reference.startswith("#/"):
+        if reference != "#" and not (reference.startswith("#/") and _leads_along_keywords(reference)):
             return True
     return False
+
+
+def _leads_along_keywords(pointer: str) -> bool:
+    """Whether a pointer leads through keywords alone, so that its target stays where what binds nothing is
+    left out."""
+    steps = iter(pointer.split("/")[1:])
+    for step in steps:
+        if step in NAMED or step in MANY:
+            next(steps, None)
+        elif step not in ONE and not step.isdecimal():  # older drafts have a list of `items`
+            return False
+    return True
 
 
 @dataclass(slots=True)

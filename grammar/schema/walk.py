@@ -28,6 +28,9 @@ SET = "x-personae-set"
 DISTINCT = SET + "-of-values"
 """In an array, added here: true if no item may come twice. The items are written so that each value has one
 spelling (`tracked/items.py`)."""
+NAMES = SET + "-of-names"
+"""In an object, added here: true if no property may come twice, so that those that are not listed can be
+counted."""
 FRACTION = "x-personae-fraction"
 """In a number, added here: true if the number must not be whole."""
 MANY = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})

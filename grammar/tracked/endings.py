@@ -13,6 +13,7 @@ _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _BLANKS = b" \t\r\n"
 _CROSSING = re.compile(rb",[ \t\r\n]*[^ \t\r\n]", re.DOTALL)
 _CROSSING_WITHIN = re.compile(rb"[}\]].*,[ \t\r\n]*[^ \t\r\n]", re.DOTALL)
+_NAME = re.compile(rb',[ \t\r\n]*"(?:[^"\\]|\\.)*"', re.DOTALL)
 _OPENING = re.compile(rb"\[.*,", re.DOTALL)
 
 Words = NDArray[np.uint32]
@@ -80,9 +81,22 @@ class Endings:
         """All tokens but those that begin an array and end an item in it."""
         return self._without(_OPENING)
 
+    @cached_property
+    def unnamed(self) -> Words:
+        """All tokens but those that end a property or a value and write the next name."""
+        return self._without(_NAME)
+
     def prepare(self) -> None:
         """Build what sets of values need: it takes longer than a step may."""
-        for table in (self.directly, self.deeper, self.outside, self._all, self._behind_blanks, self.longest):
+        for table in (
+            self.directly,
+            self.deeper,
+            self.outside,
+            self.unnamed,
+            self._all,
+            self._behind_blanks,
+            self.longest,
+        ):
             del table
 
     def _without(self, pattern: re.Pattern[bytes]) -> Words:

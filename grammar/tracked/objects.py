@@ -14,6 +14,7 @@ import jsonschema_rs
 
 from personae.grammar.regex.plain import complement
 from personae.grammar.schema.patterns import anything_but
+from personae.grammar.schema.walk import NAMES
 from personae.grammar.tracked.support import BITS, OBJECT, Untracked, said
 
 Rule = Callable[[Any], str]
@@ -33,6 +34,8 @@ class _Members:
     least: int
     most: int | None
     dependent: tuple[tuple[str, str], ...]
+    once: bool
+    """Whether no property is written twice, as the matcher sees to it."""
 
 
 def object_rules(schema: dict[str, Any], rule: Rule, name: str, *, any_order: bool) -> Iterator[str]:
@@ -93,15 +96,15 @@ def _members(schema: dict[str, Any]) -> _Members:
         max(0, schema.get("minProperties", 0)),
         schema.get("maxProperties"),
         tuple(pair for pair in dict.fromkeys(dependent) if pair[0] not in barred and pair[1] not in required),
+        NAMES in schema,
     )
 
 
 class _Shape:
     """What both orders have in common: one bit for each listed property, then bits for other properties.
 
-    Other properties that count towards `maxProperties` have as many bits as there may be of them. An unlisted
-    property may be written twice and is then a single property, so all of them count once towards
-    `minProperties`.
+    Other properties that count have as many bits as there may or must be of them. Where an unlisted property
+    may be written twice, it is then a single property, so all of them count once towards `minProperties`.
     """
 
     def __init__(self, members: _Members) -> None:
@@ -118,11 +121,14 @@ class _Shape:
         slots = 0
         if members.others:
             slots = self.most if self.most is not None else 1
-            if self.most is not None and least > required:
+            if members.once and self.most is None:
+                slots = max(least, 1)
+            elif self.most is not None and least > required and not members.once:
                 raise Untracked(
                     "unlisted properties would count towards both minProperties and maxProperties"
                 )
-        if len(self.names) + slots > BITS or len(self.names) + bool(slots) < least:
+        counted = slots if members.once else bool(slots)
+        if len(self.names) + slots > BITS or len(self.names) + counted < least:
             raise Untracked("there are too many properties to count, or too few that can be distinguished")
         if self.most is not None and members.dependent:
             raise Untracked("a dependent property may not fit")
@@ -149,13 +155,16 @@ class _Shape:
     def others(self) -> Iterator[tuple[str, str]]:
         """How an unlisted property changes the bits, and where it may be."""
         first, conditions = len(self.names), self._other()
-        if self.most is None:
+        if self.most is None and not self.members.once:
             yield f"set_bit({first})", _all(conditions)
             return
         for slot in range(self.slots):
             bit = first + slot
             free = [f"bit_clear({bit})", *([f"bit_set({bit - 1})"] if slot else [])]
             yield f"set_bit({bit})", _all([*conditions, *free])
+        if self.most is None:
+            last = first + self.slots - 1
+            yield f"set_bit({last})", _all([*conditions, f"bit_set({last})"])
 
     def _other(self) -> list[str]:
         raise NotImplementedError
@@ -201,7 +210,7 @@ class _InOrder(_Shape):
         if self.most is not None and name not in self.members.required:
             later = sum(self._wanted(one) for one in self.names[place:])
             conditions.append(f"bit_count_lt(_, {self.most - later})")
-        if self.least:
+        if self.least and not (self.members.once and self.slots):
             least = self.least - (count - place) - bool(self.slots)
             conditions += [f"bit_count_ge(_, {least})"] if least > 0 else []
         for one, other in self.members.dependent:
@@ -223,7 +232,7 @@ class _InOrder(_Shape):
         conditions = self._before(count) + [self._kept(*pair) for pair in self.members.dependent]
         if self.most is not None:
             conditions.append(f"bit_count_lt(_, {self.most})")
-        if self.least:
+        if self.least and not self.members.once:
             conditions.append(f"bit_count_ge(_, {self.least - 1})")
         return conditions
 

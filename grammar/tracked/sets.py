@@ -15,7 +15,7 @@ import numpy as np
 
 from personae.grammar.backend import BackendMatcher, CompiledGrammar
 from personae.grammar.bitmask import Bitmask
-from personae.grammar.schema.walk import DISTINCT, SET, target
+from personae.grammar.schema.walk import DISTINCT, NAMES, SET, target
 from personae.grammar.tracked.distinct import ItemGrammar, Written
 from personae.grammar.tracked.endings import Endings, clear_tokens
 from personae.grammar.tracked.support import Untracked
@@ -84,6 +84,7 @@ class Reader:
         ]
         self._thought = places.thought
         self.distinct = False
+        self.names = any(NAMES in json.dumps(document) for _, document in places.schemas)
         for (_, document), (_, nodes) in zip(places.schemas, self._roots, strict=True):
             if DISTINCT in json.dumps(document):
                 self._prepare(nodes)
@@ -211,12 +212,12 @@ def _step(reader: Reader, state: _State, text: bytes, begun: bytearray) -> _Stat
             content = bytes(begun[start:]) + text[max(start - length, 0) : place - 1]
             start = -1
             _check(frame, begun, text, length, place)
-            if frame is not None and is_key:
-                frame = frame._replace(value=reader.children(frame.nodes, _name(content)))
-            elif frame is not None and frame.seen is not None:
+            if frame is not None and frame.seen is not None and is_key == frame.is_object:
                 if content in frame.seen:
                     raise _Violation
                 frame = frame._replace(seen=frame.seen | {content})
+            if frame is not None and is_key:
+                frame = frame._replace(value=reader.children(frame.nodes, _name(content)))
             continue
         found = (_OPENING if frame is None else _SIGNS).search(text, place)
         if found is None:
@@ -310,7 +311,8 @@ def _set_around(frame: _OpenValue | None) -> _OpenValue | None:
 
 def _opened(reader: Reader, frame: _OpenValue | None, nodes: _Nodes, *, is_object: bool) -> _OpenValue:
     if is_object:
-        return _OpenValue(frame, True, nodes, (), None)
+        names = frozenset[bytes]() if any(NAMES in node for node in nodes) else None
+        return _OpenValue(frame, True, nodes, (), names)
     is_set = any(SET in node for node in nodes)
     items = reader.items(nodes) if reader.distinct else None
     written = None if items is None else items.unwritten
@@ -327,7 +329,7 @@ class SetsCompiled:
         self._inner = inner
         self._reader = Reader(places, compile_items)
         self._endings = endings
-        if self._reader.distinct:
+        if self._reader.distinct or self._reader.names:
             endings.prepare()
 
     @property
@@ -357,6 +359,8 @@ class SetsMatcher:
             return
         words, state = bitmask[row].view(np.uint32), self._states[-1]
         frame, endings = state.frame, self._endings
+        if self._reader.names:
+            words &= endings.unnamed
         around = _set_around(frame) if self._reader.distinct else None
         if around is not None and around.written is not None:
             self._leave_out_items(words, around, around.written, direct=around is frame)
@@ -370,7 +374,7 @@ class SetsMatcher:
         else:
             words &= endings.within
             begun = bytes(self._text[state.start :])
-            for item in frame.seen:
+            for item in frame.seen if state.is_key == frame.is_object else ():
                 if item.startswith(begun):
                     clear_tokens(words, endings.beginning(item[len(begun) :] + b'"'))
 

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, SET, children, rebuild, target
+from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, NAMES, SET, children, rebuild, target
 
 BITS = 64
 COUNTED = frozenset(
-    {"uniqueItems", "minProperties", "maxProperties", "dependentRequired", HITS, FRACTION, DISTINCT}
+    {"uniqueItems", "minProperties", "maxProperties", "dependentRequired", HITS, FRACTION, DISTINCT, NAMES}
 )
 OBJECT = frozenset(
     {"type", "properties", "required", "additionalProperties", "patternProperties", "minProperties"}
-    | {"maxProperties", "dependentRequired"}
+    | {"maxProperties", "dependentRequired", NAMES}
 )
 ARRAY = frozenset(
     {

@@ -11,7 +11,7 @@ from typing import Any
 
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.gate import counts_properties
-from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, rebuild, target
+from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, NAMES, rebuild, target
 from personae.grammar.tracked.arrays import array_rules
 from personae.grammar.tracked.items import Items
 from personae.grammar.tracked.numerals import fractions
@@ -41,7 +41,7 @@ _ARRAY_ONLY = frozenset(
 )
 _OBJECT_ONLY = frozenset(
     {"properties", "required", "additionalProperties", "patternProperties", "minProperties"}
-    | {"maxProperties", "dependentRequired"}
+    | {"maxProperties", "dependentRequired", NAMES}
 )
 
 
