@@ -12,12 +12,14 @@ from typing import Any
 
 import jsonschema_rs
 
+from personae.grammar.regex.plain import NOTHING
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.gate import ASSERTIONS
 from personae.grammar.schema.patterns import language
 from personae.grammar.schema.walk import rebuild, subschemas, target
 
 _MOST = 2_000
+_LONGEST = 4_000  # of a pattern for several, in characters
 _HOMES = ("$defs", "definitions")
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _GREATEST = frozenset(
@@ -58,6 +60,7 @@ class _Merger:
         self._homes = {home: document[home] for home in _HOMES if home in document}
         self._names: dict[frozenset[int], str] = {}
         self._unwritten: list[tuple[str, Parts]] = []
+        self._rests: dict[tuple[int, frozenset[str]], dict[str, Any]] = {}
         self._kept: list[Any] = []  # schemas made here, kept so that their identities are not reused
 
     def whole(self) -> Schema:
@@ -107,8 +110,18 @@ class _Merger:
                     raise Unmerged("a reference leads elsewhere")
                 unseen.append(target(self._document, reference))
             if _said(one) - {"allOf", "$ref"}:
-                found[id(one)] = one
+                own = self._without(one, frozenset({"allOf", "$ref"}))
+                found[id(own)] = own
         return tuple(found.values())
+
+    def _without(self, schema: dict[str, Any], keywords: frozenset[str]) -> dict[str, Any]:
+        """The schema without some keywords; the same object each time."""
+        if not keywords & schema.keys():
+            return schema
+        key = id(schema), keywords
+        if key not in self._rests:
+            self._rests[key] = {name: value for name, value in schema.items() if name not in keywords}
+        return self._rests[key]
 
     def _merge(self, parts: Parts) -> Any:
         """One schema for what satisfies all parts."""
@@ -134,6 +147,15 @@ class _Merger:
         if any(_OF_OBJECTS & one.keys() for one in parts):
             self._add_members(found, parts)
         self._add_items(found, [one for one in parts if {"items", "prefixItems"} & one.keys()])
+        if found.get("not") == _FRACTIONAL and "number" not in kinds:
+            kinds -= {"integer"}
+            if not kinds:
+                return False
+            found = {**found, "type": sorted(kinds)}
+        if kinds == {"string"} and len(found.get("allOf", ())) > 1:
+            found = _in_one_pattern(found)
+            if found.get("pattern") == NOTHING:
+                return False
         if "object" not in kinds:
             found = {key: value for key, value in found.items() if key not in _OBJECT_KEYWORDS}
         if any(found.get("properties", {}).get(name) is False for name in found.get("required", ())):
@@ -157,7 +179,7 @@ class _Merger:
 
     def _either(self, one: dict[str, Any], parts: Parts) -> Any:
         """The alternatives of one part, each with all the other parts."""
-        rest = {key: value for key, value in one.items() if key != "anyOf"}
+        rest = self._without(one, frozenset({"anyOf"}))
         others = [rest if part is one else part for part in parts]
         ways = [self._reference([branch, *others]) for branch in one["anyOf"]]
         left = [way for way in ways if way is not False]
@@ -245,6 +267,14 @@ class _Merger:
                     here.append(value)
             schemas += here or [one.get("additionalProperties", True)]
         return self._reference(schemas)
+
+
+def _in_one_pattern(schema: dict[str, Any]) -> dict[str, Any]:
+    """Strings with one pattern instead of several, if one is known that is not long."""
+    pattern = language({"allOf": schema["allOf"]})
+    if pattern is None or len(pattern) > _LONGEST:
+        return schema
+    return {key: value for key, value in schema.items() if key != "allOf"} | {"pattern": pattern}
 
 
 def _in_common(patterned: list[dict[str, Any]]) -> str:

@@ -11,20 +11,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.patterns import anything_but
-from personae.grammar.schema.walk import target
+from personae.grammar.schema.patterns import anything_but, endless
+from personae.grammar.schema.walk import DISTINCT, SET, target
 from personae.grammar.tracked.arrays import listed_values
 from personae.grammar.tracked.numerals import fractions, integers
 from personae.grammar.tracked.support import AROUND, Leaf, Untracked
 
-_NOTES = AROUND | {"description", "default", "examples", "$comment"}
+_NOTES = (AROUND - {SET}) | {"description", "default", "examples", "$comment"}
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 _OF_TYPE = {
     "integer": _OF_NUMBERS,
     "number": _OF_NUMBERS,
     "string": frozenset({"minLength", "maxLength", "pattern", "format", "allOf"}),
-    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
+    "array": frozenset({"items", "prefixItems", "minItems", "maxItems", DISTINCT, SET}),
     "object": frozenset({"properties", "required", "additionalProperties"}),
 }
 _BINDING = frozenset().union(*_OF_TYPE.values())
@@ -122,6 +122,8 @@ class Items:
     def _array(self, name: str, schema: dict[str, Any]) -> Iterator[str]:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         first, rest = schema.get("prefixItems", []), schema.get("items", True)
+        if (DISTINCT in schema or SET in schema) and not self._has_room(rest):
+            raise Untracked("the items of a set are sets of few values")
         if isinstance(rest, list):
             raise Untracked("items are listed as in older drafts")
         most = len(first) if rest is False and (most is None or most > len(first)) else most
@@ -146,6 +148,21 @@ class Items:
             return
         high = "" if most is None else most - 1
         yield f'{name}_0: {item} ("," {item}){{{max(low - 1, 0)},{high}}}' + ("" if low else " |")
+
+    def _has_room(self, schema: Any) -> bool:
+        """Whether every begun value can become one of more values than an answer can hold."""
+        for _ in range(_DEPTH):
+            if isinstance(schema, dict) and _said(schema) == {"$ref"}:
+                schema = target(self._document, schema["$ref"])
+        if not isinstance(schema, dict):
+            return False
+        match schema.get("type"):
+            case "string":
+                said = _said(schema) - {"type", "minLength", "pattern"}
+                return not said and ("pattern" not in schema or endless(schema["pattern"]))
+            case "number" | "integer":
+                return not _said(schema) - {"type", "minimum"}
+        return False
 
     def _object(self, name: str, schema: dict[str, Any], *, closed: bool) -> Iterator[str]:
         listed, required = schema.get("properties", {}), set(schema.get("required", ()))

@@ -84,6 +84,7 @@ class Reader:
         ]
         self._thought = places.thought
         self.distinct = False
+        self.texts = any(f'"{SET}"' in json.dumps(document) for _, document in places.schemas)
         self.names = any(NAMES in json.dumps(document) for _, document in places.schemas)
         for (_, document), (_, nodes) in zip(places.schemas, self._roots, strict=True):
             if DISTINCT in json.dumps(document):
@@ -290,16 +291,18 @@ def _check(frame: _OpenValue | None, begun: bytearray, text: bytes, length: int,
 
 def _check_begun(frame: _OpenValue | None, begun: bytearray, text: bytes, length: int) -> None:
     """Raises _Violation if the begun item cannot become a new one."""
-    around = _set_around(frame)
-    if around is None or around.written is None or not around.written.items:
-        return
-    before = bytes(begun[around.begin :]) if around.begin < length else b""
-    item = (before + text[max(around.begin - length, 0) :]).lstrip(_BLANKS)
-    if not around.written.allows(item, len(before.lstrip(_BLANKS))):
-        raise _Violation
-    whole = item.rstrip(_BLANKS)
-    if len(whole) < len(item) and around is frame and whole in around.written.items:
-        raise _Violation  # a number that ends with a blank
+    above = frame
+    while (around := _set_around(above)) is not None:
+        above = around.above
+        if around.written is None or not around.written.items:
+            continue
+        before = bytes(begun[around.begin :]) if around.begin < length else b""
+        item = (before + text[max(around.begin - length, 0) :]).lstrip(_BLANKS)
+        if not around.written.allows(item, len(before.lstrip(_BLANKS))):
+            raise _Violation
+        whole = item.rstrip(_BLANKS)
+        if len(whole) < len(item) and around is frame and whole in around.written.items:
+            raise _Violation  # a number that ends with a blank
 
 
 def _set_around(frame: _OpenValue | None) -> _OpenValue | None:
@@ -362,11 +365,12 @@ class SetsMatcher:
         if self._reader.names:
             words &= endings.unnamed
         around = _set_around(frame) if self._reader.distinct else None
-        if around is not None and around.written is not None:
-            self._leave_out_items(words, around, around.written, direct=around is frame)
-            return
-        if self._reader.distinct:
+        if self._reader.distinct and around is None:
             words &= endings.outside
+        if around is not None and not self._reader.texts:
+            self._leave_out_of_all(words, frame)
+            return
+        self._leave_out_of_all(words, around)
         if frame is None or frame.seen is None:
             words &= endings.anywhere
         elif state.start < 0:
@@ -377,6 +381,16 @@ class SetsMatcher:
             for item in frame.seen if state.is_key == frame.is_object else ():
                 if item.startswith(begun):
                     clear_tokens(words, endings.beginning(item[len(begun) :] + b'"'))
+
+    def _leave_out_of_all(
+        self, words: "np.ndarray[Any, np.dtype[np.uint32]]", frame: _OpenValue | None
+    ) -> None:
+        """Exclude what would end or spoil an item of any set that is open; an item may be a set."""
+        innermost = self._states[-1].frame
+        while (around := _set_around(frame)) is not None:
+            if around.written is not None:
+                self._leave_out_items(words, around, around.written, direct=around is innermost)
+            frame = around.above
 
     def _leave_out_items(
         self,

@@ -56,6 +56,28 @@ ITEMS: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [["a", "a"], ["bb", "b", "bb"], ["c"]],
     ),
     "dates": ({"type": "string", "format": "date"}, [["2024-02-29", "2024-02-28"]], [["2024-02-29"] * 2]),
+    "sets of texts": (
+        {"type": "array", "uniqueItems": True, "items": {"type": "string"}},
+        [[[], ["a"], ["a", "b"], ["b", "a"]]],
+        [[["a", "a"]], [["a"], ["a"]], [[], ["a"], []]],
+    ),
+    "objects with sets": (
+        {
+            "type": "object",
+            "properties": {
+                "n": {"type": "array", "uniqueItems": True, "items": {"type": "integer"}},
+                "t": {
+                    "type": "array",
+                    "uniqueItems": True,
+                    "items": {"type": "string", "pattern": "^[a-z]+$"},
+                },
+            },
+            "required": ["n"],
+            "additionalProperties": False,
+        },
+        [[{"n": [1, 12]}, {"n": [12, 1]}, {"n": [1], "t": ["a", "ab"]}]],
+        [[{"n": [1, 1]}], [{"n": [1]}, {"n": [1]}], [{"n": [], "t": ["a", "a"]}]],
+    ),
     "objects": (
         POINT,
         [[{"x": 1, "kind": "a"}, {"x": 1, "kind": "b"}, {"kind": "a"}]],
@@ -236,6 +258,11 @@ TOKENS = GrammarCompiler(VOCABULARY, sandboxed=False)
         ({"type": "string", "pattern": "^(a|b)$"}, '["a","'),
         ({"type": "string", "pattern": "^(a|b)$"}, '["a","b'),
         ({"type": "string", "maxLength": 2}, '["a","1","'),
+        (set_of({"type": "string"}), '[["a"],["a"'),
+        (set_of({"type": "string"}), '[["a","b"],["a","b'),
+        (set_of({"type": "string"}), '[["a","b"],["a","'),
+        (set_of({"type": "integer"}), "[[1,2],[1,2"),
+        (set_of({"type": "integer"}), "[[1,2],[1,1"),
     ],
 )
 def test_a_mask_allows_only_what_is_accepted(items: Any, text: str) -> None:
@@ -275,6 +302,7 @@ def test_what_is_taken_back_is_forgotten() -> None:
         {"type": "number", "minimum": 0.5},
         {"type": "integer", "multipleOf": 7},
         {"type": "array", "uniqueItems": True},
+        {"type": "array", "uniqueItems": True, "items": {"type": "boolean"}},
     ],
 )
 def test_sets_whose_items_have_several_spellings_are_refused_by_name(items: dict[str, Any]) -> None:
