@@ -448,6 +448,9 @@ def _merged(document: Schema) -> Iterator[Schema]:
         together = merged(modern(without_disjoint_one_of(document)))
         if together is not None:
             yield _spelled(together)
+            apart = without_overlaps(together)
+            if apart is not together:
+                yield _spelled(merged(apart) or apart)
 
 
 def _as_written(document: Schema) -> Iterator[Schema]:

@@ -15,6 +15,7 @@ from personae.grammar.schema.apart import Condition, Inseparable
 from personae.grammar.schema.disjoint import Parts, Reader
 from personae.grammar.schema.document import Schema, dialect
 from personae.grammar.schema.patterns import anything_but, language
+from personae.grammar.schema.shared import refers_to_definitions
 from personae.grammar.schema.walk import rebuild, subschemas, target
 
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -57,8 +58,8 @@ def without_conditions(document: Schema, *, by_tags: bool = False) -> Schema | N
     said = {keyword for one in nodes for keyword in one}
     if not said & _CONDITIONS or said & _NAMED_DYNAMICALLY:
         return None
-    if any("$id" in one or "id" in one for one in nodes[1:]):
-        return None  # references are relative to them
+    if any("$id" in one or "id" in one for one in nodes[1:]) or not refers_to_definitions(document):
+        return None  # references are relative to them, or lead to what is rewritten
     current = modern(document)
     found: dict[str, Any] = _Rewriter(current, by_tags=by_tags).affirmed(current)
     return found

@@ -7,7 +7,7 @@ not be.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jsonschema_rs
@@ -16,6 +16,7 @@ from personae.grammar.regex.plain import NOTHING
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.gate import ASSERTIONS
 from personae.grammar.schema.patterns import language
+from personae.grammar.schema.shared import refers_to_definitions
 from personae.grammar.schema.walk import rebuild, subschemas, target
 
 _MOST = 2_000
@@ -28,6 +29,8 @@ _GREATEST = frozenset(
 _LEAST = frozenset({"maxLength", "maxItems", "maxProperties", "maximum", "exclusiveMaximum", "maxContains"})
 _OF_OBJECTS = frozenset({"properties", "patternProperties", "additionalProperties"})
 _HOLDING = _OF_OBJECTS | {"items", "prefixItems"}
+_OF_STRINGS = frozenset({"allOf", "minLength", "maxLength", "pattern"})
+_COUNTING = frozenset({"minProperties", "maxProperties", "uniqueItems", "dependentRequired", "contains"})
 _FRACTIONAL = {"multipleOf": 1}
 
 Parts = tuple[dict[str, Any], ...]
@@ -38,8 +41,9 @@ class Unmerged(ValueError):
 
 
 def merged(document: Schema) -> Schema | None:
-    """An equal schema of draft 2020-12 without `allOf` and without keywords next to references, except for
-    patterns of strings. None if there is nothing to merge. Raises Unmerged."""
+    """A schema of draft 2020-12 without `allOf` and without keywords next to references, except for patterns
+    of strings. It is equal, unless an array must contain several items. None if there is nothing to merge.
+    Raises Unmerged."""
     if isinstance(document, bool):
         return None
     nodes = [one for one, _ in subschemas(document)]
@@ -47,6 +51,8 @@ def merged(document: Schema) -> Schema | None:
         return None
     if any(isinstance(one.get("items"), list) or "dependencies" in one for one in nodes):
         raise Unmerged("it is of an older draft")
+    if not refers_to_definitions(document):
+        raise Unmerged("a reference leads to what is rewritten")
     return _Merger(document).whole()
 
 
@@ -131,6 +137,9 @@ class _Merger:
         for one in parts:
             if "anyOf" in one:
                 return self._either(one, parts)
+        parts = (*self._with_names_as_patterns(parts),)
+        if sum("contains" in one for one in parts) > 1:
+            parts = (*_containing_in_turn(parts),)
         found: dict[str, Any] = {}
         kinds = _TYPES | {"integer"}
         for one in parts:
@@ -156,12 +165,29 @@ class _Merger:
             found = _in_one_pattern(found)
             if found.get("pattern") == NOTHING:
                 return False
+        if "type" not in found and _COUNTING & found.keys():
+            found["type"] = sorted(_TYPES)
+        if "allOf" in found and kinds != {"string"}:
+            return _by_kind(found, kinds)
         if "object" not in kinds:
             found = {key: value for key, value in found.items() if key not in _OBJECT_KEYWORDS}
         if any(found.get("properties", {}).get(name) is False for name in found.get("required", ())):
             others = sorted(kinds - {"object"})
             return {**found, "type": others} if others else False
         return found
+
+    def _with_names_as_patterns(self, parts: Parts) -> Iterator[dict[str, Any]]:
+        """The parts, with a pattern and no other names in place of `propertyNames`."""
+        for one in parts:
+            if "propertyNames" not in one:
+                yield one
+                continue
+            yield {keyword: value for keyword, value in one.items() if keyword != "propertyNames"}
+            names = self._parts([one["propertyNames"]])
+            pattern = NOTHING if names is None else language({"allOf": list(names)})
+            if pattern is None:
+                raise Unmerged("the names of properties are not known")
+            yield {"patternProperties": {pattern: True}, "additionalProperties": False}
 
     def _listed(self, listing: dict[str, Any], parts: Parts) -> Any:
         values = [listing["const"]] if "const" in listing else listing["enum"]
@@ -267,6 +293,29 @@ class _Merger:
                     here.append(value)
             schemas += here or [one.get("additionalProperties", True)]
         return self._reference(schemas)
+
+
+def _containing_in_turn(parts: Parts) -> Iterator[dict[str, Any]]:
+    """The parts, with the items that each must contain at the beginning, in turn. That accepts less: they
+    might be anywhere."""
+    place = 0
+    for one in parts:
+        if "contains" not in one:
+            yield one
+            continue
+        if "maxContains" in one or one.get("minContains", 1) != 1:
+            raise Unmerged("several items are counted")
+        yield {keyword: value for keyword, value in one.items() if not keyword.endswith("ontains")}
+        yield {"prefixItems": [*[True] * place, one["contains"]], "minItems": place + 1}
+        place += 1
+
+
+def _by_kind(schema: dict[str, Any], kinds: frozenset[str]) -> dict[str, Any]:
+    """A schema whose strings have several patterns: one for strings, one for all other types."""
+    others = sorted(kinds - {"string"} - ({"integer"} if "number" in kinds else set()))
+    of_strings = {keyword: value for keyword, value in schema.items() if keyword in _OF_STRINGS}
+    rest = {keyword: value for keyword, value in schema.items() if keyword not in _OF_STRINGS}
+    return {"anyOf": [{**of_strings, "type": "string"}, {**rest, "type": others}]}
 
 
 def _in_one_pattern(schema: dict[str, Any]) -> dict[str, Any]:

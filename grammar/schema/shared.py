@@ -39,6 +39,12 @@ def shared_as_written(document: Any) -> Any:
     return shared(document)
 
 
+def refers_to_definitions(document: Any) -> bool:
+    """Whether every reference leads to the root or a definition, which stay where they are when the rest is
+    rewritten."""
+    return all(_TO_A_DEFINITION.fullmatch(str(one.get("$ref", "#"))) for one, _ in subschemas(document))
+
+
 class _Sharing:
     def __init__(self, taken: dict[str, Any]) -> None:
         self.definitions: dict[str, Any] = {}

@@ -29,6 +29,7 @@ _OF_TYPE = {
 }
 _BINDING = frozenset().union(*_OF_TYPE.values())
 _DEPTH = 32
+_NESTED = 4
 
 
 class Items:
@@ -149,8 +150,9 @@ class Items:
         high = "" if most is None else most - 1
         yield f'{name}_0: {item} ("," {item}){{{max(low - 1, 0)},{high}}}' + ("" if low else " |")
 
-    def _has_room(self, schema: Any) -> bool:
-        """Whether every begun value can become one of more values than an answer can hold."""
+    def _has_room(self, schema: Any, depth: int = 0) -> bool:
+        """Whether there are more values than an answer can hold, so that a set of them is never all there is.
+        False also if that is not evident."""
         for _ in range(_DEPTH):
             if isinstance(schema, dict) and _said(schema) == {"$ref"}:
                 schema = target(self._document, schema["$ref"])
@@ -162,7 +164,10 @@ class Items:
                 return not said and ("pattern" not in schema or endless(schema["pattern"]))
             case "number" | "integer":
                 return not _said(schema) - {"type", "minimum"}
-        return False
+            case "object" if depth < _NESTED:
+                return any(self._has_room(one, depth + 1) for one in schema.get("properties", {}).values())
+        ways = schema.get("anyOf", ()) if _said(schema) == {"anyOf"} and depth < _NESTED else ()
+        return any(self._has_room(one, depth + 1) for one in ways)
 
     def _object(self, name: str, schema: dict[str, Any], *, closed: bool) -> Iterator[str]:
         listed, required = schema.get("properties", {}), set(schema.get("required", ()))

@@ -115,6 +115,11 @@ def test_keywords_of_draft_4_keep_their_meaning() -> None:
     assert [judged(rewritten, one) for one in numbers] == [judge.is_valid(one) for one in numbers]
 
 
+def test_a_reference_into_a_condition_is_left_alone() -> None:
+    schema = {"if": {"required": ["a"]}, "then": {"properties": {"a": {"const": 1}}}}
+    assert without_conditions({**schema, "allOf": [{"$ref": "#/then/properties/a"}]}) is None
+
+
 def test_a_schema_without_conditions_is_left_alone() -> None:
     assert without_conditions({"type": "object", "required": ["a"]}) is None
 

@@ -88,6 +88,16 @@ SCHEMAS: dict[str, Any] = {
         "type": "array",
         "allOf": [{"items": {"type": "string"}, "minItems": 1}, {"items": {"minLength": 2}, "maxItems": 1}],
     },
+    "names of properties": {
+        "type": "object",
+        "allOf": [
+            {"propertyNames": {"pattern": "^[a-z]"}, "additionalProperties": {"type": ["integer", "string"]}},
+            {"propertyNames": {"maxLength": 1}, "properties": {"a": {"minimum": 3}, "x1": True}},
+        ],
+    },
+    "strings or counted members": {
+        "allOf": [{"pattern": "^a"}, {"pattern": "c$"}, {"minProperties": 1}, {"type": ["string", "object"]}]
+    },
     "places of items": {
         "type": "array",
         "allOf": [
@@ -157,7 +167,7 @@ def test_a_recursive_schema_with_keywords_next_to_its_reference_is_enforced() ->
     "schema",
     [
         {"allOf": [{"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"type": "object"}]},
-        {"allOf": [{"contains": {"const": 1}}, {"contains": {"const": 2}}]},
+        {"allOf": [{"contains": {"const": 1}, "maxContains": 1}, {"contains": {"const": 2}}]},
         {"allOf": [{"patternProperties": {"^a": True, "b$": True}}, {"patternProperties": {"c": True}}]},
         {"allOf": [{"$ref": "https://example.com/other"}, {"type": "object"}]},
     ],
@@ -165,6 +175,13 @@ def test_a_recursive_schema_with_keywords_next_to_its_reference_is_enforced() ->
 def test_what_has_no_known_merged_form_is_left(schema: Any) -> None:
     with pytest.raises(Unmerged):
         merged(schema)
+
+
+def test_an_array_that_must_contain_several_items_begins_with_them() -> None:
+    schema = {"type": "array", "allOf": [{"contains": {"type": "integer"}}, {"contains": {"const": "a"}}]}
+    found = merged(schema)
+    assert judged(found, [1, "a", None])
+    assert not any(judged(found, one) and not judged(schema, one) for one in VALUES)
 
 
 def test_a_schema_that_says_all_in_one_place_is_left_alone() -> None:
