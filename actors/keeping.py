@@ -44,7 +44,7 @@ TICKET_BYTES = 32
 FINGERPRINT_BYTES = 32
 TAKE, END = b"T", b"E"
 SUFFIX = ".sock"
-ANSWER_SECONDS = 10.0  # for an engine core to finish its step, drop everything and answer
+ANSWER_SECONDS = 30.0  # for an engine core to finish its step, drop everything and answer
 UNKNOWN_EXIT_CODE = 255  # only its parent learns a process's exit code, and its parent was killed
 
 # the beginnings of variables that an engine core's numbers and speed may depend on

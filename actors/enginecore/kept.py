@@ -16,7 +16,7 @@ from personae.actors.keeping import END, SUFFIX, TAKE, TICKET_BYTES, short_path
 from personae.actors.line import Line
 from personae.actors.wire import Keep
 
-PEER_SECONDS = 10.0  # how long a peer may take to show its ticket, and to say what it wants
+PEER_SECONDS = 60.0  # how long a peer may take to show its ticket, and to say what it wants
 
 log = logging.getLogger("personae.back")
 

@@ -35,8 +35,10 @@ class DataFolder:
         self.folder = folder
         self.engines: set[int] = set()
 
-    def serve(self, *arguments: str) -> Served:
+    def serve(self, *arguments: str, grace: str = "600") -> Served:
+        """Start one. The grace is longer than any busy machine needs for the next start."""
         options = ("--device", "cpu", "--kv-memory", "64MiB", "--served-model-name", "base")
+        options += ("--engine-grace", grace)
         model = str(model_folder("qwen3"))
         server = Served(model, *options, "--data-dir", str(self.folder), *arguments)
         assert server.url, server.end(0)
@@ -114,7 +116,7 @@ def test_an_engine_with_other_options_is_ended_and_another_one_is_started(data) 
 
 @pytest.mark.parametrize("grace", ["0", "0.5"])
 def test_an_engine_that_nobody_takes_over_ends_after_its_grace(data, grace) -> None:
-    with data.serve("--engine-grace", grace) as server:
+    with data.serve(grace=grace) as server:
         (engine,) = children(server.process.pid)
         kill(server)
     eventually(lambda: is_gone(engine), "the engine ends")
