@@ -94,8 +94,16 @@ def calls(node: ast.Call, where: str) -> Iterator[str]:
         yield "listens on every address"
 
 
-# KV events leave over ZeroMQ where an operator asks for them: frames of msgpack, at the given address.
-KNOWN = {"actors/kv_publisher.py imports zmq", "actors/kv_publisher.py binds a socket"}
+KNOWN = {
+    # KV events leave over ZeroMQ where an operator asks for them: frames of msgpack, at the given address.
+    "actors/kv_publisher.py imports zmq",
+    "actors/kv_publisher.py binds a socket",
+    # An engine that outlives its frontend waits for the next one in the data folder, which only its owner may
+    # enter, and takes nothing without a ticket.
+    "actors/enginecore/kept.py opens a socket with a name",
+    "actors/enginecore/kept.py binds a socket",
+    "actors/keeping.py opens a socket with a name",
+}
 
 
 def test_nothing_that_runs_foreign_code_or_allows_it_stands_in_the_tree() -> None:

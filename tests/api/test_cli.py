@@ -253,7 +253,8 @@ def test_every_option_is_passed_on(
         "--max-model-len 10 --max-batch-tokens 20 --max-seqs 3 --kv-memory 2GiB "
         "--served-model-name name --served-model-name other --default-model a "
         "--seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
-        "--insecure-no-auth --no-store-responses --drain-timeout 7 --hang-timeout 9 --max-restarts 1 "
+        "--insecure-no-auth --no-store-responses --engine-grace 8 --drain-timeout 7 "
+        "--hang-timeout 9 --max-restarts 1 "
         "--one-process --replicas 2 --max-replicas 4 --silence-timeout 5 "
         "--ray auto --gpus-per-replica 0.5 --cpus-per-replica 2 --cluster-host 10.0.0.1 --cluster-port 77 "
         "--adapter-cache c --adapter-cache-size 1GiB "
@@ -303,6 +304,7 @@ def test_every_option_is_passed_on(
         silence_timeout=5,
         max_restarts=1,
         hang_timeout=9,
+        engine_grace=8,
         drain_timeout=7,
         cuda_graphs=False,
         gpu_memory_utilization=0.8,

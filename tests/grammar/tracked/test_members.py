@@ -175,7 +175,15 @@ def test_what_is_counted_may_lie_behind_references_and_alternatives(any_order: b
     ("schema", "keyword"),
     [
         ({"type": "array", "items": {"type": "object"}, "uniqueItems": True}, "uniqueItems"),
-        ({"type": "object", "minProperties": 2}, "minProperties"),
+        (
+            {
+                "type": "object",
+                "patternProperties": {"^[a-z]$": {}},
+                "additionalProperties": False,
+                "minProperties": 2,
+            },
+            "minProperties",
+        ),
         ({"type": "array", "prefixItems": [STRING], "contains": {"const": 3}}, "contains"),
     ],
 )
