@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,10 +13,12 @@ from personae.engine.checkpoints.listing import listing
 from personae.engine.config import ModelConfig
 from personae.engine.models.decoder import Decoder
 from personae.engine.quantization.base import load
+from personae.engine.quantization.unquantized import multiplies_bfloat16
 from personae.errors import ModelLoadError
 from personae.kernels.cgroup import free_memory
 from personae.kernels.decoder import Weight
 from personae.kernels.malloc import give_back_freed
+from personae.kernels.memory import main_memory
 from personae.lora.base import fingerprint
 
 # A buffer in old checkpoints, which follows from the config.
@@ -35,7 +38,8 @@ def load_model(
 ) -> Decoder:
     """Loads a Hugging Face model folder, or a GGUF file.
 
-    `dtype` is "float32", "bfloat16", "float16", or "auto" for the model's own. `max_position` limits the
+    `dtype` is "float32", "bfloat16", "float16", or "auto" for the model's own; a CPU without instructions
+    for bfloat16 then loads float32, where half of the memory has room for it. `max_position` limits the
     context. `quantize`: the format in which linear modules are kept as they are read.
     `on_progress(done_bytes, total_bytes)` is called after each tensor, in bytes of the files. Besides the
     parameters only one tensor at a time is in memory.
@@ -49,6 +53,8 @@ def load_model(
     stored = checkpoint.tensors(config)
     numerics = checkpoint.numerics(config, stored, device, dtype, quantize)
     _check(config, stored)
+    if dtype == "auto":
+        numerics = _for_this_processor(config, numerics, device)
     _check_memory(config, numerics, device, quantize)
     decoder = Decoder(
         config, dtype=numerics.dtype, device=device, max_position=max_position, scheme=numerics.scheme
@@ -82,14 +88,29 @@ def _check(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
         raise ModelLoadError(f"The weights do not match the model's config. Tensors {'; '.join(found)}")
 
 
+def _for_this_processor(config: ModelConfig, numerics: Numerics, device: torch.device) -> Numerics:
+    """Float32 for weights in bfloat16 that the processor cannot multiply. The memory in all decides and not
+    what is free, so that a restarted engine computes the same."""
+    if numerics.dtype is not torch.bfloat16 or numerics.quantization or multiplies_bfloat16(device):
+        return numerics
+    wide = replace(numerics, dtype=torch.float32)
+    memory = main_memory()
+    return wide if memory is None or _weights(config, wide) <= memory / 2 else numerics
+
+
+def _weights(config: ModelConfig, numerics: Numerics) -> int:
+    """Their size in bytes, once they are loaded."""
+    meta = torch.device("meta")
+    return Decoder(config, dtype=numerics.dtype, device=meta, max_position=1, scheme=numerics.scheme).nbytes
+
+
 def _check_memory(
     config: ModelConfig, numerics: Numerics, device: torch.device, quantize: str | None
 ) -> None:
     """Compares the memory that the weights need with the free memory, before any is allocated."""
     free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    meta = torch.device("meta")
-    empty = Decoder(config, dtype=numerics.dtype, device=meta, max_position=1, scheme=numerics.scheme)
-    if free is None or empty.nbytes <= free:
+    size = _weights(config, numerics)
+    if free is None or size <= free:
         return
     form = numerics.quantization or str(numerics.dtype).removeprefix("torch.")
     if device.type == "cpu":
@@ -102,7 +123,7 @@ def _check_memory(
     else:
         where, hint = "on the GPU", ", or choose a smaller model"
     raise ModelLoadError(
-        f"The weights need {_gib(empty.nbytes)} in {form}, but {_gib(free)} of memory are free {where}. "
+        f"The weights need {_gib(size)} in {form}, but {_gib(free)} of memory are free {where}. "
         f"Free some memory{hint}."
     )
 

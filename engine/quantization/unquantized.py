@@ -8,6 +8,7 @@ from torch import Tensor
 
 from personae.engine.quantization.base import Backend, LinearMethod, Product, Scheme
 from personae.kernels.decoder import LinearWeights, pack_linear
+from personae.kernels.registry import optional
 
 
 class Unquantized(LinearMethod):
@@ -70,6 +71,16 @@ def can_pack(weight: Tensor) -> bool:
         and weight.dtype is torch.bfloat16
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether the device has instructions that multiply bfloat16. CPUs without AVX-512 have none: each
+    product converts its operands first, and takes up to four times as long as one of float32."""
+    return (
+        device.type != "cpu"
+        or optional("pack_linear", device, torch.bfloat16) is not None
+        or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
 
 

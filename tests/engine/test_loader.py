@@ -10,6 +10,7 @@ from programs import Program
 from safetensors.torch import load_file
 from tiny_models import make_model_folder, model_folder, write_json, write_weights
 
+from personae.engine import loader
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
 from personae.engine.quantization import QUANTIZATIONS
@@ -66,7 +67,10 @@ def test_shards_load_as_a_single_file_does(tmp_path: Path) -> None:
         ("bfloat16", "float16", torch.float16),
     ],
 )
-def test_weights_are_converted_to_the_dtype_asked_for(stored: str, asked: str, expected: torch.dtype) -> None:
+def test_weights_are_converted_to_the_dtype_asked_for(
+    stored: str, asked: str, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "multiplies_bfloat16", lambda device: True)
     decoder = load(model_folder("llama", torch_dtype=stored), asked)
     assert decoder.dtype == expected
     assert decoder.embedding.dtype == expected
@@ -74,7 +78,28 @@ def test_weights_are_converted_to_the_dtype_asked_for(stored: str, asked: str, e
     assert logits(decoder).isfinite().all()
 
 
-def test_auto_without_a_dtype_in_the_config_is_that_of_the_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "memory", "expected"),
+    [
+        ("auto", None, torch.float32),
+        ("auto", 2**40, torch.float32),
+        ("auto", 2**10, torch.bfloat16),
+        ("bfloat16", 2**40, torch.bfloat16),
+    ],
+)
+def test_auto_is_float32_where_the_processor_cannot_multiply_bfloat16_and_half_of_the_memory_suffices(
+    asked: str, memory: int | None, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "multiplies_bfloat16", lambda device: False)
+    monkeypatch.setattr(loader, "main_memory", lambda: memory)
+    assert load(model_folder("llama", torch_dtype="bfloat16"), asked).dtype == expected
+    assert load(model_folder("llama", torch_dtype="float16")).dtype == torch.float16
+
+
+def test_auto_without_a_dtype_in_the_config_is_that_of_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "multiplies_bfloat16", lambda device: True)
     make_model_folder(tmp_path, torch_dtype="bfloat16")
     config = json.loads((tmp_path / "config.json").read_text())
     del config["torch_dtype"]
