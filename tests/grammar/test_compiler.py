@@ -12,6 +12,8 @@ import personae.grammar.compiler as compiler_module
 from personae.errors import GrammarError
 from personae.grammar.budget.automaton import Automaton
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.sandbox.forkserver import Sandbox
+from personae.grammar.sandbox.server import SandboxLimits
 from personae.grammar.schema.formats import FORMATS
 from personae.grammar.schema.validate import validate_answer
 from personae.grammar.spec import GrammarSpec, ReasoningLimit
@@ -85,6 +87,8 @@ def test_putting_a_spec_twice_counts_its_bytes_once():
 @pytest.fixture(scope="module")
 def compiler():
     compiler = GrammarCompiler(VOCABULARY)
+    # A long compile gets idle cores only. On a busy machine it may take longer than a client waits.
+    compiler._sandbox = Sandbox(VOCABULARY, SandboxLimits(patience=600.0))
     yield compiler
     compiler.close()
 
