@@ -12,7 +12,7 @@ import torch
 
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.client import ModelCard
-from personae.actors.draft_model import load_draft_model
+from personae.actors.draft_model import chosen_speculation, load_draft_model
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import Sizes, choose_sizes
 from personae.actors.spec import EngineSpec
@@ -108,6 +108,7 @@ def assemble(
     model = _loaded(options, device, on_progress)
     vocab_size = model.config.vocab_size
     tokenizer = Tokenizer.load(options.model)
+    speculate = chosen_speculation(options, device)
     draft = load_draft_model(options, model, tokenizer, device)
     vocabulary = Vocabulary.from_tokenizer_json(tokenizer.json(), vocab_size, tokenizer.eos_ids)
     shapes = lora_shapes(model)
@@ -133,7 +134,7 @@ def assemble(
             retokenizer,
             options.cuda_graphs,
             library.take,
-            options.speculate,
+            speculate,
             options.lora_side_stream,
             draft,
         ).build,
@@ -142,7 +143,7 @@ def assemble(
             TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()),
             options.background_tokens,
             sharing=True,
-            drafts=0 if options.speculate == "off" else MAX_DRAFTS,
+            drafts=0 if speculate == "off" else MAX_DRAFTS,
         ),
         build_compiler=partial(_compiler, vocabulary, warm=warm),
         layout=layout,

@@ -15,6 +15,14 @@ from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError, ModelLoadError
 
 
+def chosen_speculation(options: EngineOptions, device: torch.device) -> str:
+    """`--speculate`, or what it is by default: `auto` where it was measured to pay, on a CPU, and where the
+    model that guesses is named."""
+    if options.speculate is not None:
+        return options.speculate
+    return "auto" if device.type == "cpu" or options.draft_model is not None else "off"
+
+
 def load_draft_model(
     options: EngineOptions, model: Decoder, tokenizer: Tokenizer, device: torch.device
 ) -> Decoder | Eagle3Head | None:
@@ -28,7 +36,7 @@ def load_draft_model(
         if options.speculate == "draft":
             raise LoadError("--speculate draft needs a second model: --draft-model DIR.")
         return None
-    if options.speculate not in ("draft", "auto"):
+    if options.speculate not in (None, "draft", "auto"):
         raise LoadError("--draft-model needs --speculate draft or --speculate auto.")
     dtype = options.dtype if options.dtype != "auto" else str(model.dtype).removeprefix("torch.")
     try:

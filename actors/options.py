@@ -104,13 +104,14 @@ class ModelOptions:
         ),
     ] = False
     speculate: Annotated[
-        Literal["off", "ngram", "draft", "auto"],
+        Literal["off", "ngram", "draft", "auto"] | None,
         OptionInfo(
             "Guess tokens and verify several in a step. ngram guesses from the prompt, the answer so far and "
             "`prediction`, draft with --draft-model; both try every guess. auto uses all of these, as far as "
-            "they pay by measurement. Answers stay the same."
+            "they pay by measurement. Answers stay the same.",
+            unset="auto on a CPU and with --draft-model, else off",
         ),
-    ] = "off"
+    ] = None
     draft_model: Annotated[
         Path | None,
         OptionInfo(

@@ -34,7 +34,7 @@ def guessing() -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Running]:
-    with running(ServeOptions(NAMED, max_seqs=8)) as server:
+    with running(ServeOptions(NAMED, max_seqs=8, speculate="off")) as server:
         yield server
 
 

@@ -44,9 +44,10 @@ def _values(each: Option) -> Iterator[str]:
     if each.info.metavar:
         yield f"`{each.info.metavar}`".replace("|", "\\|")
         return
-    if get_origin(each.type) is Literal:
-        yield from (f"`{one}`" for one in get_args(each.type))
-        return
+    for kind in (each.type, *get_args(each.type)):
+        if get_origin(kind) is Literal:
+            yield from (f"`{one}`" for one in get_args(kind))
+            return
     kinds = {int: "integer", float: "seconds", bool: "flag", str: "text", Path: "path"}
     yield next(said for kind, said in kinds.items() if kind in (each.type, *get_args(each.type)))
 
