@@ -103,6 +103,10 @@ class GrammarError(RequestError):
     code = "invalid_schema"
 
 
+class NotEnforced(GrammarError):
+    """A strict schema that is well-formed, but that no grammar enforces completely."""
+
+
 class GrammarTooSlow(GrammarError):
     """The masks of a grammar exceeded their time limit, so the answer was ended."""
 

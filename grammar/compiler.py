@@ -5,7 +5,7 @@
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from threading import Lock, Thread
@@ -13,13 +13,15 @@ from typing import TypeVar
 
 import msgspec
 
-from personae.errors import GrammarError
+from personae.errors import GrammarError, NotEnforced
 from personae.grammar.backend import BoundGrammar, GrammarBackend
 from personae.grammar.budget.analysis import Analysis, CompilePlan, PendingAnalysis
 from personae.grammar.budget.automaton import Automaton
 from personae.grammar.budget.build import Compiling, analyse, analysis_of, build
 from personae.grammar.budget.grammar import BudgetGrammar
 from personae.grammar.budget.table import TokenTable
+from personae.grammar.checked.grammar import CheckedGrammar, checked
+from personae.grammar.checked.search import Validator
 from personae.grammar.productive import matches_nothing
 from personae.grammar.reasoning.limit import LimitedGrammar, Tags
 from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
@@ -32,7 +34,13 @@ from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.complements import modern, without_conditions
 from personae.grammar.schema.culprits import explanation
 from personae.grammar.schema.disjoint import without_disjoint_one_of
-from personae.grammar.schema.document import PARAMS, SCHEMA_PARAM, TOO_COMPLEX, Schema, parse_schema
+from personae.grammar.schema.document import (
+    PARAMS,
+    SCHEMA_PARAM,
+    TOO_COMPLEX,
+    Schema,
+    parse_schema,
+)
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.listed import with_values_left
@@ -51,6 +59,7 @@ from personae.grammar.schema.prepare import (
 from personae.grammar.schema.references import resolved
 from personae.grammar.schema.shared import shared_as_written
 from personae.grammar.schema.spelling import check_spelling
+from personae.grammar.schema.walk import subschemas
 from personae.grammar.size_estimate import size_estimate
 from personae.grammar.spec import GrammarKey, GrammarSpec, ReasoningLimit
 from personae.grammar.structure.compile import Rewritings, enforced, structure_analysis
@@ -158,7 +167,8 @@ class GrammarCompiler:
         """Compile without the cache, with the fastest backend that enforces the whole spec.
 
         If a schema is not `strict` and no backend enforces all of it, it is bound as far as possible; check
-        the answer with `schema.validate.validate_answer`. Raises GrammarError if the spec is malformed, or if
+        the answer with `schema.validate.validate_answer`. If it is strict and is the whole spec, which names
+        no backend, each token is checked (checked/). Raises GrammarError if the spec is malformed, or if
         a strict spec cannot be enforced or compiled within the limits. Raises Overloaded if this is not known
         in time.
         """
@@ -167,10 +177,21 @@ class GrammarCompiler:
             if spec.kind == "ebnf" and matches_nothing(spec.source):
                 raise GrammarError("The grammar, read as GBNF, matches no text.", param=PARAMS[spec.kind])
             return self._remote(self._sandbox, spec, tenant)
-        return self.compile_here(spec, tenant)
+        try:
+            return self.compile_here(spec, tenant)
+        except NotEnforced as error:
+            if spec.kind != "json_schema" or spec.reasoning is not None or spec.backend is not None:
+                raise
+            refused = error.with_traceback(None)  # it holds what the sandbox's answer came through
+        try:
+            return self._checked(msgspec.structs.replace(spec, checked=True), tenant)
+        except GrammarError:
+            raise refused from None
 
     def compile_here(self, spec: GrammarSpec, tenant: str = "") -> BoundGrammar:
         """As `compile`. The masks are made here, also for a grammar of a client."""
+        if spec.checked:
+            return self._checked_here(spec)
         if spec.reasoning is not None:
             return self._limited(msgspec.structs.replace(spec, reasoning=None), spec.reasoning, tenant)
         automaton = self._automaton(spec)
@@ -215,6 +236,26 @@ class GrammarCompiler:
         """End the helper processes."""
         if self._sandbox is not None:
             self._sandbox.close()
+
+    def _checked(self, spec: GrammarSpec, tenant: str) -> AnyGrammar:
+        """A grammar that checks each token. What that costs is not known in advance."""
+        if self._sandbox is None:
+            return self._checked_here(spec)
+        return self._remote(self._sandbox, spec, tenant)
+
+    def _checked_here(self, spec: GrammarSpec) -> CheckedGrammar:
+        try:
+            document = resolved(without_ignored(parse_schema(spec.source)))
+            if any("$recursiveRef" in one for one, _ in subschemas(document)):
+                raise GrammarError("Readers differ about $recursiveRef.", param=SCHEMA_PARAM)
+            validator = Validator(spec.source)
+            for schema in self._looser(document, _rewritten(document)):
+                with suppress(GrammarError):
+                    pending = self._analyse_schema("llguidance", spec, schema, strict=False)
+                    return checked(self._build(pending), validator)
+        except ANALYSIS_ERRORS as error:
+            raise GrammarError(f"The schema cannot be analysed: {error!r}.", param=SCHEMA_PARAM) from error
+        raise GrammarError("No answer to the schema was found.", param=SCHEMA_PARAM)
 
     def _remote(self, sandbox: Sandbox, spec: GrammarSpec, tenant: str) -> RemoteGrammar:
         """A grammar in a process of its own, of which the number is limited."""
@@ -354,36 +395,7 @@ class GrammarCompiler:
         if self._sandbox is not None:
             yield from _as_written(document)
             raise _NeedsSandbox
-        for written in _as_written(document):
-            shorter = shared_as_written(written)
-            if shorter is not written:
-                yield shorter
-            yield written
-        left: Schema = document
-        with suppress(*ANALYSIS_ERRORS):
-            left = with_values_left(document)
-        canonical: Schema = True
-        with suppress(Exception):  # there is none, whatever the library's error
-            canonical = strip(canonicalise(left))
-            apart = without_overlaps(canonical)
-            if apart != canonical:
-                canonical = strip(canonicalise(apart))
-            yield _spelled(canonical)
-        for one in (without_disjoint_one_of(strip(document)), canonical):
-            with suppress(*ANALYSIS_ERRORS):
-                separate = kept_apart(one)
-                if separate is not None:
-                    yield _spelled(separate)
-        yield from _merged(strip(document))
-        for by_tags in (False, True):
-            plainer: Schema | None = None
-            with suppress(*ANALYSIS_ERRORS):
-                plainer = strip(without_conditions(left, by_tags=by_tags))
-            if plainer is not None:
-                with suppress(Exception):  # it has no canonical form, or too large a one
-                    yield _spelled(without_overlaps(strip(canonicalise(plainer))))
-                yield _spelled(plainer)
-                yield from _merged(plainer)
+        yield from _rewritten(document)
 
     def _compile_best_effort(
         self,
@@ -398,7 +410,7 @@ class GrammarCompiler:
                 return finish(self._analyse_schema("llguidance", spec, schema, strict=False))
         return finish(self._analyse_schema("llguidance", spec, True, strict=False))
 
-    def _looser(self, document: Schema, rewritten: list[Schema]) -> Iterator[Schema]:
+    def _looser(self, document: Schema, rewritten: Iterable[Schema]) -> Iterator[Schema]:
         """Schemas that bind less and less of `document`. `rewritten` are equal to it."""
         written = weakened(_spelled(strip(document)), "llguidance")
         yield written
@@ -440,6 +452,40 @@ class GrammarCompiler:
             if name not in self._backends:
                 self._backends[name] = make_backend(name, self.vocabulary)
             return self._backends[name]
+
+
+def _rewritten(document: Schema) -> Iterator[Schema]:
+    """See `GrammarCompiler._rewritings`."""
+    for written in _as_written(document):
+        shorter = shared_as_written(written)
+        if shorter is not written:
+            yield shorter
+        yield written
+    left: Schema = document
+    with suppress(*ANALYSIS_ERRORS):
+        left = with_values_left(document)
+    canonical: Schema = True
+    with suppress(Exception):  # there is none, whatever the library's error
+        canonical = strip(canonicalise(left))
+        apart = without_overlaps(canonical)
+        if apart != canonical:
+            canonical = strip(canonicalise(apart))
+        yield _spelled(canonical)
+    for one in (without_disjoint_one_of(strip(document)), canonical):
+        with suppress(*ANALYSIS_ERRORS):
+            separate = kept_apart(one)
+            if separate is not None:
+                yield _spelled(separate)
+    yield from _merged(strip(document))
+    for by_tags in (False, True):
+        plainer: Schema | None = None
+        with suppress(*ANALYSIS_ERRORS):
+            plainer = strip(without_conditions(left, by_tags=by_tags))
+        if plainer is not None:
+            with suppress(Exception):  # it has no canonical form, or too large a one
+                yield _spelled(without_overlaps(strip(canonicalise(plainer))))
+            yield _spelled(plainer)
+            yield from _merged(plainer)
 
 
 def _merged(document: Schema) -> Iterator[Schema]:

@@ -28,14 +28,16 @@ class ReasoningLimit(msgspec.Struct, frozen=True):
 class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     """A constraint in the form in which it was asked for.
 
-    `source` is canonical JSON text of the schema for `json_schema` or of the list of strings for `choice`,
-    the text itself for `regex`, `ebnf` (llama.cpp's GBNF) and `lark` (llguidance's dialect), "" for
-    `json_object`, and an element as JSON text for `structure` (structure/elements.py). `strict` is for
-    schemas: enforce all of it or refuse; otherwise bind as much as possible. `compact` is for schemas and
-    objects: no blanks between two tokens of JSON. `any_order` is for schemas: properties may come in any
-    order instead of the schema's. `reasoning` limits the reasoning that a `structure` begins with. `backend`
-    is the only one that may enforce it, None for any. Equal specs compile to the same grammar, so a spec and
-    its tenant are the key of the cache of compiled grammars.
+    `source` is canonical JSON text of the schema for `json_schema` or of the list of strings for
+    `choice`, the text itself for `regex`, `ebnf` (llama.cpp's GBNF) and `lark` (llguidance's dialect), ""
+    for `json_object`, and an element as JSON text for `structure` (structure/elements.py). `strict` is
+    for schemas: enforce all of it or refuse; otherwise bind as much as possible. `compact` is for schemas
+    and objects: no blanks between two tokens of JSON. `any_order` is for schemas: properties may come in
+    any order instead of the schema's. `reasoning` limits the reasoning that a `structure` begins with.
+    `backend` is the only one that may enforce it, None for any. `checked`: no grammar enforces the strict
+    schema completely, so each token is checked (checked/). The compiler sets it, not the caller. Equal
+    specs compile to the same grammar, so a spec and its tenant are the key of the cache of compiled
+    grammars.
     """
 
     kind: GrammarKind
@@ -45,6 +47,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     backend: str | None = None
     compact: bool = False
     any_order: bool = False
+    checked: bool = False
 
 
 GrammarKey = tuple[str, GrammarSpec]

@@ -33,6 +33,7 @@ MOST_TOOLS = 16
 MOST_KEYWORDS = 1000
 MOST_NAMED = 50
 """Keywords that one refusal names."""
+_GRAMMAR = "guidance"  # a grammar alone, without checks of each token
 _NAMED = re.compile(r"'([^']+)' at (#\S*?)(?=[,.]?\s|[.,]$)")
 
 Verdict = Literal["enforced", "best effort", "checked", "refused", "unknown", "no effect"]
@@ -144,12 +145,12 @@ def _parts(body: ChatRequest, default: bool) -> Iterator[_Part]:
             asked.schema,
             strict,
             replace(bare, response_format=format),
-            replace(bare, response_format=strictly),
+            replace(bare, response_format=strictly, guided_decoding_backend=_GRAMMAR),
         )
     elif isinstance(format, JsonObjectFormat) and format.schema is not None:
         alone = replace(bare, response_format=format)
         strictly = JsonSchemaFormat(JsonSchema(format.schema, strict=True))
-        strictly_alone = replace(bare, response_format=strictly)
+        strictly_alone = replace(bare, response_format=strictly, guided_decoding_backend=_GRAMMAR)
         yield _Part("response_format.schema", format.schema, default, alone, strictly_alone)
     for index, tool in enumerate(islice(body.tools or (), MOST_TOOLS)):
         if isinstance(tool, CustomTool) or tool.function.parameters is None:

@@ -17,16 +17,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import numpy as np
 import typer
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from personae.errors import GrammarError, Overloaded
+from personae.errors import GrammarError, NotEnforced, Overloaded
 from personae.evals.suites.draft_suite import read_drafts
 from personae.evals.suites.schema_files import SchemaCase, read_schemas
-from personae.grammar.backend import CompiledGrammar, Matcher
+from personae.grammar.backend import BoundGrammar, Matcher
 from personae.grammar.bitmask import words_of
+from personae.grammar.checked.grammar import CheckedGrammar
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
@@ -46,6 +48,7 @@ class MaskbenchReport:
     strict: bool
     schemas: int = 0
     compiled: int = 0
+    checked: int = 0  # of these, by checks of each token (grammar/checked/)
     instances: int = 0
     other_order: int = 0
     false_accepts: list[tuple[str, str]] = field(default_factory=list)
@@ -63,7 +66,8 @@ class MaskbenchReport:
         """The report as text."""
         yield (
             f"{'strict' if self.strict else 'not strict'}: {self.compiled} of {self.schemas} schemas taken "
-            f"({100 * self.share:.1f} %), {self.instances} instances"
+            f"({100 * self.share:.1f} %), {self.checked} of them checked token by token, "
+            f"{self.instances} instances"
         )
         yield f"compile, refusals included: {_quantiles(self.seconds)}"
         if self.mask_seconds:
@@ -104,13 +108,14 @@ def run(
         started = time.perf_counter()
         try:
             spec = GrammarSpec("json_schema", json.dumps(case.schema), strict, any_order=any_order)
-            grammar = compiler.compile_here(spec)
+            grammar = _compiled(compiler, spec)
         except (GrammarError, Overloaded) as refusal:
             report.refusals[case.name] = _reason(refusal)
             continue
         finally:
             report.seconds.append(time.perf_counter() - started)
         report.compiled += 1
+        report.checked += isinstance(grammar, CheckedGrammar)
         for name, instance, valid in both_orders(case.instances) if any_order else case.instances:
             report.instances += 1
             accepted = _accepts(grammar, compiler.vocabulary, encode, instance)
@@ -124,6 +129,17 @@ def run(
                 else:
                     report.false_rejects.append((case.name, name))
     return report
+
+
+def _compiled(compiler: GrammarCompiler, spec: GrammarSpec) -> BoundGrammar:
+    """As the compiler compiles it, but with the masks made here."""
+    try:
+        return compiler.compile_here(spec)
+    except NotEnforced as error:
+        try:
+            return compiler.compile_here(msgspec.structs.replace(spec, checked=True))
+        except GrammarError:
+            raise error from None
 
 
 def both_orders(instances: Iterable[tuple[str, Any, bool]]) -> Iterator[tuple[str, Any, bool]]:
@@ -147,15 +163,13 @@ def _reason(refusal: GrammarError | Overloaded) -> str:
     return words[1] if refusal.message.startswith("The keyword") else refusal.message[:80]
 
 
-def _accepts(grammar: CompiledGrammar, vocabulary: Vocabulary, encode: Encode, instance: Any) -> bool:
+def _accepts(grammar: BoundGrammar, vocabulary: Vocabulary, encode: Encode, instance: Any) -> bool:
     matcher = grammar.matcher()
     text = json.dumps(instance, ensure_ascii=False, separators=(",", ":"))
     return all(matcher.accept(token) for token in (*encode(text), vocabulary.stop_ids[0]))
 
 
-def _time_masks(
-    grammar: CompiledGrammar, vocabulary: Vocabulary, encode: Encode, instance: Any
-) -> list[float]:
+def _time_masks(grammar: BoundGrammar, vocabulary: Vocabulary, encode: Encode, instance: Any) -> list[float]:
     """Seconds to fill each mask along an instance."""
     matcher = grammar.matcher()
     bitmask = np.full((1, words_of(vocabulary.size)), -1, np.int32)
@@ -168,9 +182,7 @@ def _time_masks(
     return seconds
 
 
-def _accepts_reordered(
-    grammar: CompiledGrammar, vocabulary: Vocabulary, encode: Encode, instance: Any
-) -> bool:
+def _accepts_reordered(grammar: BoundGrammar, vocabulary: Vocabulary, encode: Encode, instance: Any) -> bool:
     """Whether the instance is accepted with the properties of its objects in another order."""
     attempts = iter(range(MAX_ATTEMPTS))
 

@@ -35,9 +35,10 @@ class BudgetGrammar:
         bytewise: CompiledGrammar,
         table: TokenTable,
     ) -> None:
+        self.analysis = analysis
         self.inner = inner
+        self.over_bytes = bytewise
         self.table = table
-        self._bytewise = bytewise
         self.texts = table.texts
         self._hints = _hints(analysis.bound, table)
         self.shortest_plan = analysis.plan
@@ -52,7 +53,7 @@ class BudgetGrammar:
     @property
     def nbytes(self) -> int:
         """Bytes held, for the cache's bound."""
-        return self.inner.nbytes + self._bytewise.nbytes
+        return self.inner.nbytes + self.over_bytes.nbytes
 
     @cached_property
     def shortest_path(self) -> CompletionPath | None:
@@ -83,7 +84,7 @@ class BudgetGrammar:
 
     def bytewise(self) -> BackendMatcher:
         """A new matcher over pieces."""
-        return self._bytewise.matcher()
+        return self.over_bytes.matcher()
 
     def planner(self) -> Planner:
         """A planner for one answer."""

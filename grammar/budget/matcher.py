@@ -268,7 +268,7 @@ class BudgetMatcher:
     def fork(self) -> "BudgetMatcher":
         """A second matcher in the same state."""
         self._catch_up()
-        other = BudgetMatcher(self._inner.fork(), self._grammar, self._left)
+        other = type(self)(self._inner.fork(), self._grammar, self._left)
         other._set(self.snapshot()[2:])
         other._accepted, other._synced = self._accepted.copy(), self._synced
         other._bytewise = self._bytewise and self._bytewise.fork()
@@ -409,13 +409,16 @@ class BudgetMatcher:
         self._synced = len(self._accepted) if follows else -1
         return self._bytewise if follows else None
 
+    def _after(self, piece: Piece) -> BackendMatcher | None:
+        """A bytewise matcher after `piece`. None if it cannot follow."""
+        bytewise = self._sync()
+        fork = None if bytewise is None else bytewise.fork()
+        return None if fork is None or fork.feed(piece) < len(piece) else fork
+
     def _found(self, piece: Piece, old: Piece, left: int) -> CompletionPath | None:
         """A plan of at most `left` tokens after `piece`. `old` was the plan before it."""
-        bytewise = self._sync()
-        if bytewise is None:
-            return None
-        fork = bytewise.fork()
-        if fork.feed(piece) < len(piece):
+        fork = self._after(piece)
+        if fork is None:
             return None
         if self._planner is None:
             self._planner = self._grammar.planner()

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from personae.errors import GrammarError, Overloaded
+from personae.errors import GrammarError, NotEnforced, Overloaded
 from personae.grammar.budget.analysis import Analysis, CompilePlan
 from personae.grammar.sandbox.mask_server import Compiled, serve
 from personae.grammar.sandbox.masks import RemoteGrammar
@@ -72,6 +72,17 @@ class SandboxRefusal(msgspec.Struct, frozen=True, tag=True):
     message: str
     param: str | None
     code: str | None
+    not_enforced: bool = False
+
+    @classmethod
+    def of(cls, error: GrammarError) -> "SandboxRefusal":
+        """To send the error."""
+        return cls(error.message, error.param, error.code, isinstance(error, NotEnforced))
+
+    def error(self) -> GrammarError:
+        """The error that was sent."""
+        kind = NotEnforced if self.not_enforced else GrammarError
+        return kind(self.message, param=self.param, code=self.code)
 
 
 # Built at import: msgspec reads a type when it is first decoded, and two threads that do so at once can
@@ -119,8 +130,8 @@ class Sandbox(SandboxServer):
                             report(compile_plan)
                     case Analysis() as analysis:
                         return analysis
-                    case SandboxRefusal(message=message, param=param, code=code):
-                        raise GrammarError(message, param=param, code=code)
+                    case SandboxRefusal() as refusal:
+                        raise refusal.error()
         except OSError:  # a time-out is one of them
             begun = False
         if not begun or time.monotonic() - asked >= self.limits.wall:
@@ -145,7 +156,7 @@ class Sandbox(SandboxServer):
             return RemoteGrammar(connection, report.shortest, left)
         connection.close()
         if report is not None:
-            raise GrammarError(report.message, param=report.param, code=report.code)
+            raise report.error()
         if time.monotonic() - asked >= self.limits.wall:
             raise _overloaded()
         raise _too_complex(spec)
@@ -302,7 +313,7 @@ def _make_masks(compiler: "GrammarCompiler", connection: socket.socket, limits: 
     try:
         grammar = compiler.compile_here(spec)
     except GrammarError as error:
-        send_frame(connection, msgspec.msgpack.encode(SandboxRefusal(error.message, error.param, error.code)))
+        send_frame(connection, msgspec.msgpack.encode(SandboxRefusal.of(error)))
         return
     for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF, signal.ITIMER_VIRTUAL):
         signal.setitimer(timer, 0)
@@ -320,5 +331,5 @@ def _answer(compiler: "GrammarCompiler", connection: socket.socket) -> None:
             report=lambda compile_plan: send_frame(connection, msgspec.msgpack.encode(compile_plan)),
         )
     except GrammarError as error:
-        outcome = SandboxRefusal(error.message, error.param, error.code)
+        outcome = SandboxRefusal.of(error)
     send_frame(connection, msgspec.msgpack.encode(outcome))

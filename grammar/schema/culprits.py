@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from time import process_time
 from typing import Any
 
-from personae.errors import GrammarError
+from personae.errors import GrammarError, NotEnforced
 from personae.grammar.schema.document import SCHEMA_PARAM, Schema, pointer
 from personae.grammar.schema.gate import ASSERTIONS, Unenforced, unenforced
 from personae.grammar.schema.prepare import contradictory, refusal, without
@@ -101,7 +101,7 @@ def refused(blamed: list[Culprit]) -> GrammarError:
     one = len(blamed) == 1
     said = named[0] if one else f"{', '.join(named[:-1])} and {named[-1]}"
     it = "it" if one else "them"
-    return GrammarError(
+    return NotEnforced(
         f"The keyword{'' if one else 's'} {said} cannot be enforced. Remove {it}, or set strict to false for "
         "an answer that follows the schema as far as possible and is checked against it at the end.",
         param=SCHEMA_PARAM,

@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema_rs
 
-from personae.errors import GrammarError
+from personae.errors import GrammarError, NotEnforced
 from personae.grammar.schema.document import (
     MAX_SHORTEST,
     SCHEMA_PARAM,
@@ -48,6 +48,14 @@ _DRAFTS = {
     jsonschema_rs.Draft7: "http://json-schema.org/draft-07/schema#",
     jsonschema_rs.Draft201909: "https://json-schema.org/draft/2019-09/schema",
     jsonschema_rs.Draft202012: _CURRENT,
+}
+# What a keyword leaves to others: without it, these would reject what it accepts.
+_RESTS = {
+    "properties": ("additionalProperties", "unevaluatedProperties"),
+    "patternProperties": ("additionalProperties", "unevaluatedProperties"),
+    "prefixItems": ("items", "unevaluatedItems"),
+    "items": ("additionalItems", "unevaluatedItems"),
+    "contains": ("unevaluatedItems",),
 }
 _FAR = 2**63 - 1  # the library has no integers from here on
 _LEAST_AND_MOST = (
@@ -98,9 +106,9 @@ def refusal(document: Schema, reason: Unenforced | GrammarError | None) -> Gramm
     if not isinstance(reason, Unenforced):
         why = "" if reason is None else f" {reason.message}"
         code = None if reason is None else reason.code
-        return GrammarError(f"The schema at # cannot be enforced.{why}", param=SCHEMA_PARAM, code=code)
+        return NotEnforced(f"The schema at # cannot be enforced.{why}", param=SCHEMA_PARAM, code=code)
     keyword, path = _origin(document, reason)
-    return GrammarError(
+    return NotEnforced(
         f"The keyword {keyword!r} at {pointer(path)} cannot be enforced. Remove it, or set strict to false "
         "for an answer that follows the schema as far as possible and is checked against it at the end.",
         param=SCHEMA_PARAM,
@@ -137,7 +145,9 @@ def contradictory(document: Schema) -> GrammarError | None:
 
 def weakened(schema: Schema, backend: str) -> Schema:
     """The schema without the keywords that `backend` does not enforce."""
-    return without({finding.path for finding in unenforced(schema, backend)}, schema)
+    dropped = {finding.path for finding in unenforced(schema, backend)}
+    dropped |= {(*path[:-1], rest) for path in dropped for rest in _RESTS.get(str(path[-1]), ())}
+    return without(dropped, schema)
 
 
 def without(dropped: set[Path], schema: Schema, path: Path = ()) -> Schema:
@@ -164,7 +174,9 @@ def readable(schema: Schema, reads: Callable[[str], bool]) -> Schema:
                 return bool(abs(value) < _FAR)
         return True
 
-    kept = {keyword: value for keyword, value in schema.items() if stays(keyword, value)}
+    dropped = {keyword for keyword, value in schema.items() if not stays(keyword, value)}
+    dropped |= {rest for keyword in dropped for rest in _RESTS.get(keyword, ())}
+    kept = {keyword: value for keyword, value in schema.items() if keyword not in dropped}
     return rebuild(kept, lambda _, child: readable(child, reads))
 
 

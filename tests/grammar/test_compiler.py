@@ -159,7 +159,7 @@ def test_schemas_that_have_to_be_rewritten_bind_all_the_same(compiler, schema):
 )
 def test_what_cannot_be_enforced_is_refused_by_keyword_and_place(compiler, schema, message):
     with pytest.raises(GrammarError, match=message) as refusal:
-        compiler.compile(schema_spec(schema))
+        compiler.compile_here(schema_spec(schema))
     assert refusal.value.param == "response_format.json_schema.schema"
     assert refusal.value.code == "invalid_schema"
 
@@ -204,7 +204,7 @@ def test_strictness_changes_nothing_where_all_is_enforced(compiler):
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_malformed_schema_is_refused_strict_or_not(compiler, source, strict):
     with pytest.raises(GrammarError):
-        compiler.compile(GrammarSpec("json_schema", source, strict))
+        compiler.compile_here(GrammarSpec("json_schema", source, strict))
 
 
 @pytest.mark.parametrize(("draft", "longest"), [("draft-04", 3), ("draft-07", 3), ("draft/2019-09", 1)])
@@ -259,7 +259,7 @@ def test_a_schema_that_allows_everything_gives_any_json(compiler, source):
 def test_a_schema_cannot_loosen_its_own_grammar(compiler):
     schema = {"type": "number", "not": {"multipleOf": 0.7}, "x-guidance": {"lenient": True}}
     with pytest.raises(GrammarError, match="not"):
-        compiler.compile(schema_spec(schema))
+        compiler.compile_here(schema_spec(schema))
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_a_pattern_that_cannot_be_read_is_named_where_it_stands_alone_and_in_a_c
     compiler = GrammarCompiler(byte_level_vocabulary(), sandboxed=False)
     for spec in (whole, call):
         with pytest.raises(GrammarError, match="'pattern' at #/properties/a/pattern"):
-            compiler.compile(spec)
+            compiler.compile_here(spec)
 
 
 @pytest.mark.parametrize(
@@ -344,10 +344,10 @@ def test_small_automata_are_given_to_outlines_unless_another_is_asked_for(compil
 def test_a_backend_asked_for_by_name_refuses_what_it_does_not_enforce(compiler):
     spec = GrammarSpec("regex", "a(?=b)?.*", backend="outlines")
     with pytest.raises(GrammarError, match="outlines does not support this regex") as refused:
-        compiler.compile(spec)
+        compiler.compile_here(spec)
     assert refused.value.param == "structured_outputs.regex"
     with pytest.raises(GrammarError, match="outlines does not support a json_schema"):
-        compiler.compile(GrammarSpec("json_schema", "{}", backend="outlines"))
+        compiler.compile_here(GrammarSpec("json_schema", "{}", backend="outlines"))
 
 
 def test_what_is_not_strict_is_rewritten_once(monkeypatch):

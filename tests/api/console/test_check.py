@@ -7,11 +7,12 @@ import pytest
 from patience import PATIENCE
 from real_server import Running
 
-ITEMS = {"type": "integer", "minimum": 3, "multipleOf": 7}
+# No grammar enforces it, and no answer is found.
+TWICE = {"type": "string", "pattern": r"^(abcdefgh)\1$", "maxLength": 40}
 SCHEMA = {
     "type": "object",
-    "title": "Numbers",
-    "properties": {"a": {"type": "array", "uniqueItems": True, "items": ITEMS}},
+    "title": "Words",
+    "properties": {"a": TWICE},
     "required": ["a"],
     "additionalProperties": False,
 }
@@ -36,13 +37,13 @@ def verdicts(schema: dict[str, Any]) -> dict[str, str]:
 def test_a_strict_schema_is_refused_with_the_keywords_that_have_to_go(server: Running) -> None:
     found = check(server, response_format=formatted(SCHEMA, strict=True))
     assert not found["accepted"]
-    assert "multipleOf" in found["error"]["message"]
+    assert "pattern" in found["error"]["message"]
     [schema] = found["schemas"]
     said = verdicts(schema)
-    assert said["#/properties/a/items/multipleOf"] == "refused"
-    assert said["#/properties/a/items/minimum"] == "enforced"
+    assert said["#/properties/a/pattern"] == "refused"
+    assert said["#/properties/a/maxLength"] == "enforced"
     assert said["#/title"] == "no effect"
-    without = {**SCHEMA, "properties": {"a": {"type": "array", "items": ITEMS}}}
+    without = {**SCHEMA, "properties": {"a": {"type": "string", "maxLength": 40}}}
     found = check(server, response_format=formatted(without, strict=True))
     assert found["accepted"]
     assert set(verdicts(found["schemas"][0]).values()) == {"enforced", "no effect"}
@@ -54,8 +55,18 @@ def test_of_a_schema_that_is_not_strict_some_is_only_checked(server: Running) ->
     found = check(server, response_format=formatted(SCHEMA, strict=False))
     assert found["accepted"]
     said = verdicts(found["schemas"][0])
-    assert said["#/properties/a/items/multipleOf"] == "checked"
-    assert said["#/properties/a/items/minimum"] == "best effort"
+    assert said["#/properties/a/pattern"] == "checked"
+    assert said["#/properties/a/maxLength"] == "best effort"
+
+
+def test_what_no_grammar_enforces_is_enforced_by_checks(server: Running) -> None:
+    items = {"type": "integer", "minimum": 3, "multipleOf": 7}
+    schema = {"type": "array", "uniqueItems": True, "items": items}
+    found = check(server, response_format=formatted(schema, strict=True))
+    assert found["accepted"]
+    assert set(verdicts(found["schemas"][0]).values()) == {"enforced"}
+    found = check(server, response_format=formatted(schema, strict=False))
+    assert verdicts(found["schemas"][0])["#/items/multipleOf"] == "checked"
 
 
 def test_every_tool_has_a_verdict_of_its_own(server: Running) -> None:
@@ -63,15 +74,14 @@ def test_every_tool_has_a_verdict_of_its_own(server: Running) -> None:
         parameters = {"type": "object", "properties": properties, "additionalProperties": False}
         return {"type": "function", "function": {"name": name, "strict": strict, "parameters": parameters}}
 
-    array = {"type": "array", "uniqueItems": True, "items": ITEMS}
-    tools = [tool("f", True, x={"type": "string"}), tool("g", True, y=array)]
+    tools = [tool("f", True, x={"type": "string"}), tool("g", True, y=TWICE)]
     found = check(server, tools=tools)
     assert not found["accepted"]
     assert [(each["param"], each["accepted"]) for each in found["schemas"]] == [
         ("tools[0].function.parameters", True),
         ("tools[1].function.parameters", False),
     ]
-    assert verdicts(found["schemas"][1])["#/properties/y/items/multipleOf"] == "refused"
+    assert verdicts(found["schemas"][1])["#/properties/y/pattern"] == "refused"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ OVERLAPPING = {"oneOf": [{"type": "integer", "multipleOf": step} for step in (3,
 def named(schema: Any) -> list[str]:
     """The pointers of the refusal."""
     with pytest.raises(GrammarError) as refused:
-        COMPILER.compile(GrammarSpec("json_schema", json.dumps(schema)))
+        COMPILER.compile_here(GrammarSpec("json_schema", json.dumps(schema)))
     return [found.rstrip(".,;") for found in re.findall(r" at (#\S*)", refused.value.message)]
 
 
@@ -66,6 +66,6 @@ def test_misspellings_and_keywords_are_named_together() -> None:
 
 def test_a_refusal_without_a_culprit_names_no_option_of_a_library() -> None:
     with pytest.raises(GrammarError) as refused:
-        COMPILER.compile(GrammarSpec("json_schema", json.dumps(OVERLAPPING)))
+        COMPILER.compile_here(GrammarSpec("json_schema", json.dumps(OVERLAPPING)))
     assert "#/oneOf" in refused.value.message
     assert "coerce_one_of" not in refused.value.message

@@ -172,13 +172,13 @@ def test_readers_differ_so_it_is_refused() -> None:
         },
     }
     with pytest.raises(GrammarError, match="recursiveRef"):
-        COMPILER.compile(GrammarSpec("json_schema", json.dumps(schema)))
+        COMPILER.compile_here(GrammarSpec("json_schema", json.dumps(schema)))
 
 
 def test_a_document_elsewhere_is_never_fetched_but_may_be_embedded() -> None:
     schema = {"$schema": D2020, "type": "array", "items": {"$ref": "http://localhost:1234/i.json"}}
     with pytest.raises(GrammarError, match="malformed"):
-        COMPILER.compile(GrammarSpec("json_schema", json.dumps(schema)))
+        COMPILER.compile_here(GrammarSpec("json_schema", json.dumps(schema)))
     assert missing(schema) == {"http://localhost:1234/i.json"}
     whole = bundled(schema, {"http://localhost:1234/i.json": {"type": "integer"}})
     assert accepted(whole, [1])
@@ -193,7 +193,7 @@ def test_a_refusal_names_the_place_that_the_caller_wrote() -> None:
         "$defs": {"here": {"$anchor": "x", "type": "number", "not": {"multipleOf": 0.7}}},
     }
     with pytest.raises(GrammarError, match="'not' at #/\\$defs/here/not"):
-        COMPILER.compile(GrammarSpec("json_schema", json.dumps(schema)))
+        COMPILER.compile_here(GrammarSpec("json_schema", json.dumps(schema)))
 
 
 @pytest.mark.skipif(not (DATA / "json-schema-test-suite").is_dir(), reason="the shared data are not here")

@@ -1,0 +1,94 @@
+"""A matcher whose answers are valid for a schema that no grammar enforces completely.
+
+It keeps a completion with which the answer is valid, from the first token to the last. The mask is the looser
+grammar's. A token is accepted only if a completion is found after it with which the answer is valid, else it
+is vetoed as one is for which the budget has no room. So the answer can always be finished, and is valid then.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from personae.grammar.backend import BackendMatcher
+from personae.grammar.bitmask import Bitmask
+from personae.grammar.budget.completion import CompletionPath, path
+from personae.grammar.budget.matcher import BudgetMatcher
+from personae.grammar.budget.table import STOP, Piece
+from personae.grammar.checked.search import repaired
+
+if TYPE_CHECKING:
+    from personae.grammar.checked.grammar import CheckedGrammar
+
+_MOST_TRIED = 800  # answers, for one token
+_LONGEST = 16_384  # bytes of a completion
+
+
+class CheckedMatcher(BudgetMatcher):
+    """The state of one answer of at most `budget` tokens."""
+
+    _grammar: "CheckedGrammar"
+
+    def fill(self, bitmask: Bitmask, row: int) -> None:
+        """Write the tokens allowed next. Stop tokens are only if the answer is valid as it is."""
+        super().fill(bitmask, row)
+        stops = self._grammar.table.stops
+        words = bitmask[row].view(np.uint32)
+        if (words & stops).any() and not self._may_end():
+            words &= ~stops
+
+    def accept(self, token: int) -> bool:
+        """Advance by one token. Returns False, and changes nothing, if no valid answer is found after it."""
+        if not self.terminated and not self._following:
+            if self._ends(token):
+                if not self._may_end():
+                    return False
+            elif self._verified is None or self._verified.token != token:
+                assert self._plan is not None
+                self._verified = self._verify(token, self._plan)
+                if self._verified is None:
+                    return False
+        return super().accept(token)
+
+    def feed(self, tokens: Sequence[int]) -> int:
+        """Accept as many of `tokens` as are allowed. Returns how many these were."""
+        return next((count for count, token in enumerate(tokens) if not self.accept(token)), len(tokens))
+
+    def _may_end(self) -> bool:
+        """Whether the answer is valid as it is."""
+        plan = self._plan
+        ended = self.terminated or (plan is not None and not plan.count)
+        return ended or self._grammar.validator.accepts(self._written())
+
+    def _written(self) -> bytes:
+        return self._text_of(self._accepted)
+
+    def _joins(self, token: int, rest: CompletionPath) -> bool:
+        """Whether `rest` completes the answer after `token`, and it is valid."""
+        if not super()._joins(token, rest):
+            return False
+        return self._grammar.validator.accepts(
+            self._written() + bytes((*self._grammar.table.piece(token), *rest.piece))
+        )
+
+    def _found(self, piece: Piece, old: Piece, left: int) -> CompletionPath | None:
+        """A plan of at most `left` tokens after `piece`. `old` was the plan before it."""
+        fork = self._after(piece)
+        if fork is None:
+            return None
+        for completion in self._completions(fork, self._written() + bytes(piece), old):
+            plan = path(self._grammar.table, tuple(completion), self._plan)
+            if plan is not None and plan.count <= left:
+                return plan
+        return None
+
+    def _completions(self, fork: BackendMatcher, written: bytes, old: Piece) -> Iterator[bytes]:
+        """What makes a valid answer of what is `written`, after which `fork` is."""
+        if self._planner is None:
+            self._planner = self._grammar.planner()
+        limit = min(_LONGEST, 8 * self._left + 64)
+        begun = [self._planner.plan(fork, written, limit, join) for join in (old, ())]
+        given = [bytes(piece) for piece in begun if piece is not None]
+        for completion in repaired(self._grammar.validator, written, given, _MOST_TRIED):
+            if fork.follows((*completion, STOP)) > len(completion):
+                yield completion
