@@ -21,6 +21,7 @@ LATEST = 256  # steps of all sizes whose times are remembered
 VAIN = 4  # steps without a draft that is worth trying, after which the policy rests
 PASS = 0.15  # the assumed time of a pass of the draft model over that of a step, before both were measured
 THRIFT = 0.8  # a draft that is there is taken if it is at least this likely, relative to the draft model's
+WORTH = 1.1  # the least speed to expect, relative to none: the best of many noisy estimates is too good
 PAUSE = 3  # times the time of a step: a longer time until the next one says nothing about steps
 
 
@@ -310,6 +311,8 @@ class Measured:
                 best, chosen = speed, count
         for _, row, _ in gains[:chosen]:
             counts[row] += 1
+        if best < WORTH:
+            return 1.0, [0] * len(candidates)
         return best, counts
 
     def _pass_time(self, tokens: int, rows: int) -> float:
