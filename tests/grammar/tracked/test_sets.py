@@ -143,4 +143,4 @@ def test_sets_are_kept_behind_reasoning(thinks: Thinks, before: bytes) -> None:
 @pytest.mark.parametrize("items", [{"type": "integer", "multipleOf": 3}, {"type": "object"}])
 def test_other_sets_are_refused_by_name(items: dict[str, Any]) -> None:
     with pytest.raises(GrammarError, match=r"'(uniqueItems|items|multipleOf)' at #/"):
-        COMPILER.compile(GrammarSpec("json_schema", json.dumps(SET | {"items": items})))
+        COMPILER.compile_here(GrammarSpec("json_schema", json.dumps(SET | {"items": items})))
