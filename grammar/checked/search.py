@@ -88,7 +88,7 @@ class Validator:
 def repaired(
     validator: Validator, written: bytes, completions: Sequence[bytes], most: int
 ) -> Iterator[bytes]:
-    """Completions of what is `written`, with which the answer is valid, from changes to those that are given.
+    """Change the given completions of what is `written` until the answer is valid, and yield those.
     At most `most` answers are tried; a long one counts for several."""
     tried = Tried(validator)
     # A character that is written in part belongs to what is written.
