@@ -185,7 +185,7 @@ def _renamed(
 def _with_more(
     text: str, written: int, node: Node, names: Sequence[str], values: Sequence[str]
 ) -> Iterator[str]:
-    """With a new member before one of those that are not written yet, or as the last."""
+    """With a new member at the end, or before one that is not written yet."""
     there = {member.step for member in node.members}
     fresh = [json.dumps(name, ensure_ascii=False) + ":" for name in names if name not in there]
     for value in values:
