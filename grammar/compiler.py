@@ -27,13 +27,10 @@ from personae.grammar.reasoning.limit import LimitedGrammar, Tags
 from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
 from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.masks import AnyGrammar, Processes, RemoteGrammar
+from personae.grammar.sandbox.server import SandboxLimits
 from personae.grammar.sandbox.small import is_foreign, is_small
 from personae.grammar.sandbox.warm_up import FIRST_SPECS
-from personae.grammar.schema.apart import kept_apart
-from personae.grammar.schema.canonical import canonicalise
-from personae.grammar.schema.complements import modern, without_conditions
 from personae.grammar.schema.culprits import explanation
-from personae.grammar.schema.disjoint import without_disjoint_one_of
 from personae.grammar.schema.document import (
     PARAMS,
     SCHEMA_PARAM,
@@ -41,13 +38,7 @@ from personae.grammar.schema.document import (
     Schema,
     parse_schema,
 )
-from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
-from personae.grammar.schema.listed import with_values_left
-from personae.grammar.schema.members import separated
-from personae.grammar.schema.merged import merged
-from personae.grammar.schema.overlaps import without_overlaps
-from personae.grammar.schema.patterns import plain_patterns
 from personae.grammar.schema.prepare import (
     ANALYSIS_ERRORS,
     check_answerable,
@@ -57,7 +48,7 @@ from personae.grammar.schema.prepare import (
     without_ignored,
 )
 from personae.grammar.schema.references import resolved
-from personae.grammar.schema.shared import shared_as_written
+from personae.grammar.schema.rewritten import as_written, rewritten, spelled
 from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.schema.walk import subschemas
 from personae.grammar.size_estimate import size_estimate
@@ -74,6 +65,13 @@ def _ignore(compile_plan: CompilePlan) -> None:
     """Ignores the report."""
 
 
+def _may_be_checked(spec: GrammarSpec, error: GrammarError) -> bool:
+    """Whether checks of each token may bind what `error` has refused."""
+    if not isinstance(error, NotEnforced) and error.code != TOO_COMPLEX:
+        return False
+    return spec.kind == "json_schema" and spec.strict and spec.reasoning is None and spec.backend is None
+
+
 class _NeedsSandbox(Exception):
     """The spec needs something that is only done in the sandbox."""
 
@@ -83,8 +81,8 @@ class GrammarCompiler:
     dropped.
 
     What is not small, or has to be rewritten first, is compiled in processes of its own. These also make the
-    masks of grammars that clients write (`sandbox/masks.py`). With `sandboxed` False everything is done here,
-    without limits.
+    masks of grammars that clients write (`sandbox/masks.py`), within `limits`. With `sandboxed` False
+    everything is done here, without limits.
     """
 
     def __init__(
@@ -93,9 +91,10 @@ class GrammarCompiler:
         *,
         cache_bytes: int = 256 * 2**20,
         sandboxed: bool = True,
+        limits: SandboxLimits | None = None,
     ) -> None:
         self.vocabulary = vocabulary
-        self._sandbox = Sandbox(vocabulary) if sandboxed else None
+        self._sandbox = Sandbox(vocabulary, limits) if sandboxed else None
         # The backend of nearly all specs is built now: it takes a second for a large vocabulary.
         self._backends = {"llguidance": make_backend("llguidance", vocabulary)}
         self._backends_lock = Lock()
@@ -168,9 +167,9 @@ class GrammarCompiler:
 
         If a schema is not `strict` and no backend enforces all of it, it is bound as far as possible; check
         the answer with `schema.validate.validate_answer`. If it is strict and is the whole spec, which names
-        no backend, each token is checked (checked/). Raises GrammarError if the spec is malformed, or if
-        a strict spec cannot be enforced or compiled within the limits. Raises Overloaded if this is not known
-        in time.
+        no backend, each token is checked (checked/), also where a grammar would be too complex. Raises
+        GrammarError if the spec is malformed, or if a strict spec cannot be enforced or compiled within the
+        limits. Raises Overloaded if this is not known in time.
         """
         if self._sandbox is not None and is_foreign(spec):
             self._automaton(spec)
@@ -179,8 +178,8 @@ class GrammarCompiler:
             return self._remote(self._sandbox, spec, tenant)
         try:
             return self.compile_here(spec, tenant)
-        except NotEnforced as error:
-            if spec.kind != "json_schema" or spec.reasoning is not None or spec.backend is not None:
+        except GrammarError as error:
+            if not _may_be_checked(spec, error):
                 raise
             refused = error.with_traceback(None)  # it holds what the sandbox's answer came through
         try:
@@ -223,7 +222,7 @@ class GrammarCompiler:
         form. Calls `report` with each plan that has been compiled, before its answers are analysed; the last
         one is that of the result.
         """
-        rewritings = self._rewritings if rewritten else _as_written
+        rewritings = self._rewritings if rewritten else as_written
         return self._compile(
             spec,
             lambda pending: analyse(
@@ -248,8 +247,9 @@ class GrammarCompiler:
             document = resolved(without_ignored(parse_schema(spec.source)))
             if any("$recursiveRef" in one for one, _ in subschemas(document)):
                 raise GrammarError("Readers differ about $recursiveRef.", param=SCHEMA_PARAM)
+            check_answerable(document)
             validator = Validator(spec.source)
-            for schema in self._looser(document, _rewritten(document)):
+            for schema in self._looser(document, rewritten(document)):
                 with suppress(GrammarError):
                     pending = self._analyse_schema("llguidance", spec, schema, strict=False)
                     return checked(self._build(pending), validator)
@@ -364,9 +364,9 @@ class GrammarCompiler:
         if spec.strict:
             check_spelling(written, lambda one: self._enforced(one, rewritings))
         reason: Unenforced | GrammarError | None = None
-        rewritten = []
+        tried = []
         for schema in rewritings(document):
-            rewritten.append(schema)
+            tried.append(schema)
             for name in BACKENDS_OF_KIND["json_schema"]:
                 missing: Unenforced | GrammarError | None = next(unenforced(schema, name), None)
                 if missing is None:
@@ -378,7 +378,7 @@ class GrammarCompiler:
                     reason = missing
         if spec.strict:
             raise explanation(written, reason, lambda one: self._enforced(one, rewritings))
-        return self._compile_best_effort(spec, document, finish, rewritten)
+        return self._compile_best_effort(spec, document, finish, tried)
 
     def _enforced(self, document: Schema, rewritings: Rewritings) -> bool:
         """Whether one of a schema's rewritings is enforced completely."""
@@ -387,36 +387,32 @@ class GrammarCompiler:
         )
 
     def _rewritings(self, document: Schema) -> Iterator[Schema]:
-        """Schemas equal to `document`: as written, then in canonical form if it has one. At the end come
-        those that accept a part of what it accepts.
-
-        In what is not small, repeated parts become definitions, so that the library reads each of them once.
-        """
+        """Schemas equal to `document`. All but the first are made in the sandbox if there is one."""
         if self._sandbox is not None:
-            yield from _as_written(document)
+            yield from as_written(document)
             raise _NeedsSandbox
-        yield from _rewritten(document)
+        yield from rewritten(document)
 
     def _compile_best_effort(
         self,
         spec: GrammarSpec,
         document: Schema,
         finish: Callable[[PendingAnalysis], Made],
-        rewritten: list[Schema],
+        equal: list[Schema],
     ) -> Made:
         """Bind as much of the schema as llguidance supports, at least to JSON."""
-        for schema in self._looser(document, rewritten):
+        for schema in self._looser(document, equal):
             with suppress(GrammarError):
                 return finish(self._analyse_schema("llguidance", spec, schema, strict=False))
         return finish(self._analyse_schema("llguidance", spec, True, strict=False))
 
-    def _looser(self, document: Schema, rewritten: Iterable[Schema]) -> Iterator[Schema]:
-        """Schemas that bind less and less of `document`. `rewritten` are equal to it."""
-        written = weakened(_spelled(strip(document)), "llguidance")
+    def _looser(self, document: Schema, equal: Iterable[Schema]) -> Iterator[Schema]:
+        """Schemas that bind less and less of `document`. `equal` are those equal to it."""
+        written = weakened(spelled(strip(document)), "llguidance")
         yield written
         yield uncounted(written)
         reads = cache(self._reads)
-        for schema in rewritten:
+        for schema in equal:
             yield uncounted(readable(weakened(schema, "llguidance"), reads))
         yield loose(document)
 
@@ -452,58 +448,3 @@ class GrammarCompiler:
             if name not in self._backends:
                 self._backends[name] = make_backend(name, self.vocabulary)
             return self._backends[name]
-
-
-def _rewritten(document: Schema) -> Iterator[Schema]:
-    """See `GrammarCompiler._rewritings`."""
-    for written in _as_written(document):
-        shorter = shared_as_written(written)
-        if shorter is not written:
-            yield shorter
-        yield written
-    left: Schema = document
-    with suppress(*ANALYSIS_ERRORS):
-        left = with_values_left(document)
-    canonical: Schema = True
-    with suppress(Exception):  # there is none, whatever the library's error
-        canonical = strip(canonicalise(left))
-        apart = without_overlaps(canonical)
-        if apart != canonical:
-            canonical = strip(canonicalise(apart))
-        yield _spelled(canonical)
-    for one in (without_disjoint_one_of(strip(document)), canonical):
-        with suppress(*ANALYSIS_ERRORS):
-            separate = kept_apart(one)
-            if separate is not None:
-                yield _spelled(separate)
-    yield from _merged(strip(document))
-    for by_tags in (False, True):
-        plainer: Schema | None = None
-        with suppress(*ANALYSIS_ERRORS):
-            plainer = strip(without_conditions(left, by_tags=by_tags))
-        if plainer is not None:
-            with suppress(Exception):  # it has no canonical form, or too large a one
-                yield _spelled(without_overlaps(strip(canonicalise(plainer))))
-            yield _spelled(plainer)
-            yield from _merged(plainer)
-
-
-def _merged(document: Schema) -> Iterator[Schema]:
-    """The schema with everything that it says of a value in one place, if that is known."""
-    with suppress(*ANALYSIS_ERRORS):
-        together = merged(modern(without_disjoint_one_of(document)))
-        if together is not None:
-            yield _spelled(together)
-            apart = without_overlaps(together)
-            if apart is not together:
-                yield _spelled(merged(apart) or apart)
-
-
-def _as_written(document: Schema) -> Iterator[Schema]:
-    yield _spelled(without_disjoint_one_of(strip(document)))
-
-
-def _spelled(schema: Schema) -> Schema:
-    """The schema in keywords that backends support."""
-    spelled: Schema = separated(spell_formats(plain_patterns(schema)))
-    return spelled

@@ -20,7 +20,7 @@ from personae.grammar.checked.search import repaired
 if TYPE_CHECKING:
     from personae.grammar.checked.grammar import CheckedGrammar
 
-_MOST_TRIED = 800  # answers, for one token
+_MOST_TRIED = 400  # answers, for one token
 _LONGEST = 16_384  # bytes of a completion
 
 

@@ -14,7 +14,8 @@ from personae.evals.hostile import CONTROL, GRAMMARS, SCHEMAS, Bystander, bound_
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]  # of the client
 BOMBS = ("conditions that multiply",)
 QUICK = ("deep", "too deep", "a huge maxLength", "a pattern that backtracks", "recursive", "itself")
-TIMED_OUT = "503 overloaded"  # on a machine that is too busy to give a bomb what it may have
+# Of a bomb. The last is for a machine that is too busy to give it what it may have.
+ENDS = {"200", "400 grammar_too_complex", "400 grammar_too_slow", "503 overloaded"}
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield server
 
 
-async def test_bombs_cost_their_senders_a_400_and_others_are_answered_meanwhile(server: Running) -> None:
+async def test_bombs_cost_only_their_senders_and_others_are_answered_meanwhile(server: Running) -> None:
     outcomes: dict[str, str] = {}
     answered: list[str] = []
 
@@ -42,7 +43,7 @@ async def test_bombs_cost_their_senders_a_400_and_others_are_answered_meanwhile(
                     schema = {"type": "string", "maxLength": 2 + len(answered)}  # a new one every time
                     answered.append((await send(client, model, schema))[0])
             tasks.cancel_scope.cancel()
-    assert set(outcomes.values()) <= {"400 grammar_too_complex", TIMED_OUT}, outcomes
+    assert set(outcomes.values()) <= ENDS, outcomes
     assert set(answered) == {"200"}
     assert len(answered) > 3
     assert len(bystander.gaps) > 10

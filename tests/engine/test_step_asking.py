@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 from engine_harness import EngineHarness, Played
+from sandbox_limits import PATIENT
 from tiny_models import model_folder
 from worst import text_of, text_vocabulary
 
@@ -35,7 +36,7 @@ def played(
     harness = EngineHarness(folder, max_seqs=3 + bool(scored), lookahead=lookahead, **settings)
     harness.engine.runs_ahead = runs_ahead
     specs = [GrammarSpec("json_schema", json.dumps(schema)) for schema in SCHEMAS]
-    compiler = GrammarCompiler(VOCABULARY)
+    compiler = GrammarCompiler(VOCABULARY, limits=PATIENT)
     harness.grammars |= {spec: compiler.compile(spec) for spec in specs}
     logs = []
     for number in range(answers):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from engine_harness import EngineHarness, Played
+from sandbox_limits import PATIENT
 from tiny_models import model_folder
 from worst import text_vocabulary
 
@@ -47,7 +48,7 @@ def tokens_of(found: dict[str, Played]) -> dict[str, tuple[list[int], str | None
 
 @pytest.fixture(scope="module")
 def remote():
-    compiler = GrammarCompiler(VOCABULARY)
+    compiler = GrammarCompiler(VOCABULARY, limits=PATIENT)
     yield compiler
     compiler.close()
 

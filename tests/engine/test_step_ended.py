@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from engine_harness import EngineHarness
+from sandbox_limits import PATIENT
 from tiny_models import model_folder
 from worst import text_of, text_vocabulary
 
@@ -28,7 +29,7 @@ def test_a_sequence_whose_grammar_has_ended_goes_on_with_stop_tokens_also_when_i
 ) -> None:
     harness = EngineHarness(model_folder("llama", vocab_size=VOCABULARY.size))
     spec = SPECS[kind]
-    harness.grammars[spec] = GrammarCompiler(VOCABULARY).compile(spec)
+    harness.grammars[spec] = GrammarCompiler(VOCABULARY, limits=PATIENT).compile(spec)
     log = harness.log("a", [5, 6, 7], grammar=spec, eos=VOCABULARY.stop_ids, max_tokens=14, **changes)
     answer = harness.play([log])["a"]
     assert answer.error is None

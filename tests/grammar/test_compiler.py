@@ -7,13 +7,12 @@ import msgspec
 import pytest
 from byte_bpe import byte_level_vocabulary
 from grammar_walks import accepts, walk
+from sandbox_limits import PATIENT
 
-import personae.grammar.compiler as compiler_module
+import personae.grammar.schema.rewritten as rewritten_module
 from personae.errors import GrammarError
 from personae.grammar.budget.automaton import Automaton
 from personae.grammar.compiler import GrammarCompiler
-from personae.grammar.sandbox.forkserver import Sandbox
-from personae.grammar.sandbox.server import SandboxLimits
 from personae.grammar.schema.formats import FORMATS
 from personae.grammar.schema.validate import validate_answer
 from personae.grammar.spec import GrammarSpec, ReasoningLimit
@@ -27,7 +26,7 @@ def spec(name: str) -> GrammarSpec:
 
 
 def test_an_equal_spec_finds_the_compiled_grammar():
-    compiler = GrammarCompiler(byte_level_vocabulary())
+    compiler = GrammarCompiler(byte_level_vocabulary(), limits=PATIENT)
     grammar = compiler.compile(spec("a"))
     assert compiler.get(spec("a")) is None
     compiler.put(spec("a"), grammar)
@@ -37,8 +36,8 @@ def test_an_equal_spec_finds_the_compiled_grammar():
 
 
 def test_the_least_recently_used_grammar_leaves_when_the_bytes_are_over():
-    one = GrammarCompiler(byte_level_vocabulary()).compile(spec("a")).nbytes
-    compiler = GrammarCompiler(byte_level_vocabulary(), cache_bytes=2 * one)
+    one = GrammarCompiler(byte_level_vocabulary(), limits=PATIENT).compile(spec("a")).nbytes
+    compiler = GrammarCompiler(byte_level_vocabulary(), cache_bytes=2 * one, limits=PATIENT)
     for name in "ab":
         compiler.put(spec(name), compiler.compile(spec(name)))
     compiler.get(spec("a"))
@@ -65,8 +64,8 @@ def test_what_a_tenant_has_had_compiled_is_not_there_for_another():
 
 
 def test_a_grammar_larger_than_the_whole_cache_evicts_nothing():
-    small = GrammarCompiler(byte_level_vocabulary()).compile(spec("a"))
-    compiler = GrammarCompiler(byte_level_vocabulary(), cache_bytes=small.nbytes)
+    small = GrammarCompiler(byte_level_vocabulary(), limits=PATIENT).compile(spec("a"))
+    compiler = GrammarCompiler(byte_level_vocabulary(), cache_bytes=small.nbytes, limits=PATIENT)
     compiler.put(spec("a"), small)
     names = ",".join(f'"{name}":{{"type":"integer"}}' for name in "abcdefgh")
     large = GrammarSpec("json_schema", f'{{"type":"object","properties":{{{names}}}}}')
@@ -76,7 +75,7 @@ def test_a_grammar_larger_than_the_whole_cache_evicts_nothing():
 
 
 def test_putting_a_spec_twice_counts_its_bytes_once():
-    compiler = GrammarCompiler(byte_level_vocabulary())
+    compiler = GrammarCompiler(byte_level_vocabulary(), limits=PATIENT)
     grammar = compiler.compile(spec("a"))
     compiler.put(spec("a"), grammar)
     compiler.put(spec("a"), compiler.compile(spec("a")))
@@ -86,9 +85,7 @@ def test_putting_a_spec_twice_counts_its_bytes_once():
 
 @pytest.fixture(scope="module")
 def compiler():
-    compiler = GrammarCompiler(VOCABULARY)
-    # A long compile gets idle cores only. On a busy machine it may take longer than a client waits.
-    compiler._sandbox = Sandbox(VOCABULARY, SandboxLimits(patience=600.0))
+    compiler = GrammarCompiler(VOCABULARY, limits=PATIENT)
     yield compiler
     compiler.close()
 
@@ -352,8 +349,8 @@ def test_a_backend_asked_for_by_name_refuses_what_it_does_not_enforce(compiler):
 
 def test_what_is_not_strict_is_rewritten_once(monkeypatch):
     asked = []
-    canonicalise = compiler_module.canonicalise
-    monkeypatch.setattr(compiler_module, "canonicalise", lambda one: asked.append(one) or canonicalise(one))
+    canonicalise = rewritten_module.canonicalise
+    monkeypatch.setattr(rewritten_module, "canonicalise", lambda one: asked.append(one) or canonicalise(one))
     schema = {"type": "array", "items": {"type": "string", "pattern": r"(a)\1"}, "uniqueItems": True}
     loose = GrammarSpec("json_schema", json.dumps(schema), strict=False)
     assert GrammarCompiler(byte_level_vocabulary(), sandboxed=False).compile(loose).shortest

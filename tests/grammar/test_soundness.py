@@ -11,6 +11,7 @@ from grammar_walks import Unfinished, spell, walk
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from json_schemas import VALUES, schemas
+from sandbox_limits import PATIENT
 
 from personae.errors import GrammarError
 from personae.grammar.compiler import GrammarCompiler
@@ -21,7 +22,7 @@ VOCABULARY = byte_level_vocabulary()
 
 @pytest.fixture(scope="module")
 def compiler():
-    compiler = GrammarCompiler(VOCABULARY)
+    compiler = GrammarCompiler(VOCABULARY, limits=PATIENT)
     yield compiler
     compiler.close()
 

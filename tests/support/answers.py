@@ -10,6 +10,7 @@ from typing import Any
 
 from grammar_walks import allowed_tokens
 from hypothesis.errors import UnsatisfiedAssumption
+from sandbox_limits import PATIENT
 
 from personae.grammar.backend import Matcher
 from personae.grammar.budget.grammar import BudgetGrammar
@@ -49,7 +50,7 @@ def vocabulary(special: tuple[str, ...] = (), plain: tuple[bytes, ...] = ()) -> 
 
 @cache
 def _compiled(special: tuple[str, ...], plain: tuple[bytes, ...], spec: GrammarSpec) -> BudgetGrammar:
-    return GrammarCompiler(vocabulary(special, plain)).compile_here(spec)
+    return GrammarCompiler(vocabulary(special, plain), limits=PATIENT).compile_here(spec)
 
 
 def matcher_of(shape: AnswerShape, vocabulary: Vocabulary) -> Matcher:

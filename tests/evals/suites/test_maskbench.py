@@ -4,6 +4,7 @@ import base64
 import json
 
 import pytest
+from sandbox_limits import PATIENT
 
 from personae.evals.suites.maskbench import DATA, byte_vocabulary, read_tokenizer, run
 from personae.evals.suites.schema_files import SchemaCase, read_schemas
@@ -68,7 +69,7 @@ OWN = [
 
 @pytest.fixture(scope="module")
 def compiler():
-    compiler = GrammarCompiler(byte_vocabulary())
+    compiler = GrammarCompiler(byte_vocabulary(), limits=PATIENT)
     yield compiler
     compiler.close()
 

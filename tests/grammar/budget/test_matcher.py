@@ -11,6 +11,7 @@ from grammar_walks import allowed_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from json_schemas import schemas
+from sandbox_limits import PATIENT
 from worst import WORST, answer, possible_tokens, text_of, text_vocabulary, veto
 
 from personae.errors import GrammarError
@@ -136,7 +137,7 @@ CASES: dict[str, Any] = {
 
 @cache
 def compiler() -> GrammarCompiler:
-    return GrammarCompiler(VOCABULARY)
+    return GrammarCompiler(VOCABULARY, limits=PATIENT)
 
 
 @cache

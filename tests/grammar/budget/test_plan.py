@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sandbox_limits import PATIENT
 from worst import text_of, text_vocabulary
 
 from personae.grammar.budget.completion import open_brackets
@@ -21,7 +22,7 @@ from personae.grammar.spec import GrammarSpec
 
 VOCABULARY = text_vocabulary(["<tool>"])
 TABLE = TokenTable(VOCABULARY)
-COMPILER = GrammarCompiler(VOCABULARY)
+COMPILER = GrammarCompiler(VOCABULARY, limits=PATIENT)
 
 pieces = st.lists(st.sampled_from([*b'{}[]",:the quick name 12', STOP + 1]), max_size=60).map(tuple)
 

@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 from answers import FUNCTIONS
 from grammar_walks import allowed_tokens
+from sandbox_limits import PATIENT
 from worst import WORST, answer, text_of, text_vocabulary, veto
 
 from personae.grammar.budget.grammar import BudgetGrammar
@@ -34,7 +35,7 @@ def vocabulary(special: tuple[str, ...]) -> Vocabulary:
 
 @cache
 def compiler(special: tuple[str, ...]) -> GrammarCompiler:
-    return GrammarCompiler(vocabulary(special))
+    return GrammarCompiler(vocabulary(special), limits=PATIENT)
 
 
 @cache

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from grammar_walks import allowed_tokens
+from sandbox_limits import PATIENT
 from worst import possible_tokens, text_of, text_vocabulary
 
 from personae.grammar.backend import Matcher
@@ -13,7 +14,7 @@ from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
 
 VOCABULARY = text_vocabulary()
-COMPILER = GrammarCompiler(VOCABULARY)
+COMPILER = GrammarCompiler(VOCABULARY, limits=PATIENT)
 SCHEMAS: dict[str, Any] = {
     "endless": {
         "type": "object",

@@ -9,16 +9,16 @@ import jsonschema
 import numpy as np
 import pytest
 from grammar_walks import accepts, allowed_tokens
-from patience import PATIENCE, eventually
+from patience import eventually
+from sandbox_limits import PATIENT
 from worst import WORST, answer, text_of, text_vocabulary
 
 from personae.errors import GrammarError
+from personae.evals.hostile import SCHEMAS as HOSTILE
 from personae.grammar.bitmask import allows, words_of
 from personae.grammar.checked.grammar import CheckedGrammar
 from personae.grammar.compiler import GrammarCompiler
-from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.masks import UNDECIDED, RemoteGrammar
-from personae.grammar.sandbox.server import SandboxLimits
 from personae.grammar.spec import GrammarSpec
 
 VOCABULARY = text_vocabulary()
@@ -136,8 +136,7 @@ def test_a_schema_without_an_answer_is_refused_as_before() -> None:
 
 @pytest.fixture(scope="module")
 def sandboxed() -> Iterator[GrammarCompiler]:
-    compiler = GrammarCompiler(VOCABULARY)
-    compiler._sandbox = Sandbox(VOCABULARY, SandboxLimits(patience=PATIENCE, mask_wall=PATIENCE))
+    compiler = GrammarCompiler(VOCABULARY, limits=PATIENT)
     yield compiler
     compiler.close()
 
@@ -171,3 +170,8 @@ def test_the_checks_are_made_in_a_process_of_their_own(sandboxed: GrammarCompile
         written += VOCABULARY.tokens[token]
     assert remote.failure is None
     assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(written)), written
+
+
+def test_a_schema_whose_grammar_would_be_too_complex_is_checked(sandboxed: GrammarCompiler) -> None:
+    spec = GrammarSpec("json_schema", json.dumps(HOSTILE["conditions that multiply"]))
+    assert isinstance(sandboxed.compile(spec), RemoteGrammar)

@@ -11,6 +11,7 @@ from answers import FUNCTIONS, WEATHER, marked, parse_marked
 from grammar_walks import allowed_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sandbox_limits import PATIENT
 from worst import text_vocabulary, veto
 
 from personae.grammar.backend import Matcher
@@ -63,7 +64,7 @@ def vocabulary(special: tuple[str, ...]) -> Vocabulary:
 
 @cache
 def compiler(special: tuple[str, ...]) -> GrammarCompiler:
-    return GrammarCompiler(vocabulary(special))
+    return GrammarCompiler(vocabulary(special), limits=PATIENT)
 
 
 @cache

@@ -311,14 +311,13 @@ def accepts(grammar: BoundGrammar, text: str) -> bool:
 
 
 def test_what_is_too_complex_and_not_strict_is_bound_as_far_as_can_be() -> None:
-    compiler = GrammarCompiler(VOCABULARY)
-    compiler._sandbox = Sandbox(VOCABULARY, PATIENT)
+    compiler = GrammarCompiler(VOCABULARY, limits=PATIENT)
     once_rewritten = {"type": "array", "maxItems": 1, "items": {"allOf": complements(8, 8)["allOf"]}}
     for strict in (True, False):
         spec = GrammarSpec("json_schema", json.dumps(once_rewritten), strict)
         if strict:
             with pytest.raises(GrammarError, match="limits"):
-                compiler.compile(spec)
+                compiler.compile_here(spec)
             continue
         as_written = compiler.compile(spec)
         assert accepts(as_written, "[[[1]]]")
@@ -350,8 +349,7 @@ def test_so_is_what_is_too_complex_over_the_models_tokens_alone(monkeypatch: pyt
 
 
 def test_so_is_a_function_whose_parameters_are_too_complex_unless_it_is_strict() -> None:
-    compiler = GrammarCompiler(VOCABULARY)
-    compiler._sandbox = Sandbox(VOCABULARY, PATIENT)
+    compiler = GrammarCompiler(VOCABULARY, limits=PATIENT)
     bomb, good = json.loads(BOMB.source), {"type": "array", "items": {"const": 1}, "minItems": 1}
     call = compiler.compile(
         structure_spec(Concat((Exactly("f"), Json(bomb, False, "tools[0]"), Json(good, True, "tools[1]"))))

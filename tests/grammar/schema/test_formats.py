@@ -7,6 +7,7 @@ from byte_bpe import byte_level_vocabulary
 from grammar_walks import walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sandbox_limits import PATIENT
 
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.schema.document import validator
@@ -14,7 +15,7 @@ from personae.grammar.schema.formats import FORMATS, PATTERNS, spell_formats
 from personae.grammar.schema.gate import unenforced
 from personae.grammar.spec import GrammarSpec
 
-COMPILER = GrammarCompiler(byte_level_vocabulary())
+COMPILER = GrammarCompiler(byte_level_vocabulary(), limits=PATIENT)
 SERVED = sorted(FORMATS)
 
 

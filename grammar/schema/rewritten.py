@@ -1,0 +1,79 @@
+"""Equal forms of a schema, of which a grammar may enforce one where it does not enforce what is written."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from personae.grammar.schema.apart import kept_apart
+from personae.grammar.schema.canonical import canonicalise
+from personae.grammar.schema.complements import modern, without_conditions
+from personae.grammar.schema.disjoint import without_disjoint_one_of
+from personae.grammar.schema.document import Schema
+from personae.grammar.schema.formats import spell_formats
+from personae.grammar.schema.gate import strip
+from personae.grammar.schema.listed import with_values_left
+from personae.grammar.schema.members import separated
+from personae.grammar.schema.merged import merged
+from personae.grammar.schema.overlaps import without_overlaps
+from personae.grammar.schema.patterns import plain_patterns
+from personae.grammar.schema.prepare import ANALYSIS_ERRORS
+from personae.grammar.schema.shared import shared_as_written
+
+
+def rewritten(document: Schema) -> Iterator[Schema]:
+    """Schemas equal to `document`: as written, then in canonical form if it has one. At the end come those
+    that accept a part of what it accepts.
+
+    Repeated parts become definitions, so that the library reads each of them once.
+    """
+    for written in as_written(document):
+        shorter = shared_as_written(written)
+        if shorter is not written:
+            yield shorter
+        yield written
+    left: Schema = document
+    with suppress(*ANALYSIS_ERRORS):
+        left = with_values_left(document)
+    canonical: Schema = True
+    with suppress(Exception):  # there is none, whatever the library's error
+        canonical = strip(canonicalise(left))
+        apart = without_overlaps(canonical)
+        if apart != canonical:
+            canonical = strip(canonicalise(apart))
+        yield spelled(canonical)
+    for one in (without_disjoint_one_of(strip(document)), canonical):
+        with suppress(*ANALYSIS_ERRORS):
+            separate = kept_apart(one)
+            if separate is not None:
+                yield spelled(separate)
+    yield from _merged(strip(document))
+    for by_tags in (False, True):
+        plainer: Schema | None = None
+        with suppress(*ANALYSIS_ERRORS):
+            plainer = strip(without_conditions(left, by_tags=by_tags))
+        if plainer is not None:
+            with suppress(Exception):  # it has no canonical form, or too large a one
+                yield spelled(without_overlaps(strip(canonicalise(plainer))))
+            yield spelled(plainer)
+            yield from _merged(plainer)
+
+
+def _merged(document: Schema) -> Iterator[Schema]:
+    """The schema with everything that it says of a value in one place, if that is known."""
+    with suppress(*ANALYSIS_ERRORS):
+        together = merged(modern(without_disjoint_one_of(document)))
+        if together is not None:
+            yield spelled(together)
+            apart = without_overlaps(together)
+            if apart is not together:
+                yield spelled(merged(apart) or apart)
+
+
+def as_written(document: Schema) -> Iterator[Schema]:
+    """The schema as written, in keywords that backends support."""
+    yield spelled(without_disjoint_one_of(strip(document)))
+
+
+def spelled(schema: Schema) -> Schema:
+    """The schema in keywords that backends support."""
+    spelled: Schema = separated(spell_formats(plain_patterns(schema)))
+    return spelled
