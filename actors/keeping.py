@@ -37,6 +37,7 @@ from personae.actors.enginecore.step_recorder import LastStep, StepRecorder
 from personae.actors.framing import encode
 from personae.actors.options import EngineOptions
 from personae.actors.process import ChildProcess, CoreProcess, Launch
+from personae.actors.spawn import end_ahead
 from personae.actors.wire import Keep
 from personae.engine.numerics import weights_digest
 
@@ -320,6 +321,8 @@ async def local_launches(
         return [LocalLaunch(command, *each) for each in zip(environments, keeps, found, strict=False)]
 
     launches = await to_thread.run_sync(find)
+    if all(launch.taken is not None for launch in launches[:count]):
+        end_ahead()
     try:
         yield list(launches)
     finally:

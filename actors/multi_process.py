@@ -9,7 +9,6 @@ A device fault damages only the engine core's process, and the engine core's ste
 lock with HTTP.
 """
 
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from personae.actors.kit.child import Incident, Report, log_incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.options import EngineOptions
 from personae.actors.process import Launch
+from personae.actors.spawn import COMMAND
 from personae.actors.wire import Facts
 from personae.engine.generation_config import GenerationDefaults
 from personae.engine.tokens import Tokenizer
@@ -35,7 +35,6 @@ from personae.lora.bounds import AdapterBounds
 if TYPE_CHECKING:
     from personae.actors.replicas.scaling import HearKVEvents, ReplicaScaler
 
-COMMAND = (sys.executable, "-m", "personae.actors.enginecore.core")
 HANG_SECONDS = 60.0  # long, since a step may have to compile kernels
 
 

@@ -1,15 +1,16 @@
 """The engine core's process as the frontend sees it: a connection to it, its output, and its end."""
 
 import os
-import socket
-import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from anyio import open_process
-from anyio.abc import ByteReceiveStream, ByteStream, Process, SocketStream
+import anyio
+from anyio import to_thread
+from anyio.abc import ByteReceiveStream, ByteStream, SocketStream
 
-from personae.actors.enginecore.step_recorder import LastStep, StepRecorder
+from personae.actors.enginecore.step_recorder import LastStep
+from personae.actors.spawn import Spawned, spawn
 from personae.actors.wire import Keep
 
 
@@ -50,39 +51,23 @@ class ChildProcess:
     """A process of the operating system. Its stdout and stderr are one output."""
 
     def __init__(
-        self,
-        process: Process,
-        line: ByteStream,
-        recorder: StepRecorder,
-        recorder_file: int,
-        keep: Keep | None = None,
+        self, spawned: Spawned, line: ByteStream, output: ByteReceiveStream, keep: Keep | None = None
     ) -> None:
-        assert process.stdout is not None
-        self._process = process
-        self._recorder = recorder
-        self.recorder_file = recorder_file
+        self._process = spawned.process
+        self._recorder = spawned.recorder
+        self.recorder_file = spawned.recorder_file
         self.keep = keep
         self.line = line
-        self.output: ByteReceiveStream = process.stdout
+        self.output = output
 
     @classmethod
     async def launch(
         cls, command: Sequence[str], environment: Mapping[str, str] | None = None, keep: Keep | None = None
     ) -> "ChildProcess":
-        """Start `command`. The file descriptor of its end of the connection is appended as the last argument.
-        `environment` is added to this process's environment."""
-        ours, theirs = socket.socketpair()
-        recorder, file = StepRecorder.create()
-        with theirs, os.fdopen(file):
-            process = await open_process(
-                [*command, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment} if environment else None,
-                pass_fds=(theirs.fileno(), file),
-            )
-        return cls(process, await SocketStream.from_socket(ours), recorder, file, keep)
+        """Start `command`, as `spawn` does."""
+        spawned = spawn(command, environment)
+        line = await SocketStream.from_socket(spawned.line)
+        return cls(spawned, line, await SocketStream.from_socket(spawned.output), keep)
 
     @property
     def pid(self) -> int:
@@ -92,16 +77,24 @@ class ChildProcess:
     @property
     def returncode(self) -> int | None:
         """Its exit code; None while it runs."""
-        return self._process.returncode
+        return self._process.poll()
 
     async def wait(self) -> int:
         """Wait for its end."""
-        return await self._process.wait()
+        if self._process.poll() is None:
+            if sys.platform == "linux":
+                file = os.pidfd_open(self.pid)
+                try:
+                    await anyio.wait_readable(file)
+                finally:
+                    os.close(file)
+            else:
+                await to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
+        return self._process.wait()
 
     def kill(self) -> None:
         """End it."""
-        if self._process.returncode is None:
-            self._process.kill()
+        self._process.kill()
 
     async def last_step(self) -> LastStep | None:
         """Return the last step that it began."""

@@ -81,6 +81,9 @@ class AdapterProvider(Protocol):
     def read(self, digest: str, /) -> AdapterSource:
         """Read the adapter from disk to the host. Called on a worker thread. Raises AdapterError."""
 
+    def placed(self, digest: str, /) -> None:
+        """The device has the adapter, and seems to have room for all: its copy on the host may be dropped."""
+
     def forget_offered(self) -> None:
         """Forget the sources returned so far: their users are gone."""
 

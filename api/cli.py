@@ -4,11 +4,13 @@ also `eval`, `bench` and `simulate`.
 Heavy packages (torch, the server) are imported inside the commands, so that `personae --help` is quick.
 """
 
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
 from personae import __version__
+from personae.actors.spawn import ahead
 from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
 from personae.api.commands.checkout import CheckoutGroup
@@ -60,10 +62,13 @@ def _personae(
 @expand_options
 def serve(options: ServeOptions, config: ConfigOption = None) -> None:
     """Serve a model and its adapters over HTTP (OpenAI's API)."""
-    from personae.api.commands.serve import run
-
+    one_here = not options.one_process and options.ray is None
+    one_here = one_here and max(options.replicas, options.max_replicas or 1) == 1
     try:
-        run(options)
+        with ahead() if one_here else nullcontext():
+            from personae.api.commands.serve import run
+
+            run(options)
     except LoadError as error:
         typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
         raise typer.Exit(_START_UP_ERROR) from None

@@ -40,10 +40,11 @@ from personae.actors.cluster import ray_cluster
 from personae.actors.cluster.launch import open_cluster
 from personae.actors.frontend.engine_process import EngineProcess
 from personae.actors.kit.child import Incident, Report
-from personae.actors.multi_process import COMMAND, MultiProcessEngine, open_multi_process
+from personae.actors.multi_process import MultiProcessEngine, open_multi_process
 from personae.actors.options import ClusterOptions, EngineOptions
 from personae.actors.replicas.launch import open_replicas
 from personae.actors.simulation.capacity import quantile
+from personae.actors.spawn import COMMAND
 from personae.api.bundled import NAMED, bundled
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog

@@ -24,7 +24,6 @@ import torch
 import typer
 
 from personae.actors.client import EngineClient
-from personae.actors.multi_process import COMMAND
 from personae.actors.options import EngineOptions
 from personae.actors.process import ChildProcess
 from personae.actors.replicas.launch import launch_replicas
@@ -34,6 +33,7 @@ from personae.actors.replicas.placement.least_loaded import LeastLoaded
 from personae.actors.replicas.placement.prefix import LongestPrefix
 from personae.actors.replicas.placement.random import RandomPlacement
 from personae.actors.replicas.source import LocalSource
+from personae.actors.spawn import COMMAND
 from personae.api.bundled import NAMED, bundled
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog

@@ -20,9 +20,10 @@ import anyio
 import typer
 
 from personae.actors.client import EngineClient
-from personae.actors.multi_process import COMMAND, open_multi_process
+from personae.actors.multi_process import open_multi_process
 from personae.actors.options import EngineOptions
 from personae.actors.replicas.launch import open_replicas
+from personae.actors.spawn import COMMAND
 from personae.api.bundled import NAMED, bundled
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog

@@ -22,11 +22,11 @@ import anyio
 import typer
 
 from personae.actors.client import EngineClient
-from personae.actors.multi_process import COMMAND
 from personae.actors.options import EngineOptions
 from personae.actors.process import ChildProcess
 from personae.actors.replicas.launch import launch_replicas
 from personae.actors.replicas.source import LocalSource
+from personae.actors.spawn import COMMAND
 from personae.api.bundled import NAMED, bundled
 from personae.engine.tokens import Tokenizer
 from personae.evals.replica_overhead import Client

@@ -105,6 +105,14 @@ class AdapterLibrary:
                 adapter = self._cache.get(digest)
         return self._load(digest, source.folders) if adapter is None else adapter
 
+    def placed(self, digest: str) -> None:
+        """The device has the adapter. If the device's memory is the host's, the copy here is dropped: it is
+        read again when it is needed. A mix is kept, because making it again takes long."""
+        if self._stored is not None and parts_of(digest) is None:
+            with self._lock:
+                if (adapter := self._cache.pop(digest, None)) is not None:
+                    self._bytes -= adapter.nbytes
+
     def forget_offered(self) -> None:
         """Nothing that was found or read so far will be taken."""
         self._offered.clear()

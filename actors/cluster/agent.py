@@ -8,7 +8,6 @@ and the agent kills the engine.
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Thread
@@ -30,9 +29,9 @@ from personae.actors.cluster.dial import dial, write_call
 from personae.actors.enginecore.step_recorder import StepRecorder
 from personae.actors.framing import frame, receive_first
 from personae.actors.line import Line
+from personae.actors.spawn import COMMAND
 from personae.errors import LineBroken
 
-COMMAND = (sys.executable, "-m", "personae.actors.enginecore.core")
 _CHUNK = 2**16
 _OUTPUT_SECONDS = 2.0  # how long to read output after the process has ended
 

@@ -13,10 +13,11 @@ from threading import Lock, Thread
 import msgspec
 import ray
 
-from personae.actors.cluster.agent import COMMAND, run_engine
+from personae.actors.cluster.agent import run_engine
 from personae.actors.cluster.contact import Contact, Dial
 from personae.actors.cluster.identity import ENGINE, new_identity
 from personae.actors.cluster.node import refusal
+from personae.actors.spawn import COMMAND
 from personae.errors import LoadError
 
 END_SECONDS = 10.0  # how long to wait for a killed process

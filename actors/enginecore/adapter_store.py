@@ -224,6 +224,8 @@ class AdapterStore(Actor[Message]):
             self._requested.pop(digest, None)
             if placed:
                 self._placed[digest] = None
+                if not self._adapter_stats.evictions:
+                    self._library.placed(digest)
             self._queue_of(digest).tell(Pinned(digest, self._epoch, error, kind))
         elif tried != self._released:
             self._queue[digest] = "unread"  # new room was made after the pool was asked

@@ -25,7 +25,6 @@ from personae.actors.keeping import Keeper, local_launches
 from personae.actors.kit.child import Incident, Report, log_incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.multi_process import (
-    COMMAND,
     HANG_SECONDS,
     MultiProcessEngine,
     multi_process_engine,
@@ -37,6 +36,7 @@ from personae.actors.replicas.placement.estimated import EstimatedSeconds
 from personae.actors.replicas.replica_set import ReplicaSet
 from personae.actors.replicas.scaling import HearKVEvents, ReplicaScaler
 from personae.actors.replicas.source import LocalSource, ReplicaSource
+from personae.actors.spawn import COMMAND
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import FairnessPolicy, VirtualTokenCounters
 from personae.engine.tokens import Tokenizer

@@ -42,6 +42,10 @@ class SimulatedAdapters:
             del self._host[next(iter(self._host))]
         return source_of(digest)
 
+    def placed(self, digest: str) -> None:
+        """Drop the copy on the host."""
+        self._host.pop(digest, None)
+
     def forget_offered(self) -> None:
         """Do nothing: no source is held."""
 

@@ -29,8 +29,9 @@ from personae.actors.enginecore.scheduler import SchedulerActor
 from personae.actors.frontend.streamer import LatestStats
 from personae.actors.in_process import open_in_process
 from personae.actors.messages import StepFinished
-from personae.actors.multi_process import COMMAND, open_multi_process
+from personae.actors.multi_process import open_multi_process
 from personae.actors.options import EngineOptions
+from personae.actors.spawn import COMMAND
 from personae.actors.spec import EngineSpec
 from personae.api.bundled import DEMO
 from personae.engine.params import SamplingParams

@@ -21,7 +21,7 @@ from tiny_models import model_folder
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.assembly import assemble
 from personae.actors.cluster.adapter_files import AdapterFiles
-from personae.actors.cluster.agent import COMMAND, run_engine
+from personae.actors.cluster.agent import run_engine
 from personae.actors.cluster.contact import Contact, Dial
 from personae.actors.cluster.dial import dial
 from personae.actors.cluster.identity import ENGINE, new_identity
@@ -30,6 +30,7 @@ from personae.actors.cluster.remote_process import Begin, RemoteLaunch, RemotePr
 from personae.actors.options import EngineOptions
 from personae.actors.replicas.launch import launch_replicas
 from personae.actors.replicas.source import LocalSource
+from personae.actors.spawn import COMMAND
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.engine.tokens import Tokenizer

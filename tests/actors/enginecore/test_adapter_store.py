@@ -143,3 +143,15 @@ async def test_an_adapter_whose_file_was_damaged_is_read_again_once_without_an_e
         assert await b.offered(1) == [DIGESTS[0]], "it has its two tries anew"
         b.store.tell(AdapterLoaded(DIGESTS[0], False, "the file has changed"))
         assert await b.offered(1) == [DIGESTS[0]]
+
+
+async def test_a_placed_adapter_leaves_the_host_as_long_as_all_have_room_on_the_device() -> None:
+    target = StubTarget()
+    left: list[str] = []
+    target.placed = left.append  # type: ignore[method-assign]  # of this library alone
+    async with bench(target) as b:
+        one, two = DIGESTS[:2]
+        await b.tell(Pin(one, EPOCH), AdapterLoaded(one, True, None, 1, 1, 0))
+        assert left == [one]
+        await b.tell(Pin(two, EPOCH), AdapterLoaded(two, True, None, 1, 2, evictions=1))
+        assert left == [one], "others may soon need its place, and it would be read again and again"

@@ -19,12 +19,12 @@ from tiny_models import model_folder
 
 from personae.actors.assembly import assemble
 from personae.actors.frontend.engine_process import EngineProcess
-from personae.actors.multi_process import COMMAND
 from personae.actors.options import EngineOptions
 from personae.actors.process import ChildProcess, CoreProcess
 from personae.actors.replicas.exact import ExactPrefixes
 from personae.actors.replicas.launch import launch_replicas, open_replicas, shares
 from personae.actors.replicas.source import LocalSource
+from personae.actors.spawn import COMMAND
 from personae.engine.params import SamplingParams
 from personae.engine.scheduling.kv_events import block_names
 from personae.engine.sequence import SequenceLog

@@ -1,0 +1,44 @@
+"""A process that is started before the server is imported becomes the engine's, or ends with the command."""
+
+import signal
+import sys
+
+import pytest
+
+from personae.actors.process import ChildProcess
+from personae.actors.spawn import ahead, end_ahead, spawn
+
+pytestmark = pytest.mark.anyio
+SLEEPER = (sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)")
+
+
+async def test_a_process_that_was_started_ahead_is_the_next_of_its_command() -> None:
+    with ahead(SLEEPER) as early:
+        process = await ChildProcess.launch(SLEEPER)
+        other = await ChildProcess.launch(SLEEPER)
+    assert process.pid == early.process.pid != other.pid
+    for each in (process, other):
+        assert await each.output.receive() == b"here\n"
+        assert each.returncode is None, "what was taken does not end with what started it"
+        each.kill()
+        assert await each.wait() == each.returncode == -signal.SIGKILL
+        await each.line.aclose()
+        await each.output.aclose()
+
+
+def test_a_process_in_an_environment_of_its_own_is_another() -> None:
+    with ahead(SLEEPER) as early:
+        other = spawn(SLEEPER, {"OMP_NUM_THREADS": "1"})
+        assert other is not early
+        other.end()
+        assert early.process.poll() is None
+    assert early.process.poll() == -signal.SIGKILL
+
+
+def test_a_process_that_turns_out_not_to_be_needed_ends() -> None:
+    with ahead(SLEEPER) as early:
+        end_ahead()
+        assert early.process.poll() == -signal.SIGKILL
+        another = spawn(SLEEPER)
+        assert another is not early
+        another.end()
