@@ -4,6 +4,7 @@ them."""
 import errno
 import platform
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -105,12 +106,13 @@ def assemble(
     else:
         _check_kernels()
     checkpoint = open_checkpoint(options.model)
-    model = _loaded(options, device, on_progress)
-    vocab_size = model.config.vocab_size
-    tokenizer = Tokenizer.load(options.model)
+    vocab_size = checkpoint.config().vocab_size
+    with ThreadPoolExecutor(1, "grammars") as meanwhile:  # reading weights leaves the interpreter's lock free
+        texts = meanwhile.submit(_texts, options.model, vocab_size)
+        model = _loaded(options, device, on_progress)
+        tokenizer, compiler = texts.result()
     speculate = chosen_speculation(options, device)
     draft = load_draft_model(options, model, tokenizer, device)
-    vocabulary = Vocabulary.from_tokenizer_json(tokenizer.json(), vocab_size, tokenizer.eos_ids)
     shapes = lora_shapes(model)
     folders = adapter_folders(options.adapters, options.named_adapters)
     adapters = {name: _adapter(folder, shapes) for name, folder in folders.items()}
@@ -125,7 +127,7 @@ def assemble(
     )
     for adapter in adapters.values():
         library.put(prepare(adapter, rest=no_rest))
-    retokenizer = Retokenizer(tokenizer, vocabulary.tokens)
+    retokenizer = Retokenizer(tokenizer, compiler.vocabulary.tokens)
     engine_spec = EngineSpec(
         build_step_engine=EngineBuilder(
             model,
@@ -145,7 +147,7 @@ def assemble(
             sharing=True,
             drafts=0 if speculate == "off" else MAX_DRAFTS,
         ),
-        build_compiler=partial(_compiler, vocabulary, warm=warm),
+        build_compiler=CompilerBuilder(compiler, warm).build,
         layout=layout,
         vocab_size=vocab_size,
         tokenizer=tokenizer,
@@ -266,11 +268,28 @@ def _preparation(model: Decoder) -> Prepare:
     return partial(stacked, layers=model.config.layers, dtype=model.dtype)
 
 
-def _compiler(vocabulary: Vocabulary, *, warm: bool) -> GrammarCompiler:
-    compiler = GrammarCompiler(vocabulary)
-    if warm:
-        compiler.warm_up()
-    return compiler
+def _texts(model: Path, vocab_size: int) -> tuple[Tokenizer, GrammarCompiler]:
+    """The tokenizer, and a compiler of grammars over its vocabulary. Raises ModelLoadError."""
+    tokenizer = Tokenizer.load(model)
+    vocabulary = Vocabulary.from_tokenizer_json(tokenizer.json(), vocab_size, tokenizer.eos_ids)
+    return tokenizer, GrammarCompiler(vocabulary)
+
+
+class CompilerBuilder:
+    """Builds the compiler of grammars for each epoch of the engine core: first `ready`, then others like it.
+    `warm`: see `assemble`."""
+
+    def __init__(self, ready: GrammarCompiler, warm: bool) -> None:
+        self._vocabulary = ready.vocabulary
+        self._ready: GrammarCompiler | None = ready
+        self._warm = warm
+
+    def build(self) -> GrammarCompiler:
+        """Build a compiler."""
+        compiler, self._ready = self._ready or GrammarCompiler(self._vocabulary), None
+        if self._warm:
+            compiler.warm_up()
+        return compiler
 
 
 def lora_shapes(model: Decoder) -> LoraShapes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from personae.actors.enginecore.step_recorder import StepRecorder
 
-COMMAND = (sys.executable, "-m", "personae.actors.enginecore.core")
+COMMAND = (sys.executable, "-m", "personae.actors.enginecore")
 
 
 @dataclass(frozen=True, slots=True)

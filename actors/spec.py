@@ -82,7 +82,8 @@ class AdapterProvider(Protocol):
         """Read the adapter from disk to the host. Called on a worker thread. Raises AdapterError."""
 
     def placed(self, digest: str, /) -> None:
-        """The device has the adapter, and seems to have room for all: its copy on the host may be dropped."""
+        """The device has the adapter, and seems to have room for all: its copy on the host may be dropped.
+        Called on a worker thread."""
 
     def forget_offered(self) -> None:
         """Forget the sources returned so far: their users are gone."""

@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Protocol
 
 from personae.errors import AdapterError
+from personae.kernels.malloc import give_back_freed
 from personae.lora.adapter import Adapter
 from personae.lora.mix import mixed
 from personae.lora.mix_id import parts_of
@@ -110,8 +111,11 @@ class AdapterLibrary:
         read again when it is needed. A mix is kept, because making it again takes long."""
         if self._stored is not None and parts_of(digest) is None:
             with self._lock:
-                if (adapter := self._cache.pop(digest, None)) is not None:
-                    self._bytes -= adapter.nbytes
+                dropped = self._cache.pop(digest, None)
+                self._bytes -= dropped.nbytes if dropped else 0
+            if dropped is not None:
+                del dropped
+                give_back_freed()
 
     def forget_offered(self) -> None:
         """Nothing that was found or read so far will be taken."""

@@ -225,7 +225,7 @@ class AdapterStore(Actor[Message]):
             if placed:
                 self._placed[digest] = None
                 if not self._adapter_stats.evictions:
-                    self._library.placed(digest)
+                    self.start_soon(self._let_go, digest)
             self._queue_of(digest).tell(Pinned(digest, self._epoch, error, kind))
         elif tried != self._released:
             self._queue[digest] = "unread"  # new room was made after the pool was asked
@@ -235,6 +235,9 @@ class AdapterStore(Actor[Message]):
             if self._queue[digest] == "no room" and not self._making_room:
                 self._making_room = True
                 self.start_soon(self._make_room)
+
+    async def _let_go(self, digest: str) -> None:
+        await self.in_thread(self._library.placed, digest, limiter=self._readers)
 
     async def _make_room(self) -> None:
         """While any adapter finds no room: ask one adapter after the other to release its memory, and preempt

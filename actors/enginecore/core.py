@@ -1,7 +1,7 @@
 """The engine core: the four actors that form one engine, and the process that runs them in production.
 
-    python -m personae.actors.enginecore.core FD
-    python -m personae.actors.enginecore.core dial FD
+    python -m personae.actors.enginecore FD
+    python -m personae.actors.enginecore dial FD
 
 The frontend starts this process (`actors/frontend/engine_process.py`) with one end of the connection as an
 open file. On another machine an agent starts it (`actors/cluster/agent.py`), with a file that says whom to
@@ -59,6 +59,7 @@ from personae.actors.wire import (
     messages,
 )
 from personae.errors import LoadError
+from personae.kernels.malloc import give_back_freed
 
 if TYPE_CHECKING:
     from personae.actors.cluster.adapter_cache import AdapterCache
@@ -157,6 +158,7 @@ def main() -> Never:
         start: Start = receive_first(line, Start)
         options = start.options if adapters is None else adapters.provide(start.options)
         assembly = assemble(options, _Progress(line), warm=True, fetcher=adapters)
+        give_back_freed()  # adapters as they were in their files
         recorder = StepRecorder.attach(start.recorder_file)
         shorten_switch_interval()
         kept = None if start.keep is None else KeptCore.open(start.keep)
@@ -330,7 +332,3 @@ def _end(code: int, why: BaseException | None = None) -> Never:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-if __name__ == "__main__":
-    main()

@@ -11,9 +11,10 @@ import gc
 
 def spare_what_is_here() -> None:
     """Exclude all objects that exist now from later collections, after collecting garbage: they live as long
-    as the process.
+    as the process. A collector that was off while they were loaded is on from now on.
 
     Call it in a process's main function, after loading.
     """
     gc.collect()
     gc.freeze()
+    gc.enable()

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from personae.api.http.flow import FLOW
 from personae.api.settings import ApiSettings
 from personae.api.wire.errors import error_answer
 from personae.errors import PayloadTooLarge, PersonaeError, RequestError, RequestTimeout
@@ -67,6 +68,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_bytes = None
         self._cancel_head_timer()
         super().on_headers_complete()
+        # The application begins in a later turn of the loop.
+        self.scope["extensions"] = {FLOW: self.flow}  # type: ignore[dict-item]  # ours is no dict
 
     def on_message_complete(self) -> None:
         """The request is complete; the next bytes are another one's head."""

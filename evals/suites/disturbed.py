@@ -117,5 +117,5 @@ def _children() -> list[int]:
     return [
         int(pid)
         for pid in {pid for pids in listed for pid in pids}
-        if b"personae.actors.enginecore.core" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"personae.actors.enginecore" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]

@@ -180,6 +180,19 @@ struct Weight {
     }
 };
 
+// The elements of one group in bfloat16, two inputs at a time; there are an even number of them.
+inline void copy_pairs(const Packed& p, int64_t g, const bf16* elements) {
+    for (int64_t block = 0; block < p.blocks; block++)
+        for (int64_t half = 0; half < 2; half++) {
+            uint32_t* tile = (uint32_t*)(p.group(g) + block * p.block_bytes()) + half * TILE / 2;
+            const int64_t pairs = std::min<int64_t>(16, (p.k - block * 32) / 2);
+            for (int64_t j = 0; j < p.width(g, half); j++) {
+                const bf16* row = elements + (p.column(g, half) + j) * p.k + block * 32;
+                for (int64_t pair = 0; pair < pairs; pair++) std::memcpy(tile + pair * 16 + j, row + 2 * pair, 4);
+            }
+        }
+}
+
 // null: no memory.
 inline Packed* pack(const Weight& w, bool paired) {
     const int64_t outputs = paired ? w.n / 2 : w.n, per_group = paired ? 16 : GROUP, groups = (w.k + 15) / 16;
@@ -197,6 +210,10 @@ inline Packed* pack(const Weight& w, bool paired) {
                 const int64_t output = p->column(g, i / 16) + i % 16;
                 p->scales(g)[i] = w.kept == BFLOAT16 ? w.half_scale(output) : w.scales[output];
             }
+        if (w.kept == BFLOAT16 && !p->halves && w.k % 2 == 0) {
+            copy_pairs(*p, g, (const bf16*)w.elements);
+            continue;
+        }
         visit_group(*p, g, [&](char* block, int64_t at, int64_t output, int64_t input, int64_t place) {
             if (of_gguf(w.kept)) {
                 const int64_t in_file = (output * p->blocks + input / 32) * GgufElement::bytes(w.kept);

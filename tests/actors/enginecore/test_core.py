@@ -46,7 +46,7 @@ def test_the_engine_core_ends_when_the_frontend_is_killed(state: str) -> None:
 def test_the_engine_core_ignores_signals_for_the_frontend() -> None:
     ours, theirs = socket.socketpair()
     line = str(theirs.fileno())
-    with ours, Program("-m", "personae.actors.enginecore.core", line, pass_fds=(theirs.fileno(),)) as core:
+    with ours, Program("-m", "personae.actors.enginecore", line, pass_fds=(theirs.fileno(),)) as core:
         theirs.close()
         status = Path(f"/proc/{core.process.pid}/status")
         eventually(
