@@ -44,6 +44,8 @@ _OBJECT_ONLY = frozenset(
     | {"maxProperties", "dependentRequired", NAMES}
 )
 
+_OF_OTHERS = {"object": _ARRAY_ONLY, "array": _OBJECT_ONLY}
+
 
 def tracked_rules(
     document: Schema, leaf: Leaf, tight: Leaf, blanks: str | None, *, any_order: bool
@@ -116,8 +118,12 @@ class _Writer:
                 yield f"{name}: {self._leaf(self._alone(schema))}"
 
     def _rules(self, name: str, schema: dict[str, Any]) -> Iterator[str]:
-        keywords = said(schema)
         kind = schema.get("type")
+        if isinstance(kind, str) and kind in _OF_OTHERS:  # what binds other types says nothing
+            schema = {keyword: value for keyword, value in schema.items() if keyword not in _OF_OTHERS[kind]}
+        keywords = said(schema)
+        if kind is None and keywords and keywords <= _OBJECT_ONLY | _ARRAY_ONLY:
+            kind = ["null", "boolean", "number", "string", "array", "object"]
         if keywords == {"$ref"}:
             yield f"{name}: {self.rule(target(self._document, schema['$ref']))}"
         elif keywords == {"anyOf"}:
@@ -150,7 +156,7 @@ class _Writer:
 
     def _of_type(self, kind: str, schema: dict[str, Any]) -> dict[str, Any]:
         """The part of a schema of several types that is about one of them."""
-        others = {"object": _ARRAY_ONLY, "array": _OBJECT_ONLY}.get(kind, _ARRAY_ONLY | _OBJECT_ONLY)
+        others = _OF_OTHERS.get(kind, _ARRAY_ONLY | _OBJECT_ONLY)
         one = {keyword: value for keyword, value in schema.items() if keyword not in others | AROUND}
         if kind in ("object", "array"):
             one = {k: value for k, value in one.items() if k in _OBJECT_ONLY | _ARRAY_ONLY}

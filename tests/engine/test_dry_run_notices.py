@@ -58,9 +58,9 @@ def answers(base: Path, adapters: Path, late: Late = Late.ALL) -> tuple[DryEngin
         found = []
         for name in (*NAMES, *NAMES):
             engine.place(name)
-            logs = [engine.log(f"{name} {i}", [7 + i, 8, 9], name, max_tokens=6) for i in range(2)]
+            logs = [engine.log(f"{name} {i}", [7 + i, 8, 9], name, max_tokens=4) for i in range(2)]
             found += [
-                one.tokens for one in engine.play([*logs, engine.log(name, [5], max_tokens=6)]).values()
+                one.tokens for one in engine.play([*logs, engine.log(name, [5], max_tokens=4)]).values()
             ]
             engine.engine.worker.release(engine.cards[name].adapter or "")
         return engine, found
