@@ -54,7 +54,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
 
 def engine_cores() -> list[int]:
     """The process ids of this process's children that are engine cores."""
-    command = ["pgrep", "-P", str(os.getpid()), "-f", r"personae\.actors\.enginecore\.core|faulty_core\.py"]
+    command = ["pgrep", "-P", str(os.getpid()), "-f", r"personae\.actors\.enginecore|faulty_core\.py"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     return [int(line) for line in found.stdout.split()]
 

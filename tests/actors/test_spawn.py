@@ -18,12 +18,11 @@ async def test_a_process_that_was_started_ahead_is_the_next_of_its_command() -> 
         other = await ChildProcess.launch(SLEEPER)
     assert process.pid == early.process.pid != other.pid
     for each in (process, other):
-        assert await each.output.receive() == b"here\n"
-        assert each.returncode is None, "what was taken does not end with what started it"
-        each.kill()
-        assert await each.wait() == each.returncode == -signal.SIGKILL
-        await each.line.aclose()
-        await each.output.aclose()
+        async with each.line, each.output:
+            assert await each.output.receive(1) == b"h"
+            assert each.returncode is None, "what was taken does not end with what started it"
+            each.kill()
+            assert await each.wait() == each.returncode == -signal.SIGKILL
 
 
 def test_a_process_in_an_environment_of_its_own_is_another() -> None:
