@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import anyio
 import httpx
 import pytest
+from patience import soon
 from real_server import Running, running
 from tiny_models import make_model_folder
 
@@ -14,6 +15,7 @@ from personae.evals.hostile import CONTROL, GRAMMARS, SCHEMAS, Bystander, bound_
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]  # of the client
 BOMBS = ("conditions that multiply",)
 QUICK = ("deep", "too deep", "a huge maxLength", "a pattern that backtracks", "recursive", "itself")
+ENOUGH = 50  # tokens of another client
 # Of a bomb. The last is for a machine that is too busy to give it what it may have.
 ENDS = {"200", "400 grammar_too_complex", "400 grammar_too_slow", "503 overloaded"}
 
@@ -63,14 +65,16 @@ async def test_an_ambiguous_grammar_ends_its_own_request_and_others_are_answered
             body = bound_by(model, field, f"{value}\n# {number}", max_tokens=100)
             outcomes.append(outcome_of(await client.post("/v1/chat/completions", json=body)))
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(bystander.read)
-            async with anyio.create_task_group() as senders:
-                for number in range(2):
-                    senders.start_soon(ambiguous, number)
-            tasks.cancel_scope.cancel()
+        async with anyio.create_task_group() as senders:
+            for number in range(2):
+                senders.start_soon(ambiguous, number)
+            await anyio.sleep(0.5)  # the masks have begun to take long
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(bystander.read)
+                await soon(lambda: len(bystander.gaps) >= ENOUGH, "the other client's tokens")
+                tasks.cancel_scope.cancel()  # slow masks get idle cores only
+            assert len(outcomes) < 2, "it was answered meanwhile"
     assert set(outcomes) <= {"400 grammar_too_slow", "400 grammar_too_complex", "200"}, outcomes
-    assert len(bystander.gaps) > 10
 
 
 @pytest.mark.parametrize(
