@@ -202,7 +202,7 @@ def _fraction(schema: dict[str, Any]) -> str:
 def _has_order(schema: dict[str, Any]) -> bool:
     """Whether the properties of the schema's objects may come in several orders."""
     kind = schema.get("type")
-    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+    if kind not in (None, "object") and not (isinstance(kind, list) and "object" in kind):
         return False
     listed = {*schema.get("properties", ()), *schema.get("required", ())}
     return bool(listed) and (len(listed) > 1 or schema.get("additionalProperties", True) is not False)

@@ -127,6 +127,30 @@ def test_in_any_order_a_listed_property_is_there_once() -> None:
     assert matcher.feed(b',"c"') < 4
 
 
+@pytest.mark.parametrize("beside", [{}, {"minItems": 1}, {"type": "object", "items": {"type": "null"}}])
+def test_in_any_order_means_objects_without_a_type_and_beside_keywords_of_other_types(beside: Any) -> None:
+    listed = {"a": {"type": "integer"}, "b": {"type": "string"}}
+    schema = {"properties": listed, "required": ["a"], "additionalProperties": False, **beside}
+    grammar = compiled(json.dumps(schema), any_order=True)
+    is_valid = jsonschema_rs.validator_for(schema).is_valid
+    values = [
+        {"a": 1, "b": ""},
+        {"b": "", "a": 1},
+        {"b": "", "a": ""},
+        {"b": ""},
+        [],
+        [{}],
+        "a",
+        0.5,
+        None,
+        True,
+    ]
+    assert [value for value in values if accepts(grammar, value) != is_valid(value)] == []
+    many = [{"b": "", "a": 1}, 1]
+    inner = compiled(json.dumps({"type": "array", "items": schema, "properties": {}}), any_order=True)
+    assert accepts(inner, many) is all(map(is_valid, many))
+
+
 @pytest.mark.parametrize("name", ARRAYS)
 def test_of_arrays_exactly_the_valid_ones_are_accepted(name: str) -> None:
     schema = ARRAYS[name]
