@@ -44,6 +44,7 @@ _OBJECT_ONLY = frozenset(
     | {"maxProperties", "dependentRequired", NAMES}
 )
 
+_OF_FRACTIONS = frozenset({"type", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", FRACTION})
 _OF_OTHERS = {"object": _ARRAY_ONLY, "array": _OBJECT_ONLY}
 
 
@@ -191,6 +192,8 @@ class _Writer:
 
 def _fraction(schema: dict[str, Any]) -> str:
     """A number that is not whole, without an exponent."""
+    if odd := said(schema) - _OF_FRACTIONS:
+        raise Untracked(f"{sorted(odd)[0]} cannot be combined with a number that is not whole")
     low = [int(schema[name]) for name in ("minimum", "exclusiveMinimum") if name in schema]
     high = [int(schema[name]) for name in ("maximum", "exclusiveMaximum") if name in schema]
     found = fractions(max(low, default=None), min(high, default=None))

@@ -20,6 +20,7 @@ from personae.grammar.bitmask import words_of
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.reasoning.format import Thinks
 from personae.grammar.reasoning.registry import reasoning_format
+from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.answer import AnswerShape
 from personae.grammar.structure.elements import Json, in_any_order
@@ -149,6 +150,18 @@ def test_in_any_order_means_objects_without_a_type_and_beside_keywords_of_other_
     many = [{"b": "", "a": 1}, 1]
     inner = compiled(json.dumps({"type": "array", "items": schema, "properties": {}}), any_order=True)
     assert accepts(inner, many) is all(map(is_valid, many))
+
+
+def test_a_number_that_is_not_whole_is_no_multiple() -> None:
+    multiples = {"anyOf": [{"multipleOf": 33}, {"multipleOf": 12}]}
+    schema = {"type": "number", "allOf": [multiples, {"not": {"multipleOf": 7}}], "exclusiveMaximum": -100}
+    grammar = compiler().compile(GrammarSpec("json_schema", json.dumps(schema)))
+    assert not isinstance(grammar, RemoteGrammar)
+    is_valid = jsonschema_rs.validator_for(schema).is_valid
+    assert [
+        value for value in (-100.5, -108.25, -113, -84) if accepts(grammar, value) or is_valid(value)
+    ] == []
+    assert accepts(grammar, -132)
 
 
 @pytest.mark.parametrize("name", ARRAYS)
