@@ -66,8 +66,12 @@ class ChildProcess:
     ) -> "ChildProcess":
         """Start `command`, as `spawn` does."""
         spawned = spawn(command, environment)
-        line = await SocketStream.from_socket(spawned.line)
-        return cls(spawned, line, await SocketStream.from_socket(spawned.output), keep)
+        try:
+            line = await SocketStream.from_socket(spawned.line)
+            return cls(spawned, line, await SocketStream.from_socket(spawned.output), keep)
+        except BaseException:  # cancelled: nobody else would end it
+            spawned.end()
+            raise
 
     @property
     def pid(self) -> int:

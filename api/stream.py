@@ -4,8 +4,8 @@ Two tasks share an outbox that holds at most one part per choice. One follows th
 the client. The other encodes what has gathered, and waits until the connection takes it. So a slow client
 costs memory only for its own text, stop strings are found at once, and no other request waits.
 
-As long as the connection takes everything at once, the first task sends each part itself. Waking the other
-one costs as much as all the rest.
+As long as the connection takes everything at once, the first task sends each part itself, and the other one
+need not wake for each token.
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
