@@ -247,7 +247,7 @@ class EngineBuilder:
         answers = None
         if self.speculate != "draft":
             answers = TenantAnswers()
-            propose = partial(own_text, answers=answers)
+            propose = partial(own_text, answers=answers, same=self.retokenizer.spaceless)
         return Speculator(Measured() if self.speculate == "auto" else Always(), propose, proposer, answers)
 
     def _batch_proposer(self, kv: KVCache) -> BatchProposer | None:

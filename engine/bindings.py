@@ -2,7 +2,6 @@
 next."""
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import torch
 
@@ -11,7 +10,8 @@ from personae.engine.exclusion import Exclusion, excludes
 from personae.engine.launched import Brought, LaunchedStep
 from personae.engine.sampler import HostVerification, TokenChoices
 from personae.engine.sequence import SequenceLog
-from personae.engine.speculation.forced import ForcedProposer, JumpForward, KnownToken, Retokenizer, jumps
+from personae.engine.speculation.forced import JumpForward, KnownToken, Retokenizer, jumps
+from personae.engine.speculation.grammar_proposer import BudgetedMatcher, GrammarProposer
 from personae.engine.worker.known import KnownTokens
 from personae.engine.worker.worker import PackedStep
 from personae.grammar.backend import Binding, BoundGrammar, Matcher
@@ -70,11 +70,12 @@ class Bindings:
         """Whether the slot's masks come from another process."""
         return isinstance(self._matchers.get(slot), RemoteMatcher)
 
-    def guesses(self, slot: int, log: SequenceLog) -> ForcedProposer | None:
-        """The proposer of the text that a grammar forces, if that text is not appended at once."""
-        if log.grammar is None or self._retokenizer is None or slot in self._jumps:
+    def guesses(self, slot: int, log: SequenceLog) -> GrammarProposer | None:
+        """The proposer of the text that a slot's grammar leaves hardly any choice about."""
+        matcher = self._matchers.get(slot)
+        if self._retokenizer is None or not isinstance(matcher, BudgetedMatcher):
             return None
-        return ForcedProposer(cast(Matcher, self._matchers[slot]), self._retokenizer, log)
+        return GrammarProposer(matcher, self._retokenizer, log, self._jumps.get(slot))
 
     def of(self, packed: PackedStep) -> list[Binding | None]:
         """The bindings of the rows that choose a token. The token may be known."""

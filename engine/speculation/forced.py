@@ -20,7 +20,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from personae.engine.sequence import SequenceLog
-from personae.engine.speculation.proposer import Draft
 from personae.engine.tokens import Tokenizer
 from personae.grammar.backend import Matcher
 from personae.grammar.bitmask import Bitmask, allow_only, allows, words_of
@@ -66,29 +65,46 @@ class Retokenizer:
         self._tokens = tokens
         self._sorted = sorted(filter(None, tokens))
         self._longest = max(map(len, self._sorted))
+        ids = {text: token for token, text in enumerate(tokens) if text}
+        self.byte_tokens = {text[0]: token for text, token in ids.items() if len(text) == 1}
+        """By byte: the token that is only this byte."""
+        self.spaceless = [ids.get(text[1:], at) if text[:1] == b" " else at for at, text in enumerate(tokens)]
+        """For each token, the one with the same text without a space in front; itself if there is none."""
 
     def __call__(self, before: Iterable[int], text: bytes) -> list[int]:
         """The tokens of `text` after the tokens `before`, without the last ones that the following text could
         change. Empty if `text` begins within a token."""
-        whole = text.decode(errors="ignore")  # a cut character at the end comes later
+        text, found = self._split(self.text(before), text)
+        at, end = 0, len(text) - self._ambiguous_suffix(text)
+        for count, token in enumerate(found):
+            at += len(self._tokens[token])
+            if at > end:
+                return found[:count]
+        return found
+
+    def likely(self, before: Iterable[int], text: bytes) -> list[int]:
+        """All tokens of `text` as it is likely to be written after the tokens `before`."""
+        return self._split(self.text(before), text)[1] or self._split(b"", text)[1]
+
+    def text(self, tokens: Iterable[int]) -> bytes:
+        """The text of tokens."""
+        return b"".join([self._tokens[token] for token in tokens])
+
+    def _split(self, before: bytes, text: bytes) -> tuple[bytes, list[int]]:
+        """`text` without a cut character at its end, and its tokens after `before`; none if it begins within
+        a token."""
+        whole = text.decode(errors="ignore")
         text = text[: len(whole.encode())]
-        said = b"".join([self._tokens[token] for token in before]).decode(errors="ignore")
         found: list[int] = []
         at = len(text)
+        said = before.decode(errors="ignore")
         for token in reversed(self._tokenizer.encode(said + whole, add_special_tokens=False)):
             if at <= 0:
                 break
             found.append(token)
             at -= len(self._tokens[token])
         found.reverse()
-        if b"".join([self._tokens[token] for token in found]) != text:
-            return []
-        end = len(text) - self._ambiguous_suffix(text)
-        for count, token in enumerate(found):
-            at += len(self._tokens[token])
-            if at > end:
-                return found[:count]
-        return found
+        return text, found if self.text(found) == text else []
 
     def _ambiguous_suffix(self, text: bytes) -> int:
         """How many bytes at the end may be the beginning of a longer token."""
@@ -158,23 +174,3 @@ class JumpForward:
             return False
         self.matcher.fill(mask, 0)
         return allows(mask[0], token)
-
-
-class ForcedProposer:
-    """Proposes the text that a grammar forces as drafts, for answers whose tokens the model chooses: the
-    grammar leaves the tokenization of the text open, and the model may prefer another."""
-
-    def __init__(self, matcher: Matcher, retokenizer: Retokenizer, log: SequenceLog) -> None:
-        self._matcher = matcher
-        self._retokenizer = retokenizer
-        self._before = deque(log.tokens[log.prompt_length :], CONTEXT)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """See Proposer. The matcher has taken the tokens already."""
-        self._before.extend(tokens)
-
-    def propose(self, most: int) -> Draft | None:
-        """See Proposer."""
-        text = self._matcher.forced()
-        tokens = self._retokenizer(self._before, text) if text else []
-        return Draft(tuple(tokens[:most]), "forced") if tokens else None

@@ -2,7 +2,8 @@
 
 Answers repeat their prompts and themselves: extracted values, edited code, quoted text, the keys of the next
 object in a list. The longest n-gram of `SIZES` at the end that occurred before is looked up, at its latest
-place.
+place. A value is often quoted without the space that was in front of it, so tokens that differ only in that
+can count as the same.
 """
 
 from collections.abc import Sequence
@@ -16,34 +17,38 @@ WINDOW = 16_384  # tokens of a log that are indexed: about 5 MB, and 10 ms when 
 
 
 class NgramProposer:
-    """Looks up the last tokens of a sequence among its earlier ones."""
+    """Looks up the last tokens of a sequence among its earlier ones. Tokens with the same entry in `same`, if
+    it is given, count as the same."""
 
-    def __init__(self, tokens: Sequence[int] = ()) -> None:
+    def __init__(self, tokens: Sequence[int] = (), same: Sequence[int] | None = None) -> None:
+        self._same = same
         self._tokens: list[int] = []
+        self._keys: list[int] = []  # what tokens are compared by
         # By size: the position after each n-gram's latest occurrence that has a next token.
         self._places: tuple[dict[tuple[int, ...], int], ...] = tuple({} for _ in SIZES)
         self.extend(tokens[-WINDOW:])
 
     def extend(self, tokens: Sequence[int]) -> None:
         """See Proposer. The n-gram at the end is indexed once its next token is known."""
-        own = self._tokens
-        before = len(own)
-        own += tokens
+        keys, same = self._keys, self._same
+        before = len(keys)
+        self._tokens += tokens
+        keys += tokens if same is None else [same[token] for token in tokens]
         for size, places in zip(SIZES, self._places, strict=True):
             first = max(before, size)  # the first position after an n-gram that is not indexed yet
-            if len(own) - first > 1:
-                columns = (islice(own, first - size + i, len(own) - size + i) for i in range(size))
-                places.update(zip(zip(*columns, strict=True), range(first, len(own)), strict=True))
-            elif first < len(own):
-                places[tuple(own[first - size : first])] = first
+            if len(keys) - first > 1:
+                columns = (islice(keys, first - size + i, len(keys) - size + i) for i in range(size))
+                places.update(zip(zip(*columns, strict=True), range(first, len(keys)), strict=True))
+            elif first < len(keys):
+                places[tuple(keys[first - size : first])] = first
 
     def propose(self, most: int) -> Draft | None:
         """See Proposer."""
-        own = self._tokens
+        keys = self._keys
         for size, places in zip(SIZES, self._places, strict=True):
-            if len(own) < size:
+            if len(keys) < size:
                 continue
-            place = places.get(tuple(own[-size:]))
+            place = places.get(tuple(keys[-size:]))
             if place is not None:
                 return Draft(self._from(place, most), "ngram", self._agreement(place, size))
         return None
@@ -59,7 +64,7 @@ class NgramProposer:
 
     def _agreement(self, place: int, size: int) -> int:
         """How many tokens before `place` match the tokens at the end."""
-        own, end = self._tokens, len(self._tokens)
-        while size < min(LONGEST, place) and own[place - size - 1] == own[end - size - 1]:
+        keys, end = self._keys, len(self._keys)
+        while size < min(LONGEST, place) and keys[place - size - 1] == keys[end - size - 1]:
             size += 1
         return size

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from personae.engine.plan import Drafted, Row, StepPlan
 from personae.engine.sequence import SequenceLog
 from personae.engine.speculation.batch_proposer import BatchProposer, Wish
+from personae.engine.speculation.grammar_proposer import GrammarProposer
 from personae.engine.speculation.ngram import NgramProposer
 from personae.engine.speculation.policy import Candidate, Policy, Record
 from personae.engine.speculation.prediction import PredictionProposer
@@ -29,10 +30,12 @@ AHEAD = 2  # plans that are made before a step's result is known
 Propose = Callable[[SequenceLog], Sequence[Proposer]]
 
 
-def own_text(log: SequenceLog, answers: TenantAnswers | None = None) -> tuple[Proposer, ...]:
+def own_text(
+    log: SequenceLog, answers: TenantAnswers | None = None, same: Sequence[int] | None = None
+) -> tuple[Proposer, ...]:
     """Drafts from the caller's prediction, or else from the prompt and the answer so far, or from the
-    tenant's earlier `answers`."""
-    ngrams: Proposer = NgramProposer(log.tokens)
+    tenant's earlier `answers`. `same`: see NgramProposer."""
+    ngrams: Proposer = NgramProposer(log.tokens, same)
     if answers is not None:
         ngrams = LongestMatch(ngrams, TenantProposer(answers, log))
     return *expected_text(log), ngrams
@@ -116,10 +119,12 @@ class Speculator:
         if self._model is not None:
             self._model.begin(plan)
 
-    def admit(self, slot: int, log: SequenceLog, forced: Proposer | None = None) -> None:
-        """A sequence takes a slot. `forced` is asked before the other proposers."""
+    def admit(self, slot: int, log: SequenceLog, grammar: GrammarProposer | None = None) -> None:
+        """A sequence takes a slot. `grammar` is asked before the other proposers, and cuts their drafts."""
         proposers = self._propose(log)
-        state = SlotState(log, proposers if forced is None else (forced, *proposers))
+        if grammar is not None:
+            proposers = grammar, *map(grammar.within, proposers)
+        state = SlotState(log, proposers)
         self._slots[slot] = _Slot(state, log)
 
     def took(self, longest: int, tokens: int, seconds: float) -> None:

@@ -274,6 +274,13 @@ class BudgetMatcher:
         other._bytewise = self._bytewise and self._bytewise.fork()
         return other
 
+    def unbudgeted(self) -> BackendMatcher | None:
+        """A matcher of the grammar alone in the same state, whose answer may be longer. None in texts that
+        can go on in any way, at the end, and if the backend has given up."""
+        if self._text is not None or self._following or self.terminated or self._inner.failed:
+            return None
+        return self._inner.fork()
+
     @property
     def terminated(self) -> bool:
         """Whether a stop token has been accepted."""

@@ -12,7 +12,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from personae.grammar.backend import BoundGrammar, Matcher, Snapshot
+from personae.grammar.backend import BackendMatcher, BoundGrammar, Matcher, Snapshot
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.budget.string_masks import Words
@@ -198,6 +198,10 @@ class LimitedMatcher:
         other = LimitedMatcher(self._inner.fork(), self._tags, self._limit)
         other._phase, other._spent, other._tail = self._phase, self._spent, self._tail.copy()
         return other
+
+    def unbudgeted(self) -> BackendMatcher | None:
+        """See `BudgetMatcher.unbudgeted`. The limit is left out too."""
+        return self._inner.unbudgeted() if isinstance(self._inner, BudgetMatcher) else None
 
     @property
     def failed(self) -> bool:
