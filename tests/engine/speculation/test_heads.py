@@ -312,6 +312,22 @@ def test_a_fused_model_gives_the_same_bits_with_a_head(
     assert made.scheduler.counters.drafts_by["head"] > 50
 
 
+@pytest.mark.skipif("fuse" not in operators(), reason="no compiler, or no AVX-512 on this machine")
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_an_mtp_layer_that_knows_a_fused_model_is_right_with_its_output_matrix(
+    tmp_path: Path, quantize: str | None
+) -> None:
+    base = model_folder("llama", hidden_size=128, torch_dtype="bfloat16")
+    simple = bigram_model(tmp_path / "bigram", base)
+    folder = make_knowing_mtp(tmp_path / "knowing", simple)
+    settings: dict[str, Any] = {"dtype": "bfloat16", "quantize": quantize}
+    made = EngineHarness(simple, policy=Always(), draft=folder, propose=expected_text, **settings)
+    assert made.ranks[0].model._fused is not None
+    made.play(long_logs(made, 9))
+    counters = made.scheduler.counters
+    assert counters.accepted_tokens >= 0.9 * counters.draft_tokens > 200
+
+
 @pytest.mark.parametrize("prefill", [False, True])
 def test_graphs_leave_the_states_that_steps_without_graphs_leave(
     base: Path, head: Path, monkeypatch: pytest.MonkeyPatch, prefill: bool
