@@ -21,7 +21,7 @@ from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Checkpoint
 from personae.engine.generation_config import GenerationDefaults
-from personae.engine.heads.eagle3 import Eagle3Head
+from personae.engine.heads.head import Head
 from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
@@ -198,7 +198,7 @@ class EngineBuilder:
     read_adapter: ReadAdapter
     speculate: str = "off"
     side_stream: bool = False
-    draft: Decoder | Eagle3Head | None = None
+    draft: Decoder | Head | None = None
 
     def build(self) -> StepEngine:
         """Build a step engine. Call it on the thread that will run it."""
@@ -255,7 +255,7 @@ class EngineBuilder:
         layout = self.sizes.layout
         if self.draft is None:
             return None
-        if isinstance(self.draft, Eagle3Head):
+        if isinstance(self.draft, Head):
             kv.reader = states = HeadStates(self.draft, layout)
             return HeadProposer(self.draft, states, layout)
         return DraftModel(self.draft, layout, self.model.config.vocab_size)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from personae.actors.options import EngineOptions
+from personae.actors.options import OWN_MTP, EngineOptions
 from personae.engine.checkpoints.listing import listing
-from personae.engine.heads.config import is_head
-from personae.engine.heads.eagle3 import Eagle3Head
-from personae.engine.heads.loader import load_head
+from personae.engine.heads.head import Head
+from personae.engine.heads.loader import is_head, load_head
+from personae.engine.heads.mtp_loader import has_mtp
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
 from personae.engine.tokens import Tokenizer
@@ -25,7 +25,7 @@ def chosen_speculation(options: EngineOptions, device: torch.device) -> str:
 
 def load_draft_model(
     options: EngineOptions, model: Decoder, tokenizer: Tokenizer, device: torch.device
-) -> Decoder | Eagle3Head | None:
+) -> Decoder | Head | None:
     """Load the model or the head of `--draft-model`. None if none is used.
 
     Raises LoadError if the options contradict each other or the tokens differ, and ModelLoadError if the
@@ -38,15 +38,14 @@ def load_draft_model(
         return None
     if options.speculate not in (None, "draft", "auto"):
         raise LoadError("--draft-model needs --speculate draft or --speculate auto.")
-    dtype = options.dtype if options.dtype != "auto" else str(model.dtype).removeprefix("torch.")
     try:
-        if is_head(path):
-            return _head(path, options, model, tokenizer, dtype)
+        if path == OWN_MTP or is_head(path):
+            return _head(path, options, model, tokenizer)
         _check_tokens(Tokenizer.load(path), tokenizer)
         return load_model(
             path,
             device=device,
-            dtype=dtype,
+            dtype=options.dtype if options.dtype != "auto" else str(model.dtype).removeprefix("torch."),
             quantize=options.quantize,
             max_position=options.max_model_len,
         )
@@ -54,11 +53,17 @@ def load_draft_model(
         raise ModelLoadError(f"--draft-model {path}: {error.message}") from error
 
 
-def _head(path: Path, options: EngineOptions, model: Decoder, tokenizer: Tokenizer, dtype: str) -> Eagle3Head:
-    if (path / "tokenizer.json").is_file():
+def _head(path: Path, options: EngineOptions, model: Decoder, tokenizer: Tokenizer) -> Head:
+    if path == OWN_MTP:
+        path = options.model
+        if not has_mtp(path):
+            raise ModelLoadError(
+                "The served model's files name no MTP layer (num_nextn_predict_layers in config.json)."
+            )
+    elif (path / "tokenizer.json").is_file():
         _check_tokens(Tokenizer.load(path), tokenizer)
     longest = options.max_model_len or model.config.max_position
-    return load_head(path, model, dtype=dtype, quantize=options.quantize, max_position=longest)
+    return load_head(path, model, quantize=options.quantize, max_position=longest)
 
 
 def _check_tokens(draft: Tokenizer, tokenizer: Tokenizer) -> None:

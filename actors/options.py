@@ -18,6 +18,9 @@ from personae.engine.quantization import QUANTIZATIONS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
+OWN_MTP = Path("mtp")
+"""The value of `--draft-model` for the MTP layer in the served model's own files."""
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -116,7 +119,8 @@ class ModelOptions:
         Path | None,
         OptionInfo(
             "A smaller model with the same tokenizer, or an EAGLE-3 head of the served model, that guesses "
-            "tokens, with --speculate draft or auto: a folder, a GGUF file, or a name on the Hub.",
+            "tokens, with --speculate draft or auto: a folder, a GGUF file, or a name on the Hub. `mtp` "
+            "means the MTP layer in the served model's own files.",
             metavar="MODEL",
         ),
     ] = None

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from personae.actors.options import EngineOptions
-from personae.engine.heads.eagle3 import Eagle3Head
+from personae.engine.heads.head import Head
 from personae.engine.kv import KVCache, pages_of_a_run
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
@@ -57,7 +57,7 @@ def choose_sizes(
     model: Decoder,
     shapes: LoraShapes,
     adapters: Collection[Adapter],
-    draft: Decoder | Eagle3Head | None = None,
+    draft: Decoder | Head | None = None,
 ) -> Sizes:
     """Choose the sizes for a model on its device and the adapters that it serves from the start. A page of
     the cache has a part for the model and one for the `draft` model or head.
@@ -78,10 +78,10 @@ def choose_sizes(
     return Sizes(layout, kv_dtype, page_bytes, ranks, spare, own)
 
 
-def _draft_bytes(draft: Decoder | Eagle3Head) -> int:
+def _draft_bytes(draft: Decoder | Head) -> int:
     """A page's part for what guesses: keys and values, and the hidden states that a head reads."""
-    if isinstance(draft, Eagle3Head):
-        states = PAGE_SIZE * draft.config.hidden_size * draft.dtype.itemsize
+    if isinstance(draft, Head):
+        states = PAGE_SIZE * draft.hidden_size * draft.dtype.itemsize
         return KVCache.bytes_per_page(draft.kv_specs, PAGE_SIZE, draft.dtype) + states
     return KVCache.bytes_per_page(draft.config.kv_specs, PAGE_SIZE, draft.dtype)
 

@@ -27,7 +27,8 @@ class ModelConfig:
     normalised; `post_norms`: its output is normalised before it is added. `norm_offset` is added to the
     stored weights of norms. `embedding_scale` multiplies the embedding, `residual_scale` what each half of a
     layer adds to the residual stream, `logits_scale` the logits. `images`: the checkpoint also has a part for
-    images. `dtype` is the checkpoint's dtype, None if the file does not say.
+    images. `mtp_layers`: how many layers it has that predict further tokens (multi-token prediction), which
+    the decoder does without. `dtype` is the checkpoint's dtype, None if the file does not say.
     """
 
     architecture: str
@@ -44,6 +45,7 @@ class ModelConfig:
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     images: bool = False
+    mtp_layers: int = 0
     dtype: str | None = None
 
     @property

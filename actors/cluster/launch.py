@@ -25,7 +25,7 @@ from personae.actors.frontend.engine_process import Progress
 from personae.actors.frontend.supervised_engine import MAX_RESTARTS
 from personae.actors.kit.child import Report, log_incident
 from personae.actors.multi_process import HANG_SECONDS, MultiProcessEngine
-from personae.actors.options import ClusterOptions, EngineOptions
+from personae.actors.options import OWN_MTP, ClusterOptions, EngineOptions
 from personae.actors.replicas.launch import MAX_LIVE, SILENCE_SECONDS, launch_replicas
 from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError
@@ -54,6 +54,7 @@ async def open_cluster(
     tokenizer = await to_thread.run_sync(Tokenizer.load, model)
     source = await to_thread.run_sync(_source, options)
     weights = await to_thread.run_sync(_weights, options)
+    draft = options.draft_model
     gpus = cluster.gpus_per_replica
     if gpus is None:
         gpus = 1.0 if options.device == "cuda" else 0.0
@@ -80,7 +81,7 @@ async def open_cluster(
             replace(
                 options,
                 model=model,
-                draft_model=None if options.draft_model is None else options.draft_model.absolute(),
+                draft_model=draft if draft in (None, OWN_MTP) else draft.absolute(),
                 adapters=(),
                 named_adapters=(),
                 adapter_store=None,

@@ -141,7 +141,8 @@ _OPTIONS = {
     "--revision": _REVISION,
     "--scheduling-policy": "Priorities are always on.",
     "--speculative-algorithm": "Here it is --speculate.",
-    "--speculative-config": "Here it is --speculate, and --draft-model for a draft model or an EAGLE-3 head.",
+    "--speculative-config": "Here it is --speculate, and --draft-model for a draft model, an EAGLE-3 head, "
+    "or mtp for the MTP layer of the model itself.",
     "--speculative-draft-model-path": "Here it is --draft-model, with --speculate auto.",
     "--ssl-certfile": _PROXY,
     "--ssl-keyfile": _PROXY,

@@ -31,6 +31,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DECODER = re.compile(r"^(?:model\.language_model\.|language_model\.model\.)(?=embed_tokens|layers|norm)")
 HEAD = re.compile(r"^language_model\.(?=lm_head)")
 IMAGES = re.compile(r"^(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
+MTP = "model.mtp_layers."  # the prefix of layers that predict further tokens
 
 
 class Folder:
@@ -63,6 +64,8 @@ class Folder:
     def tensors(self, config: ModelConfig) -> dict[str, StoredTensor]:
         """See `Checkpoint`."""
         stored = self.stored()
+        if config.mtp_layers:
+            stored = {name: tensor for name, tensor in stored.items() if not name.startswith(MTP)}
         return _of_decoder(stored) if config.images else stored
 
     def stored(self) -> dict[str, StoredTensor]:

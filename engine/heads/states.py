@@ -2,7 +2,7 @@
 
 A token's hidden state depends on the tokens before it, as its keys and values do. So it lies where they lie,
 is shared with them through the prefix cache, and comes anew after a preemption or a restart. What is kept is
-h, which the head computes from the states of three layers.
+h, which the head combines from the states of its layers.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from personae.engine.heads.eagle3 import Eagle3Head
+from personae.engine.heads.head import Head
 from personae.engine.plan import MemoryLayout
 
 
@@ -18,11 +18,11 @@ class HeadStates:
     """See HiddenReader. `values`: [places, hidden_size], by the place of a token's keys. The last page is for
     padding."""
 
-    def __init__(self, head: Eagle3Head, layout: MemoryLayout) -> None:
+    def __init__(self, head: Head, layout: MemoryLayout) -> None:
         self._head = head
         self._page_size = layout.page_size
         places = (layout.num_pages + 1) * layout.page_size
-        self.values = torch.zeros(places, head.config.hidden_size, dtype=head.dtype, device=head.device)
+        self.values = torch.zeros(places, head.hidden_size, dtype=head.dtype, device=head.device)
 
     @property
     def layers(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ Adapters change the hidden states, not the head. It guesses greedily.
 
 from torch import Tensor
 
-from personae.engine.heads.eagle3 import Eagle3Head
+from personae.engine.heads.head import Head
 from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
 from personae.engine.plan import MemoryLayout
@@ -25,7 +25,7 @@ class HeadProposer(ModelProposer):
     catch_up = 256  # a head has one layer, so that a prompt costs it little
     shift = 1
 
-    def __init__(self, head: Eagle3Head, states: HeadStates, layout: MemoryLayout) -> None:
+    def __init__(self, head: Head, states: HeadStates, layout: MemoryLayout) -> None:
         super().__init__(KVCache(head.kv_specs, layout, head.dtype, head.device), layout, head.max_position)
         self._head = head
         self._states = states
@@ -41,7 +41,7 @@ class HeadProposer(ModelProposer):
         return min(computed, len(tokens) - 2)
 
     def _compute(self, spans: list[Span], guessed: tuple[Tensor, Tensor] | None) -> Tensor:
-        packed = self._pages.pack(spans, self._head.config.vocab_size, self._head.device)
+        packed = self._pages.pack(spans, self._head.vocab_size, self._head.device)
         if guessed is None:
             tokens, hidden = packed.tokens, self._states.values[packed.places]
         else:

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 
 from personae.actors.assembly import EngineBuilder, lora_shapes
 from personae.actors.sizing import Sizes
-from personae.engine.heads.config import is_head
-from personae.engine.heads.eagle3 import Eagle3Head
-from personae.engine.heads.loader import load_head
+from personae.engine.heads.head import Head
+from personae.engine.heads.loader import is_head, load_head
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
@@ -79,9 +78,9 @@ class EngineFixture:
     ) -> None:
         cpu = torch.device("cpu")
         self.model = load_model(folder, device=cpu, dtype=dtype, quantize=quantize, max_position=LONGEST)
-        self._draft: Decoder | Eagle3Head | None = None
+        self._draft: Decoder | Head | None = None
         if draft is not None and is_head(draft):
-            self._draft = load_head(draft, self.model, dtype=dtype, quantize=quantize, max_position=LONGEST)
+            self._draft = load_head(draft, self.model, quantize=quantize, max_position=LONGEST)
         elif draft is not None:
             self._draft = load_model(draft, device=cpu, dtype=dtype, quantize=quantize, max_position=LONGEST)
         self.vocab_size = self.model.config.vocab_size

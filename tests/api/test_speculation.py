@@ -9,7 +9,9 @@ from cut_model import cut_model
 from patience import PATIENCE
 from real_server import Running, running
 from tiny_heads import make_head_folder
+from tiny_models import model_folder
 
+from personae.actors.options import OWN_MTP
 from personae.api.bundled import NAMED
 from personae.api.options import ServeOptions
 from personae.evals.demo.adapters import MODEL
@@ -50,6 +52,19 @@ def heading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     head = make_head_folder(tmp_path_factory.mktemp("head"), MODEL, size=2000)
     with running(ServeOptions(NAMED, max_seqs=8, speculate="draft", draft_model=head)) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def mimo() -> Iterator[tuple[Running, Running]]:
+    """MiMo, which guesses with its own MTP layer, and which does not guess."""
+    model, name = model_folder("mimo"), "personae-demo"
+    with (
+        running(
+            ServeOptions(model, served_model_name=name, max_seqs=8, speculate="draft", draft_model=OWN_MTP)
+        ) as guessing,
+        running(ServeOptions(model, served_model_name=name, max_seqs=8, speculate="off")) as plain,
+    ):
+        yield guessing, plain
 
 
 def ask(server: Running, **fields: Any) -> dict[str, Any]:
@@ -103,6 +118,19 @@ def test_an_answer_is_the_same_with_a_trained_head(
     assert [each["message"] for each in with_head["choices"]] == [
         each["message"] for each in without["choices"]
     ]
+
+
+@pytest.mark.parametrize("fields", ASKED, ids=str)
+def test_an_answer_is_the_same_with_the_models_own_mtp_layer(
+    mimo: tuple[Running, Running], fields: dict[str, Any]
+) -> None:
+    guessing, plain = mimo
+    before = metric(guessing, "personae:draft_tokens", 'source="head"')
+    with_layer, without = ask(guessing, **fields), ask(plain, **fields)
+    assert [each["message"] for each in with_layer["choices"]] == [
+        each["message"] for each in without["choices"]
+    ]
+    assert metric(guessing, "personae:draft_tokens", 'source="head"') > before
 
 
 def test_metrics_say_who_made_the_drafts(drafting: Running, heading: Running, guessing: Running) -> None:

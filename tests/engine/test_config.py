@@ -196,6 +196,17 @@ def test_what_is_not_served_is_refused_by_name(field: str, overrides: dict[str, 
         read_config(folder(tmp_path, **overrides))
 
 
+def test_mimo_is_qwen2_with_layers_that_the_decoder_does_without(tmp_path: Path) -> None:
+    mimo, qwen2 = (
+        read_config(folder(tmp_path, "qwen2", architectures=[name], num_nextn_predict_layers=1))
+        for name in ("MiMoForCausalLM", "Qwen2ForCausalLM")
+    )
+    assert (mimo.mtp_layers, qwen2.mtp_layers) == (1, 0)
+    assert mimo.layer_specs == qwen2.layer_specs
+    with pytest.raises(ModelLoadError, match="num_nextn_predict_layers: must be at least 0"):
+        read_config(folder(tmp_path, "mimo", num_nextn_predict_layers=-1))
+
+
 def test_who_names_an_architecture_that_is_not_served_is_told_which_are(tmp_path: Path) -> None:
     with pytest.raises(
         ModelLoadError, match=r"'MambaForCausalLM' is not supported; supported are: .*Qwen3ForCausalLM"

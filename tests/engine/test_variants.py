@@ -135,13 +135,14 @@ def test_every_variant_on_a_base_in_fp8_is_that_of_peft_on_the_same_rounded_base
                 "dora-biases": {"rank": 4, "targets": ("q_proj", "v_proj"), "use_dora": True, "bias": "all"},
             },
         ),
+        ("mimo", {}, {}),
         ("phi3", {}, {}),
         ("smollm3", {}, {}),
         ("granite", {}, {}),
         ("olmo3", {}, {}),
         ("gemma3", {}, {}),
     ],
-    ids=["llama", "int8", "int4", "tied", "qwen2", "phi3", "smollm3", "granite", "olmo3", "gemma3"],
+    ids=["llama", "int8", "int4", "tied", "qwen2", "mimo", "phi3", "smollm3", "granite", "olmo3", "gemma3"],
 )
 def test_all_variants_in_one_batch_continue_as_in_peft(
     family: str, changes: dict[str, Any], more: dict[str, Any], tmp_path: Path

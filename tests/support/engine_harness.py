@@ -20,8 +20,7 @@ import torch
 
 from personae.actors.assembly import lora_shapes
 from personae.engine.base_weights import DecoderBaseWeights
-from personae.engine.heads.config import is_head
-from personae.engine.heads.loader import load_head
+from personae.engine.heads.loader import is_head, load_head
 from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
 from personae.engine.launched import LaunchedStep

@@ -7,9 +7,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from personae.engine.quantization.int4 import Int4Weight
+
+
+class MiMoConfig(Qwen2Config):
+    """MiMo is Qwen2 with a further layer. transformers has the one and not the other."""
+
+    model_type = "mimo"
+
+
+class MiMoForCausalLM(Qwen2ForCausalLM):
+    """Qwen2 with MiMo's name. It does without the layer."""
+
+    config_class = MiMoConfig
+    _keys_to_ignore_on_load_unexpected = (r"model\.mtp_layers\.",)
+
+
+AutoConfig.register(MiMoConfig.model_type, MiMoConfig)
+AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM)
 
 
 def hf_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:

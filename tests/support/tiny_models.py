@@ -61,6 +61,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 40,
         "max_window_layers": 1,
     },
+    "mimo": {
+        "architectures": ["MiMoForCausalLM"],
+        "model_type": "mimo",
+        "rms_norm_eps": 1e-5,
+        "head_dim": 24,
+        "attention_bias": True,
+        "num_nextn_predict_layers": 1,
+        "use_sliding_window": False,
+        "sliding_window": 40,
+        "max_window_layers": 1,
+    },
     "qwen3": {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -192,9 +203,9 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
     dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     kind = config["model_type"]
-    attention_bias = kind not in ("mistral", "qwen2", "phi3") and config.get("attention_bias", False)
+    attention_bias = kind not in ("mistral", "qwen2", "mimo", "phi3") and config.get("attention_bias", False)
     mlp_bias = kind in ("llama", "smollm3", "granite") and config.get("mlp_bias", False)
-    qkv_bias = kind == "qwen2" or attention_bias
+    qkv_bias = kind in ("qwen2", "mimo") or attention_bias
     linears = {
         "self_attn.q_proj": (q, hidden, qkv_bias),
         "self_attn.k_proj": (kv, hidden, qkv_bias),
@@ -237,6 +248,15 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
         if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
             yield f"{prefix}.self_attn.q_norm.weight", (dim,)
             yield f"{prefix}.self_attn.k_norm.weight", (dim,)
+    for layer in range(config.get("num_nextn_predict_layers", 0)):
+        prefix = f"model.mtp_layers.{layer}"
+        for name, (outputs, inputs, bias) in linears.items():
+            yield f"{prefix}.{name}.weight", (outputs, inputs)
+            if bias:
+                yield f"{prefix}.{name}.bias", (outputs,)
+        yield f"{prefix}.input_proj.weight", (hidden, 2 * hidden)
+        for name in ("token", "hidden", "input", "post_attention", "final"):
+            yield f"{prefix}.{name}_layernorm.weight", (hidden,)
     yield "model.norm.weight", (hidden,)
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", (config["vocab_size"], hidden)

@@ -14,8 +14,9 @@ from tiny_models import model_folder
 from personae.actors.draft_model import load_draft_model
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import choose_sizes
-from personae.engine.heads.config import is_head
 from personae.engine.heads.eagle3 import Eagle3Head
+from personae.engine.heads.head import Head
+from personae.engine.heads.loader import is_head
 from personae.engine.models.decoder import Decoder
 from personae.errors import ModelLoadError
 
@@ -25,7 +26,7 @@ def served() -> Decoder:
     return harness().ranks[0].model
 
 
-def loaded(folder: Path, served: Decoder) -> Decoder | Eagle3Head | None:
+def loaded(folder: Path, served: Decoder) -> Decoder | Head | None:
     options = EngineOptions(MODEL, dtype="float32", speculate="draft", draft_model=folder)
     return load_draft_model(options, served, tokenizer(), torch.device("cpu"))
 
@@ -56,10 +57,10 @@ def test_a_head_for_another_base_is_refused_with_both_sizes(served: Decoder, tmp
     [
         (
             {"architectures": ["EagleLlamaForCausalLM"], "draft_vocab_size": None},
-            "of trained heads, EAGLE-3 is",
+            "of trained heads, EAGLE-3 and MiMo's MTP layer are",
         ),
         ({"architectures": ["MedusaModel"], "draft_vocab_size": None}, "'MedusaModel' is not supported"),
-        ({"architectures": ["DeepSeekMTPModel"], "draft_vocab_size": None}, "of trained heads, EAGLE-3 is"),
+        ({"architectures": ["DeepSeekMTPModel"], "draft_vocab_size": None}, "'DeepSeekMTPModel' is not"),
         ({"speculators_model_type": "eagle"}, "speculators_model_type: 'eagle' is not supported"),
         ({"speculators_model_type": "eagle3"}, "transformer_layer_config: is missing"),
         ({"num_hidden_layers": 2}, "num_hidden_layers: heads of one layer are supported"),

@@ -1,4 +1,4 @@
-"""A trained head computes what the paper's equations say, and changes no token."""
+"""A trained head computes what its makers' equations say, and changes no token."""
 
 import random
 from pathlib import Path
@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_heads import Reference, bigram_model, config_of, make_head_folder, make_knowing_head, write_head
 from tiny_models import model_folder
+from tiny_mtp import MtpReference, make_knowing_mtp, make_mtp_folder
 from wishes import agree, logs, truth
 
 from personae.engine.heads.states import HeadStates
@@ -25,6 +26,8 @@ from personae.kernels.attention import AttentionBatch
 from personae.kernels.cpu import operators
 
 TINY = {"page_size": 4, "num_pages": 60, "max_model_len": 200}
+MAKE = {"eagle3": make_head_folder, "mtp": make_mtp_folder}
+REFERENCES = {"eagle3": Reference, "mtp": MtpReference}
 
 
 class Noted:
@@ -63,14 +66,21 @@ def simple(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
     return bigram_model(tmp_path_factory.mktemp("bigram"), base)
 
 
-@pytest.fixture(scope="module")
-def knowing(tmp_path_factory: pytest.TempPathFactory, simple: Path) -> Path:
-    return make_knowing_head(tmp_path_factory.mktemp("knowing"), simple)
+@pytest.fixture(scope="module", params=["eagle3", "mtp"])
+def knowing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, simple: Path) -> Path:
+    make = {"eagle3": make_knowing_head, "mtp": make_knowing_mtp}[request.param]
+    return make(tmp_path_factory.mktemp("knowing"), simple)
 
 
-@pytest.fixture(scope="module")
-def bundled_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_head_folder(tmp_path_factory.mktemp("head"), MODEL, size=2000)
+@pytest.fixture(scope="module", params=["eagle3", "mtp"])
+def bundled_head(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    more = {"size": 2000} if request.param == "eagle3" else {}
+    return MAKE[request.param](tmp_path_factory.mktemp("head"), MODEL, **more)
+
+
+@pytest.fixture(params=["eagle3", "mtp"])
+def head(request: pytest.FixtureRequest, tmp_path: Path, base: Path) -> Path:
+    return MAKE[request.param](tmp_path / "head", base)
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -87,21 +97,23 @@ def long_logs(made: EngineHarness, count: int, **changes: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("kind", "overrides"),
     [
-        {},
-        {"norm_before_residual": True},
-        {"eagle_aux_hidden_state_layer_ids": None},
-        {"eagle_aux_hidden_state_layer_ids": [0, 8]},
-        {"num_key_value_heads": 2, "rope_theta": 500.0, "rms_norm_eps": 1e-3},
+        ("eagle3", {}),
+        ("eagle3", {"norm_before_residual": True}),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": None}),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 8]}),
+        ("eagle3", {"num_key_value_heads": 2, "rope_theta": 500.0, "rms_norm_eps": 1e-3}),
+        ("mtp", {}),
+        ("mtp", {"num_key_value_heads": 1, "rope_theta": 500.0, "rms_norm_eps": 1e-3}),
     ],
     ids=str,
 )
 def test_every_guess_has_the_logits_of_the_equations(
-    base: Path, tmp_path: Path, overrides: dict[str, Any]
+    base: Path, tmp_path: Path, kind: str, overrides: dict[str, Any]
 ) -> None:
-    folder = make_head_folder(tmp_path, base, **overrides)
-    reference = Reference(folder, base)
+    folder = MAKE[kind](tmp_path, base, **overrides)
+    reference = REFERENCES[kind](folder, base)
     made = EngineHarness(base, policy=Always(), draft=folder, propose=expected_text, max_batch_tokens=16)
     noted = Noted(made)
     rng = random.Random(1)
@@ -187,14 +199,13 @@ def test_a_head_that_knows_the_model_is_always_right(
 
 
 def test_a_sequence_that_takes_up_shared_pages_gets_the_guesses_that_it_gets_alone(
-    base: Path, tmp_path: Path
+    base: Path, head: Path
 ) -> None:
     """The head's last place of a page has a token of the next page, which differs."""
-    folder = make_head_folder(tmp_path, base)
     begins = random.Random(2).choices(range(4, 500), k=32)  # two pages
     drafts = []
     for earlier in ((), (100,), (101, 102)):
-        made = EngineHarness(base, policy=Always(), draft=folder, propose=expected_text)
+        made = EngineHarness(base, policy=Always(), draft=head, propose=expected_text)
         noted = Noted(made)
         for number, token in enumerate((*earlier, 103)):
             noted.calls.clear()
@@ -207,7 +218,7 @@ def test_a_sequence_that_takes_up_shared_pages_gets_the_guesses_that_it_gets_alo
 
 
 def test_a_sequence_with_steps_without_drafts_in_between_gets_the_same_guesses(
-    base: Path, tmp_path: Path
+    base: Path, head: Path
 ) -> None:
     class Sometimes(Always):
         def __init__(self) -> None:
@@ -216,10 +227,9 @@ def test_a_sequence_with_steps_without_drafts_in_between_gets_the_same_guesses(
         def rest(self, rows: int, *, tried: bool) -> int:
             return self._dice.choice((0, 0, 1, 3, 5))
 
-    folder = make_head_folder(tmp_path, base)
     asked: list[dict[tuple[int, ...], tuple[int, ...]]] = []
     for policy in (Always(), Sometimes()):
-        made = EngineHarness(base, policy=policy, draft=folder, propose=expected_text)
+        made = EngineHarness(base, policy=policy, draft=head, propose=expected_text)
         noted = Noted(made)
         made.play(long_logs(made, 1, max_tokens=60))
         asked.append(
@@ -238,13 +248,14 @@ def test_a_sequence_with_steps_without_drafts_in_between_gets_the_same_guesses(
         assert asked[0][tokens][:few] == asked[1][tokens][:few]
 
 
-def test_adapters_answer_as_without_a_head_and_change_what_it_reads(base: Path, tmp_path: Path) -> None:
-    folder = make_head_folder(tmp_path / "head", base)
+def test_adapters_answer_as_without_a_head_and_change_what_it_reads(
+    base: Path, head: Path, tmp_path: Path
+) -> None:
     adapters = {
         name: make_adapter_folder(tmp_path / name, base, **ZOO[name]) for name in ("rank-1", "rank-64")
     }
     played = []
-    for settings in ({}, {"policy": Always(), "draft": folder}):
+    for settings in ({}, {"policy": Always(), "draft": head}):
         made = EngineHarness(base, adapters, **settings)
         asked = [
             made.log(f"{name} {number}", [*log.tokens], name, max_tokens=24, temperature=0.8, seed=number)
@@ -264,7 +275,6 @@ def test_a_fused_step_leaves_the_states_that_layer_by_layer_steps_leave(
     base = model_folder("llama", num_hidden_layers=6, hidden_size=128, torch_dtype="bfloat16")
     folder = make_head_folder(tmp_path, base, eagle_aux_hidden_state_layer_ids=[0, 2, 3, 6])
     settings: dict[str, Any] = {"dtype": "bfloat16", "quantize": quantize}
-    plain = EngineHarness(base, **settings)
     states = []
     for fused in (True, False):
         made = EngineHarness(base, policy=Always(), draft=folder, propose=expected_text, **settings)
@@ -282,23 +292,51 @@ def test_a_fused_step_leaves_the_states_that_layer_by_layer_steps_leave(
     apart = (states[0] - states[1]).norm(dim=(0, 2)) / states[1].norm(dim=(0, 2))
     assert apart.max() < 0.05  # of different layers: about 1
     assert states[0][:, 0].equal(model.embedding[10:50].float())
+
+
+@pytest.mark.skipif("fuse" not in operators(), reason="no compiler, or no AVX-512 on this machine")
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("kind", MAKE)
+def test_a_fused_model_gives_the_same_bits_with_a_head(
+    tmp_path: Path, kind: str, quantize: str | None
+) -> None:
+    base = model_folder("llama", num_hidden_layers=6, hidden_size=128, torch_dtype="bfloat16")
+    folder = MAKE[kind](tmp_path, base)
+    settings: dict[str, Any] = {"dtype": "bfloat16", "quantize": quantize}
+    plain = EngineHarness(base, **settings)
     made = EngineHarness(base, policy=Always(), draft=folder, propose=expected_text, **settings)
+    assert made.ranks[0].model._fused is not None
     found, expected = (each.play(long_logs(each, 4, logprobs=2)) for each in (made, plain))
     for id, one in expected.items():
         assert (found[id].tokens, found[id].logprobs) == (one.tokens, one.logprobs)
     assert made.scheduler.counters.drafts_by["head"] > 50
 
 
+@pytest.mark.skipif("fuse" not in operators(), reason="no compiler, or no AVX-512 on this machine")
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_an_mtp_layer_that_knows_a_fused_model_is_right_with_its_output_matrix(
+    tmp_path: Path, quantize: str | None
+) -> None:
+    base = model_folder("llama", hidden_size=128, torch_dtype="bfloat16")
+    simple = bigram_model(tmp_path / "bigram", base)
+    folder = make_knowing_mtp(tmp_path / "knowing", simple)
+    settings: dict[str, Any] = {"dtype": "bfloat16", "quantize": quantize}
+    made = EngineHarness(simple, policy=Always(), draft=folder, propose=expected_text, **settings)
+    assert made.ranks[0].model._fused is not None
+    made.play(long_logs(made, 9))
+    counters = made.scheduler.counters
+    assert counters.accepted_tokens >= 0.9 * counters.draft_tokens > 200
+
+
 @pytest.mark.parametrize("prefill", [False, True])
 def test_graphs_leave_the_states_that_steps_without_graphs_leave(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefill: bool
+    base: Path, head: Path, monkeypatch: pytest.MonkeyPatch, prefill: bool
 ) -> None:
     capture = RecordedGraphs()
     monkeypatch.setattr(registry, "operators", capture.operators)
-    folder = make_head_folder(tmp_path, base)
     states, found = [], []
     for graphs in ({}, {"capture": capture, "prefill": prefill}):
-        made = EngineHarness(base, policy=Always(), draft=folder, propose=expected_text, **graphs)
+        made = EngineHarness(base, policy=Always(), draft=head, propose=expected_text, **graphs)
         found.append({id: one.tokens for id, one in made.play(long_logs(made, 5)).items()})
         reader = made.ranks[0].kv.reader
         assert isinstance(reader, HeadStates)

@@ -16,12 +16,11 @@ CONFIG = "config.json"
 _SECTIONED, _LAYER = "speculators_model_type", "transformer_layer_config"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _CHANGING = ("norm_before_fc", "norm_output", "use_input_layernorm_in_first_layer", "use_mtp_layernorm")
-_OTHERS = ("eagle", "medusa", "mtp", "nextn", "mlpspeculator", "dflash", "hydra")
 
 
 @dataclass(frozen=True, slots=True)
-class HeadConfig:
-    """The shape of a head.
+class Eagle3Config:
+    """The shape of an EAGLE-3 head.
 
     `vocab_size`: of the model that it guesses for; it guesses `draft_vocab_size` of these tokens.
     `target_hidden_size`: of that model. `layers`: it reads the residual stream as it enters these layers of
@@ -46,18 +45,12 @@ class HeadConfig:
         return (2, count // 2, count - 3) if self.layers is None else self.layers
 
 
-def is_head(path: Path) -> bool:
-    """Whether the folder has a trained head instead of a model, by its config.json. Raises ModelLoadError if
-    that cannot be read."""
-    if not (path / CONFIG).is_file():
-        return False
-    fields = read_fields(path / CONFIG)
-    if _SECTIONED in fields or "draft_vocab_size" in fields:
-        return True
-    return any(kind in _architecture(fields).lower() for kind in _OTHERS)
+def is_eagle3(fields: Fields) -> bool:
+    """Whether the fields are those of an EAGLE-3 head, as far as they can be told from a model's."""
+    return _SECTIONED in fields or "draft_vocab_size" in fields
 
 
-def read_head_config(path: Path) -> HeadConfig:
+def read_eagle3_config(path: Path) -> Eagle3Config:
     """Read the `config.json` of a head's folder.
 
     Raises:
@@ -73,9 +66,10 @@ def read_head_config(path: Path) -> HeadConfig:
         if section is None:
             raise fields.error(_LAYER, "is missing")
         layer = section
-    elif "eagle3" not in _architecture(fields).lower() and "draft_vocab_size" not in fields:
+    elif "eagle3" not in architecture(fields).lower() and "draft_vocab_size" not in fields:
         raise fields.error(
-            "architectures", f"{_architecture(fields)!r} is not supported; of trained heads, EAGLE-3 is"
+            "architectures",
+            f"{architecture(fields)!r} is not supported; of trained heads, EAGLE-3 and MiMo's MTP layer are",
         )
     for name in _CHANGING:
         if fields.get(name, False):
@@ -84,7 +78,7 @@ def read_head_config(path: Path) -> HeadConfig:
         raise layer.error("num_hidden_layers", "heads of one layer are supported")
     hidden = layer.size("hidden_size")
     vocab = layer.size("vocab_size")
-    return HeadConfig(
+    return Eagle3Config(
         hidden_size=hidden,
         target_hidden_size=fields.size("target_hidden_size", default=hidden),
         vocab_size=vocab,
@@ -99,7 +93,7 @@ def read_head_config(path: Path) -> HeadConfig:
     )
 
 
-def _architecture(fields: Fields) -> str:
+def architecture(fields: Fields) -> str:
     """The architecture's name; empty without one."""
     names = fields.raw("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
