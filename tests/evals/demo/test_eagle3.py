@@ -10,14 +10,18 @@ from engine_harness import EngineHarness
 from tiny_models import model_folder
 from transformers import LlamaForCausalLM
 
+from personae.api.bundled import smollm2
 from personae.engine.speculation.policy import Always
 from personae.engine.speculation.speculator import expected_text
+from personae.engine.tokens import Tokenizer
 from personae.evals.demo.eagle3.answers import bodies
 from personae.evals.demo.eagle3.features import INDEX, STATES, Text, layers_read, states, states_of, texts
 from personae.evals.demo.eagle3.head import Head
 from personae.evals.demo.eagle3.prompts import prompts
 from personae.evals.demo.eagle3.train import Trainer, batch_of, begin, frequent, resumed, save, shape_of
 from personae.evals.speculation import LOADS
+
+SHIPPED = Path(__file__).parents[3] / "evals" / "demo" / "eagle3" / "head"
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +129,23 @@ def test_no_question_of_the_training_is_one_that_is_measured() -> None:
     assert len(asked) > 1000
     assert not measured.intersection(asked)
     assert len({str(body) for body in bodies(2)}) > len(asked)
+
+
+def test_the_head_that_comes_with_the_demo_guesses_what_the_default_model_writes() -> None:
+    file = smollm2()
+    if file is None:
+        pytest.skip("the default model's package is not installed")
+    weights = SHIPPED / "model.safetensors"
+    assert weights.stat().st_size < 15_000_000
+    tokenizer = Tokenizer.load(file)
+    said = "<|im_start|>user\nWhat should I know about lighthouses?<|im_end|>\n<|im_start|>assistant\n"
+    prompt = tokenizer.encode(said, add_special_tokens=False)
+    harness = EngineHarness(file, dtype="bfloat16", policy=Always(), draft=SHIPPED, propose=expected_text)
+    plain = EngineHarness(file, dtype="bfloat16")
+    guessed, alone = (
+        each.play([each.log("a", prompt, max_tokens=48, ignore_eos=True)])["a"].tokens
+        for each in (harness, plain)
+    )
+    assert guessed == alone
+    counters = harness.scheduler.counters
+    assert counters.accepted_by["head"] >= 8
