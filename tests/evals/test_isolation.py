@@ -12,7 +12,12 @@ from personae.evals.isolation.__main__ import ROUNDING, WAYS, StreamDifference, 
 from personae.evals.isolation.fixture import EngineFixture, ObservedStream
 from personae.kernels.cpu import operators
 
-SEEDS = {"bfloat16": (0, 6, 12, 15), "float32": (3, 7)}  # all that disturbs is in them
+SEEDS = {"bfloat16": (0, 6, 12, 15), "float32": (3, 7)}
+DISTURBS = {
+    "bfloat16": {"cached tokens", "preemptions", "jumped tokens", "losses", "left", "adapters evicted"},
+    "float32": {"cached tokens"},
+}
+MOST = 16  # further seeds: which tokens an answer has, and so what happens, depends on the processor
 exact = pytest.mark.skipif("fuse" not in operators(), reason="no compiler, or no AVX-512 on this machine")
 
 
@@ -29,15 +34,14 @@ def fixture(way: str) -> EngineFixture:
 def test_every_stream_is_what_it_is_alone(fixture: EngineFixture, way: str) -> None:
     happened: Counter[str] = Counter()
     differ: list[StreamDifference] = []
-    for seed in SEEDS[way]:
+    for count, seed in enumerate((*SEEDS[way], *range(100, 100 + MOST))):
+        if count >= len(SEEDS[way]) and DISTURBS[way] <= happened.keys():
+            break
         found, what = play(fixture, seed, 12, ROUNDING if way == "float32" else 0.0)
         differ += found
         happened += what
     assert not judged(differ, happened["tokens"], ROUNDING if way == "float32" else 0.0), differ
-    assert happened["cached tokens"], "it shows nothing of the cache"
-    if way == "bfloat16":
-        for what_disturbs in ("preemptions", "jumped tokens", "losses", "left", "adapters evicted"):
-            assert happened[what_disturbs], f"it shows nothing of {what_disturbs}"
+    assert happened.keys() >= DISTURBS[way], "it does not show all"
 
 
 def test_drafts_of_a_model_change_no_stream(way: str) -> None:
@@ -46,7 +50,7 @@ def test_drafts_of_a_model_change_no_stream(way: str) -> None:
     rounding = ROUNDING if way == "float32" else 0.0
     differ, happened = play(drafting, 3, 8, rounding, "draft")
     assert not judged(differ, happened["tokens"], rounding), differ
-    assert happened["right drafts of model"] > 20, "it shows nothing of drafts"
+    assert happened["right drafts of model"] > 10, "it shows nothing of drafts"
 
 
 def test_a_page_that_is_not_copied_is_seen(fixture: EngineFixture, monkeypatch: pytest.MonkeyPatch) -> None:
