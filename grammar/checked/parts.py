@@ -130,8 +130,10 @@ def reader(element: Element, terms: Terms) -> Read:
             return _remembered(_one_of([reader(part, terms) for part in parts]))
         case Repeat(part=part, least=least, most=most):
             return _remembered(_repeat(reader(part, terms), least, most))
+        case Regex(without=without):
+            return _ended(PatternEnds(terms.compiled(element)), without)
     raise GrammarError(
-        "Parts beside a regular expression or a grammar cannot be checked.", param=element.param
+        "Beside a grammar no schema can be checked while the answer is written.", param=element.param
     )
 
 

@@ -30,12 +30,15 @@ class PatternEnds:
     def _read(self, text: str, at: int) -> tuple[str, tuple[int, ...]]:
         """What was read, up to the first character that cannot follow, and the ends."""
         matcher = self._compiled.matcher()
-        ends = []
-        for place in range(at, len(text) + 1):
-            if matcher.follows((STOP,)):
-                ends.append(place - at)
-            char = text[place : place + 1]
+        ends = [0] if matcher.follows((STOP,)) else []
+        place = at
+        for place in range(at, len(text)):
+            char = text[place]
             written = b"" if _FIRST_MARK <= char <= _LAST_MARK else char.encode()
-            if not written or matcher.feed(written) < len(written):
+            follows = matcher.follows((*written, STOP))
+            if not written or follows < len(written):
                 break
+            if follows > len(written):
+                ends.append(place + 1 - at)
+            matcher.feed(written)
         return text[at : place + 1], tuple(ends)
