@@ -20,8 +20,8 @@ from personae.grammar.budget.automaton import Automaton
 from personae.grammar.budget.build import Compiling, analyse, analysis_of, build
 from personae.grammar.budget.grammar import BudgetGrammar
 from personae.grammar.budget.table import TokenTable
-from personae.grammar.checked.grammar import CheckedGrammar, checked
-from personae.grammar.checked.search import Validator
+from personae.grammar.checked.compile import Loosening, compile_checked
+from personae.grammar.checked.grammar import CheckedGrammar
 from personae.grammar.productive import matches_nothing
 from personae.grammar.reasoning.limit import LimitedGrammar, Tags
 from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
@@ -50,10 +50,9 @@ from personae.grammar.schema.prepare import (
 from personae.grammar.schema.references import resolved
 from personae.grammar.schema.rewritten import as_written, rewritten, spelled
 from personae.grammar.schema.spelling import check_spelling
-from personae.grammar.schema.walk import subschemas
 from personae.grammar.size_estimate import size_estimate
 from personae.grammar.spec import GrammarKey, GrammarSpec, ReasoningLimit
-from personae.grammar.structure.compile import Rewritings, enforced, structure_analysis
+from personae.grammar.structure.compile import Rewritings, enforced, is_enforced, structure_analysis
 from personae.grammar.structure.loosened import loosened
 from personae.grammar.tracked.support import uncounted
 from personae.grammar.vocabulary import Vocabulary
@@ -69,7 +68,7 @@ def _may_be_checked(spec: GrammarSpec, error: GrammarError) -> bool:
     """Whether checks of each token may bind what `error` has refused."""
     if not isinstance(error, NotEnforced) and error.code != TOO_COMPLEX:
         return False
-    return spec.kind == "json_schema" and spec.strict and spec.reasoning is None and spec.backend is None
+    return spec.kind in ("json_schema", "structure") and spec.strict and spec.backend is None
 
 
 class _NeedsSandbox(Exception):
@@ -166,10 +165,10 @@ class GrammarCompiler:
         """Compile without the cache, with the fastest backend that enforces the whole spec.
 
         If a schema is not `strict` and no backend enforces all of it, it is bound as far as possible; check
-        the answer with `schema.validate.validate_answer`. If it is strict and is the whole spec, which names
-        no backend, each token is checked (checked/), also where a grammar would be too complex. Raises
-        GrammarError if the spec is malformed, or if a strict spec cannot be enforced or compiled within the
-        limits. Raises Overloaded if this is not known in time.
+        the answer with `schema.validate.validate_answer`. If it is strict, also as a part of a structure
+        without grammars, and the spec names no backend, each token is checked (checked/), also where a
+        grammar would be too complex. Raises GrammarError if the spec is malformed, or if a strict spec cannot
+        be enforced or compiled within the limits. Raises Overloaded if this is not known in time.
         """
         if self._sandbox is not None and is_foreign(spec):
             self._automaton(spec)
@@ -184,15 +183,16 @@ class GrammarCompiler:
             refused = error.with_traceback(None)  # it holds what the sandbox's answer came through
         try:
             return self._checked(msgspec.structs.replace(spec, checked=True), tenant)
-        except GrammarError:
-            raise refused from None
+        except GrammarError as error:
+            is_of_another = spec.kind == "structure" and error.param not in (None, refused.param)
+            raise (error if is_of_another else refused) from None
 
     def compile_here(self, spec: GrammarSpec, tenant: str = "") -> BoundGrammar:
         """As `compile`. The masks are made here, also for a grammar of a client."""
-        if spec.checked:
-            return self._checked_here(spec)
         if spec.reasoning is not None:
             return self._limited(msgspec.structs.replace(spec, reasoning=None), spec.reasoning, tenant)
+        if spec.checked:
+            return self._checked_here(spec)
         automaton = self._automaton(spec)
         if automaton is not None:
             return automaton
@@ -243,19 +243,17 @@ class GrammarCompiler:
         return self._remote(self._sandbox, spec, tenant)
 
     def _checked_here(self, spec: GrammarSpec) -> CheckedGrammar:
-        try:
-            document = resolved(without_ignored(parse_schema(spec.source)))
-            if any("$recursiveRef" in one for one, _ in subschemas(document)):
-                raise GrammarError("Readers differ about $recursiveRef.", param=SCHEMA_PARAM)
-            check_answerable(document)
-            validator = Validator(spec.source)
-            for schema in self._looser(document, rewritten(document)):
-                with suppress(GrammarError):
-                    pending = self._analyse_schema("llguidance", spec, schema, strict=False)
-                    return checked(self._build(pending), validator)
-        except ANALYSIS_ERRORS as error:
-            raise GrammarError(f"The schema cannot be analysed: {error!r}.", param=SCHEMA_PARAM) from error
-        raise GrammarError("No answer to the schema was found.", param=SCHEMA_PARAM)
+        bytewise = self._bytewise_backend("llguidance")
+        loosening = Loosening(
+            lambda document: self._looser(document, rewritten(document)), bytewise, self._table
+        )
+        return compile_checked(spec, loosening, lambda part: is_enforced(part, bytewise), self._build_loose)
+
+    def _build_loose(self, spec: GrammarSpec) -> BudgetGrammar:
+        """The grammar of a spec whose schemas are already as loose as they have to be."""
+        if spec.kind == "json_schema":
+            return self._build(analysis_of("llguidance", spec, self._table))
+        return self._build(structure_analysis(spec, self._backend("llguidance"), self._table, rewritten))
 
     def _remote(self, sandbox: Sandbox, spec: GrammarSpec, tenant: str) -> RemoteGrammar:
         """A grammar in a process of its own, of which the number is limited."""

@@ -34,8 +34,8 @@ class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     for schemas: enforce all of it or refuse; otherwise bind as much as possible. `compact` is for schemas
     and objects: no blanks between two tokens of JSON. `any_order` is for schemas: properties may come in
     any order instead of the schema's. `reasoning` limits the reasoning that a `structure` begins with.
-    `backend` is the only one that may enforce it, None for any. `checked`: no grammar enforces the strict
-    schema completely, so each token is checked (checked/). The compiler sets it, not the caller. Equal
+    `backend` is the only one that may enforce it, None for any. `checked`: no grammar enforces its strict
+    schemas completely, so each token is checked (checked/). The compiler sets it, not the caller. Equal
     specs compile to the same grammar, so a spec and its tenant are the key of the cache of compiled
     grammars.
     """

@@ -163,7 +163,7 @@ def _parts(body: ChatRequest, default: bool) -> Iterator[_Part]:
             tool.function.parameters,
             strict,
             one,
-            replace(one, tools=[strict_tool]),
+            replace(one, tools=[strict_tool], guided_decoding_backend=_GRAMMAR),
         )
 
 

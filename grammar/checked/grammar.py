@@ -1,4 +1,4 @@
-"""A looser grammar, whose answers are valid for the whole schema."""
+"""A looser grammar, whose answers are valid for the whole schemas of their parts."""
 
 import msgspec
 
@@ -8,18 +8,18 @@ from personae.grammar.budget.completion import PlannedCompletion
 from personae.grammar.budget.distance_bound import guessed
 from personae.grammar.budget.grammar import BudgetGrammar
 from personae.grammar.budget.table import STOP
+from personae.grammar.checked.answers import Answers
 from personae.grammar.checked.matcher import CheckedMatcher
-from personae.grammar.checked.search import Validator, repaired
-from personae.grammar.schema.document import SCHEMA_PARAM
+from personae.grammar.checked.texts import Raw, piece_of, raw
 
 _ANY_LENGTH = 2**31
-_MOST_TRIED = 6_000  # answers, until one is valid
+_MOST_TRIED = 400  # values of a part of the first answer, each of which has a known one
 
 
 class CheckedGrammar(BudgetGrammar):
-    """As `loose`, but with the answers that `validator` accepts. `plan` is one of them."""
+    """As `loose`, but with those of `answers`. `plan` is one of them."""
 
-    def __init__(self, loose: BudgetGrammar, validator: Validator, plan: PlannedCompletion) -> None:
+    def __init__(self, loose: BudgetGrammar, answers: Answers, plan: PlannedCompletion) -> None:
         # A completion is known from the first token on, and no text is taken not to matter.
         bound = msgspec.structs.replace(
             loose.analysis.bound or guessed(len(plan.tokens)),
@@ -31,19 +31,23 @@ class CheckedGrammar(BudgetGrammar):
         )
         analysis = msgspec.structs.replace(loose.analysis, bound=bound, plan=plan)
         super().__init__(analysis, loose.inner, loose.over_bytes, loose.table)
-        self.validator = validator
+        self.answers = answers
 
     def matcher(self, budget: int | None = None) -> Matcher:
         """A new matcher at the start. Its answer is complete within `budget` tokens."""
         return CheckedMatcher(self.inner.matcher(), self, _ANY_LENGTH if budget is None else budget)
 
 
-def checked(loose: BudgetGrammar, validator: Validator) -> CheckedGrammar:
+def checked(loose: BudgetGrammar, answers: Answers) -> CheckedGrammar:
     """The grammar of the valid answers. Raises GrammarError if none is found."""
     matcher, table = loose.bytewise(), loose.table
-    first = bytes(byte for byte in loose.shortest_plan.piece if byte < STOP)
-    begun = (first, *(text.encode() for text in validator.values))
-    for answer in repaired(validator, b"", begun, _MOST_TRIED):
-        if matcher.follows((*answer, STOP)) > len(answer) and (tokens := table.spell_shortest(answer)):
-            return CheckedGrammar(loose, validator, PlannedCompletion(tuple(answer), tuple(tokens)))
-    raise GrammarError("No answer to the schema was found.", param=SCHEMA_PARAM)
+
+    def allows(begun: Raw) -> bool:
+        return matcher.follows(piece_of(begun)) == len(begun)
+
+    for answer in answers.completions("", [raw(loose.shortest_plan.piece)], _MOST_TRIED, allows):
+        piece = piece_of(answer)
+        tokens = table.spell_shortest(piece)
+        if tokens is not None and matcher.follows((*piece, STOP)) > len(piece):
+            return CheckedGrammar(loose, answers, PlannedCompletion(piece, tuple(tokens)))
+    raise GrammarError("No valid answer was found.")

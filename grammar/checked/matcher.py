@@ -1,4 +1,4 @@
-"""A matcher whose answers are valid for a schema that no grammar enforces completely.
+"""A matcher whose answers are valid for schemas that no grammar enforces completely.
 
 It keeps a completion with which the answer is valid, from the first token to the last. The mask is the looser
 grammar's. A token is accepted only if a completion is found after it with which the answer is valid, else it
@@ -10,24 +10,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from personae.grammar.backend import BackendMatcher
+from personae.grammar.backend import BackendMatcher, Snapshot
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.budget.completion import CompletionPath, path
 from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.budget.table import STOP, Piece
-from personae.grammar.checked.search import repaired
+from personae.grammar.checked.texts import Raw, piece_of, raw
 
 if TYPE_CHECKING:
     from personae.grammar.checked.grammar import CheckedGrammar
 
-_MOST_TRIED = 400  # answers, for one token
+_MOST_TRIED = 400  # values of a part, for one token
 _LONGEST = 16_384  # bytes of a completion
+_RECENT = 512
 
 
 class CheckedMatcher(BudgetMatcher):
     """The state of one answer of at most `budget` tokens."""
 
     _grammar: "CheckedGrammar"
+
+    def __init__(self, inner: BackendMatcher, grammar: "CheckedGrammar", budget: int) -> None:
+        super().__init__(inner, grammar, budget)
+        self._read: tuple[int, Raw] = (0, "")  # how many tokens were accepted, and what they wrote
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
         """Write the tokens allowed next. Stop tokens are only if the answer is valid as it is."""
@@ -54,41 +59,56 @@ class CheckedMatcher(BudgetMatcher):
         """Accept as many of `tokens` as are allowed. Returns how many these were."""
         return next((count for count, token in enumerate(tokens) if not self.accept(token)), len(tokens))
 
+    def restore(self, snapshot: Snapshot) -> None:
+        """Undo what was accepted since."""
+        super().restore(snapshot)
+        self._read = (0, "")
+
     def _may_end(self) -> bool:
         """Whether the answer is valid as it is."""
         plan = self._plan
         ended = self.terminated or (plan is not None and not plan.count)
-        return ended or self._grammar.validator.accepts(self._written())
+        return ended or self._grammar.answers.accepts(self._written())
 
-    def _written(self) -> bytes:
-        return self._text_of(self._accepted)
+    def _written(self) -> Raw:
+        """The answer so far."""
+        count, text = self._read
+        piece = self._grammar.table.piece
+        text += "".join(raw(piece(token)) for token in self._accepted[count:])
+        self._read = len(self._accepted), text
+        return text
 
     def _joins(self, token: int, rest: CompletionPath) -> bool:
         """Whether `rest` completes the answer after `token`, and it is valid."""
         if not super()._joins(token, rest):
             return False
-        return self._grammar.validator.accepts(
-            self._written() + bytes((*self._grammar.table.piece(token), *rest.piece))
-        )
+        added = raw((*self._grammar.table.piece(token), *rest.piece))
+        return self._grammar.answers.accepts(self._written() + added)
 
     def _found(self, piece: Piece, old: Piece, left: int) -> CompletionPath | None:
         """A plan of at most `left` tokens after `piece`. `old` was the plan before it."""
         fork = self._after(piece)
         if fork is None:
             return None
-        for completion in self._completions(fork, self._written() + bytes(piece), old):
-            plan = path(self._grammar.table, tuple(completion), self._plan)
+        for completion in self._completions(fork, self._written() + raw(piece), old):
+            plan = path(self._grammar.table, completion, self._plan)
             if plan is not None and plan.count <= left:
                 return plan
         return None
 
-    def _completions(self, fork: BackendMatcher, written: bytes, old: Piece) -> Iterator[bytes]:
+    def _completions(self, fork: BackendMatcher, written: Raw, old: Piece) -> Iterator[Piece]:
         """What makes a valid answer of what is `written`, after which `fork` is."""
         if self._planner is None:
             self._planner = self._grammar.planner()
         limit = min(_LONGEST, 8 * self._left + 64)
-        begun = [self._planner.plan(fork, written, limit, join) for join in (old, ())]
-        given = [bytes(piece) for piece in begun if piece is not None]
-        for completion in repaired(self._grammar.validator, written, given, _MOST_TRIED):
-            if fork.follows((*completion, STOP)) > len(completion):
-                yield completion
+        recent = bytes(ord(one) for one in written[-_RECENT:] if ord(one) < STOP)
+        begun = [self._planner.plan(fork, recent, limit, join) for join in (old, ())]
+
+        def allows(completion: Raw) -> bool:
+            return fork.follows(piece_of(completion)) == len(completion)
+
+        given = [raw(piece) for piece in begun if piece is not None]
+        for completion in self._grammar.answers.completions(written, given, _MOST_TRIED, allows):
+            found = piece_of(completion)
+            if fork.follows((*found, STOP)) > len(found):
+                yield found

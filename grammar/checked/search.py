@@ -5,7 +5,7 @@ other where the validator finds errors, and follows the answers with the fewest 
 counts, so the same question always has the same result: an answer that is replayed gets the same completions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import reduce
 from heapq import heappop, heappush
@@ -85,17 +85,13 @@ class Validator:
         return reduce(Mentioned.then, parts)
 
 
-def repaired(
-    validator: Validator, written: bytes, completions: Sequence[bytes], most: int
-) -> Iterator[bytes]:
-    """Change the given completions of what is `written` until the answer is valid, and yield those.
+def repaired(validator: Validator, kept: int, answers: Iterable[str], most: int) -> Iterator[str]:
+    """Change the given answers until they are valid, and yield those. Their first `kept` characters stay.
     At most `most` answers are tried; a long one counts for several."""
     tried = Tried(validator)
-    # A character that is written in part belongs to what is written.
-    kept = len(written.decode(errors="replace"))
-    for completion in completions:
-        if tried.add((written + completion).decode(errors="replace"), 0):
-            yield completion
+    for answer in answers:
+        if tried.add(answer, 0):
+            yield answer
     while (best := tried.best()) is not None:
         text, depth, faults = best
         places = [fault.place for fault in faults]
@@ -103,7 +99,7 @@ def repaired(
             if tried.spent >= most:
                 return
             if tried.add(other, depth + 1):
-                yield other.encode()[len(written) :]
+                yield other
 
 
 class Tried:

@@ -29,6 +29,7 @@ from personae.grammar.schema.prepare import (
     without_ignored,
 )
 from personae.grammar.schema.references import resolved
+from personae.grammar.schema.rewritten import rewritten
 from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.schema.walk import SET
 from personae.grammar.spec import GrammarSpec
@@ -138,6 +139,15 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings, *, se
         else:
             return replace(element, schema=schema, strict=False)
     raise refusal(asked, reasons[-1])
+
+
+def is_enforced(element: Json, backend: GrammarBackend) -> bool:
+    """Whether a grammar enforces all that a structure's strict part asks for, in some equal form."""
+    try:
+        document = resolved(without_ignored(parse_schema(json.dumps(element.schema))))
+        return any(True for _ in enforced(document, backend, rewritten))
+    except (GrammarError, *ANALYSIS_ERRORS):
+        return False
 
 
 def enforced(

@@ -76,3 +76,16 @@ def test_a_budget_without_room_for_a_valid_answer_is_refused(server: Running) ->
     answer = httpx.post(f"{server.url}/v1/completions", json=body("", 1, max_tokens=2), timeout=PATIENCE)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "max_tokens"
+
+
+def test_calls_of_a_strict_function_that_no_grammar_enforces_are_valid(server: Running) -> None:
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": SCHEMA}}
+    asked = body("/v1/chat/completions", 1, tools=[tool], tool_choice="required", max_tokens=120)
+    del asked["response_format"]
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=PATIENCE)
+    assert answer.status_code == 200, answer.text
+    [choice] = answer.json()["choices"]
+    calls = choice["message"]["tool_calls"]
+    assert calls
+    for call in calls:
+        jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(call["function"]["arguments"]))

@@ -71,7 +71,12 @@ def test_what_no_grammar_enforces_is_enforced_by_checks(server: Running) -> None
 
 def test_every_tool_has_a_verdict_of_its_own(server: Running) -> None:
     def tool(name: str, strict: bool, **properties: Any) -> dict[str, Any]:
-        parameters = {"type": "object", "properties": properties, "additionalProperties": False}
+        parameters = {
+            "type": "object",
+            "properties": properties,
+            "required": list(properties),
+            "additionalProperties": False,
+        }
         return {"type": "function", "function": {"name": name, "strict": strict, "parameters": parameters}}
 
     tools = [tool("f", True, x={"type": "string"}), tool("g", True, y=TWICE)]
@@ -82,6 +87,16 @@ def test_every_tool_has_a_verdict_of_its_own(server: Running) -> None:
         ("tools[1].function.parameters", False),
     ]
     assert verdicts(found["schemas"][1])["#/properties/y/pattern"] == "refused"
+
+
+def test_a_tool_that_no_grammar_enforces_is_enforced_by_checks_under_strict_alone(server: Running) -> None:
+    number = {"type": "number", "oneOf": [{"type": "integer"}, {"minimum": 2.5}]}
+    parameters = {"type": "object", "properties": {"n": number}, "additionalProperties": False}
+    for strict, verdict in ((True, "enforced"), (False, "checked")):
+        function = {"name": "f", "strict": strict, "parameters": parameters}
+        found = check(server, tools=[{"type": "function", "function": function}])
+        assert found["accepted"]
+        assert verdicts(found["schemas"][0])["#/properties/n/oneOf"] == verdict
 
 
 @pytest.mark.parametrize(

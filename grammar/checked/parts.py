@@ -1,0 +1,272 @@
+"""Finds the parts of an answer that are JSON bound by schemas.
+
+An answer may be read in several ways, as a structure may have alternatives. Of all ways in which an element
+can end at a place, the one with the fewest invalid parts is kept. So a text in which none is found is an
+answer of the structure, and any other shows what is wrong with it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+from personae.errors import GrammarError
+from personae.grammar.backend import CompiledGrammar
+from personae.grammar.checked.pattern_ends import PatternEnds
+from personae.grammar.checked.search import Validator
+from personae.grammar.structure.elements import (
+    Concat,
+    Element,
+    Exactly,
+    FreeText,
+    Json,
+    OneOf,
+    Regex,
+    Repeat,
+    Until,
+    Verbatim,
+)
+
+_BLANKS = re.compile(r"[ \t\r\n]*")
+_MARK = re.compile("[\ud800-\udfff]")
+_DECODER = json.JSONDecoder()
+_REMEMBERED = 64  # judged values of one schema
+
+Barred = Callable[[str], bool]
+
+
+class PartSchema:
+    """What binds a part. `checked`: the masks do not enforce all of it. `example` is a valid value, as JSON;
+    empty if none is known."""
+
+    def __init__(self, schema: Any, *, checked: bool = False, example: str = "") -> None:
+        self._source = json.dumps(schema)
+        self.checked = checked
+        self.example = example
+        self.accepts = lru_cache(_REMEMBERED)(self._accepts)
+
+    @cached_property
+    def validator(self) -> Validator:
+        """Made when it is first needed: most parts that the masks enforce never are judged."""
+        return Validator(self._source)
+
+    def _accepts(self, text: str) -> bool:
+        return self.validator.accepts(text)
+
+
+class Part(NamedTuple):
+    """A value in a text. `judged`: the answer is valid only if the value is."""
+
+    start: int
+    end: int
+    schema: PartSchema
+    judged: bool
+
+
+Parts = tuple[Part, ...]
+Ways = dict[int, Parts]
+"""The places where an element may end, and the parts in it."""
+
+
+class Reading:
+    """One text that is read."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.known: dict[tuple[int, int], Ways] = {}
+
+    def faults(self, parts: Parts) -> Parts:
+        """The judged parts that are invalid."""
+        return tuple(
+            part
+            for part in parts
+            if part.judged and not part.schema.accepts(self.text[part.start : part.end])
+        )
+
+    def add(self, ways: Ways, end: int, parts: Parts) -> None:
+        """Add a way. Of two to the same place, the one with fewer faults is kept."""
+        there = ways.get(end)
+        if there is not None and there != parts:
+            both = [tuple(part._replace(judged=True) for part in one) for one in (there, parts)]
+            parts = min(both, key=lambda one: len(self.faults(one)))
+        ways[end] = parts
+
+
+Read = Callable[[Reading, int], Ways]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a structure's texts and parts mean. `put` marks special tokens in texts, `schema_of` gives what
+    binds a strict part, and `compiled` the grammar of a regular expression over bytes."""
+
+    put: Callable[[str], str]
+    schema_of: Callable[[Json], PartSchema]
+    compiled: Callable[[Regex], CompiledGrammar]
+
+
+def reader(element: Element, terms: Terms) -> Read:
+    """What finds the ways in which `element` may begin at a place of a text.
+
+    Raises GrammarError for a structure with a grammar.
+    """
+    put = terms.put
+    match element:
+        case Exactly(text=text):
+            return _fixed(_spaced(put(text)))
+        case Verbatim(text=text):
+            return _fixed(re.escape(put(text)))
+        case Until(end=end, without=without, openings=openings):
+            return _until(put(end), _conditions(put, without, openings))
+        case FreeText(without=without, openings=openings):
+            return _free(_conditions(put, without, openings))
+        case Json():
+            return _remembered(_json(terms.schema_of(element) if element.strict else None))
+        case Concat(parts=parts):
+            return _remembered(_concat([reader(part, terms) for part in parts]))
+        case OneOf(parts=parts):
+            return _remembered(_one_of([reader(part, terms) for part in parts]))
+        case Repeat(part=part, least=least, most=most):
+            return _remembered(_repeat(reader(part, terms), least, most))
+        case Regex(without=without):
+            return _ended(PatternEnds(terms.compiled(element)), without)
+    raise GrammarError(
+        "Beside a grammar no schema can be checked while the answer is written.", param=element.param
+    )
+
+
+def _remembered(read: Read) -> Read:
+    def again(reading: Reading, at: int) -> Ways:
+        key = id(read), at
+        if key not in reading.known:
+            reading.known[key] = read(reading, at)
+        return reading.known[key]
+
+    return again
+
+
+def _spaced(text: str) -> str:
+    """The expression of a text in which a space stands for blanks and `#` for a number."""
+    blanks = r"[ \t\r\n]{0,2}".join(map(re.escape, text.split(" ")))
+    return blanks.replace(re.escape("#"), "[0-9]{1,4}")
+
+
+def _fixed(expression: str) -> Read:
+    pattern = re.compile(expression)
+
+    def read(reading: Reading, at: int) -> Ways:
+        found = pattern.match(reading.text, at)
+        return {} if found is None else {found.end(): ()}
+
+    return read
+
+
+def _conditions(put: Callable[[str], str], without: tuple[str, ...], openings: tuple[str, ...]) -> Barred:
+    """Whether a text is not free of `without`, or begins with one of `openings`, or has a special token."""
+    within, begun = tuple(map(put, without)), tuple(map(put, openings))
+
+    def barred(text: str) -> bool:
+        if any(one in text for one in within) or (not text.isascii() and _MARK.search(text)):
+            return True
+        return bool(begun) and text[_after_blanks(text, 0) :].startswith(begun)
+
+    return barred
+
+
+def _until(end: str, barred: Barred) -> Read:
+    def read(reading: Reading, at: int) -> Ways:
+        found = reading.text.find(end, at)
+        if found < 0 or barred(reading.text[at:found]):
+            return {}
+        return {found + len(end): ()}
+
+    return read
+
+
+def _free(barred: Barred) -> Read:
+    """Free text is always last, so it ends with the answer."""
+
+    def read(reading: Reading, at: int) -> Ways:
+        return {} if barred(reading.text[at:]) else {len(reading.text): ()}
+
+    return read
+
+
+def _ended(pattern: PatternEnds, without: tuple[str, ...]) -> Read:
+    def read(reading: Reading, at: int) -> Ways:
+        barred = [found + len(text) for text in without if (found := reading.text.find(text, at)) >= 0]
+        most = min(barred, default=len(reading.text) + 1)
+        return {end: () for end in pattern.ends(reading.text, at) if end < most}
+
+    return read
+
+
+def _json(schema: PartSchema | None) -> Read:
+    def read(reading: Reading, at: int) -> Ways:
+        start = _after_blanks(reading.text, at)
+        try:
+            _, end = _DECODER.raw_decode(reading.text, start)
+        except (ValueError, RecursionError):
+            return {}
+        parts = () if schema is None else (Part(start, end, schema, schema.checked),)
+        return dict.fromkeys((end, _after_blanks(reading.text, end)), parts)
+
+    return read
+
+
+def _after_blanks(text: str, at: int) -> int:
+    found = _BLANKS.match(text, at)
+    return at if found is None else found.end()
+
+
+def _concat(reads: list[Read]) -> Read:
+    def read(reading: Reading, at: int) -> Ways:
+        ways: Ways = {at: ()}
+        for one in reads:
+            ways = _then(reading, ways, one)
+        return ways
+
+    return read
+
+
+def _then(reading: Reading, ways: Ways, read: Read) -> Ways:
+    following: Ways = {}
+    for at, before in ways.items():
+        for end, parts in read(reading, at).items():
+            reading.add(following, end, before + parts)
+    return following
+
+
+def _one_of(reads: list[Read]) -> Read:
+    def read(reading: Reading, at: int) -> Ways:
+        ways: Ways = {}
+        for one in reads:
+            for end, parts in one(reading, at).items():
+                reading.add(ways, end, parts)
+        return ways
+
+    return read
+
+
+def _repeat(once: Read, least: int, most: int | None) -> Read:
+    def rounds(reading: Reading, at: int) -> Iterator[Ways]:
+        ways: Ways = {at: ()}
+        yield ways
+        while ways:
+            ways = _then(reading, ways, once)
+            yield ways
+
+    def read(reading: Reading, at: int) -> Ways:
+        ended: Ways = {}
+        for number, ways in enumerate(rounds(reading, at)):
+            fresh = ways.keys() - ended.keys()
+            if number >= least:
+                for end, parts in ways.items():
+                    reading.add(ended, end, parts)
+            if number == most or (number > least and not fresh):
+                break
+        return ended
+
+    return read
