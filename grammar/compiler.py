@@ -48,13 +48,15 @@ from personae.grammar.schema.prepare import (
     without_ignored,
 )
 from personae.grammar.schema.references import resolved
-from personae.grammar.schema.rewritten import as_written, rewritten, spelled
+from personae.grammar.schema.rewritten import Rewritings, as_written, rewritten, spelled
 from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.size_estimate import size_estimate
 from personae.grammar.spec import GrammarKey, GrammarSpec, ReasoningLimit
-from personae.grammar.structure.compile import Rewritings, enforced, is_enforced, structure_analysis
+from personae.grammar.structure.compile import enforced, is_enforced, structure_analysis
+from personae.grammar.structure.elements import is_in_any_order
 from personae.grammar.structure.loosened import loosened
 from personae.grammar.tracked.support import uncounted
+from personae.grammar.tracked.writer import keeps_order
 from personae.grammar.vocabulary import Vocabulary
 
 Made = TypeVar("Made")  # of a pending analysis
@@ -287,18 +289,20 @@ class GrammarCompiler:
     def _analyse_in_sandbox(
         self, spec: GrammarSpec, sandbox: Sandbox, report: Callable[[CompilePlan], None]
     ) -> Analysis:
-        """Analyse in the sandbox. A spec that is too complex and not strict is bound as it is written, or
-        loosely."""
+        """Analyse in the sandbox. A spec that is too complex is bound as it is written if it is not strict or
+        in any order, which may be what takes too long. What is not strict may be bound loosely."""
         try:
             return sandbox.analyse(spec, report=report)
         except GrammarError as error:
-            looser = loosened(spec) if error.code == TOO_COMPLEX else None
-            if looser is None:
+            if error.code != TOO_COMPLEX:
                 raise
-            with suppress(GrammarError):
-                return sandbox.analyse(spec, rewritten=False, report=report)
-            with suppress(GrammarError):
-                return sandbox.analyse(looser, report=report)
+            looser = loosened(spec)
+            if looser is not None or is_in_any_order(spec):
+                with suppress(GrammarError):
+                    return sandbox.analyse(spec, rewritten=False, report=report)
+            if looser is not None:
+                with suppress(GrammarError):
+                    return sandbox.analyse(looser, report=report)
             raise
 
     def _compile(
@@ -362,18 +366,27 @@ class GrammarCompiler:
         if spec.strict:
             check_spelling(written, lambda one: self._enforced(one, rewritings))
         reason: Unenforced | GrammarError | None = None
-        tried = []
-        for schema in rewritings(document):
+        tried, ordered = [], []
+        names = BACKENDS_OF_KIND["json_schema"]
+        for schema in rewritings(document, any_order=spec.any_order):
             tried.append(schema)
-            for name in BACKENDS_OF_KIND["json_schema"]:
+            for name in names:
                 missing: Unenforced | GrammarError | None = next(unenforced(schema, name), None)
                 if missing is None:
+                    if spec.any_order and (name != names[0] or keeps_order(schema)):
+                        ordered.append((name, schema))
+                        continue
                     try:
                         return finish(self._analyse_schema(name, spec, schema, strict=True))
                     except GrammarError as error:
                         missing = error
-                if name == BACKENDS_OF_KIND["json_schema"][0]:
+                if name == names[0]:
                     reason = missing
+        for name, schema in ordered:  # no form is free of the schema's order
+            try:
+                return finish(self._analyse_schema(name, spec, schema, strict=True))
+            except GrammarError as error:
+                reason = error
         if spec.strict:
             raise explanation(written, reason, lambda one: self._enforced(one, rewritings))
         return self._compile_best_effort(spec, document, finish, tried)
@@ -384,12 +397,12 @@ class GrammarCompiler:
             True for _ in enforced(resolved(document), self._bytewise_backend("llguidance"), rewritings)
         )
 
-    def _rewritings(self, document: Schema) -> Iterator[Schema]:
+    def _rewritings(self, document: Schema, *, any_order: bool = False) -> Iterator[Schema]:
         """Schemas equal to `document`. All but the first are made in the sandbox if there is one."""
         if self._sandbox is not None:
             yield from as_written(document)
             raise _NeedsSandbox
-        yield from rewritten(document)
+        yield from rewritten(document, any_order=any_order)
 
     def _compile_best_effort(
         self,

@@ -306,6 +306,8 @@ class LLGuidanceMatcher:
             self._written += 1
             return True
         self._matcher.compute_bitmask()  # only now does it report that it is beyond its limits
+        if self._matcher.is_error():
+            self._spoil()
         return False
 
     def feed(self, tokens: Sequence[int]) -> int:

@@ -32,6 +32,13 @@ def plain(matched: tuple[str, ...], unmatched: tuple[str, ...] = ()) -> str | No
     return None if found.empty else f"^(?:{expression(found)})$"
 
 
+@lru_cache(1024)
+def some_text(matched: tuple[str, ...], unmatched: tuple[str, ...] = ()) -> bool:
+    """Whether there is a text in which all of `matched` are found and none of `unmatched`. Raises
+    NotRegular."""
+    return not automaton(tuple(map(parse, matched)), tuple(map(parse, unmatched))).empty
+
+
 def literal(text: str) -> str:
     """An expression for one text."""
     return "".join(charset.written(((ord(one), ord(one)),)) for one in text)

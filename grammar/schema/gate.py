@@ -11,9 +11,9 @@ from typing import Any
 
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.formats import FORMATS
-from personae.grammar.schema.walk import HITS, Path, rebuild, subschemas
+from personae.grammar.schema.walk import HITS, NAMES, Path, rebuild, subschemas
 from personae.grammar.tracked.arrays import array_rules
-from personae.grammar.tracked.objects import object_rules
+from personae.grammar.tracked.objects import object_rules, too_many
 from personae.grammar.tracked.support import ARRAY, OBJECT, Untracked
 
 # Every keyword of every draft that binds instances. JSON Schema does not know others, and they bind nothing.
@@ -141,7 +141,8 @@ def _is_tracked(kind: str, schema: dict[str, Any], document: Schema) -> bool:
         return False
     try:
         if kind == "object":
-            rules = object_rules(alone, lambda _: "", "", any_order=False)
+            by_name = NAMES in alone and too_many(alone)  # which is only so in any order
+            rules = object_rules(alone, lambda _: "", "", any_order=by_name)
         else:
             rules = array_rules(document, alone, lambda _: "", "")
         return any(True for _ in rules)

@@ -3,13 +3,16 @@
 from contextlib import suppress
 from typing import Any
 
+import jsonschema_rs
+
 from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.formats import spell_formats
-from personae.grammar.schema.gate import strip
+from personae.grammar.schema.gate import ASSERTIONS, strip
 from personae.grammar.schema.patterns import endless, plain_patterns
 from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, NAMES, SET, rebuild, target
 from personae.grammar.tracked.arrays import listed_values
-from personae.grammar.tracked.support import BITS
+from personae.grammar.tracked.objects import too_many
+from personae.grammar.tracked.support import BITS, has_order
 
 _DEPTH = 8
 
@@ -29,6 +32,8 @@ def _separated(schema: Any, definitions: dict[str, Any]) -> Any:
     if not isinstance(schema, dict):
         return schema
     rebuilt = rebuild(schema, lambda _, child: _separated(child, definitions))
+    if not isinstance(rebuilt.get("items"), list):
+        rebuilt.pop("additionalItems", None)  # without a list it says nothing
     if rebuilt.get("uniqueItems") and rebuilt.get("maxItems", 2) <= 1:
         del rebuilt["uniqueItems"]
     if rebuilt.get("uniqueItems") and _is_set_of_texts(rebuilt, definitions):
@@ -54,6 +59,52 @@ def _separated(schema: Any, definitions: dict[str, Any]) -> Any:
     with suppress(Exception):  # there is no such form, whatever the library's error
         return _without_contains(rebuilt, definitions)
     return rebuilt
+
+
+def objects_spelled_out(schema: Any) -> Any:
+    """An equal schema, in which a listed value that is or holds an object of several properties has become a
+    schema of its members."""
+    if not isinstance(schema, dict):
+        return schema
+    is_set = bool(schema.get("uniqueItems"))  # bits record its listed items
+    rebuilt = rebuild(
+        schema, lambda step, child: child if is_set and step[0] == "items" else objects_spelled_out(child)
+    )
+    listed = [rebuilt["const"]] if "const" in rebuilt else rebuilt.get("enum", ())
+    said = rebuilt.keys() & ASSERTIONS
+    if not any(map(has_order, listed)) or not (said <= {"type", "enum"} or said <= {"type", "const"}):
+        return rebuilt
+    if "type" in rebuilt:
+        listed = [value for value in listed if jsonschema_rs.is_valid({"type": rebuilt["type"]}, value)]
+    rest = {keyword: value for keyword, value in rebuilt.items() if keyword not in said}
+    ways = [_of_value(value) for value in listed if has_order(value)]
+    plain = [value for value in listed if not has_order(value)]
+    return rest | {"anyOf": [*([{"enum": plain}] if plain else []), *ways]}
+
+
+def _of_value(value: Any) -> dict[str, Any]:
+    """The schema of one value."""
+    if isinstance(value, dict):
+        properties = {name: _of_value(one) for name, one in value.items()}
+        closed = {"required": list(value), "additionalProperties": False}
+        return {"type": "object", "properties": properties, **closed}
+    if isinstance(value, list):
+        count = len(value)
+        first = {"prefixItems": [_of_value(one) for one in value], "items": False} if value else {}
+        return {"type": "array", **first, "minItems": count, "maxItems": count}
+    return {"const": value}
+
+
+def named_once(schema: Any) -> Any:
+    """The schema with a mark on objects with more properties than there are bits: none may come twice."""
+    if not isinstance(schema, dict):
+        return schema
+    rebuilt = rebuild(schema, lambda _, child: named_once(child))
+    patterns = rebuilt.get("patternProperties", {})
+    closed = rebuilt.get("additionalProperties", True) is False
+    # Names of which it is not known whether they are left could lead to where nothing may follow.
+    known = not patterns if closed else all(one is not False for one in patterns.values())
+    return rebuilt | {NAMES: True} if known and too_many(rebuilt) else rebuilt
 
 
 def sets_as_written(schema: Any) -> Any:

@@ -20,6 +20,8 @@ from personae.grammar.schema.shared import refers_to_definitions
 from personae.grammar.schema.walk import rebuild, subschemas, target
 
 _MOST = 2_000
+_MOST_SPREAD = 500
+_MOST_JUDGED = 5_000  # with `spread`: schemas by which listed values are judged
 _LONGEST = 4_000  # of a pattern for several, in characters
 _HOMES = ("$defs", "definitions")
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
@@ -40,20 +42,25 @@ class Unmerged(ValueError):
     """No merged form is known."""
 
 
-def merged(document: Schema) -> Schema | None:
+def merged(document: Schema, *, spread: bool = False) -> Schema | None:
     """A schema of draft 2020-12 without `allOf` and without keywords next to references, except for patterns
-    of strings. It is equal, unless an array must contain several items. None if there is nothing to merge.
-    Raises Unmerged."""
+    of strings. It is equal, unless an array must contain several items. None if there is nothing to merge;
+    with `spread`, keywords next to `anyOf` are merged with its branches. Raises Unmerged."""
     if isinstance(document, bool):
         return None
     nodes = [one for one, _ in subschemas(document)]
-    if not any("allOf" in one or ("$ref" in one and _said(one) != {"$ref"}) for one in nodes):
+    if not any(
+        "allOf" in one
+        or ("$ref" in one and _said(one) != {"$ref"})
+        or (spread and "anyOf" in one and _said(one) != {"anyOf"})
+        for one in nodes
+    ):
         return None
     if any(isinstance(one.get("items"), list) or "dependencies" in one for one in nodes):
         raise Unmerged("it is of an older draft")
     if not refers_to_definitions(document):
         raise Unmerged("a reference leads to what is rewritten")
-    return _Merger(document).whole()
+    return _Merger(document, spread=spread).whole()
 
 
 def _said(schema: dict[str, Any]) -> frozenset[str]:
@@ -61,8 +68,10 @@ def _said(schema: dict[str, Any]) -> frozenset[str]:
 
 
 class _Merger:
-    def __init__(self, document: dict[str, Any]) -> None:
+    def __init__(self, document: dict[str, Any], *, spread: bool) -> None:
         self._document = document
+        self._spread = spread
+        self._judged = 0
         self._homes = {home: document[home] for home in _HOMES if home in document}
         self._names: dict[frozenset[int], str] = {}
         self._unwritten: list[tuple[str, Parts]] = []
@@ -76,7 +85,7 @@ class _Merger:
         while self._unwritten:
             name, parts = self._unwritten.pop()
             definitions[name] = self._merge(parts)
-            if len(self._names) > _MOST:
+            if len(self._names) > (_MOST_SPREAD if self._spread else _MOST):
                 raise Unmerged("there are too many")
         if isinstance(root, bool):
             return root
@@ -191,11 +200,15 @@ class _Merger:
 
     def _listed(self, listing: dict[str, Any], parts: Parts) -> Any:
         values = [listing["const"]] if "const" in listing else listing["enum"]
+        refers = any("$ref" in node for part in parts for node, _ in subschemas(part))
         here = {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
-            **self._homes,
+            **(self._homes if refers else {}),
             "allOf": list(parts),
         }
+        self._judged += sum(1 for _ in subschemas(here))
+        if self._spread and self._judged > _MOST_JUDGED:
+            raise Unmerged("too many lists of values have more beside them")
         try:
             judge = jsonschema_rs.Draft202012Validator(here, offline=True, validate_formats=True)
         except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
@@ -319,9 +332,11 @@ def _by_kind(schema: dict[str, Any], kinds: frozenset[str]) -> dict[str, Any]:
 
 
 def _in_one_pattern(schema: dict[str, Any]) -> dict[str, Any]:
-    """Strings with one pattern instead of several, if one is known that is not long."""
-    pattern = language({"allOf": schema["allOf"]})
-    if pattern is None or len(pattern) > _LONGEST:
+    """Strings with one pattern instead of several, if one is known that is not long. A format stays, because
+    its pattern matches fewer strings."""
+    formatted = any("format" in one for one in schema["allOf"])
+    pattern = language({"allOf": schema["allOf"]}, wide=formatted)
+    if pattern is None or len(pattern) > _LONGEST or (formatted and pattern != NOTHING):
         return schema
     return {key: value for key, value in schema.items() if key != "allOf"} | {"pattern": pattern}
 

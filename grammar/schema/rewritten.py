@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Protocol
 
 from personae.grammar.schema.apart import kept_apart
 from personae.grammar.schema.canonical import canonicalise
@@ -11,7 +12,7 @@ from personae.grammar.schema.document import Schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import strip
 from personae.grammar.schema.listed import with_values_left
-from personae.grammar.schema.members import separated
+from personae.grammar.schema.members import named_once, objects_spelled_out, separated
 from personae.grammar.schema.merged import merged
 from personae.grammar.schema.overlaps import without_overlaps
 from personae.grammar.schema.patterns import plain_patterns
@@ -19,9 +20,18 @@ from personae.grammar.schema.prepare import ANALYSIS_ERRORS
 from personae.grammar.schema.shared import shared_as_written
 
 
-def rewritten(document: Schema) -> Iterator[Schema]:
+class Rewritings(Protocol):
+    """Gives schemas equal to one."""
+
+    def __call__(self, document: Schema, /, *, any_order: bool = False) -> Iterator[Schema]:
+        """`any_order`: those are preferred whose properties may come in any order."""
+
+
+def rewritten(document: Schema, *, any_order: bool = False) -> Iterator[Schema]:
     """Schemas equal to `document`: as written, then in canonical form if it has one. At the end come those
     that accept a part of what it accepts.
+
+    With `any_order` come, behind the first, those in which all that is said of an object is in one place.
 
     Repeated parts become definitions, so that the library reads each of them once.
     """
@@ -30,6 +40,8 @@ def rewritten(document: Schema) -> Iterator[Schema]:
         if shorter is not written:
             yield shorter
         yield written
+    if any_order:
+        yield from _in_one_place(strip(document))
     left: Schema = document
     with suppress(*ANALYSIS_ERRORS):
         left = with_values_left(document)
@@ -45,7 +57,10 @@ def rewritten(document: Schema) -> Iterator[Schema]:
             separate = kept_apart(one)
             if separate is not None:
                 yield spelled(separate)
-    yield from _merged(strip(document))
+                if any_order:
+                    yield from _in_one_place(separate)
+    if not any_order:
+        yield from _merged(strip(document))
     for by_tags in (False, True):
         plainer: Schema | None = None
         with suppress(*ANALYSIS_ERRORS):
@@ -54,7 +69,7 @@ def rewritten(document: Schema) -> Iterator[Schema]:
             with suppress(Exception):  # it has no canonical form, or too large a one
                 yield spelled(without_overlaps(strip(canonicalise(plainer))))
             yield spelled(plainer)
-            yield from _merged(plainer)
+            yield from _in_one_place(plainer) if any_order else _merged(plainer)
 
 
 def _merged(document: Schema) -> Iterator[Schema]:
@@ -68,8 +83,22 @@ def _merged(document: Schema) -> Iterator[Schema]:
                 yield spelled(merged(apart) or apart)
 
 
-def as_written(document: Schema) -> Iterator[Schema]:
-    """The schema as written, in keywords that backends support."""
+def _in_one_place(document: Schema) -> Iterator[Schema]:
+    """The schema with everything that it says of an object in one place, if that is known: alternatives are
+    spread over what stands beside them, and no name matches two parts of an object."""
+    with suppress(*ANALYSIS_ERRORS):
+        written = modern(without_disjoint_one_of(document))
+        together = merged(written, spread=True) or written
+        apart = without_overlaps(together, listed=True)
+        if apart is not together:
+            apart = merged(apart, spread=True) or apart
+        found = named_once(spelled(objects_spelled_out(apart)))
+        if apart is not written or found != spelled(written):
+            yield found
+
+
+def as_written(document: Schema, *, any_order: bool = False) -> Iterator[Schema]:
+    """The schema as written, in keywords that backends support. `any_order` makes no difference."""
     yield spelled(without_disjoint_one_of(strip(document)))
 
 

@@ -2,7 +2,7 @@
 regular expression and grammar is first compiled alone, so that an error names its field."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 from msgspec.structs import replace
@@ -29,7 +29,7 @@ from personae.grammar.schema.prepare import (
     without_ignored,
 )
 from personae.grammar.schema.references import resolved
-from personae.grammar.schema.rewritten import rewritten
+from personae.grammar.schema.rewritten import Rewritings, rewritten
 from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.schema.walk import SET
 from personae.grammar.spec import GrammarSpec
@@ -38,10 +38,9 @@ from personae.grammar.structure.lark import Bound, lark
 from personae.grammar.structure.sets import places
 from personae.grammar.tracked.sets import SETS_COMMENT
 from personae.grammar.tracked.support import uncounted
+from personae.grammar.tracked.writer import keeps_order
 
 _BACKEND = "llguidance"
-
-Rewritings = Callable[[Schema], Iterator[Schema]]
 
 
 def structure_analysis(
@@ -116,8 +115,9 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings, *, se
     document = resolved(asked)
     check_answerable(document)
 
-    def within(schema: Schema) -> Iterator[Schema]:
-        return rewritings(schema) if sets else map(sets_as_written, rewritings(schema))
+    def within(schema: Schema, *, any_order: bool = False) -> Iterator[Schema]:
+        found = rewritings(schema, any_order=any_order)
+        return found if sets else map(sets_as_written, found)
 
     def is_enforced(schema: Schema) -> bool:
         return any(True for _ in enforced(resolved(schema), backend, within))
@@ -125,8 +125,12 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings, *, se
     if element.strict:
         check_spelling(asked, is_enforced)
     reasons: list[Unenforced | GrammarError] = []
-    for schema in enforced(document, backend, within, reasons):
-        return replace(element, schema=schema, strict=True)
+    found = enforced(document, backend, within, reasons, any_order=element.any_order)
+    first = next(found, None)
+    if first is not None:
+        if element.any_order and keeps_order(first):
+            first = next((one for one in found if not keeps_order(one)), first)
+        return replace(element, schema=first, strict=True)
     if element.strict:
         raise explanation(asked, reasons[0], is_enforced)
     spelled = separated(spell_formats(plain_patterns(strip(document))))
@@ -155,10 +159,12 @@ def enforced(
     backend: GrammarBackend,
     rewritings: Rewritings,
     reasons: list[Unenforced | GrammarError] | None = None,
+    *,
+    any_order: bool = False,
 ) -> Iterator[Schema]:
     """Those of a schema's rewritings that llguidance enforces completely. Adds to `reasons` why the others
     are not enforced."""
-    for schema in rewritings(document):
+    for schema in rewritings(document, any_order=any_order):
         missing: Unenforced | GrammarError | None = next(unenforced(schema, _BACKEND), None)
         if missing is None:
             try:

@@ -121,6 +121,11 @@ def in_any_order(spec: GrammarSpec) -> GrammarSpec:
     return _with_json(spec, lambda part: msgspec.structs.replace(part, any_order=True))
 
 
+def is_in_any_order(spec: GrammarSpec) -> bool:
+    """Whether properties may come in any order in some of its JSON."""
+    return spec.any_order or (spec.kind == "structure" and in_any_order(spec) == spec)
+
+
 def _with_json(spec: GrammarSpec, change: Callable[[Json], Json]) -> GrammarSpec:
     element = replace_bound(
         decode_structure(spec.source), lambda part: change(part) if isinstance(part, Json) else part

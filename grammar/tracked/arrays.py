@@ -20,6 +20,9 @@ def array_rules(document: Schema, schema: dict[str, Any], rule: Rule, name: str)
     """The rules of an array, the first of which is `name`. Raises Untracked."""
     if odd := said(schema) - ARRAY:
         raise Untracked(f"{sorted(odd)[0]} cannot be combined with counting")
+    if isinstance(schema.get("items"), list):  # as in older drafts
+        others = schema.get("additionalItems", True)
+        schema = {**schema, "prefixItems": schema["items"], "items": others}
     least, most = max(0, schema.get("minItems", 0)), schema.get("maxItems")
     if schema.get("uniqueItems") and (most is None or most > 1):
         if HITS in schema or "prefixItems" in schema:
@@ -36,8 +39,6 @@ def _plain_rules(
 ) -> Iterator[str]:
     """Items that are not counted by content: the first ones in turn, then any number of others."""
     first = schema.get("prefixItems", [])
-    if isinstance(schema.get("items"), list):
-        raise Untracked("items are listed as in older drafts")
     if schema.get("items", True) is False:
         most = len(first) if most is None else min(most, len(first))
     first = first[:most]

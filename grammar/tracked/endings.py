@@ -14,6 +14,10 @@ _BLANKS = b" \t\r\n"
 _CROSSING = re.compile(rb",[ \t\r\n]*[^ \t\r\n]", re.DOTALL)
 _CROSSING_WITHIN = re.compile(rb"[}\]].*,[ \t\r\n]*[^ \t\r\n]", re.DOTALL)
 _NAME = re.compile(rb',[ \t\r\n]*"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NAME_BEGUN = re.compile(rb',[ \t\r\n]*"[^"]', re.DOTALL)
+_COMMA = re.compile(rb",", re.DOTALL)
+_COMMA_BEHIND_TEXT = re.compile(rb'".*,', re.DOTALL)
+_COMMA_BEHIND_VALUE = re.compile(rb"[}\]].*,", re.DOTALL)
 _OPENING = re.compile(rb"\[.*,", re.DOTALL)
 
 Words = NDArray[np.uint32]
@@ -86,6 +90,21 @@ class Endings:
         """All tokens but those that end a property or a value and write the next name."""
         return self._without(_NAME)
 
+    @cached_property
+    def unbegun(self) -> Words:
+        """All tokens but those that end a property or a value and begin the next name."""
+        return self._without(_NAME_BEGUN)
+
+    @cached_property
+    def _uncontinued(self) -> tuple[Words, Words, Words]:
+        return self._without(_COMMA), self._without(_COMMA_BEHIND_TEXT), self._without(_COMMA_BEHIND_VALUE)
+
+    def after(self, *, within: bool, deeper: bool) -> Words:
+        """All tokens but those that write a comma behind the last member of an object. `within`: a string is
+        being written; `deeper`: within a member that is an object or array."""
+        outside, in_string, in_value = self._uncontinued
+        return in_value if deeper else in_string if within else outside
+
     def prepare(self) -> None:
         """Build what sets of values need: it takes longer than a step may."""
         for table in (
@@ -93,6 +112,8 @@ class Endings:
             self.deeper,
             self.outside,
             self.unnamed,
+            self.unbegun,
+            self._uncontinued,
             self._all,
             self._behind_blanks,
             self.longest,

@@ -6,13 +6,15 @@ ended: what is required, and as many properties as there must be, still fit.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import jsonschema_rs
 
-from personae.grammar.regex.plain import complement
+from personae.grammar.regex.parse import NotRegular
+from personae.grammar.regex.plain import complement, some_text
 from personae.grammar.schema.patterns import anything_but
 from personae.grammar.schema.walk import NAMES
 from personae.grammar.tracked.support import BITS, OBJECT, Untracked, said
@@ -20,6 +22,8 @@ from personae.grammar.tracked.support import BITS, OBJECT, Untracked, said
 Rule = Callable[[Any], str]
 """Gives the name of the rule for a schema."""
 
+_MOST_PATTERNS = 8  # each is compared with each other one
+_LIKELY = ("a", "0", "-", " ")  # names, or what may follow in one
 _BLANK_NAME = {"type": "string"}
 
 
@@ -44,12 +48,12 @@ def object_rules(schema: dict[str, Any], rule: Rule, name: str, *, any_order: bo
     if not members.listed and not members.others:
         yield f'{name}: "{{" ws "}}"'
         return
-    shape = _AnyOrder(members) if any_order else _InOrder(members)
+    shape = _shape(members, any_order=any_order)
     ways = []
     for place, (key, value) in enumerate(members.listed.items()):
         written = json.dumps(json.dumps(key, ensure_ascii=False), ensure_ascii=False)
         yield f'{name}_w{place}: {written} ws ":" ws {rule(value)} ws'
-        ways.append(f"{name}_w{place} {name}_n::set_bit({shape.bit(place)}) %if {shape.listed(place)}")
+        ways.append(f"{name}_w{place} {name}_n::{shape.written(place)} %if {shape.listed(place)}")
     for place, (key_schema, value) in enumerate(members.others):
         yield f'{name}_v{place}: {rule(key_schema)} ws ":" ws {rule(value)} ws'
         ways += [f"{name}_v{place} {name}_n::{bits} %if {condition}" for bits, condition in shape.others()]
@@ -58,6 +62,21 @@ def object_rules(schema: dict[str, Any], rule: Rule, name: str, *, any_order: bo
     yield f'{name}: "{{" ws {name}_f::0x0'
     yield f"{name}_f::_: " + "\n  | ".join([*ways, end])
     yield f"{name}_n::_: " + "\n  | ".join([*(f'"," ws {way}' for way in ways), end])
+
+
+def too_many(schema: dict[str, Any]) -> bool:
+    """Whether an object that counts nothing has too many properties for one bit each."""
+    counts = {"minProperties", "maxProperties"} & schema.keys()
+    listed = {*schema.get("properties", ()), *schema.get("required", ())}
+    return schema.get("type") == "object" and not counts and len(listed) >= BITS
+
+
+def _shape(members: _Members, *, any_order: bool) -> "_Shape":
+    if not any_order:
+        return _InOrder(members)
+    if members.once and members.most is None and len(members.listed) >= BITS:
+        return _ByName(members)
+    return _AnyOrder(members)
 
 
 def _members(schema: dict[str, Any]) -> _Members:
@@ -69,25 +88,23 @@ def _members(schema: dict[str, Any]) -> _Members:
     required = list(dict.fromkeys(schema.get("required", ())))
     dependent = [(one, other) for one, many in schema.get("dependentRequired", {}).items() for other in many]
     names = dict.fromkeys((*properties, *required, *(name for pair in dependent for name in pair)))
-    matched = jsonschema_rs.validator_for({"anyOf": [{"pattern": one} for one in patterns] or [False]})
-    if any(matched.is_valid(name) for name in names):
-        raise Untracked("a listed property also matches a pattern")
-    if len(patterns) > 1:
+    if len(patterns) > 1 and not _are_apart(patterns):
         raise Untracked("patterns may match the same name")
-    listed = {name: properties.get(name, others) for name in names}
+    matching = {pattern: _matching(pattern, names) for pattern in patterns}
+    listed = {name: _of_name(name, schema, matching) for name in names}
     barred = [name for name, one in listed.items() if one is False]
     if any(name in required for name in barred) or any(other in barred for _, other in dependent):
         raise Untracked("a required property is not allowed")
     free: list[tuple[Any, Any]] = [
-        ({"type": "string", "pattern": pattern}, one) for pattern, one in patterns.items() if one is not False
+        (_names_of(pattern, matching[pattern]), one)
+        for pattern, one in patterns.items()
+        if one is not False and _has_names([pattern], [], matching[pattern])
     ]
-    if others is not False:
+    if others is not False and _has_names([], patterns, names):
         name: Any = {"type": "string", "pattern": anything_but(names)} if names else _BLANK_NAME
-        for pattern in patterns:
-            opposite = complement(pattern)
-            if opposite is None:
-                raise Untracked("the names that no pattern matches are not known")
-            name = {"type": "string", "allOf": [{"pattern": opposite}, *([name] if names else [])]}
+        if patterns:
+            apart = [{"pattern": one} for one in _opposites(patterns)]
+            name = {"type": "string", "allOf": [*apart, *([name] if names else [])]}
         free.append((name, others))
     return _Members(
         {name: one for name, one in listed.items() if one is not False},
@@ -98,6 +115,70 @@ def _members(schema: dict[str, Any]) -> _Members:
         tuple(pair for pair in dict.fromkeys(dependent) if pair[0] not in barred and pair[1] not in required),
         NAMES in schema,
     )
+
+
+def _are_apart(patterns: Collection[str]) -> bool:
+    """Whether no name matches two of the patterns. False also if that is not known."""
+    if len(patterns) > _MOST_PATTERNS:
+        return False
+    try:
+        return not any(some_text(pair) for pair in combinations(patterns, 2))
+    except NotRegular:
+        return False
+
+
+def _matching(pattern: str, names: Iterable[str]) -> list[str]:
+    """Those of the names that match a pattern."""
+    judge = jsonschema_rs.validator_for({"pattern": pattern})
+    return [name for name in names if judge.is_valid(name)]
+
+
+def _of_name(name: str, schema: dict[str, Any], matching: dict[str, list[str]]) -> Any:
+    """What the value of a listed property must satisfy, if that is said in one place. Raises Untracked."""
+    properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    found = [properties[name]] if name in properties else []
+    found += [one for pattern, one in patterns.items() if name in matching[pattern]]
+    if not found:
+        return schema.get("additionalProperties", True)
+    said = [one for one in found if one is not True and one != {}]
+    if any(one is False for one in said):
+        return False
+    if any(one != said[0] for one in said):
+        raise Untracked("a listed property also matches a pattern")
+    return said[0] if said else True
+
+
+def _has_names(matched: list[str], unmatched: Iterable[str], listed: Collection[str]) -> bool:
+    """Whether a name matches all of `matched`, none of `unmatched`, and is not among those listed. True also
+    if that is not known."""
+    barred = [{"pattern": one} for one in unmatched]
+    if not barred and not (matched and listed):
+        return True
+    wanted = [{"pattern": one} for one in matched]
+    judge = jsonschema_rs.validator_for({"allOf": [*wanted, *({"not": one} for one in barred)]})
+    likely = (*_LIKELY, *(f"{name}{more}" for name in listed for more in _LIKELY))
+    if any(name not in listed and judge.is_valid(name) for name in likely):
+        return True  # which is found sooner than the automaton
+    try:
+        return some_text((*matched, anything_but(listed)), tuple(unmatched))
+    except NotRegular:
+        return True
+
+
+def _names_of(pattern: str, listed: list[str]) -> dict[str, Any]:
+    """The names that match a pattern and are not among those listed."""
+    if not listed:
+        return {"type": "string", "pattern": pattern}
+    return {"type": "string", "allOf": [{"pattern": pattern}, {"pattern": anything_but(listed)}]}
+
+
+def _opposites(patterns: Iterable[str]) -> Iterator[str]:
+    """Patterns of the names that none of `patterns` match. Raises Untracked."""
+    for pattern in patterns:
+        opposite = complement(pattern)
+        if opposite is None:
+            raise Untracked("the names that no pattern matches are not known")
+        yield opposite
 
 
 class _Shape:
@@ -128,11 +209,15 @@ class _Shape:
                     "unlisted properties would count towards both minProperties and maxProperties"
                 )
         counted = slots if members.once else bool(slots)
-        if len(self.names) + slots > BITS or len(self.names) + counted < least:
+        if self._recorded() + slots > BITS or len(self.names) + counted < least:
             raise Untracked("there are too many properties to count, or too few that can be distinguished")
         if self.most is not None and members.dependent:
             raise Untracked("a dependent property may not fit")
         self.least, self.slots = least, slots
+
+    def _recorded(self) -> int:
+        """How many listed properties have a bit."""
+        return len(self.names)
 
     def end(self) -> str:
         """Where the object may end."""
@@ -144,6 +229,10 @@ class _Shape:
     def bit(self, place: int) -> int:
         """The bit of a listed property."""
         return place
+
+    def written(self, place: int) -> str:
+        """How a listed property changes the bits."""
+        return f"set_bit({self.bit(place)})"
 
     def _wanted(self, name: str) -> bool:
         return name in self.members.required
@@ -199,6 +288,33 @@ class _AnyOrder(_Shape):
             return []
         first = self._first_optional
         return [f"bit_count_lt([{first}:{BITS}], {self.most - first})"]
+
+
+class _ByName(_Shape):
+    """Any order, for more properties than there are bits. Those on which the end of the object depends have
+    one; that no other is written twice, the matcher sees by their names."""
+
+    def __init__(self, members: _Members) -> None:
+        needed = {*members.required, *(name for pair in members.dependent for name in pair)}
+        self._bits = {name: bit for bit, name in enumerate(name for name in members.listed if name in needed)}
+        super().__init__(members)
+        if self.least:
+            raise Untracked("too many properties would have to be counted")
+
+    def _recorded(self) -> int:
+        return len(self._bits)
+
+    def bit(self, place: int) -> int:
+        return self._bits[self.names[place]]
+
+    def written(self, place: int) -> str:
+        return super().written(place) if self.names[place] in self._bits else "_"
+
+    def listed(self, place: int) -> str:
+        return f"bit_clear({self.bit(place)})" if self.names[place] in self._bits else "true"
+
+    def others(self) -> Iterator[tuple[str, str]]:
+        yield "_", "true"
 
 
 class _InOrder(_Shape):

@@ -15,9 +15,10 @@ import numpy as np
 
 from personae.grammar.backend import BackendMatcher, CompiledGrammar
 from personae.grammar.bitmask import Bitmask
-from personae.grammar.schema.walk import DISTINCT, NAMES, SET, target
+from personae.grammar.schema.walk import DISTINCT, NAMES, SET, subschemas, target
 from personae.grammar.tracked.distinct import ItemGrammar, Written
 from personae.grammar.tracked.endings import Endings, clear_tokens
+from personae.grammar.tracked.listed_names import ListedNames
 from personae.grammar.tracked.support import Untracked
 
 SETS_COMMENT = "// x-personae-sets "
@@ -29,6 +30,7 @@ _IN_STRING = re.compile(rb'["\\]')
 _BLANKS = b" \t\r\n"
 _ANY_NAME = "\0"  # one that is not listed
 _MOST_PLACES = 5_000
+_NONE: frozenset[bytes] = frozenset()
 
 CompileItems = Callable[[dict[str, Any], Any], CompiledGrammar]
 """Compiles the grammar of an item, given the document and the item's schema."""
@@ -44,6 +46,7 @@ class _OpenValue(NamedTuple):
     seen: frozenset[bytes] | None
     written: Written | None = None
     begin: int = 0  # where an item begins, if `written` is there
+    names: ListedNames | None = None  # if an object has no others
 
 
 class _State(NamedTuple):
@@ -78,6 +81,7 @@ class Reader:
         self._grammars: dict[int, ItemGrammar] = {}
         self._children: dict[tuple[tuple[int, ...], str | None], _Nodes] = {}
         self._documents: dict[int, dict[str, Any]] = {}
+        self._names: dict[tuple[int, ...], ListedNames] = {}
         self._roots = [
             (re.compile((_blanks(before) + r"\s*\Z").encode()), self._parts((document,), document))
             for before, document in places.schemas
@@ -86,8 +90,9 @@ class Reader:
         self.distinct = False
         self.texts = any(f'"{SET}"' in json.dumps(document) for _, document in places.schemas)
         self.names = any(NAMES in json.dumps(document) for _, document in places.schemas)
+        self.lists_names = any(_some_are_listed(document) for _, document in places.schemas)
         for (_, document), (_, nodes) in zip(places.schemas, self._roots, strict=True):
-            if DISTINCT in json.dumps(document):
+            if DISTINCT in json.dumps(document) or self.lists_names:
                 self._prepare(nodes)
 
     def _prepare(self, nodes: _Nodes) -> None:
@@ -102,15 +107,32 @@ class Reader:
             seen.add(tuple(map(id, here)))
             if len(seen) > _MOST_PLACES:
                 raise Untracked("there are too many places where a set may be")
+            self.names_of(here)
             if any(DISTINCT in node for node in here):
                 self.distinct = True
-                arrays = {json.dumps(node) for node in here if _may_be_array(node)}
+                arrays = {json.dumps(node) for node in here if _may_be(node, "array")}
                 if len(arrays) > 1:
                     raise Untracked("an array may be a set or another array")
                 self.items(here)
             names = {name for node in here for name in node.get("properties", ())} | {_ANY_NAME}
             within = [self.children(here, name) for name in sorted(names)]
             unseen += [one for one in (*within, self.children(here, None)) if one]
+
+    def names_of(self, nodes: _Nodes) -> ListedNames | None:
+        """The names of an object whose properties come once, if there are no others. Raises Untracked if it
+        may be another object."""
+        if not self.lists_names or not any(_is_listed(node) for node in nodes):
+            return None
+        place = tuple(map(id, nodes))
+        if place not in self._names:
+            objects = {json.dumps(node): node for node in nodes if _may_be(node, "object")}
+            if len(objects) > 1:
+                raise Untracked("an object of many properties may be another object")
+            listed = next(iter(objects.values())).get("properties", {})
+            names = (name for name, one in listed.items() if one is not False)
+            written = (json.dumps(name, ensure_ascii=False)[1:-1].encode() for name in names)
+            self._names[place] = ListedNames(frozenset(written))
+        return self._names[place]
 
     def items(self, nodes: _Nodes) -> ItemGrammar | None:
         """The grammar of the items, if an array of one of these schemas is a set of values."""
@@ -171,10 +193,19 @@ def _within(node: dict[str, Any], key: str | None) -> list[Any]:
     return [node.get("additionalProperties", True), *node.get("patternProperties", {}).values()]
 
 
-def _may_be_array(node: dict[str, Any]) -> bool:
+def _may_be(node: dict[str, Any], kind: str) -> bool:
     if "type" not in node:
         return not {"$ref", "anyOf", "allOf", "oneOf", "enum", "const"} & node.keys()
-    return "array" in (node["type"] if isinstance(node["type"], list) else [node["type"]])
+    return kind in (node["type"] if isinstance(node["type"], list) else [node["type"]])
+
+
+def _is_listed(node: dict[str, Any]) -> bool:
+    """Whether no property comes twice and all names are listed."""
+    return NAMES in node and node.get("additionalProperties") is False and not node.get("patternProperties")
+
+
+def _some_are_listed(document: dict[str, Any]) -> bool:
+    return NAMES in json.dumps(document) and any(_is_listed(one) for one, _ in subschemas(document))
 
 
 def _blanks(text: str) -> str:
@@ -249,12 +280,22 @@ def _step(reader: Reader, state: _State, text: bytes, begun: bytearray) -> _Stat
                 is_key = False
             case b",":
                 is_key = frame is not None and frame.is_object
+                if (
+                    frame is not None
+                    and frame.names is not None
+                    and not frame.names.left(frame.seen or _NONE)
+                ):
+                    raise _Violation
                 if frame is not None and frame.written is not None:
                     written = _ended(frame.written, _item(frame, begun, text, length, place - 1))
                     if written.exhausted:
                         raise _Violation
                     frame = frame._replace(written=written, begin=length + place)
     _check_begun(frame, begun, text, length)
+    if is_key and start >= 0 and frame is not None and frame.names is not None:
+        name = bytes(begun[start:]) + text[max(start - length, 0) :]
+        if not frame.names.allows(name, frame.seen or _NONE):
+            raise _Violation
     return _State(frame, start, is_key, escaped, length + size)
 
 
@@ -315,7 +356,7 @@ def _set_around(frame: _OpenValue | None) -> _OpenValue | None:
 def _opened(reader: Reader, frame: _OpenValue | None, nodes: _Nodes, *, is_object: bool) -> _OpenValue:
     if is_object:
         names = frozenset[bytes]() if any(NAMES in node for node in nodes) else None
-        return _OpenValue(frame, True, nodes, (), names)
+        return _OpenValue(frame, True, nodes, (), names, names=reader.names_of(nodes))
     is_set = any(SET in node for node in nodes)
     items = reader.items(nodes) if reader.distinct else None
     written = None if items is None else items.unwritten
@@ -364,6 +405,8 @@ class SetsMatcher:
         frame, endings = state.frame, self._endings
         if self._reader.names:
             words &= endings.unnamed
+        if self._reader.lists_names:
+            self._leave_out_names(words, state)
         around = _set_around(frame) if self._reader.distinct else None
         if self._reader.distinct and around is None:
             words &= endings.outside
@@ -381,6 +424,24 @@ class SetsMatcher:
             for item in frame.seen if state.is_key == frame.is_object else ():
                 if item.startswith(begun):
                     clear_tokens(words, endings.beginning(item[len(begun) :] + b'"'))
+
+    def _leave_out_names(self, words: "np.ndarray[Any, np.dtype[np.uint32]]", state: _State) -> None:
+        """Exclude the tokens after which a name could only be one that is there, or none could follow."""
+        frame, endings = state.frame, self._endings
+        words &= endings.unbegun
+        above = frame
+        while above is not None:
+            may_end_names = above is frame and state.is_key  # with the token that writes the last one
+            if above.names is not None and above.names.left(above.seen or _NONE) <= may_end_names:
+                words &= endings.after(within=state.start >= 0, deeper=above is not frame)
+            above = above.above
+        if frame is None or frame.names is None or not state.is_key:
+            return
+        begun = bytes(self._text[state.start :]) if state.start >= 0 else b""
+        for text in frame.names.barred(begun, frame.seen or _NONE):
+            endings.bar_beginning(
+                words, text if state.start >= 0 else b'"' + text, after_blanks=state.start < 0
+            )
 
     def _leave_out_of_all(
         self, words: "np.ndarray[Any, np.dtype[np.uint32]]", frame: _OpenValue | None

@@ -24,6 +24,7 @@ ARRAY = frozenset(
         "type",
         "items",
         "prefixItems",
+        "additionalItems",
         "minItems",
         "maxItems",
         "uniqueItems",
@@ -42,6 +43,13 @@ Leaf = Callable[[Any], str]
 
 class Untracked(Exception):
     """A schema whose members are not tracked; the message says why."""
+
+
+def has_order(value: Any) -> bool:
+    """Whether a value is or holds an object of several properties."""
+    if isinstance(value, dict):
+        return len(value) > 1 or any(map(has_order, value.values()))
+    return isinstance(value, list) and any(map(has_order, value))
 
 
 def uncounted(schema: Any) -> Any:

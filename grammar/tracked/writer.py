@@ -7,6 +7,7 @@ it, and keeps the schema's order if only the order was requested.
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from personae.grammar.schema.document import Schema
@@ -21,6 +22,7 @@ from personae.grammar.tracked.support import (
     COUNTED,
     Leaf,
     Untracked,
+    has_order,
     leading_to,
     reachable,
     said,
@@ -32,6 +34,7 @@ _ARRAY_ONLY = frozenset(
         "prefixItems",
         "minItems",
         "maxItems",
+        "additionalItems",
         "uniqueItems",
         "minContains",
         "maxContains",
@@ -46,6 +49,7 @@ _OBJECT_ONLY = frozenset(
 
 _OF_FRACTIONS = frozenset({"type", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", FRACTION})
 _OF_OTHERS = {"object": _ARRAY_ONLY, "array": _OBJECT_ONLY}
+_COMBINED = frozenset({"enum", "const", "$ref", "anyOf", "allOf", "oneOf"})
 
 
 def tracked_rules(
@@ -61,6 +65,23 @@ def tracked_rules(
     lines = [f"start: {writer.rule(document)}", *writer.written()]
     lines.append('ws: ""' if blanks is None else f"ws: WS?\nWS: /{blanks}/")
     return "\n".join(lines) + "\n"
+
+
+def keeps_order(document: Schema) -> bool:
+    """Whether an object of the schema keeps the schema's order although any order is requested."""
+    if isinstance(document, bool):
+        return False
+    writer = _Writer(document, _unread, _unread, any_order=True)
+    if writer.needed:
+        writer.rule(document)
+        with suppress(Untracked):  # then it is refused
+            for _ in writer.written():
+                pass
+    return writer.keeps_order
+
+
+def _unread(_: Any) -> str:
+    return ""
 
 
 def is_counted(schema: dict[str, Any]) -> bool:
@@ -89,6 +110,7 @@ class _Writer:
         self._names: dict[int | str, str] = {}
         self._unwritten: list[tuple[str, Any]] = []
         self._kept: list[Any] = []  # schemas made here, kept so that their identities are not reused
+        self.keeps_order = False  # whether an object is written in the schema's order all the same
 
     @property
     def needed(self) -> bool:
@@ -116,6 +138,7 @@ class _Writer:
             except Untracked:
                 if id(schema) in self._hard:
                     raise
+                self.keeps_order = True
                 yield f"{name}: {self._leaf(self._alone(schema))}"
 
     def _rules(self, name: str, schema: dict[str, Any]) -> Iterator[str]:
@@ -123,7 +146,7 @@ class _Writer:
         if isinstance(kind, str) and kind in _OF_OTHERS:  # what binds other types says nothing
             schema = {keyword: value for keyword, value in schema.items() if keyword not in _OF_OTHERS[kind]}
         keywords = said(schema)
-        if kind is None and keywords and keywords <= _OBJECT_ONLY | _ARRAY_ONLY:
+        if kind is None and keywords.isdisjoint(_COMBINED):
             kind = ["null", "boolean", "number", "string", "array", "object"]
         if keywords == {"$ref"}:
             yield f"{name}: {self.rule(target(self._document, schema['$ref']))}"
@@ -137,7 +160,7 @@ class _Writer:
             yield from array_rules(self._document, schema, self.rule, name)
         elif FRACTION in schema:
             yield f"{name}: {_fraction(schema)}"
-        elif isinstance(kind, list) and not {"enum", "const", "$ref", "anyOf", "allOf", "oneOf"} & keywords:
+        elif isinstance(kind, list) and keywords.isdisjoint(_COMBINED):
             yield f"{name}: " + " | ".join([self.rule(self._of_type(one, schema)) for one in kind])
         else:
             raise Untracked("it is at a place where members are not tracked")
@@ -204,8 +227,11 @@ def _fraction(schema: dict[str, Any]) -> str:
 
 def _has_order(schema: dict[str, Any]) -> bool:
     """Whether the properties of the schema's objects may come in several orders."""
+    if "const" in schema or "enum" in schema:
+        return any(map(has_order, [schema["const"]] if "const" in schema else schema["enum"]))
     kind = schema.get("type")
     if kind not in (None, "object") and not (isinstance(kind, list) and "object" in kind):
         return False
     listed = {*schema.get("properties", ()), *schema.get("required", ())}
-    return bool(listed) and (len(listed) > 1 or schema.get("additionalProperties", True) is not False)
+    others = schema.get("additionalProperties", True) is not False or schema.get("patternProperties")
+    return bool(listed) and (len(listed) > 1 or bool(others))

@@ -5,6 +5,7 @@ from itertools import product
 from typing import Any
 
 import jsonschema
+import jsonschema_rs
 import pytest
 
 from personae.evals.suites.maskbench import byte_vocabulary
@@ -186,3 +187,14 @@ def test_an_array_that_must_contain_several_items_begins_with_them() -> None:
 
 def test_a_schema_that_says_all_in_one_place_is_left_alone() -> None:
     assert merged({"type": "object", "properties": {"a": {"$ref": "#"}}}) is None
+
+
+def test_a_format_that_is_not_spelled_out_stays_beside_a_pattern() -> None:
+    url = {"type": "string", "allOf": [{"format": "uri"}, {"pattern": "^https?://"}]}
+    found = merged(
+        {"type": "object", "properties": {"url": url}, "anyOf": [{"required": ["url"]}]}, spread=True
+    )
+    judge = jsonschema_rs.validator_for(found, validate_formats=True)
+    assert judge.is_valid({"url": "https://example.org/a"})
+    assert not judge.is_valid({"url": "ftp://example.org/a"})
+    assert not judge.is_valid({})

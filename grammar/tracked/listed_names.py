@@ -1,0 +1,44 @@
+"""Knows which names of an object with many properties are left, where no others are allowed.
+
+A matcher sees to it that none is written twice. What has been written of a name must also be able to become
+one that is left: `"colour` must not be begun if only `"color` is left.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+_END = b'"'
+
+
+class ListedNames:
+    """The names of an object, as they are written. Immutable."""
+
+    def __init__(self, names: frozenset[bytes]) -> None:
+        self._names = names
+
+    def left(self, seen: frozenset[bytes]) -> int:
+        """How many names can be written after those `seen`."""
+        return len(self._names - seen)
+
+    def allows(self, begun: bytes, seen: frozenset[bytes]) -> bool:
+        """Whether a begun name can become one that was not `seen`."""
+        return any(name.startswith(begun) for name in self._names - seen)
+
+    def barred(self, begun: bytes, seen: frozenset[bytes]) -> Iterator[bytes]:
+        """The shortest texts after `begun`, a begun name, with which it can only become one of `seen`."""
+        left = sorted(name + _END for name in self._names - seen if name.startswith(begun))
+        found = set()
+        for name in seen:
+            if name.startswith(begun):
+                whole = name + _END
+                place = bisect_left(left, whole)
+                nearest = left[max(place - 1, 0) : place + 1]
+                shared = max((_shared(whole, other) for other in nearest), default=0)
+                found.add(whole[len(begun) : max(shared, len(begun)) + 1])
+        yield from found
+
+
+def _shared(one: bytes, other: bytes) -> int:
+    """The length of what both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (here, there) in pairs if here != there), min(len(one), len(other)))
