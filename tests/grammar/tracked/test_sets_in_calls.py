@@ -10,7 +10,6 @@ import pytest
 from answers import marked, parse_marked
 from worst import WORST, answer, text_of, text_vocabulary
 
-from personae.errors import GrammarError
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.structure.answer import AnswerShape
 from personae.grammar.structure.elements import Json
@@ -120,8 +119,9 @@ def test_text_before_a_call_may_hold_anything_but_the_call() -> None:
         assert (matcher.feed(text.encode()) == len(text.encode()) and matcher.accept(256)) is valid
 
 
-def test_one_answer_may_be_calls_or_json_with_sets() -> None:
-    """Where the calls begin is not told apart from the answer, so the set in the answer is refused."""
+def test_no_invalid_set_is_accepted_where_one_answer_may_be_calls_or_json() -> None:
+    """The format does not tell an object of the answer apart from the beginning of a call, so the set is
+    checked. Objects that begin otherwise than a call are not allowed there, with or without sets."""
     content = Json({"type": "object", "properties": {"a": SETS["numbers"]}}, True, "schema")
     shape = AnswerShape(
         tools=tool_format("llama3_json"),
@@ -129,13 +129,25 @@ def test_one_answer_may_be_calls_or_json_with_sets() -> None:
         use="auto",
         content=content,
     )
-    with pytest.raises(GrammarError, match="uniqueItems"):
-        grammar_of(shape)
+    grammar = grammar_of(shape)
+    for text, valid in (
+        ('{"a": [1, 1]}', False),
+        ('{"name": "f", "a": [1, 1]}', False),
+        ('{"name": "f", "parameters": {"a": null}}', True),
+    ):
+        matcher = grammar.matcher()
+        assert (matcher.feed(text.encode()) == len(text.encode()) and matcher.accept(256)) is valid, text
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "pythonic"])
-def test_formats_that_write_arguments_one_by_one_refuse_sets(name: str) -> None:
-    shape = AnswerShape(tools=tool_format(name), functions=(function("f", SETS["numbers"]),), use="required")
-    with pytest.raises(GrammarError, match="uniqueItems") as refused:
-        grammar_of(shape)
-    assert refused.value.param == PARAM
+def test_sets_are_checked_in_formats_that_write_arguments_one_by_one(name: str) -> None:
+    vocabulary = compiler()[1]
+    called = function("f", SETS["numbers"])
+    shape = AnswerShape(tools=tool_format(name), functions=(called,), use="required", parallel=False)
+    grammar = grammar_of(shape)
+    for spare, taste in enumerate(WORST):
+        budget = grammar.shortest + spare * 7
+        ids = answer(grammar.matcher(budget), vocabulary, WORST[taste], budget, spare)
+        parser = shape.parser(vocabulary.special)
+        [(_, arguments)] = parse_marked(parser, marked(ids, vocabulary, parser)).arguments
+        assert jsonschema_rs.is_valid(called.parameters, arguments), text_of(ids, vocabulary)
