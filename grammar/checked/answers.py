@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from personae.grammar.backend import CompiledGrammar
-from personae.grammar.checked.parts import Part, PartSchema, Reading, Terms, reader
+from personae.grammar.checked.parts import ParsedAnswer, Part, PartSchema, Terms, reader
 from personae.grammar.checked.search import repaired
 from personae.grammar.checked.texts import AnswerTexts, Raw
 from personae.grammar.structure.elements import (
@@ -65,9 +65,9 @@ class Answers:
 
     def _faults(self, text: str) -> Sequence[Part] | None:
         """The invalid parts. None if the text is no answer at all."""
-        reading = Reading(text)
-        parts = self._read(reading, 0).get(len(text))
-        return None if parts is None else reading.faults(parts)
+        parsed = ParsedAnswer(text)
+        parts = self._read(parsed, 0).get(len(text))
+        return None if parts is None else parsed.faults(parts)
 
 
 def _mended(

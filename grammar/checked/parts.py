@@ -70,7 +70,7 @@ Ways = dict[int, Parts]
 """The places where an element may end, and the parts in it."""
 
 
-class Reading:
+class ParsedAnswer:
     """One text that is read."""
 
     def __init__(self, text: str) -> None:
@@ -94,7 +94,7 @@ class Reading:
         ways[end] = parts
 
 
-Read = Callable[[Reading, int], Ways]
+Read = Callable[[ParsedAnswer, int], Ways]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +138,11 @@ def reader(element: Element, terms: Terms) -> Read:
 
 
 def _remembered(read: Read) -> Read:
-    def again(reading: Reading, at: int) -> Ways:
+    def again(answer: ParsedAnswer, at: int) -> Ways:
         key = id(read), at
-        if key not in reading.known:
-            reading.known[key] = read(reading, at)
-        return reading.known[key]
+        if key not in answer.known:
+            answer.known[key] = read(answer, at)
+        return answer.known[key]
 
     return again
 
@@ -156,8 +156,8 @@ def _spaced(text: str) -> str:
 def _fixed(expression: str) -> Read:
     pattern = re.compile(expression)
 
-    def read(reading: Reading, at: int) -> Ways:
-        found = pattern.match(reading.text, at)
+    def read(answer: ParsedAnswer, at: int) -> Ways:
+        found = pattern.match(answer.text, at)
         return {} if found is None else {found.end(): ()}
 
     return read
@@ -176,9 +176,9 @@ def _conditions(put: Callable[[str], str], without: tuple[str, ...], openings: t
 
 
 def _until(end: str, barred: Barred) -> Read:
-    def read(reading: Reading, at: int) -> Ways:
-        found = reading.text.find(end, at)
-        if found < 0 or barred(reading.text[at:found]):
+    def read(answer: ParsedAnswer, at: int) -> Ways:
+        found = answer.text.find(end, at)
+        if found < 0 or barred(answer.text[at:found]):
             return {}
         return {found + len(end): ()}
 
@@ -188,30 +188,30 @@ def _until(end: str, barred: Barred) -> Read:
 def _free(barred: Barred) -> Read:
     """Free text is always last, so it ends with the answer."""
 
-    def read(reading: Reading, at: int) -> Ways:
-        return {} if barred(reading.text[at:]) else {len(reading.text): ()}
+    def read(answer: ParsedAnswer, at: int) -> Ways:
+        return {} if barred(answer.text[at:]) else {len(answer.text): ()}
 
     return read
 
 
 def _ended(pattern: PatternEnds, without: tuple[str, ...]) -> Read:
-    def read(reading: Reading, at: int) -> Ways:
-        barred = [found + len(text) for text in without if (found := reading.text.find(text, at)) >= 0]
-        most = min(barred, default=len(reading.text) + 1)
-        return {end: () for end in pattern.ends(reading.text, at) if end < most}
+    def read(answer: ParsedAnswer, at: int) -> Ways:
+        barred = [found + len(text) for text in without if (found := answer.text.find(text, at)) >= 0]
+        most = min(barred, default=len(answer.text) + 1)
+        return {end: () for end in pattern.ends(answer.text, at) if end < most}
 
     return read
 
 
 def _json(schema: PartSchema | None) -> Read:
-    def read(reading: Reading, at: int) -> Ways:
-        start = _after_blanks(reading.text, at)
+    def read(answer: ParsedAnswer, at: int) -> Ways:
+        start = _after_blanks(answer.text, at)
         try:
-            _, end = _DECODER.raw_decode(reading.text, start)
+            _, end = _DECODER.raw_decode(answer.text, start)
         except (ValueError, RecursionError):
             return {}
         parts = () if schema is None else (Part(start, end, schema, schema.checked),)
-        return dict.fromkeys((end, _after_blanks(reading.text, end)), parts)
+        return dict.fromkeys((end, _after_blanks(answer.text, end)), parts)
 
     return read
 
@@ -222,49 +222,49 @@ def _after_blanks(text: str, at: int) -> int:
 
 
 def _concat(reads: list[Read]) -> Read:
-    def read(reading: Reading, at: int) -> Ways:
+    def read(answer: ParsedAnswer, at: int) -> Ways:
         ways: Ways = {at: ()}
         for one in reads:
-            ways = _then(reading, ways, one)
+            ways = _then(answer, ways, one)
         return ways
 
     return read
 
 
-def _then(reading: Reading, ways: Ways, read: Read) -> Ways:
+def _then(answer: ParsedAnswer, ways: Ways, read: Read) -> Ways:
     following: Ways = {}
     for at, before in ways.items():
-        for end, parts in read(reading, at).items():
-            reading.add(following, end, before + parts)
+        for end, parts in read(answer, at).items():
+            answer.add(following, end, before + parts)
     return following
 
 
 def _one_of(reads: list[Read]) -> Read:
-    def read(reading: Reading, at: int) -> Ways:
+    def read(answer: ParsedAnswer, at: int) -> Ways:
         ways: Ways = {}
         for one in reads:
-            for end, parts in one(reading, at).items():
-                reading.add(ways, end, parts)
+            for end, parts in one(answer, at).items():
+                answer.add(ways, end, parts)
         return ways
 
     return read
 
 
 def _repeat(once: Read, least: int, most: int | None) -> Read:
-    def rounds(reading: Reading, at: int) -> Iterator[Ways]:
+    def rounds(answer: ParsedAnswer, at: int) -> Iterator[Ways]:
         ways: Ways = {at: ()}
         yield ways
         while ways:
-            ways = _then(reading, ways, once)
+            ways = _then(answer, ways, once)
             yield ways
 
-    def read(reading: Reading, at: int) -> Ways:
+    def read(answer: ParsedAnswer, at: int) -> Ways:
         ended: Ways = {}
-        for number, ways in enumerate(rounds(reading, at)):
+        for number, ways in enumerate(rounds(answer, at)):
             fresh = ways.keys() - ended.keys()
             if number >= least:
                 for end, parts in ways.items():
-                    reading.add(ended, end, parts)
+                    answer.add(ended, end, parts)
             if number == most or (number > least and not fresh):
                 break
         return ended

@@ -85,7 +85,7 @@ def _merged(document: Schema) -> Iterator[Schema]:
 
 def _in_one_place(document: Schema) -> Iterator[Schema]:
     """The schema with everything that it says of an object in one place, if that is known: alternatives are
-    spread over what stands beside them, and no name matches two parts of an object."""
+    spread over the rest, and no name matches two parts of an object."""
     with suppress(*ANALYSIS_ERRORS):
         written = modern(without_disjoint_one_of(document))
         together = merged(written, spread=True) or written

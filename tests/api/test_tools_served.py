@@ -134,18 +134,13 @@ def one_token(server: Running, text: str) -> int | None:
 
 
 def test_a_tool_that_cannot_be_enforced_is_refused_and_harms_nobody(server: Running) -> None:
-    odd = tool(
-        "odd",
-        strict=True,
-        a={"type": "array", "items": {"type": "integer", "multipleOf": 7}, "uniqueItems": True},
-    )
+    odd = tool("odd", strict=True, a={"type": "array", "items": {"$ref": "#/nowhere"}})
     with ThreadPoolExecutor(3) as pool:
         good = [pool.submit(ask, server, tools=[COUNT], tool_choice="required", seed=i) for i in range(2)]
         wrong = ask(server, tools=[COUNT, odd])
         assert wrong.status_code == 400
         assert wrong.json()["error"]["param"] == "tools[1].function.parameters"
-        assert "'multipleOf'" in wrong.json()["error"]["message"]
-        assert "/properties/a/items/multipleOf" in wrong.json()["error"]["message"]
+        assert "/nowhere" in wrong.json()["error"]["message"]
         assert all(answer.result().status_code == 200 for answer in good)
 
 
