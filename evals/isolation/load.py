@@ -85,6 +85,10 @@ class Load:
         return True
 
     def _plan(self) -> bool:
+        """Plan a step. Sequences whose token could not be chosen in time are planned again."""
+        for id in self._engine.resumable():
+            self._scheduler.resume(id)
+            self.happened["deferrals"] += 1
         plan = self._scheduler.plan()
         if plan is not None:
             self._queue.append(plan)
