@@ -91,6 +91,10 @@ class OutputProcessor:
             tokens = result.tokens[index]
             sequence.tokens += tokens
             if accepted and sequence.place is SequenceState.RUNNING:
+                # The token after the last right draft may be undecided: its position is computed again.
+                undecided = max(sequence.computed - len(sequence.tokens) + 1, 0)
+                sequence.computed -= undecided
+                sequence.planned -= undecided
                 self._sequences.running.publish(sequence)  # the computed tokens include this step's
             if not tokens:
                 self._check_known(sequence)
