@@ -55,7 +55,7 @@ def _plain(name: str) -> str:
 
 
 def _check_layers(config: Eagle3Config, count: int) -> None:
-    """Raises ModelLoadError if a model with `count` layers does not have those that the head reads."""
+    """Raises ModelLoadError if the head reads a layer that a model with `count` layers does not have."""
     layers = config.layers_of(count)
     if min(layers) < 0 or max(layers) > count or len(set(layers)) < len(layers):
         raise ModelLoadError(

@@ -10,8 +10,8 @@ a token, after the final norm, and e the embedding of the token after it:
 The logits are those of the token after e. To guess further, r takes the place of h, and the embedding of the
 guessed token that of e: so one layer guesses any number of tokens, although it was trained for one.
 
-Names and equations are those of MiMo's makers. vLLM and SGLang put zeros in place of e at the first position,
-which the makers' own code does not.
+Names and equations are those of MiMo's makers. vLLM and SGLang replace e by zeros at the first
+position. The makers' own code does not.
 """
 
 from collections.abc import Iterator

@@ -10,10 +10,12 @@ _LONGEST = 256  # bytes of blanks that are remembered
 class JsonBlanks:
     """Reads an answer, and says which blanks come next.
 
-    Between two parts they are those that this answer had there last. Before that, they are a space after a
-    comma or a colon, as in Python's `json.dumps`, or none if there was none after the other of these. `last`
-    is the last byte that is not a blank, `run` are the blanks after it. `within` says whether the answer is
-    in a string.
+    It repeats the blanks that this answer last had between the same two parts. If it had none of these parts
+    yet, it expects a space after a comma or a colon, as Python's `json.dumps` writes it. If the answer has no
+    blank after one of these two signs, none is expected after the other.
+
+    `last` is the last byte that is not a blank, `run` are the blanks after it. `within` says whether the
+    answer is in a string.
     """
 
     __slots__ = ("_after", "_between", "_escaped", "last", "run", "within")
@@ -61,7 +63,7 @@ class JsonBlanks:
         return b"" if b"" in self._after.values() else b" "
 
     def missing(self, byte: int | None) -> bytes:
-        """The blanks to write before `byte`, or before an unknown one, apart from those that are there."""
+        """The blanks that are still missing before `byte`; None stands for an unknown byte."""
         wanted = None if byte is None else self._between.get((self.last, byte))
         if wanted is None:
             wanted = self._usual() if self.last in _SEPARATORS else b""

@@ -73,7 +73,8 @@ class Answers:
 def _mended(
     text: str, kept: int, faults: Sequence[Part], most: int, allows: Callable[[str], bool]
 ) -> Iterator[str]:
-    """The text with valid values in place of the faulty ones. Only the last of these has several."""
+    """Texts in which each faulty value is replaced by a valid one. Several values are tried for the last one
+    only."""
     if not faults:
         yield text
         return

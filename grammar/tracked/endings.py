@@ -92,7 +92,7 @@ class Endings:
 
     @cached_property
     def unbegun(self) -> Words:
-        """All tokens but those that end a property or a value and begin the next name."""
+        """The tokens that do not both end a property or a value and begin the next name."""
         return self._without(_NAME_BEGUN)
 
     @cached_property
