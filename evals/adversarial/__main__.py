@@ -64,6 +64,7 @@ def main(
     repeat: Annotated[int, typer.Option(min=1, help="Seeds; each has other tastes.")] = 1,
     model: Annotated[Path, typer.Option(help="Whose tokenizer and sizes it has.")] = DEMO / "model",
     tool_format: Annotated[str, typer.Option(help="How it writes calls.")] = "hermes",
+    modes: Annotated[str, typer.Option(help="With commas.")] = ",".join(Adversarial.modes),
     concurrency: Annotated[int, typer.Option(min=1, help="Schemas at a time.")] = 16,
     out: Annotated[Path, typer.Option(help="Where the results go.")] = Path("runs/adversarial"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
@@ -71,13 +72,19 @@ def main(
     """Play and print."""
     settings = {f"{SUITE}.every": str(every)} | ({} if data is None else {f"{SUITE}.data": str(data)})
     options = EvalOptions(
-        suites=(SUITE,), out=out, settings=settings, repeat=repeat, concurrency=concurrency, resume=resume
+        suites=(SUITE,),
+        out=out,
+        settings=settings,
+        modes=tuple(modes.split(",")),
+        repeat=repeat,
+        concurrency=concurrency,
+        resume=resume,
     )
     console = Console(stderr=True)
     engine = EngineOptions(model, dtype="float32", max_seqs=concurrency)
     anyio.run(play, options, engine, console, tool_format)
     wrong = 0
-    for mode in Adversarial.modes:
+    for mode in options.modes:
         lines, count = tally(read_run(out).records, mode)
         print("\n".join(lines))
         wrong += count
