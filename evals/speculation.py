@@ -5,19 +5,21 @@
 One server speculates, the other does not; with `--draft-model` a third one also guesses with that model or
 head. Every load is sent to all, the order changes each round, and all answers must be the same; the last
 column counts those that differ from the first server's. The speed of a round is its completion tokens divided
-by the seconds until the last answer. Where other programs use the machine, the tokens for a second of the
-server's own processor time say more, and their ratio is the column "processor". Right guesses are those of
-all rounds, as the servers count them.
+by the seconds until the last answer. Their ratio includes prompts, which guesses make no faster; the column
+"after the first token" compares the rest of the answers alone. Where other programs use the machine, the
+tokens for a second of the server's own processor time say more, and their ratio is the column "processor".
+Right guesses are those of all rounds, as the servers count them.
 
 `--urls OFF,ON` measures two servers that already run, for example llama.cpp's without and with guesses; their
-answers need not be the same, and their processor time is not known. A server that lacks a load's adapter is
-asked for its base model instead.
+answers need not be the same, and neither their processor time nor the time of their prompts is known. A
+server that lacks a load's adapter is asked for its base model instead.
 """
 
 import functools
 import random
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -44,6 +46,9 @@ _CHAT = (
     "What should I know before I buy a {}?",
 )
 _HELD = 512  # questions per task
+_DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
+_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+_DECODING = "vllm:request_decode_time_seconds_sum"
 TOKENS = 160  # of an answer at most
 _THINGS = ("bicycle", "kite", "radio", "violin", "clock", "boat", "camera", "stove", "lantern", "tent")
 
@@ -138,15 +143,15 @@ def _text(message: Body) -> str:
     return f"{message.get('content')} {calls}"
 
 
-async def drafts(url: str) -> tuple[int, int]:
-    """How many tokens a server has guessed, and how many of them were right. Zeros if it does not say so."""
+async def metrics(url: str) -> dict[str, float]:
+    """The sums of a server's metrics over their labels, by name."""
     async with httpx.AsyncClient(timeout=60) as http:
         answer = await http.get(f"{url}/metrics")
-    computed, accepted = (
-        sum(float(line.split()[-1]) for line in answer.text.splitlines() if line.startswith(f"{name}_total"))
-        for name in ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
-    )
-    return int(computed), int(accepted)
+    sums: defaultdict[str, float] = defaultdict(float)
+    for line in answer.text.splitlines():
+        if line and not line.startswith("#"):
+            sums[line.partition("{")[0].partition(" ")[0]] += float(line.split()[-1])
+    return sums
 
 
 async def models(url: str) -> set[str]:
@@ -174,9 +179,10 @@ async def compare(
     with. `pids`: their processes, if they run on this machine. `first`: the first question's number."""
     speeds: dict[str, list[float]] = {way: [] for way in urls}
     efforts: dict[str, list[float]] = {way: [] for way in urls}  # tokens for a second of a processor
+    paces: dict[str, list[float]] = {way: [] for way in urls}  # tokens for a second after first tokens
     names = set.intersection(*[await models(url) for url in urls.values()])
     different = 0
-    before = {way: await drafts(url) for way, url in urls.items()}
+    before = {way: await metrics(url) for way, url in urls.items()}
     for turn in range(rounds + 1):
         # No round repeats a prompt: the prefix cache and the tenant's earlier answers would change the load.
         bodies = [LOADS[load](first + turn * requests + index) for index in range(requests)]
@@ -187,19 +193,24 @@ async def compare(
         answers = {}
         for way in list(urls)[:: -1 if turn % 2 else 1]:
             used = processor_of(pids[way]) if way in pids else 0.0
+            begun = (await metrics(urls[way]))[_DECODING]
             speed, tokens, answers[way] = await run(urls[way], bodies, clients)
             if turn:  # the first round only warms up
                 speeds[way].append(speed)
+                if seconds := (await metrics(urls[way]))[_DECODING] - begun:
+                    paces[way].append(tokens / seconds)
                 if way in pids:
                     efforts[way].append(tokens / (processor_of(pids[way]) - used))
         plain, *guessed = answers.values()
         different += sum(one != two for other in guessed for one, two in zip(plain, other, strict=True))
     off, *others = speeds.values()
-    plain_efforts = next(iter(efforts.values()))
+    plain_efforts, plain_paces = next(iter(efforts.values())), next(iter(paces.values()))
     row = [load, str(clients), f"{statistics.median(off):.0f}"]
     for (way, url), on in zip(list(urls.items())[1:], others, strict=True):
-        computed, accepted = (now - then for now, then in zip(await drafts(url), before[way], strict=True))
+        found = await metrics(url)
+        computed, accepted = (int(found[name] - before[way][name]) for name in (_DRAFTED, _ACCEPTED))
         row += [f"{statistics.median(on):.0f}", spread(_ratios(off, on))]
+        row.append(spread(_ratios(plain_paces, paces[way])) if plain_paces else "")
         row.append(spread(_ratios(plain_efforts, efforts[way])) if plain_efforts else "")
         row.append(f"{accepted} of {computed}")
     return [*row, str(different)]
@@ -232,7 +243,13 @@ def main(
     columns = [
         name
         for each in list(servers)[1:]
-        for name in (f"{each}, tokens/s", "ratio (least to most)", "processor", "right guesses")
+        for name in (
+            f"{each}, tokens/s",
+            "ratio (least to most)",
+            "after the first token",
+            "processor",
+            "right guesses",
+        )
     ]
     table = Table("load", "clients", "off, tokens/s", *columns, "different")
     with exit_on_sigterm(), ExitStack() as stack:

@@ -21,7 +21,7 @@ def urls() -> Iterator[dict[str, str]]:
 
 @pytest.mark.parametrize("load", ["edit", "chat", "noise"])
 async def test_a_row_compares_the_speed_of_the_same_answers(urls: dict[str, str], load: str) -> None:
-    name, clients, off, on, ratio, processor, right, different = await compare(
+    name, clients, off, on, ratio, decoding, processor, right, different = await compare(
         urls, load, clients=2, requests=2, rounds=1
     )
 
@@ -29,6 +29,7 @@ async def test_a_row_compares_the_speed_of_the_same_answers(urls: dict[str, str]
     assert float(off) > 0
     assert float(on) > 0
     assert float(ratio.split()[0]) > 0
+    assert float(decoding.split()[0]) > 0
     assert processor == ""
     accepted, computed = map(int, right.split(" of "))
     assert 0 <= accepted <= computed
@@ -37,7 +38,7 @@ async def test_a_row_compares_the_speed_of_the_same_answers(urls: dict[str, str]
 async def test_a_third_server_has_columns_of_its_own(urls: dict[str, str]) -> None:
     three = {**urls, "again": urls["ngram"]}
     row = await compare(three, "chat", clients=1, requests=1, rounds=1)
-    assert len(row) == 3 + 2 * 4 + 1
+    assert len(row) == 3 + 2 * 5 + 1
     assert row[-1] == "0"
 
 
