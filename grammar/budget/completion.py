@@ -1,6 +1,7 @@
 """Completions, and how they change as an answer continues."""
 
 import re
+from bisect import bisect_left
 from typing import NamedTuple
 
 from personae.grammar.budget.table import END, LONG, STOP, Piece, Step, TokenTable, follow
@@ -55,8 +56,8 @@ class CompletionPath:
 
     def shared(self, piece: Piece) -> tuple[int, list[Step | None]]:
         """How many elements at its end `piece` shares with this completion, and the steps from where these
-        begin."""
-        if len(self._whole) > LONG:
+        begin. Both must be very long, or neither, because these are spelled differently."""
+        if (len(self._whole) > LONG) != (len(piece) > LONG):
             return 0, [END]
         same = _shared(piece, self._whole)
         return same, self._steps[len(self._whole) - same :]
@@ -72,23 +73,22 @@ def path(table: TokenTable, piece: Piece, like: CompletionPath | None = None) ->
 
     It depends on the piece alone. If the piece ends as `like` does, only its new part costs time.
     """
+    known: list[Step | None] = [END]
+    same = 0
+    if like is not None:
+        same, known = like.shared(piece)
     if len(piece) > LONG:
-        steps = table.steps_of_longest(piece)
+        steps = table.steps_of_longest(piece, known)
     else:
-        known: list[Step | None] = [END]
-        same = 0
-        if like is not None:
-            same, known = like.shared(piece)
         steps = table.steps(piece[: len(piece) - same], piece, known)
     return None if steps[0] is None else CompletionPath(piece, steps, 0, steps[0])
 
 
 def _shared(piece: Piece, other: Piece) -> int:
     """How many elements both share at their ends."""
-    most = min(len(piece), len(other))
-    if piece[len(piece) - most :] == other[len(other) - most :]:
-        return most
-    return next(n for n in range(most) if piece[-1 - n] != other[-1 - n])
+    return bisect_left(
+        range(min(len(piece), len(other))), True, key=lambda n: piece[-1 - n :] != other[-1 - n :]
+    )
 
 
 def open_brackets(piece: Piece) -> int:

@@ -131,19 +131,26 @@ class TokenTable:
         """Tokens that write `piece`, the longest first. None if there are none."""
         return follow(self.steps_of_longest(piece))
 
-    def steps_of_longest(self, piece: Sequence[int]) -> list[Step | None]:
-        """The steps of that tokenization; None from where there is none."""
+    def steps_of_longest(
+        self, piece: Sequence[int], known: Sequence[Step | None] = (END,)
+    ) -> list[Step | None]:
+        """The steps of that tokenization; None from where there is none. `known` are those of the end of
+        `piece` in such a tokenization of another piece, which are the same from the first place of both."""
         found = []
-        at, text = 0, _text(piece)
-        while at < len(piece):
-            step = next(self._from(piece, text, at), None)
-            if step is None:
+        at, text, shared = 0, _text(piece), len(piece) + 1 - len(known)
+        while at < shared or (step := known[at - shared]) is None:
+            first = next(self._from(piece, text, at), None)
+            if first is None:
                 return [None] * (len(piece) + 1)
-            found.append((at, *step))
-            at += step[1]
+            found.append((at, *first))
+            at += first[1]
         steps: list[Step | None] = [*[None] * len(piece), END]
-        for count, (at, token, length) in enumerate(reversed(found), 1):
-            steps[at] = (count, token, length)
+        for count, (place, token, length) in enumerate(reversed(found), step[0] + 1):
+            steps[place] = (count, token, length)
+        while step is not None and step is not END:
+            steps[at] = step
+            at += step[2]
+            step = known[at - shared]
         return steps
 
     def token(self, text: bytes) -> int | None:
@@ -262,4 +269,7 @@ def follow(steps: list[Step | None], at: int = 0) -> list[int] | None:
 
 def _text(piece: Sequence[int]) -> bytes:
     """The text of a piece, with a byte that no text has in place of each special token."""
-    return bytes([byte if byte < STOP else 0xFF for byte in piece])
+    try:
+        return bytes(piece)
+    except ValueError:
+        return bytes([byte if byte < STOP else 0xFF for byte in piece])

@@ -16,7 +16,7 @@ from personae.grammar.budget.completion import open_brackets
 from personae.grammar.budget.completion import path as spelled
 from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.budget.planner import Hints
-from personae.grammar.budget.table import STOP, TokenTable
+from personae.grammar.budget.table import LONG, STOP, TokenTable
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
 
@@ -40,6 +40,22 @@ def test_however_plans_follow_one_another_each_is_spelled_in_the_fewest_tokens(m
                 assert rest is not None
                 assert (rest.piece, rest.tokens) == (one[length:], TABLE.spell_shortest(one[length:]))
                 assert (rest.count, rest.first) == (len(rest.tokens), next(iter(rest.tokens), None))
+
+
+@given(pieces, st.lists(st.tuples(pieces, st.integers(0, 60), st.integers(0, 9)), max_size=6))
+def test_very_long_plans_that_share_an_end_are_spelled_as_each_alone(first: Any, many: Any) -> None:
+    whole = (*first, *b'{"a quick name": [1, 2], "the": ""}' * (1 + LONG // 32))
+    path = spelled(TABLE, whole)
+    for begins, cut, lost in many:
+        piece = (*begins, *whole[cut : len(whole) - lost])
+        assert len(piece) > LONG
+        alone, path = spelled(TABLE, piece), spelled(TABLE, piece, path)
+        assert alone is not None
+        assert path is not None
+        assert (path.count, path.tokens) == (alone.count, alone.tokens)
+        for length in range(90):
+            rest, other = path.after(length), alone.after(length)
+            assert (rest and rest.tokens) == (other and other.tokens)
 
 
 @pytest.mark.parametrize(
