@@ -24,10 +24,11 @@ the remaining rows are undecided. They have no token in this step, are verified 
 choose the same token then.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf, isfinite
 from time import thread_time
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -49,7 +50,7 @@ from personae.grammar.sandbox.masks import UNDECIDED, RemoteMatcher, Undecided
 from personae.kernels.counter_rng import stream
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows, choose, overwrites
-from personae.kernels.upload import upload
+from personae.kernels.upload import upload, uploads
 
 MaskWords = NDArray[np.uint32]  # one row of a bitmask
 
@@ -70,6 +71,13 @@ class HostVerification(Protocol):
     def veto(self, token: int) -> MaskWords | Undecided | None:
         """The tokens to exclude instead of taking `token`; None to accept it. It is called again with the
         next choice, and accepts one in the end. Undecided: the row has no token in this step."""
+
+
+class _Early(NamedTuple):
+    """What min_tokens excludes: EOS and stop ids as a bitmask, at positions before `end`."""
+
+    end: int
+    stops: MaskWords
 
 
 class Asked(NamedTuple):
@@ -109,7 +117,7 @@ class SampledTokens:
         rows: list[int],
         tops: list[int],
         conclude: Callable[[frozenset[int]], LogprobRows | None],
-        ask: Callable[[list[int]], Asked] | None = None,
+        ask: Callable[[list[int], list[float]], Asked] | None = None,
     ):
         """tokens [S] int64, best [S] float32 (the largest allowed logit). `rows` request logprobs, with
         `tops` alternatives each. `ask` verifies the tokens and may change them. `conclude` gets the undecided
@@ -122,6 +130,7 @@ class SampledTokens:
         self._verify = ask
         self.undecided: frozenset[int] = frozenset()
         self.replaced: frozenset[int] = frozenset()
+        self._choices: TokenChoices | None = None  # once they are read
         self._send(None if ask is not None else conclude(self.undecided))
 
     def _send(self, found: LogprobRows | None) -> None:
@@ -141,26 +150,29 @@ class SampledTokens:
         if self._verify is not None:
             ask, self._verify = self._verify, None
             self._arrival.wait()
-            self.undecided, self.replaced = ask(self._tokens.tolist())
+            self.undecided, self.replaced = ask(self._tokens.tolist(), self._best.tolist())
             self._send(self._conclude(self.undecided))
 
     def read(self) -> TokenChoices:
         """Wait until the tokens are final and on the host, and return them."""
-        self.settle()
-        self._arrival.wait()
-        best = self._best.numpy()
+        if self._choices is None:
+            self.settle()
+            self._arrival.wait()
+            self._choices = self._read()
+        return self._choices
+
+    def _read(self) -> TokenChoices:
         tokens: list[int | None] = self._tokens.tolist()
         failures: dict[int, str] = {}
-        for row in np.flatnonzero(~np.isfinite(best)).tolist():
-            failures[row] = NOTHING_ALLOWED if best[row] == -np.inf else NOT_FINITE
-            tokens[row] = None
-        for row in self.undecided:
-            tokens[row] = None
-            failures.pop(row, None)
+        for row, most in enumerate(self._best.tolist()):
+            if row in self.undecided:
+                tokens[row] = None
+            elif not isfinite(most):
+                failures[row] = NOTHING_ALLOWED if most == -inf else NOT_FINITE
+                tokens[row] = None
         found = self._found.read(self._tops) if self._found is not None else []
-        logprobs = {row: entry for row, entry in zip(self._rows, found, strict=True) if row not in failures}
-        for row in self.undecided:
-            logprobs.pop(row, None)
+        entries = zip(self._rows, found, strict=True)
+        logprobs = {row: entry for row, entry in entries if tokens[row] is not None}
         return TokenChoices(tokens, logprobs, failures, self.undecided)
 
 
@@ -180,23 +192,22 @@ class Sampler:
         self._newest = torch.zeros(max_slots, dtype=torch.int64, device=self._device)  # the last final tokens
         self._penalties = Penalties(max_slots, self._device)
         self._biases = Additions(max_slots, self._device)
-        self._stops: dict[int, MaskWords] = {}  # by slot with min_tokens: EOS and stop ids as a bitmask
         self._scratch = Scratch(self._device)
         self._choose, self._overwrites = choose.on(self._device, torch.float32), overwrites(self._device)
         # Per slot, on the host.
-        self._admitted = np.zeros(max_slots, np.bool_)
         self._streams = np.zeros(max_slots, np.uint64)
         self._temperature = np.zeros(max_slots, np.float32)  # 0 = greedy
         self._top_k = np.zeros(max_slots, np.int64)  # 0 = off
         self._top_p = np.zeros(max_slots, np.float64)  # infinity = off
         self._min_p = np.zeros(max_slots, np.float32)
-        self._penalised = np.zeros(max_slots, np.bool_)
         self._factors = np.zeros((3, max_slots), np.float32)
-        self._biased = np.zeros(max_slots, np.bool_)
-        self._stops_from = np.zeros(max_slots, np.int64)  # the first position that may hold a stop token
-        self._wants_logprobs = np.zeros(max_slots, np.bool_)
-        self._top = np.zeros(max_slots, np.int64)
-        self._named: dict[int, tuple[int, ...]] = {}  # by slot: `logprob_tokens`
+        self._top = [0] * max_slots
+        self._admitted: set[int] = set()
+        self._penalised: set[int] = set()
+        self._biased: set[int] = set()
+        self._early: dict[int, _Early] = {}  # those with min_tokens
+        self._wanting: set[int] = set()  # those that request logprobs
+        self._named: dict[int, tuple[int, ...]] = {}  # `logprob_tokens`
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
@@ -209,11 +220,11 @@ class Sampler:
 
         Raises ValueError if `logit_bias` has a token outside the vocabulary.
         """
-        assert not self._admitted[slot], f"slot {slot} is taken"
+        assert slot not in self._admitted, f"slot {slot} is taken"
         params = log.params
         if params.logit_bias and not all(0 <= token < self._vocab_size for token in params.logit_bias):
             raise ValueError(f"logit_bias of {log.id} names a token outside the vocabulary")
-        self._admitted[slot] = True
+        self._admitted.add(slot)
         self._streams[slot] = stream(params.seed)
         greedy = params.temperature < GREEDY_BELOW or params.top_k == 1
         self._temperature[slot] = 0 if greedy else params.temperature
@@ -221,30 +232,34 @@ class Sampler:
         self._top_p[slot] = params.top_p if params.top_p < 1 else np.inf
         self._min_p[slot] = params.min_p
         self._factors[:, slot] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-        self._penalised[slot] = tuple(self._factors[:, slot]) != (1, 0, 0)
-        if self._penalised[slot]:
+        if tuple(self._factors[:, slot]) != (1, 0, 0):
+            self._penalised.add(slot)
             self._penalties.admit(slot, log.tokens, log.prompt_length)
-        self._biased[slot] = bool(params.logit_bias)
         if params.logit_bias:
+            self._biased.add(slot)
             self._biases.admit(slot, params.logit_bias)
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else log.eos)}
-        self._stops_from[slot] = log.prompt_length + params.min_tokens if params.min_tokens and ends else 0
-        if self._stops_from[slot] > len(log.tokens):
+        if ends and log.prompt_length + params.min_tokens > len(log.tokens):
             stops = np.zeros(words_of(self._vocab_size), np.int32)
             allow_only(stops, [token for token in ends if 0 <= token < self._vocab_size])
-            self._stops[slot] = stops.view(np.uint32)
-        self._wants_logprobs[slot] = params.logprobs is not None
+            self._early[slot] = _Early(log.prompt_length + params.min_tokens, stops.view(np.uint32))
+        if params.logprobs is not None:
+            self._wanting.add(slot)
         self._top[slot] = 0 if params.logprob_tokens else params.logprobs or 0
         if params.logprob_tokens:
             self._named[slot] = params.logprob_tokens
 
     def release(self, slot: int) -> None:
         """The slot's sequence has left. The slot may be admitted again."""
-        assert self._admitted[slot], f"slot {slot} is free"
-        self._admitted[slot] = False
-        self._stops.pop(slot, None)
+        assert slot in self._admitted, f"slot {slot} is free"
+        for members in (self._admitted, self._penalised, self._biased, self._wanting, self._overdue):
+            members.discard(slot)
+        self._early.pop(slot, None)
         self._named.pop(slot, None)
-        self._overdue.discard(slot)
+
+    def has_penalties(self, slot: int) -> bool:
+        """Whether the slot's choices depend on the tokens chosen before them, grammars aside."""
+        return slot in self._penalised
 
     def sample(
         self,
@@ -266,71 +281,101 @@ class Sampler:
         and the other rows are not affected. (If a word of the bitmask forbids all of its 32 tokens, their
         logits may have any value.)
         """
-        slot = np.asarray(slots, np.int64)
-        position = np.asarray(positions, np.int64)
-        assert self._admitted[slot].all(), "a row's slot is free"
-        device_slots = upload(slot, self._device)
+        return self._start(logits, slots, positions, bitmask, verifications, commits=True)
 
-        wanting = np.flatnonzero(self._wants_logprobs[slot])
-        raw = torch.log_softmax(_take(logits, wanting, self._device), 1) if len(wanting) else None
-        penalised = np.flatnonzero(self._penalised[slot])
-        self._change(logits, slot, penalised)
+    def choose(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        bitmask: Tensor | None = None,
+        verifications: Mapping[int, HostVerification] = NO_VERIFICATION,
+    ) -> TokenChoices:
+        """As `sample`, but waits for the tokens, and commits none of them. Slots with neither penalties nor a
+        verification may have several rows."""
+        return self._start(logits, slots, positions, bitmask, verifications, commits=False).read()
+
+    def commit(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
+        """These tokens are the last ones of their slots."""
+        device_slots, newest = uploads((np.array(slots), np.array(tokens)), self._device)
+        self._newest[device_slots] = newest
+        self._commit(device_slots, newest)
+
+    def _start(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        bitmask: Tensor | None,
+        verifications: Mapping[int, HostVerification],
+        *,
+        commits: bool,
+    ) -> SampledTokens:
+        assert self._admitted.issuperset(slots), "a row's slot is free"
+        slot = np.asarray(slots, np.int64)
+        wanting = _rows_of(slots, self._wanting)
+        raw = torch.log_softmax(_take(logits, wanting, self._device), 1) if wanting else None
+        penalised = _rows_of(slots, self._penalised)
+        self._change(logits, slot, penalised, _rows_of(slots, self._biased))
         kept = logits.clone() if verifications and self._overwrites else logits
-        rows = self._rows(slot, position)
+        rows = self._rows(slot, np.asarray(positions, np.int64))
         stops: dict[int, MaskWords] = {}
-        if len(early := np.flatnonzero(position < self._stops_from[slot])):
+        early = [row for row in _rows_of(slots, self._early) if positions[row] < self._early[slots[row]].end]
+        if early:
             if bitmask is None:
                 bitmask = allocate_bitmask(len(slot), self._vocab_size)
-            stops = self._exclude_stops(bitmask, early, slot)
+            stops = self._exclude_stops(bitmask, early, slots)
         tokens, best = self._choose(logits, rows, bitmask, self._scratch)
-        tops = self._top[slot[wanting]]
-        named = None
-        if self._named:
-            named = [self._named.get(each, ()) for each in slot[wanting].tolist()]
+        tops = [self._top[slots[row]] for row in wanting]
+        named = [self._named.get(slots[row], ()) for row in wanting] if self._named else None
+        device_slots = upload(slot, self._device) if commits else None
 
         def conclude(undecided: frozenset[int]) -> LogprobRows | None:
             counted, newest = penalised, tokens
             if undecided:  # these rows are computed again from the token before
-                counted = np.array([row for row in penalised if row not in undecided], np.int64)
-                without = upload(np.array(sorted(undecided), np.int64), self._device)
-                newest = tokens.index_copy(0, without, before[without])
-            self._newest[device_slots] = newest
-            self._commit(device_slots, newest)
-            if len(counted):
+                counted = [row for row in penalised if row not in undecided]
+            if device_slots is not None:
+                if undecided:
+                    without = upload(np.array(sorted(undecided), np.int64), self._device)
+                    newest = tokens.index_copy(0, without, before[without])
+                self._newest[device_slots] = newest
+                self._commit(device_slots, newest)
+            if counted:
                 self._penalties.record(slot[counted], _take(tokens, counted, self._device))
             if raw is None:
                 return None
-            found = logprob_rows(raw, _take(tokens, wanting, self._device), int(tops.max()))
+            found = logprob_rows(raw, _take(tokens, wanting, self._device), max(tops))
             return found if named is None else found.naming(raw, named)
 
-        def ask(chosen: list[int]) -> Asked:
+        def ask(chosen: list[int], most: list[float]) -> Asked:
             assert bitmask is not None
+            asked = {row: asks for row, asks in verifications.items() if isfinite(most[row])}
             with self._on_side_stream():
-                return self._verify(verifications, kept, slot, rows, bitmask, stops, tokens, best, chosen)
+                return self._verify(asked, kept, slot, rows, bitmask, stops, tokens, best, chosen)
 
         asked = ask if verifications and bitmask is not None else None
         before = tokens
-        if asked is not None:
+        if asked is not None and device_slots is not None:
             # A step that is launched before the verification begins with the first choice.
             before = self._newest[device_slots]
             self._commit(device_slots, tokens)
-        return SampledTokens(tokens, best, wanting.tolist(), tops.tolist(), conclude, asked)
+        return SampledTokens(tokens, best, wanting, tops, conclude, asked)
 
-    def _change(self, logits: Tensor, slot: IntArray, penalised: IntArray) -> None:
+    def _change(self, logits: Tensor, slot: IntArray, penalised: list[int], biased: list[int]) -> None:
         """Steps 1 and 2, in place."""
-        if len(penalised):
+        if penalised:
             slots = slot[penalised]
-            self._penalties.apply(logits, penalised, slots, self._factors[:, slots])
-        if len(biased := np.flatnonzero(self._biased[slot])):
-            self._biases.apply(logits, biased, slot[biased])
+            self._penalties.apply(logits, np.array(penalised), slots, self._factors[:, slots])
+        if biased:
+            self._biases.apply(logits, np.array(biased), slot[biased])
 
-    def _exclude_stops(self, bitmask: Tensor, early: IntArray, slot: IntArray) -> dict[int, MaskWords]:
+    def _exclude_stops(self, bitmask: Tensor, early: list[int], slots: Sequence[int]) -> dict[int, MaskWords]:
         """Excludes EOS and stop ids in `bitmask` for rows before their min_tokens, unless the grammar allows
         nothing else. Returns the excluded ids, by row."""
         words = bitmask.numpy().view(np.uint32)
         left_out: dict[int, MaskWords] = {}
-        for row in early.tolist():
-            stops = words[row] & self._stops[int(slot[row])]
+        for row in early:
+            stops = words[row] & self._early[slots[row]].stops
             words[row] ^= stops
             if words[row].any():
                 left_out[row] = stops
@@ -351,21 +396,21 @@ class Sampler:
         chosen: list[int],
     ) -> Asked:
         """Step 7, in place in `bitmask`, `tokens` and `best`. logits: after step 2. stops: what min_tokens
-        excluded, by row. chosen: the tokens.
+        excluded, by row. chosen: the tokens. Rows that fail have none to verify.
 
         A new choice from the remaining tokens, with a new number, has the distribution of a choice from the
         tokens that are not vetoed.
         """
         words = bitmask.numpy().view(np.uint32)
         overdue, self._overdue = self._overdue, set()
-        open_rows = sorted(verifications, key=lambda row: (int(slot[row]) not in overdue, row))
-        answers = [chosen[row] for row in open_rows]
+        order = sorted(verifications, key=lambda row: (int(slot[row]) not in overdue, row))
+        asking = [(row, chosen[row]) for row in order]
         undecided: set[int] = set()
         replaced: frozenset[int] = frozenset()
         spent = 0.0
         for attempt in count(1):
             refused = []
-            for row, token in zip(open_rows, answers, strict=True):
+            for row, token in asking:
                 asked, begun = verifications[row], thread_time()
                 is_here = not isinstance(asked, RemoteMatcher)  # it verifies on this thread
                 if is_here and spent > self.ask_patience:
@@ -383,12 +428,13 @@ class Sampler:
                     refused.append(row)
             if not refused:
                 return Asked(frozenset(undecided), replaced)
-            open_rows = refused
             replaced |= {*refused}
             index = upload(np.array(refused), self._device)
             again = rows.again(np.array(refused), attempt)
-            tokens[index], best[index] = self._choose(logits[index], again, bitmask[refused], self._scratch)
-            answers = tokens[index].tolist()
+            found, most = self._choose(logits[index], again, bitmask[refused], self._scratch)
+            tokens[index], best[index] = found, most
+            answers = zip(refused, found.tolist(), most.tolist(), strict=True)
+            asking = [(row, token) for row, token, largest in answers if isfinite(largest)]
         raise AssertionError("unreachable")
 
     @contextmanager
@@ -413,6 +459,11 @@ class Sampler:
         )
 
 
-def _take(x: Tensor, rows: IntArray, device: torch.device) -> Tensor:
+def _rows_of(slots: Sequence[int], members: Collection[int]) -> list[int]:
+    """The rows whose slots are among `members`."""
+    return [row for row, slot in enumerate(slots) if slot in members] if members else []
+
+
+def _take(x: Tensor, rows: list[int], device: torch.device) -> Tensor:
     """`x[rows]`, or `x` itself if that is all of it. rows: ascending and distinct."""
-    return x if len(rows) == len(x) else x[upload(rows, device)]
+    return x if len(rows) == len(x) else x[upload(np.array(rows), device)]

@@ -1,19 +1,23 @@
 """Verifies drafts: each position's token is chosen as it would be without drafts.
 
 A token is a function of logits, parameters, seed and position. One forward pass gives the logits of all
-positions of a draft. Those after a right guess equal the logits of a separate step. So positions are chosen
-one after the other, each from its own logits with its own noise, mask and penalties, for as long as the draft
-agrees. The chosen tokens are kept, including the first that differs.
+positions of a draft. Those after a right guess equal the logits of a separate step. So each position's token
+is chosen from its own logits with its own noise, mask and penalties. The chosen tokens are kept for as long
+as the draft agrees, including the first that differs.
+
+Masks and penalties depend on the tokens before. Rows that have some are chosen position by position: a mask
+takes longer than a choice, and those after a wrong draft would be made in vain. For other rows all positions
+are chosen at once.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from personae.engine.sampler import HostVerification, Sampler
+from personae.engine.sampler import HostVerification, Sampler, TokenChoices
 from personae.engine.sequence import TokenLogprobs
 from personae.engine.speculation.forced import JumpForward
 from personae.grammar.backend import Binding
@@ -57,17 +61,42 @@ def verify(
     slots: Slots,
     verifies: Callable[[Binding | None], HostVerification | None],
 ) -> None:
-    """Verify the drafts of `rows`, by sample, whose first tokens were `chosen`. logits: those of drafts.
+    """Verify the drafts of `rows`, by sample, whose first tokens were `chosen`. logits: those of drafts; they
+    may be overwritten.
 
-    It reads each position's tokens before it chooses the next, so it waits for a GPU.
+    It reads tokens before it goes on, so it waits for a GPU.
     """
-    going = [row for index, row in rows.items() if _next(row, chosen[index], slots)]
+    begun = [row for index, row in rows.items() if _next(row, chosen[index], slots)]
+    free: list[DraftRow] = []
+    going: list[DraftRow] = []
+    for row in begun:
+        depends = row.matcher is not None or sampler.has_penalties(row.slot)
+        (going if depends else free).append(row)
+    if free:
+        _verify_at_once(free, logits, sampler, slots)
     while going:
-        going = [
-            row
-            for row, token in zip(going, _choose(going, logits, sampler, bitmasks, verifies), strict=True)
-            if _next(row, token, slots)
-        ]
+        tokens = _choose(going, logits, sampler, bitmasks, verifies)
+        going = [row for row, token in zip(going, tokens, strict=True) if _next(row, token, slots)]
+    emitted = [row for row in begun if row.tokens]
+    if emitted:
+        sampler.commit([row.slot for row in emitted], [row.tokens[-1] for row in emitted])
+
+
+def _verify_at_once(rows: list[DraftRow], logits: Tensor, sampler: Sampler, slots: Slots) -> None:
+    """Verify rows whose choices do not depend on the tokens before: all positions are chosen at once."""
+    counts = [len(row.drafts) - row.accepted + 1 for row in rows]
+    spread = [(row, i) for row, count in zip(rows, counts, strict=True) for i in range(count)]
+    read = sampler.choose(
+        _at(logits, [row.first + row.accepted - 1 + i for row, i in spread]),
+        [row.slot for row, _ in spread],
+        [row.at + 1 + i for row, i in spread],
+    )
+    begin = 0
+    for row, count in zip(rows, counts, strict=True):
+        for i in range(begin, begin + count):
+            if not _next(row, _emit(row, read, i), slots):
+                break
+        begin += count
 
 
 def _choose(
@@ -76,33 +105,43 @@ def _choose(
     sampler: Sampler,
     bitmasks: BitmaskPool,
     verifies: Callable[[Binding | None], HostVerification | None],
-) -> Iterator[int | None]:
+) -> list[int | None]:
     """The token after the last right draft of each row; None if it cannot be chosen now."""
     matchers = [row.matcher for row in rows]
     bitmask = None
     if any(matchers):
         bitmask = bitmasks.acquire()
         fill_masks(bitmask, matchers)
-    places = np.array([row.first + row.accepted - 1 for row in rows], np.int64)
-    asked = {i: asks for i, matcher in enumerate(matchers) if (asks := verifies(matcher)) is not None}
-    sampled = sampler.sample(
-        logits[upload(places, logits.device)],
+    read = sampler.choose(
+        _at(logits, [row.first + row.accepted - 1 for row in rows]),
         [row.slot for row in rows],
         [row.at + 1 for row in rows],
         None if bitmask is None else bitmask[: len(rows)],
-        asked,
+        {i: asks for i, matcher in enumerate(matchers) if (asks := verifies(matcher)) is not None},
     )
-    read = sampled.read()
     if bitmask is not None:
         bitmasks.release(bitmask)
-    for i, (row, token) in enumerate(zip(rows, read.tokens, strict=True)):
-        if token is not None:
-            row.at += 1
-            row.tokens.append(token)
-            row.open = True
-            if i in read.logprobs:
-                row.logprobs.append(read.logprobs[i])
-        yield token
+    return [_emit(row, read, i) for i, row in enumerate(rows)]
+
+
+def _at(logits: Tensor, places: list[int]) -> Tensor:
+    """`logits[places]`; a view where possible, because a copy takes longer than a choice."""
+    first, last = places[0], places[-1]
+    if places == [*range(first, last + 1)]:
+        return logits[first : last + 1]
+    return logits[upload(np.array(places), logits.device)]
+
+
+def _emit(row: DraftRow, read: TokenChoices, i: int) -> int | None:
+    """Append the token at `i`, if there is one, to the row's tokens."""
+    token = read.tokens[i]
+    if token is not None:
+        row.at += 1
+        row.tokens.append(token)
+        row.open = True
+        if i in read.logprobs:
+            row.logprobs.append(read.logprobs[i])
+    return token
 
 
 def _next(row: DraftRow, token: int | None, slots: Slots) -> bool:

@@ -23,7 +23,7 @@ from personae.actors.spec import EngineSpec
 from personae.api.app import create_app
 from personae.api.http.server import HttpServer, bind, url
 from personae.api.settings import ApiSettings
-from personae.engine.sampler import NO_VERIFICATION, HostVerification, SampledTokens, Sampler
+from personae.engine.sampler import NO_VERIFICATION, HostVerification, SampledTokens, Sampler, TokenChoices
 from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine
 from personae.evals.bench.paced_core import paced
@@ -76,14 +76,40 @@ class Adversary:
         bitmask: Tensor | None = None,
         verifications: Mapping[int, HostVerification] = NO_VERIFICATION,
     ) -> SampledTokens:
-        """As the sampler's, with other logits: a function of the seed, the position and the mask."""
+        """As the sampler's, with other logits."""
+        self._change(logits, slots, positions, bitmask)
+        return self._sampler.sample(logits, slots, positions, bitmask, verifications)
+
+    def choose(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        bitmask: Tensor | None = None,
+        verifications: Mapping[int, HostVerification] = NO_VERIFICATION,
+    ) -> TokenChoices:
+        """As the sampler's, with other logits."""
+        self._change(logits, slots, positions, bitmask)
+        return self._sampler.choose(logits, slots, positions, bitmask, verifications)
+
+    def commit(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
+        """As the sampler's."""
+        self._sampler.commit(slots, tokens)
+
+    def has_penalties(self, slot: int) -> bool:
+        """As the sampler's."""
+        return self._sampler.has_penalties(slot)
+
+    def _change(
+        self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], bitmask: Tensor | None
+    ) -> None:
+        """Writes other logits: a function of the seed, the position and the mask."""
         for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
             noise = np.random.default_rng((self._seeds[slot], position)).random(logits.shape[1], np.float32)
             logits[row] = self._tastes[self._seeds[slot] % len(TASTES)] + torch.from_numpy(noise)
         if bitmask is not None:
             bits = np.unpackbits(bitmask.numpy().view(np.uint8), axis=1, bitorder="little")
             logits += _FORBIDDEN * (1 - torch.from_numpy(bits[:, : logits.shape[1]]))
-        return self._sampler.sample(logits, slots, positions, bitmask, verifications)
 
 
 def adversarial(engine_spec: EngineSpec, vocabulary: Vocabulary) -> EngineSpec:

@@ -5,6 +5,7 @@ import ctypes
 from collections.abc import Callable
 from ctypes import c_float, c_int, c_int64, c_void_p
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -264,13 +265,9 @@ class CpuOperators:
         count, vocab = logits.shape
         tokens = torch.empty(count, dtype=torch.int64)
         best = torch.empty(count)
-        columns = (
-            rows.temperature,
-            rows.top_k,
-            rows.top_p,
-            rows.min_p,
-            uniforms(rows.streams, rows.positions),
-        )
+        drawn = rows.temperature.any()  # otherwise the numbers are not read
+        numbers = uniforms(rows.streams, rows.positions) if drawn else np.empty(count)
+        columns = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, numbers)
         call = _SamplingColumns(*(column.ctypes.data for column in columns))
         self._choose(
             logits.data_ptr(),

@@ -79,6 +79,19 @@ def test_a_row_with_objections_to_everything_fails_and_no_other_notices() -> Non
     assert set(failed.failures) == {0}
 
 
+def test_a_row_that_fails_is_not_asked() -> None:
+    """It has no token. Who objects to the one in its place would be asked forever."""
+    logits = LOGITS.repeat(2, 1)
+    logits[0, 0] = torch.nan
+    objector = Objector(0, 1, 2, 3, 4)
+    read = sampler(greedy(), greedy()).sample(logits, [0, 1], [1, 1], mask(2), {0: objector}).read()
+    assert read.tokens == [None, 1]
+    assert objector.asked == []
+    left_without = Objector(0, 1, 2, 3, 4, times=99)
+    assert ask(left_without, greedy()).tokens == [None]
+    assert left_without.asked == [1, 2, 3, 0, 4]
+
+
 def test_what_is_chosen_again_is_chosen_as_if_the_refused_had_never_been_there() -> None:
     """Against the probabilities: 6,000 draws, so that a share is good to about 0.02 (three deviations)."""
     drawing = sampler(SamplingParams(max_tokens=10_000, temperature=1.0, seed=7))

@@ -4,7 +4,8 @@ test_scheduler_memory.py."""
 import pytest
 from fake_executor import bench, make_log, solo
 
-from personae.engine.plan import MemoryLayout, StepResult
+from personae.engine.plan import Drafted, MemoryLayout, Row, StepResult
+from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.evals.tenants.fcfs import FirstComeFirstServed
 
@@ -155,6 +156,30 @@ def test_results_out_of_order_or_of_the_wrong_size_are_refused():
         it.scheduler.commit(StepResult(first.step, ((1,), (2,))))
     with pytest.raises(ValueError, match="should have sampled"):
         it.scheduler.commit(StepResult(first.step, ((),)))
+
+
+@pytest.mark.parametrize("max_tokens", [3, 9])
+def test_a_position_is_planned_again_if_its_token_was_undecided_after_right_drafts(max_tokens):
+    """With 3 tokens the undecided one is the answer's last, and nothing else would be planned."""
+    layout = MemoryLayout(num_pages=8, page_size=4, max_seqs=1, max_model_len=32, max_batch_tokens=8)
+    scheduler = Scheduler(layout, VirtualTokenCounters(), drafts=1)
+    scheduler.add(make_log("a", range(5), max_tokens=max_tokens, ignore_eos=True), speculates=True)
+    prompt, drafted = scheduler.plan(), scheduler.plan()
+    assert prompt is not None
+    assert drafted is not None
+    (row,) = drafted.rows
+    assert (row.start, row.count, row.drafts) == (5, 1, 1)
+    scheduler.commit(StepResult(prompt.step, ((7,),)))
+    # The draft 8 is right. The token after it could not be verified in time.
+    (delta,) = scheduler.commit(StepResult(drafted.step, ((8,),), drafted={0: Drafted(1, 1, "ngram")}))
+    assert (delta.tokens, delta.finish) == ((8,), None)
+    scheduler.check_integrity()
+    again = scheduler.plan()
+    assert again is not None
+    assert again.rows == (Row(0, 6, 1, True, drafts=min(1, max_tokens - 3)),)
+    (delta,) = scheduler.commit(StepResult(again.step, ((9,),)))
+    assert delta.finish == ("length" if max_tokens == 3 else None)
+    scheduler.check_integrity()
 
 
 def test_nothing_to_do_makes_no_plan():
