@@ -54,7 +54,7 @@ class Rules:
         return mask_of(np.arange(VOCAB) == token).view(np.uint32) if chance < 0.3 else None
 
 
-class Jump:
+class Forcing:
     """Forces one or two tokens after some."""
 
     def __init__(self, rules: Rules) -> None:
@@ -87,9 +87,9 @@ class Case:
     def ends(self, position: int, token: int) -> bool:
         return token in self.stops and position >= self.log.prompt_length + self.log.params.min_tokens
 
-    def bound(self) -> tuple[Rules | None, Jump | None]:
+    def bound(self) -> tuple[Rules | None, Forcing | None]:
         rules = None if self.rules is None else Rules(self.rules, verifies=self.verifies)
-        return rules, Jump(rules) if rules is not None and self.jumps else None
+        return rules, Forcing(rules) if rules is not None and self.jumps else None
 
 
 @dataclass
@@ -179,7 +179,7 @@ def all_at_once(cases: list[Case], slots: list[int]) -> tuple[list[Outcome], tor
     behind: list[torch.Tensor] = []
     for i, (case, (rules, jump)) in enumerate(zip(cases, bound, strict=True)):
         begin = sum(map(len, behind))
-        rows[i] = DraftRow(slots[i], case.end, case.drafts, begin, rules, jump)  # type: ignore[arg-type]  # a Jump
+        rows[i] = DraftRow(slots[i], case.end, case.drafts, begin, rules, jump)  # type: ignore[arg-type]  # a Forcing
         behind.append(case.logits[1 : 1 + len(case.drafts)])
     known: dict[tuple[int, int], int] = {}
 
