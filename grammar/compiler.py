@@ -15,6 +15,7 @@ import msgspec
 
 from personae.errors import GrammarError, NotEnforced
 from personae.grammar.backend import BoundGrammar, GrammarBackend
+from personae.grammar.backends.llguidance_text import keeps_order
 from personae.grammar.budget.analysis import Analysis, CompilePlan, PendingAnalysis
 from personae.grammar.budget.automaton import Automaton
 from personae.grammar.budget.build import Compiling, analyse, analysis_of, build
@@ -56,7 +57,6 @@ from personae.grammar.structure.compile import enforced, is_enforced, structure_
 from personae.grammar.structure.elements import is_in_any_order
 from personae.grammar.structure.loosened import loosened
 from personae.grammar.tracked.support import uncounted
-from personae.grammar.tracked.writer import keeps_order
 from personae.grammar.vocabulary import Vocabulary
 
 Made = TypeVar("Made")  # of a pending analysis
@@ -373,7 +373,7 @@ class GrammarCompiler:
             for name in names:
                 missing: Unenforced | GrammarError | None = next(unenforced(schema, name), None)
                 if missing is None:
-                    if spec.any_order and (name != names[0] or keeps_order(schema)):
+                    if spec.any_order and (name != names[0] or keeps_order(schema, compact=spec.compact)):
                         ordered.append((name, schema))
                         continue
                     try:
