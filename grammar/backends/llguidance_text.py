@@ -65,7 +65,7 @@ def tracked_text(spec: GrammarSpec) -> str | None:
 
 def keeps_order(schema: Schema, *, compact: bool = False) -> bool:
     """Whether an object of a strict schema keeps the schema's order although any order is requested."""
-    return _writing(_Request(json.dumps(schema), True, compact, True)).rules().keeps_order
+    return _writing(_Request(json.dumps(schema), True, compact, True)).keeps_order()
 
 
 class _Request(NamedTuple):
@@ -82,6 +82,7 @@ class _Writing:
         self._request = request
         self._lock = Lock()
         self._rules: TrackedRules | None = None
+        self._keeps_order: bool | None = None
 
     def rules(self) -> TrackedRules:
         with self._lock:
@@ -89,14 +90,25 @@ class _Writing:
                 self._rules = self._write()
             return self._rules
 
-    def _write(self) -> TrackedRules:
+    def keeps_order(self) -> bool:
+        with self._lock:
+            if self._keeps_order is None:
+                rules = self._rules or self._write(only_free=True)
+                self._keeps_order = rules.keeps_order
+                if not rules.keeps_order:
+                    self._rules = rules
+            return self._keeps_order
+
+    def _write(self, *, only_free: bool = False) -> TrackedRules:
         source, strict, compact, any_order = self._request
         blanks = None if compact else whitespace_pattern(source)
 
         def leaf(schema: Schema) -> str:
             return f"%json {json_with_options(json.dumps(schema), strict, compact, blanks)}"
 
-        return tracked_rules(json.loads(source), leaf, tight, blanks, any_order=any_order)
+        return tracked_rules(
+            json.loads(source), leaf, tight, blanks, any_order=any_order, only_free=only_free
+        )
 
 
 # It is known first whether any order is kept. Then the same rules are compiled over two vocabularies.

@@ -48,6 +48,7 @@ _OBJECT_ONLY = frozenset(
 
 _OF_FRACTIONS = frozenset({"type", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", FRACTION})
 _OF_OTHERS = {"object": _ARRAY_ONLY, "array": _OBJECT_ONLY}
+_REFERENCES = 32  # to references
 _COMBINED = frozenset({"enum", "const", "$ref", "anyOf", "allOf", "oneOf"})
 
 
@@ -65,10 +66,10 @@ class TrackedRules(NamedTuple):
 
 
 def tracked_rules(
-    document: Schema, leaf: Leaf, tight: Leaf, blanks: str | None, *, any_order: bool
+    document: Schema, leaf: Leaf, tight: Leaf, blanks: str | None, *, any_order: bool, only_free: bool = False
 ) -> TrackedRules:
     """Write a schema as rules. `blanks` is a regular expression for the blanks between two tokens, `tight` as
-    `leaf`, without blanks."""
+    `leaf`, without blanks. `only_free`: write no further, and no text, where an object keeps its order."""
     if isinstance(document, bool):
         return TrackedRules(None)
     writer = _Writer(document, leaf, tight, any_order=any_order)
@@ -76,7 +77,10 @@ def tracked_rules(
         return TrackedRules(None)
     lines = [f"start: {writer.rule(document)}"]
     try:
-        lines += writer.written()
+        for rules in writer.written():
+            if writer.keeps_order and only_free:
+                return TrackedRules(None, keeps_order=True)
+            lines.append(rules)
     except Untracked as reason:
         return TrackedRules(None, writer.keeps_order, str(reason))
     lines.append('ws: ""' if blanks is None else f"ws: WS?\nWS: /{blanks}/")
@@ -118,12 +122,23 @@ class _Writer:
 
     def rule(self, schema: Any) -> str:
         """The name of the rule for a schema."""
-        key: int | str = id(schema) if id(schema) in self._soft else json.dumps(schema)
+        tracked = id(schema) in self._soft
+        if not tracked:
+            schema = self._referred(schema)
+        key: int | str = id(schema) if tracked else json.dumps(schema)
         if key not in self._names:
             self._names[key] = f"n{len(self._names)}"
             self._unwritten.append((self._names[key], schema))
             self._kept.append(schema)
         return self._names[key]
+
+    def _referred(self, schema: Any) -> Any:
+        """What a schema that is only a reference leads to, so that all references to it share a rule."""
+        for _ in range(_REFERENCES):
+            if not isinstance(schema, dict) or said(schema) != {"$ref"} or schema["$ref"][:1] != "#":
+                break
+            schema = target(self._document, schema["$ref"])
+        return schema
 
     def written(self) -> Iterator[str]:
         """The rules that `rule` was asked for, and those that they need."""
