@@ -23,7 +23,8 @@ from personae.grammar.spec import GrammarSpec
 from personae.grammar.tracked.distinct import STOP
 from personae.grammar.tracked.endings import Endings
 from personae.grammar.tracked.items import Items
-from personae.grammar.tracked.sets import SETS_COMMENT, Places, SetsCompiled
+from personae.grammar.tracked.places import SETS_COMMENT, Places
+from personae.grammar.tracked.sets import SetsCompiled
 from personae.grammar.tracked.support import Untracked
 from personae.grammar.vocabulary import Vocabulary
 

@@ -36,7 +36,7 @@ from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Element, Json, Lark, Regex, decode_structure, replace_bound
 from personae.grammar.structure.lark import Bound, lark
 from personae.grammar.structure.sets import places
-from personae.grammar.tracked.sets import SETS_COMMENT
+from personae.grammar.tracked.places import SETS_COMMENT
 from personae.grammar.tracked.support import uncounted
 
 _BACKEND = "llguidance"
