@@ -10,6 +10,7 @@ from llguidance import regex_to_lark
 
 from personae.errors import GrammarError
 from personae.grammar.schema.document import PARAMS, Schema
+from personae.grammar.schema.walk import rebuild
 from personae.grammar.schema.whitespace import whitespace_pattern
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.tracked.support import COUNTED
@@ -17,6 +18,9 @@ from personae.grammar.tracked.writer import TrackedRules, tracked_rules
 
 _COUNTED = re.compile("|".join(f'"{keyword}"' for keyword in sorted(COUNTED)))
 _REMEMBERED = 8
+_CLASS = re.compile(r"\\.|\[(\^?)((?:[^\]\\]|\\.)*)\]", re.DOTALL)
+_FROM_NUL = re.compile(r"\\(?:x00|u0000|0)-")
+_MAY_HOLD_NUL = re.compile(r"\[\^|\\(?:x00|u0000|0)-")
 
 
 def lark_of(spec: GrammarSpec) -> str:
@@ -141,8 +145,37 @@ def json_with_options(source: str, strict: bool, compact: bool, blanks: str | No
         "json_allowed_escapes": 'nrbtf\\"',
         "lenient": not strict,
     }
+    if _MAY_HOLD_NUL.search(source):
+        source = json.dumps(_without_nul(json.loads(source)))
     body = source.strip()
     if not body.startswith("{"):
         body = f'{{"allOf": [{body}]}}'
     separator = "" if body[1:-1].isspace() or body == "{}" else ","
     return f'{body[:-1]}{separator}"x-guidance": {json.dumps(options)}}}'
+
+
+def _without_nul(schema: Schema) -> Schema:
+    """The schema with patterns of which no class of characters has NUL, which is written only as \\u0000.
+
+    For a class with NUL, the library accepts every escape, also of a quote or a backslash that the class
+    does not have.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    found = rebuild(schema, lambda _, child: _without_nul(child))
+    if isinstance(found.get("pattern"), str):
+        found["pattern"] = _CLASS.sub(_class_without_nul, found["pattern"])
+    if isinstance(found.get("patternProperties"), dict):
+        named = found["patternProperties"].items()
+        found["patternProperties"] = {_CLASS.sub(_class_without_nul, name): one for name, one in named}
+    return found
+
+
+def _class_without_nul(found: re.Match[str]) -> str:
+    negated, body = found.groups()
+    if not body:
+        return found[0]
+    if negated:
+        return rf"[^\x00{body}]"
+    later = _FROM_NUL.sub(r"\\x01-", body)
+    return f"[{later}]"
