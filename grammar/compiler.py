@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from threading import Lock, Thread
+from time import thread_time
 from typing import TypeVar
 
 import msgspec
@@ -360,6 +361,7 @@ class GrammarCompiler:
     def _compile_schema(
         self, spec: GrammarSpec, finish: Callable[[PendingAnalysis], Made], rewritings: Rewritings
     ) -> Made:
+        begun = thread_time()
         written = without_ignored(parse_schema(spec.source))
         document = resolved(written)
         check_answerable(document)
@@ -388,7 +390,8 @@ class GrammarCompiler:
             except GrammarError as error:
                 reason = error
         if spec.strict:
-            raise explanation(written, reason, lambda one: self._enforced(one, rewritings))
+            spent = thread_time() - begun
+            raise explanation(written, reason, lambda one: self._enforced(one, rewritings), spent=spent)
         return self._compile_best_effort(spec, document, finish, tried)
 
     def _enforced(self, document: Schema, rewritings: Rewritings) -> bool:
