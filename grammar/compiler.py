@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from threading import Lock, Thread
+from time import thread_time
 from typing import TypeVar
 
 import msgspec
 
 from personae.errors import GrammarError, NotEnforced
 from personae.grammar.backend import BoundGrammar, GrammarBackend
+from personae.grammar.backends.llguidance_text import keeps_order
 from personae.grammar.budget.analysis import Analysis, CompilePlan, PendingAnalysis
 from personae.grammar.budget.automaton import Automaton
 from personae.grammar.budget.build import Compiling, analyse, analysis_of, build
@@ -56,7 +58,6 @@ from personae.grammar.structure.compile import enforced, is_enforced, structure_
 from personae.grammar.structure.elements import is_in_any_order
 from personae.grammar.structure.loosened import loosened
 from personae.grammar.tracked.support import uncounted
-from personae.grammar.tracked.writer import keeps_order
 from personae.grammar.vocabulary import Vocabulary
 
 Made = TypeVar("Made")  # of a pending analysis
@@ -360,6 +361,7 @@ class GrammarCompiler:
     def _compile_schema(
         self, spec: GrammarSpec, finish: Callable[[PendingAnalysis], Made], rewritings: Rewritings
     ) -> Made:
+        begun = thread_time()
         written = without_ignored(parse_schema(spec.source))
         document = resolved(written)
         check_answerable(document)
@@ -373,7 +375,7 @@ class GrammarCompiler:
             for name in names:
                 missing: Unenforced | GrammarError | None = next(unenforced(schema, name), None)
                 if missing is None:
-                    if spec.any_order and (name != names[0] or keeps_order(schema)):
+                    if spec.any_order and (name != names[0] or keeps_order(schema, compact=spec.compact)):
                         ordered.append((name, schema))
                         continue
                     try:
@@ -388,7 +390,8 @@ class GrammarCompiler:
             except GrammarError as error:
                 reason = error
         if spec.strict:
-            raise explanation(written, reason, lambda one: self._enforced(one, rewritings))
+            spent = thread_time() - begun
+            raise explanation(written, reason, lambda one: self._enforced(one, rewritings), spent=spent)
         return self._compile_best_effort(spec, document, finish, tried)
 
     def _enforced(self, document: Schema, rewritings: Rewritings) -> bool:

@@ -6,32 +6,30 @@ instead of ignoring it.
 """
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from typing import Any
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar
+from personae.grammar.backends.llguidance_text import lark_of, schema_of, tight, tracked_text
 from personae.grammar.bitmask import Bitmask, allow_only
-from personae.grammar.schema.document import PARAMS, SAID, Schema
+from personae.grammar.schema.document import PARAMS, SAID
 from personae.grammar.schema.walk import SET
-from personae.grammar.schema.whitespace import whitespace_pattern
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.tracked.distinct import STOP
 from personae.grammar.tracked.endings import Endings
 from personae.grammar.tracked.items import Items
-from personae.grammar.tracked.sets import SETS_COMMENT, Places, SetsCompiled
-from personae.grammar.tracked.support import COUNTED, Untracked
-from personae.grammar.tracked.writer import tracked_rules
+from personae.grammar.tracked.places import SETS_COMMENT, Places
+from personae.grammar.tracked.sets import SetsCompiled
+from personae.grammar.tracked.support import Untracked
 from personae.grammar.vocabulary import Vocabulary
 
 # Every tokenization of an allowed text is allowed: the model chooses among them, not the grammar.
 _HEADER = '%llguidance {"no_forcing": true}\n'
-_COUNTED = re.compile("|".join(f'"{keyword}"' for keyword in sorted(COUNTED)))
 # Built at import: msgspec reads a type when it is first decoded, and two threads that do so at once can
 # crash.
 _PLACES = msgspec.json.Decoder(Places)
@@ -63,13 +61,13 @@ class LLGuidanceBackend:
         not support."""
         # Reading a Lark grammar, even of one line, takes the library longer than most schemas.
         bare = self._by_bytes and spec.kind in ("json_schema", "json_object")
-        tracked = _tracked(spec.source, spec) if spec.kind == "json_schema" else None
+        tracked = tracked_text(spec) if spec.kind == "json_schema" else None
         if tracked is not None:
             grammar = _HEADER + tracked
         elif bare:
-            grammar = f'{{"grammars": [{{"json_schema": {_schema_of(spec)}}}]}}'
+            grammar = f'{{"grammars": [{{"json_schema": {schema_of(spec)}}}]}}'
         else:
-            grammar = _HEADER + _lark(spec)
+            grammar = _HEADER + lark_of(spec)
         start = self._start(grammar)
         if start.is_error():
             reason = _reason(start.get_error())
@@ -128,21 +126,6 @@ class _Tokens:
         return [*text.encode()]
 
 
-def _lark(spec: GrammarSpec) -> str:
-    """The spec as a Lark grammar."""
-    match spec.kind:
-        case "json_object" | "json_schema":
-            return f"start: %json {_schema_of(spec)}"
-        case "regex":
-            return f"start: {regex_lexeme(spec.source)}"
-        case "choice":
-            # A JSON string is also a Lark string, except for \u escapes of characters that are not ASCII.
-            choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(spec.source))
-            return "start: " + " | ".join(choices)
-        case _:
-            return spec.source
-
-
 @cache
 def _backend_of_bytes() -> LLGuidanceBackend:
     return LLGuidanceBackend(Vocabulary((*_BYTES, b""), (STOP,), {}))
@@ -150,13 +133,8 @@ def _backend_of_bytes() -> LLGuidanceBackend:
 
 def _compile_items(document: dict[str, Any], schema: Any) -> CompiledGrammar:
     """The grammar of an item of a set, over bytes. Raises Untracked."""
-    rules = Items(document, _tight, "item").rules(schema)
+    rules = Items(document, tight, "item").rules(schema)
     return _backend_of_bytes().compile(GrammarSpec("lark", "\n".join(["start: item", *rules])))
-
-
-def _tight(schema: Schema) -> str:
-    """The right side of a rule for a part of an item of a set: strict, and without blanks."""
-    return f"%json {_with_options(json.dumps(schema), strict=True, compact=True)}"
 
 
 def _places(source: str) -> Places:
@@ -167,65 +145,6 @@ def _places(source: str) -> Places:
         raise GrammarError(
             f"The first line is not a comment of Personae: {error}.", param=PARAMS["lark"]
         ) from None
-
-
-def regex_lexeme(pattern: str) -> str:
-    """A regular expression between slashes, as in Lark. `\\d` matches ASCII digits only."""
-    return f"/{regex_to_lark(pattern, use_ascii='d')}/"
-
-
-def json_rule(schema: Schema, strict: bool, compact: bool, any_order: bool = False) -> str:
-    """The body of a Lark rule for JSON that satisfies `schema`, as far as the library supports its
-    keywords."""
-    source = json.dumps(schema)
-    tracked = _tracked(source, GrammarSpec("json_schema", source, strict, None, None, compact, any_order))
-    return f"%json {_with_options(source, strict, compact)}" if tracked is None else f"%lark {{\n{tracked}}}"
-
-
-def _tracked(source: str, spec: GrammarSpec) -> str | None:
-    """The grammar of a schema with tracked members. None if the library needs no help with it.
-
-    Raises GrammarError if the members cannot be tracked.
-    """
-    if not spec.any_order and not _COUNTED.search(source):
-        return None
-    blanks = None if spec.compact else whitespace_pattern(source)
-
-    def leaf(schema: Schema) -> str:
-        return f"%json {_with_options(json.dumps(schema), spec.strict, spec.compact, blanks)}"
-
-    try:
-        return tracked_rules(json.loads(source), leaf, _tight, blanks, any_order=spec.any_order)
-    except Untracked as reason:
-        raise GrammarError(
-            f"The members of an object or an array cannot be counted: {reason}.", param=PARAMS[spec.kind]
-        ) from None
-
-
-def _schema_of(spec: GrammarSpec) -> str:
-    """The schema of a spec of JSON, in the form that the library reads."""
-    if spec.kind == "json_object":
-        return _with_options('{"type": "object"}', strict=True, compact=spec.compact)
-    return _with_options(spec.source, spec.strict, spec.compact)
-
-
-def _with_options(source: str, strict: bool, compact: bool, blanks: str | None = None) -> str:
-    """Adds the library's options as text: decoding and encoding a large schema would hold the interpreter.
-
-    `blanks` are those of the whole structure that the schema is a part of.
-    """
-    flexible = {"whitespace_flexible": False}
-    options = {
-        **(flexible if compact else {"whitespace_pattern": blanks or whitespace_pattern(source)}),
-        # Without \u: a second spelling of a listed property's name would avoid that property's schema.
-        "json_allowed_escapes": 'nrbtf\\"',
-        "lenient": not strict,
-    }
-    body = source.strip()
-    if not body.startswith("{"):
-        body = f'{{"allOf": [{body}]}}'
-    separator = "" if body[1:-1].isspace() or body == "{}" else ","
-    return f'{body[:-1]}{separator}"x-guidance": {json.dumps(options)}}}'
 
 
 class LLGuidanceCompiled:

@@ -25,6 +25,7 @@ def conjuncts(pattern: str) -> tuple[str, ...]:
         return (pattern,)
 
 
+@lru_cache(1024)
 def plain(matched: tuple[str, ...], unmatched: tuple[str, ...] = ()) -> str | None:
     """An expression for the texts in which all of `matched` are found and none of `unmatched`. None if there
     are no such texts. Raises NotRegular."""

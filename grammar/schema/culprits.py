@@ -82,14 +82,19 @@ def _unenforced_within(document: Schema, path: Path) -> list[Culprit]:
 
 
 def explanation(
-    document: Schema, reason: Unenforced | GrammarError | None, enforced: Callable[[Schema], bool]
+    document: Schema,
+    reason: Unenforced | GrammarError | None,
+    enforced: Callable[[Schema], bool],
+    *,
+    spent: float = 0.0,
 ) -> GrammarError:
     """Why a strict schema is refused: the keywords that have to go, each with its place, or bounds that no
-    value satisfies. `reason` if neither is found."""
+    value satisfies. `reason` if neither is found. `spent` are the seconds of processor time that its own
+    trial took; if these are many, there are no further trials."""
     contradiction = contradictory(document)
     if contradiction is not None:
         return contradiction
-    blamed = culprits(document, enforced)
+    blamed = culprits(document, enforced) if spent < _SECONDS else []
     return refused(blamed) if blamed else refusal(document, reason)
 
 

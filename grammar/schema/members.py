@@ -9,7 +9,7 @@ from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import ASSERTIONS, strip
 from personae.grammar.schema.patterns import endless, plain_patterns
-from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, NAMES, SET, rebuild, target
+from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, NAMES, SET, rebuild, subschemas, target
 from personae.grammar.tracked.arrays import listed_values
 from personae.grammar.tracked.objects import too_many
 from personae.grammar.tracked.support import BITS, has_order
@@ -183,7 +183,33 @@ def _without_contains(schema: dict[str, Any], definitions: dict[str, Any]) -> di
 
 def _both(one: Any, other: Any, definitions: dict[str, Any]) -> Any:
     """A schema without references for what satisfies both. Raises ValueError if it would have references."""
-    found = spell_formats(plain_patterns(strip(canonicalise({**definitions, "allOf": [one, other]}))))
+    both = {"allOf": [one, other]}
+    if "$schema" in definitions:  # else the definitions may decide which draft it is
+        definitions = _referred(both, definitions)
+    found = spell_formats(plain_patterns(strip(canonicalise({**definitions, **both}))))
     if isinstance(found, dict) and "$defs" in found:
         raise ValueError("it refers to others")
     return found
+
+
+def _referred(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Those of the definitions to which a schema refers, in their order. All of them if a reference leads
+    elsewhere."""
+    named: set[tuple[str, str]] = set()
+    unseen: list[Any] = [schema]
+    while unseen:
+        for one, _ in subschemas(unseen.pop()):
+            if "$ref" not in one:
+                continue
+            _, home, name, *rest = (*str(one["$ref"]).split("/"), "", "")
+            if home not in ("$defs", "definitions") or any(rest) or name not in definitions.get(home, ()):
+                return definitions
+            if (home, name) not in named:
+                named.add((home, name))
+                unseen.append(definitions[home][name])
+    kept = {
+        home: {name: one for name, one in definitions[home].items() if (home, name) in named}
+        for home in ("$defs", "definitions")
+        if home in definitions
+    }
+    return definitions | kept

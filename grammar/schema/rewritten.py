@@ -35,13 +35,13 @@ def rewritten(document: Schema, *, any_order: bool = False) -> Iterator[Schema]:
 
     Repeated parts become definitions, so that the library reads each of them once.
     """
-    for written in as_written(document):
-        shorter = shared_as_written(written)
-        if shorter is not written:
-            yield shorter
-        yield written
+    written = next(as_written(document))
+    shorter = shared_as_written(written)
+    yield shorter
     if any_order:
         yield from _in_one_place(strip(document))
+    if shorter is not written:
+        yield written
     left: Schema = document
     with suppress(*ANALYSIS_ERRORS):
         left = with_values_left(document)

@@ -1,6 +1,7 @@
 """Finds and rebuilds the schemas within a schema."""
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -93,10 +94,15 @@ def target(document: Any, reference: Any) -> Any:
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return True
     found = document
-    for step in unquote(reference).split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
+    for name in _steps(reference):
         try:
             found = found[int(name)] if isinstance(found, list) else found[name]
         except (KeyError, IndexError, ValueError, TypeError):
             return True
     return found
+
+
+@lru_cache(4096)
+def _steps(reference: str) -> tuple[str, ...]:
+    steps = unquote(reference).split("/")[1:]
+    return tuple(step.replace("~1", "/").replace("~0", "~") for step in steps)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from personae.errors import GrammarError
 from personae.grammar.backend import GrammarBackend
-from personae.grammar.backends.llguidance import json_rule, regex_lexeme
+from personae.grammar.backends.llguidance_text import json_rule, keeps_order, regex_lexeme
 from personae.grammar.budget.analysis import CompilePlan, PendingAnalysis
 from personae.grammar.budget.distance_bound import DistanceBound
 from personae.grammar.budget.structures import entries, structure_bound
@@ -36,9 +36,8 @@ from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Element, Json, Lark, Regex, decode_structure, replace_bound
 from personae.grammar.structure.lark import Bound, lark
 from personae.grammar.structure.sets import places
-from personae.grammar.tracked.sets import SETS_COMMENT
+from personae.grammar.tracked.places import SETS_COMMENT
 from personae.grammar.tracked.support import uncounted
-from personae.grammar.tracked.writer import keeps_order
 
 _BACKEND = "llguidance"
 
@@ -128,8 +127,9 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings, *, se
     found = enforced(document, backend, within, reasons, any_order=element.any_order)
     first = next(found, None)
     if first is not None:
-        if element.any_order and keeps_order(first):
-            first = next((one for one in found if not keeps_order(one)), first)
+        compact = element.compact
+        if element.any_order and keeps_order(first, compact=compact):
+            first = next((one for one in found if not keeps_order(one, compact=compact)), first)
         return replace(element, schema=first, strict=True)
     if element.strict:
         raise explanation(asked, reasons[0], is_enforced)

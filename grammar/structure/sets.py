@@ -15,7 +15,7 @@ from personae.grammar.structure.elements import (
     Until,
     Verbatim,
 )
-from personae.grammar.tracked.sets import Places, Thought, comes_after
+from personae.grammar.tracked.places import Places, Thought, comes_after
 
 _MOST_WAYS = 512
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.patterns import anything_but, endless
+from personae.grammar.schema.patterns import endless
 from personae.grammar.schema.walk import DISTINCT, SET, target
 from personae.grammar.tracked.arrays import listed_values
+from personae.grammar.tracked.name_terminals import NamesBut, literal
 from personae.grammar.tracked.numerals import fractions, integers
 from personae.grammar.tracked.support import AROUND, Leaf, Untracked
 
@@ -74,7 +75,7 @@ class Items:
             values = listed_values(self._document, schema)
             if not values or "$ref" in schema:
                 raise Untracked("the listed values of a set's items are not known")
-            yield f"{name}: " + " | ".join(_literal(self._text(value)) for value in values)
+            yield f"{name}: " + " | ".join(literal(self._text(value)) for value in values)
         elif keywords == {"anyOf"}:
             several = sum(map(self._has_objects, schema["anyOf"])) > 1
             ways = [self._rule(one, closed=closed or several) for one in schema["anyOf"] if one is not False]
@@ -182,7 +183,7 @@ class Items:
             raise Untracked("a required property is not allowed")
         yield f'{name}: "{{" {name}_f0 "}}"'
         for place, (key, value) in enumerate(members):
-            written = f"{_literal(_dumped(key) + ':')} {self._rule(value, closed=False)} {name}_n{place + 1}"
+            written = f"{literal(_dumped(key) + ':')} {self._rule(value, closed=False)} {name}_n{place + 1}"
             skipped = key not in required
             yield f"{name}_f{place}: {written}" + (f" | {name}_f{place + 1}" if skipped else "")
             if place:
@@ -192,8 +193,9 @@ class Items:
             yield f"{name}_f{end}:"
             yield f"{name}_n{end}:" if end else ""
             return
-        key_schema = {"type": "string", **({"pattern": anything_but(names)} if names else {})}
-        yield f'{name}_o: {self._leaf(key_schema)} ":" {self._rule(others, closed=False)}'
+        key = f"{name}_k".upper()
+        yield f"{key}: {NamesBut(tuple(names)).terminal()}"
+        yield f'{name}_o: {key} ":" {self._rule(others, closed=False)}'
         yield f"{name}_f{end}: {name}_o |"
         yield f'{name}_n{end}: "," {name}_o |' if end else ""
 
@@ -221,11 +223,6 @@ def _said(schema: dict[str, Any]) -> frozenset[str]:
 
 def _dumped(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _literal(text: str) -> str:
-    """A text in Lark."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _number(kind: str, schema: dict[str, Any]) -> str:

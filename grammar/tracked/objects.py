@@ -5,7 +5,6 @@ In any order, each property may be written that is not there yet. No path leads 
 ended: what is required, and as many properties as there must be, still fit.
 """
 
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,6 +16,7 @@ from personae.grammar.regex.parse import NotRegular
 from personae.grammar.regex.plain import complement, some_text
 from personae.grammar.schema.patterns import anything_but
 from personae.grammar.schema.walk import NAMES
+from personae.grammar.tracked.name_terminals import NamesBut, name_literal
 from personae.grammar.tracked.support import BITS, OBJECT, Untracked, said
 
 Rule = Callable[[Any], str]
@@ -24,13 +24,12 @@ Rule = Callable[[Any], str]
 
 _MOST_PATTERNS = 8  # each is compared with each other one
 _LIKELY = ("a", "0", "-", " ")  # names, or what may follow in one
-_BLANK_NAME = {"type": "string"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """What an object may have: `listed` by name in order, and `others` (schema of the name, schema of the
-    value)."""
+    """What an object may have: `listed` by name in order, and `others` (the names, or their schema, and the
+    schema of the value)."""
 
     listed: dict[str, Any]
     required: frozenset[str]
@@ -51,17 +50,23 @@ def object_rules(schema: dict[str, Any], rule: Rule, name: str, *, any_order: bo
     shape = _shape(members, any_order=any_order)
     ways = []
     for place, (key, value) in enumerate(members.listed.items()):
-        written = json.dumps(json.dumps(key, ensure_ascii=False), ensure_ascii=False)
-        yield f'{name}_w{place}: {written} ws ":" ws {rule(value)} ws'
-        ways.append(f"{name}_w{place} {name}_n::{shape.written(place)} %if {shape.listed(place)}")
-    for place, (key_schema, value) in enumerate(members.others):
-        yield f'{name}_v{place}: {rule(key_schema)} ws ":" ws {rule(value)} ws'
+        after = f"{name}_n::{shape.written(place)} %if {shape.listed(place)}"
+        ways.append(f'{name_literal(key)} ws ":" ws {rule(value)} ws {after}')
+    for place, (names, value) in enumerate(members.others):
+        key_rule = f"{name}_k{place}"
+        if isinstance(names, NamesBut):
+            key_rule = key_rule.upper()
+            yield f"{key_rule}: {names.terminal()}"
+        else:
+            yield f"{key_rule}: {rule(names)}"
+        yield f'{name}_v{place}: {key_rule} ws ":" ws {rule(value)} ws'
         ways += [f"{name}_v{place} {name}_n::{bits} %if {condition}" for bits, condition in shape.others()]
-    # The comma is part of each way, so that there is none where no way is left.
     end = f'"}}" %if {shape.end()}'
     yield f'{name}: "{{" ws {name}_f::0x0'
-    yield f"{name}_f::_: " + "\n  | ".join([*ways, end])
-    yield f"{name}_n::_: " + "\n  | ".join([*(f'"," ws {way}' for way in ways), end])
+    yield f"{name}_f::_: {name}_m::_ | {end}"
+    yield f"{name}_m::_: " + "\n  | ".join(ways)
+    # There is no comma where no property may follow.
+    yield f'{name}_n::_: "," ws {name}_m::_ %if {shape.more()} | {end}'
 
 
 def too_many(schema: dict[str, Any]) -> bool:
@@ -101,10 +106,11 @@ def _members(schema: dict[str, Any]) -> _Members:
         if one is not False and _has_names([pattern], [], matching[pattern])
     ]
     if others is not False and _has_names([], patterns, names):
-        name: Any = {"type": "string", "pattern": anything_but(names)} if names else _BLANK_NAME
+        name: Any = NamesBut(tuple(names))
         if patterns:
             apart = [{"pattern": one} for one in _opposites(patterns)]
-            name = {"type": "string", "allOf": [*apart, *([name] if names else [])]}
+            listed_apart = [{"pattern": anything_but(names)}] if names else []
+            name = {"type": "string", "allOf": [*apart, *listed_apart]}
         free.append((name, others))
     return _Members(
         {name: one for name, one in listed.items() if one is not False},
@@ -234,6 +240,11 @@ class _Shape:
         """How a listed property changes the bits."""
         return f"set_bit({self.bit(place)})"
 
+    def more(self) -> str:
+        """Where a property may be written at all."""
+        ways = [self.listed(place) for place in range(len(self.names))]
+        return _any([*ways, *(condition for _, condition in self.others() if self.members.others)])
+
     def _wanted(self, name: str) -> bool:
         return name in self.members.required
 
@@ -279,6 +290,16 @@ class _AnyOrder(_Shape):
         name = self.names[place]
         room = [] if name in self.members.required else self._room()
         return _all([f"bit_clear({self.bit(place)})", *room])
+
+    def more(self) -> str:
+        first, count = self._first_optional, len(self.names)
+        if self.most is None:
+            return "true" if self.members.others else f"bit_count_lt([0:{count}], {count})"
+        required = [f"bit_count_lt([0:{first}], {first})"] if first else []
+        if self.members.others:  # as many have bits as may be there
+            return _any([*required, *self._room()])
+        optional = [_all([f"bit_count_lt([{first}:{count}], {count - first})", *self._room()])]
+        return _any([*required, *(optional if count > first else [])])
 
     def _other(self) -> list[str]:
         return self._room()
@@ -351,6 +372,15 @@ class _InOrder(_Shape):
         if self.least and not self.members.once:
             conditions.append(f"bit_count_ge(_, {self.least - 1})")
         return conditions
+
+
+def _any(conditions: list[str]) -> str:
+    if "true" in conditions:
+        return "true"
+    found = ""
+    for one in dict.fromkeys(conditions):
+        found = f"or({found}, {one})" if found else one
+    return found or "not(true)"
 
 
 def _all(conditions: list[str]) -> str:

@@ -69,31 +69,32 @@ def said(schema: dict[str, Any]) -> frozenset[str]:
     return frozenset(schema) - AROUND
 
 
-def reachable(document: Schema) -> dict[int, dict[str, Any]]:
-    """Every schema by its identity, including those that only a reference leads to."""
+def reachable(document: dict[str, Any]) -> tuple[dict[int, dict[str, Any]], dict[int, list[int]]]:
+    """Every schema by its identity, including those that only a reference leads to; and by the identity of
+    each, those that lead to it at once."""
     found: dict[int, dict[str, Any]] = {}
-    unseen: list[Any] = [document]
+    before: dict[int, list[int]] = {}
+    unseen = [document]
     while unseen:
         node = unseen.pop()
-        if isinstance(node, dict) and id(node) not in found:
-            found[id(node)] = node
-            unseen += within(document, node)
-    return found
+        if id(node) in found:
+            continue
+        found[id(node)] = node
+        for child in _within(document, node):
+            if isinstance(child, dict):
+                before.setdefault(id(child), []).append(id(node))
+                unseen.append(child)
+    return found, before
 
 
-def within(document: Schema, node: dict[str, Any]) -> list[Any]:
+def _within(document: Schema, node: dict[str, Any]) -> list[Any]:
     """The schemas that a schema contains or refers to."""
     found = [child for step, child in children(node) if step[0] not in ("$defs", "definitions")]
     return found + ([target(document, node["$ref"])] if "$ref" in node else [])
 
 
-def leading_to(document: Schema, goals: set[int]) -> set[int]:
+def leading_to(goals: set[int], before: dict[int, list[int]]) -> set[int]:
     """The schemas from which one of `goals` can be reached, including the goals."""
-    nodes = reachable(document)
-    before: dict[int, list[int]] = {}
-    for node in nodes.values():
-        for child in within(document, node):
-            before.setdefault(id(child), []).append(id(node))
     found, unseen = set(goals), list(goals)
     while unseen:
         for one in before.get(unseen.pop(), ()):

@@ -7,8 +7,7 @@ it, and keeps the schema's order if only the order was requested.
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.gate import counts_properties
@@ -49,39 +48,43 @@ _OBJECT_ONLY = frozenset(
 
 _OF_FRACTIONS = frozenset({"type", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", FRACTION})
 _OF_OTHERS = {"object": _ARRAY_ONLY, "array": _OBJECT_ONLY}
+_REFERENCES = 32  # to references
 _COMBINED = frozenset({"enum", "const", "$ref", "anyOf", "allOf", "oneOf"})
 
 
+class TrackedRules(NamedTuple):
+    """The result of writing a schema as rules.
+
+    `text` is the grammar, whose first rule is `start`; None if the library needs no help. `keeps_order`:
+    an object keeps the schema's order although any order is requested. `untracked` says why members that
+    must be counted cannot be.
+    """
+
+    text: str | None
+    keeps_order: bool = False
+    untracked: str | None = None
+
+
 def tracked_rules(
-    document: Schema, leaf: Leaf, tight: Leaf, blanks: str | None, *, any_order: bool
-) -> str | None:
-    """The grammar, whose first rule is `start`. None if the library needs no help. `blanks` is a regular
-    expression for the blanks between two tokens, `tight` as `leaf`, without blanks. Raises Untracked."""
+    document: Schema, leaf: Leaf, tight: Leaf, blanks: str | None, *, any_order: bool, only_free: bool = False
+) -> TrackedRules:
+    """Write a schema as rules. `blanks` is a regular expression for the blanks between two tokens, `tight` as
+    `leaf`, without blanks. `only_free`: write no further, and no text, where an object keeps its order."""
     if isinstance(document, bool):
-        return None
+        return TrackedRules(None)
     writer = _Writer(document, leaf, tight, any_order=any_order)
     if not writer.needed:
-        return None
-    lines = [f"start: {writer.rule(document)}", *writer.written()]
+        return TrackedRules(None)
+    lines = [f"start: {writer.rule(document)}"]
+    try:
+        for rules in writer.written():
+            if writer.keeps_order and only_free:
+                return TrackedRules(None, keeps_order=True)
+            lines.append(rules)
+    except Untracked as reason:
+        return TrackedRules(None, writer.keeps_order, str(reason))
     lines.append('ws: ""' if blanks is None else f"ws: WS?\nWS: /{blanks}/")
-    return "\n".join(lines) + "\n"
-
-
-def keeps_order(document: Schema) -> bool:
-    """Whether an object of the schema keeps the schema's order although any order is requested."""
-    if isinstance(document, bool):
-        return False
-    writer = _Writer(document, _unread, _unread, any_order=True)
-    if writer.needed:
-        writer.rule(document)
-        with suppress(Untracked):  # then it is refused
-            for _ in writer.written():
-                pass
-    return writer.keeps_order
-
-
-def _unread(_: Any) -> str:
-    return ""
+    return TrackedRules("\n".join(lines) + "\n", writer.keeps_order)
 
 
 def is_counted(schema: dict[str, Any]) -> bool:
@@ -102,11 +105,11 @@ class _Writer:
         self._leaf = leaf
         self._tight = tight
         self._any_order = any_order
-        nodes = reachable(document)
+        nodes, before = reachable(document)
         counted = {key for key, node in nodes.items() if is_counted(node)}
         ordered = {key for key, node in nodes.items() if any_order and _has_order(node)}
-        self._hard = leading_to(document, counted) if counted else set()
-        self._soft = leading_to(document, counted | ordered) if ordered else self._hard
+        self._hard = leading_to(counted, before)
+        self._soft = leading_to(counted | ordered, before)
         self._names: dict[int | str, str] = {}
         self._unwritten: list[tuple[str, Any]] = []
         self._kept: list[Any] = []  # schemas made here, kept so that their identities are not reused
@@ -119,12 +122,23 @@ class _Writer:
 
     def rule(self, schema: Any) -> str:
         """The name of the rule for a schema."""
-        key: int | str = id(schema) if id(schema) in self._soft else json.dumps(schema)
+        tracked = id(schema) in self._soft
+        if not tracked:
+            schema = self._referred(schema)
+        key: int | str = id(schema) if tracked else json.dumps(schema)
         if key not in self._names:
             self._names[key] = f"n{len(self._names)}"
             self._unwritten.append((self._names[key], schema))
             self._kept.append(schema)
         return self._names[key]
+
+    def _referred(self, schema: Any) -> Any:
+        """What a schema that is only a reference leads to, so that all references to it share a rule."""
+        for _ in range(_REFERENCES):
+            if not isinstance(schema, dict) or said(schema) != {"$ref"} or schema["$ref"][:1] != "#":
+                break
+            schema = target(self._document, schema["$ref"])
+        return schema
 
     def written(self) -> Iterator[str]:
         """The rules that `rule` was asked for, and those that they need."""

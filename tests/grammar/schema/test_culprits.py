@@ -9,6 +9,7 @@ from worst import text_vocabulary
 
 from personae.errors import GrammarError
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.schema.culprits import explanation
 from personae.grammar.schema.prepare import without
 from personae.grammar.spec import GrammarSpec
 
@@ -69,3 +70,12 @@ def test_a_refusal_without_a_culprit_names_no_option_of_a_library() -> None:
         COMPILER.compile_here(GrammarSpec("json_schema", json.dumps(OVERLAPPING)))
     assert "#/oneOf" in refused.value.message
     assert "coerce_one_of" not in refused.value.message
+
+
+def test_a_schema_that_has_taken_long_is_refused_without_further_trials() -> None:
+    tried: list[Any] = []
+    document = {"type": "string", "pattern": "x"}
+    error = explanation(document, None, lambda one: tried.append(one) or True, spent=1.5)
+    assert "cannot be enforced" in error.message
+    assert tried == []
+    assert "'pattern'" in explanation(document, None, lambda one: "pattern" not in one).message

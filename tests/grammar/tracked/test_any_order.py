@@ -11,10 +11,10 @@ import pytest
 
 from personae.evals.suites.maskbench import byte_vocabulary
 from personae.grammar.backend import BoundGrammar
+from personae.grammar.backends.llguidance_text import keeps_order
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Concat, Exactly, Json, structure_spec
-from personae.grammar.tracked.writer import keeps_order
 
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
 ABC: dict[str, Any] = {"type": "object", "properties": {"a": STRING, "b": INTEGER, "c": STRING}}

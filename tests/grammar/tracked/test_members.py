@@ -24,6 +24,7 @@ from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.answer import AnswerShape
 from personae.grammar.structure.elements import Json, in_any_order
+from personae.grammar.tracked.writer import tracked_rules
 
 VOCABULARY = byte_vocabulary()
 TEXTS = text_vocabulary()
@@ -297,3 +298,64 @@ def test_no_comma_is_allowed_where_no_member_is_left(schema: dict, whole: str, a
     assert not mask[0, ord(",") // 32] >> ord(",") % 32 & 1
     assert matcher.feed(b"]" if whole[0] == "[" else b"}") == 1
     assert matcher.accept(256)
+
+
+@pytest.mark.parametrize("any_order", [False, True])
+@pytest.mark.parametrize("bounds", [{"minProperties": 2}, {"maxProperties": 2}, {"required": ["a", "c"]}, {}])
+@pytest.mark.parametrize("others", [False, {"type": "null"}])
+def test_a_comma_is_allowed_exactly_where_another_member_may_follow(
+    bounds: dict[str, Any], others: Any, any_order: bool
+) -> None:
+    names = ["a", "b", "c"]
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "null"} for name in names},
+        "additionalProperties": others,
+        **bounds,
+    }
+    grammar = compiled(json.dumps(schema), any_order)
+    commas = set()
+    for order in (order for count in (1, 2, 3) for order in permutations(names, count)):
+        matcher = grammar.matcher()
+        begun = "{" + ",".join(f'"{name}":null' for name in order)
+        if matcher.feed(begun.encode()) < len(begun):
+            continue
+        comma = matcher.follows(b",") == 1
+        more = [
+            name for name in (*names, "x") if matcher.follows(f',"{name}":null'.encode()) == len(name) + 8
+        ]
+        assert comma is bool(more), order
+        commas.add(comma)
+    assert True in commas
+
+
+def test_what_an_array_must_contain_may_refer_to_definitions() -> None:
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "array",
+        "items": {"$ref": "#/$defs/item"},
+        "contains": {"$ref": "#/$defs/large"},
+        "$defs": {
+            "unused": {"type": "object", "properties": {"a": {"$ref": "#/$defs/unused"}}},
+            "item": {"$ref": "#/$defs/whole"},
+            "whole": {"type": "integer"},
+            "large": {"type": "integer", "minimum": 7},
+        },
+    }
+    is_valid = jsonschema_rs.validator_for(schema).is_valid
+    grammar = compiled(json.dumps(schema))
+    values = [list(value) for count in range(4) for value in product([1, 7, 10, "x"], repeat=count)]
+    assert [value for value in values if accepts(grammar, value) != is_valid(value)] == []
+
+
+def test_references_to_one_definition_share_a_rule() -> None:
+    listed = {name: {"$ref": "#/$defs/text"} for name in "abc"}
+    schema = {
+        "type": "object",
+        "properties": listed,
+        "additionalProperties": False,
+        "$defs": {"text": {"type": "string", "pattern": "^x"}},
+    }
+    rules = tracked_rules(schema, json.dumps, json.dumps, None, any_order=True).text
+    assert rules is not None
+    assert rules.count('"pattern"') == 1

@@ -1,0 +1,181 @@
+"""Writes specs as text that llguidance reads."""
+
+import json
+import re
+from functools import lru_cache
+from threading import Lock
+from typing import NamedTuple
+
+from llguidance import regex_to_lark
+
+from personae.errors import GrammarError
+from personae.grammar.schema.document import PARAMS, Schema
+from personae.grammar.schema.walk import rebuild
+from personae.grammar.schema.whitespace import whitespace_pattern
+from personae.grammar.spec import GrammarSpec
+from personae.grammar.tracked.support import COUNTED
+from personae.grammar.tracked.writer import TrackedRules, tracked_rules
+
+_COUNTED = re.compile("|".join(f'"{keyword}"' for keyword in sorted(COUNTED)))
+_REMEMBERED = 8
+_CLASS = re.compile(r"\\.|\[(\^?)((?:[^\]\\]|\\.)*)\]", re.DOTALL)
+_FROM_NUL = re.compile(r"\\(?:x00|u0000|0)-")
+_MAY_HOLD_NUL = re.compile(r"\[\^|\\(?:x00|u0000|0)-")
+
+
+def lark_of(spec: GrammarSpec) -> str:
+    """The spec as a Lark grammar."""
+    match spec.kind:
+        case "json_object" | "json_schema":
+            return f"start: %json {schema_of(spec)}"
+        case "regex":
+            return f"start: {regex_lexeme(spec.source)}"
+        case "choice":
+            # A JSON string is also a Lark string, except for \u escapes of characters that are not ASCII.
+            choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(spec.source))
+            return "start: " + " | ".join(choices)
+        case _:
+            return spec.source
+
+
+def regex_lexeme(pattern: str) -> str:
+    """A regular expression between slashes, as in Lark. `\\d` matches ASCII digits only."""
+    return f"/{regex_to_lark(pattern, use_ascii='d')}/"
+
+
+def json_rule(schema: Schema, strict: bool, compact: bool, any_order: bool = False) -> str:
+    """The body of a Lark rule for JSON that satisfies `schema`, as far as the library supports its
+    keywords."""
+    source = json.dumps(schema)
+    rules = tracked_text(GrammarSpec("json_schema", source, strict, None, None, compact, any_order))
+    return f"%json {json_with_options(source, strict, compact)}" if rules is None else f"%lark {{\n{rules}}}"
+
+
+def tracked_text(spec: GrammarSpec) -> str | None:
+    """The grammar of a schema with tracked members. None if the library needs no help with it.
+
+    Raises GrammarError if the members cannot be tracked.
+    """
+    if not spec.any_order and not _COUNTED.search(spec.source):
+        return None
+    rules = _writing(_Request(spec.source, spec.strict, spec.compact, spec.any_order)).rules()
+    if rules.untracked is not None:
+        raise GrammarError(
+            f"The members of an object or an array cannot be counted: {rules.untracked}.",
+            param=PARAMS[spec.kind],
+        )
+    return rules.text
+
+
+def keeps_order(schema: Schema, *, compact: bool = False) -> bool:
+    """Whether an object of a strict schema keeps the schema's order although any order is requested."""
+    return _writing(_Request(json.dumps(schema), True, compact, True)).keeps_order()
+
+
+class _Request(NamedTuple):
+    source: str
+    strict: bool
+    compact: bool
+    any_order: bool
+
+
+class _Writing:
+    """Rules that are written once. Several threads ask for the same ones at once."""
+
+    def __init__(self, request: _Request) -> None:
+        self._request = request
+        self._lock = Lock()
+        self._rules: TrackedRules | None = None
+        self._keeps_order: bool | None = None
+
+    def rules(self) -> TrackedRules:
+        with self._lock:
+            if self._rules is None:
+                self._rules = self._write()
+            return self._rules
+
+    def keeps_order(self) -> bool:
+        with self._lock:
+            if self._keeps_order is None:
+                rules = self._rules or self._write(only_free=True)
+                self._keeps_order = rules.keeps_order
+                if not rules.keeps_order:
+                    self._rules = rules
+            return self._keeps_order
+
+    def _write(self, *, only_free: bool = False) -> TrackedRules:
+        source, strict, compact, any_order = self._request
+        blanks = None if compact else whitespace_pattern(source)
+
+        def leaf(schema: Schema) -> str:
+            return f"%json {json_with_options(json.dumps(schema), strict, compact, blanks)}"
+
+        return tracked_rules(
+            json.loads(source), leaf, tight, blanks, any_order=any_order, only_free=only_free
+        )
+
+
+# It is known first whether any order is kept. Then the same rules are compiled over two vocabularies.
+@lru_cache(_REMEMBERED)
+def _writing(request: _Request) -> _Writing:
+    return _Writing(request)
+
+
+def tight(schema: Schema) -> str:
+    """The right side of a rule for a part of an item of a set: strict, and without blanks."""
+    return f"%json {json_with_options(json.dumps(schema), strict=True, compact=True)}"
+
+
+def schema_of(spec: GrammarSpec) -> str:
+    """The schema of a spec of JSON, in the form that the library reads."""
+    if spec.kind == "json_object":
+        return json_with_options('{"type": "object"}', strict=True, compact=spec.compact)
+    return json_with_options(spec.source, spec.strict, spec.compact)
+
+
+def json_with_options(source: str, strict: bool, compact: bool, blanks: str | None = None) -> str:
+    """Adds the library's options as text: decoding and encoding a large schema would hold the interpreter.
+
+    `blanks` are those of the whole structure that the schema is a part of.
+    """
+    flexible = {"whitespace_flexible": False}
+    options = {
+        **(flexible if compact else {"whitespace_pattern": blanks or whitespace_pattern(source)}),
+        # Without \u: a second spelling of a listed property's name would avoid that property's schema.
+        "json_allowed_escapes": 'nrbtf\\"',
+        "lenient": not strict,
+    }
+    if _MAY_HOLD_NUL.search(source):
+        source = json.dumps(_without_nul(json.loads(source)))
+    body = source.strip()
+    if not body.startswith("{"):
+        body = f'{{"allOf": [{body}]}}'
+    separator = "" if body[1:-1].isspace() or body == "{}" else ","
+    return f'{body[:-1]}{separator}"x-guidance": {json.dumps(options)}}}'
+
+
+def _without_nul(schema: Schema) -> Schema:
+    """The schema with patterns of which no class of characters has NUL, which is written only as \\u0000.
+
+    For a class with NUL, the library accepts every escape, also of a quote or a backslash that the class
+    does not have.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    found = rebuild(schema, lambda _, child: _without_nul(child))
+    if isinstance(found.get("pattern"), str):
+        found["pattern"] = _CLASS.sub(_class_without_nul, found["pattern"])
+    if isinstance(found.get("patternProperties"), dict):
+        named = found["patternProperties"].items()
+        found["patternProperties"] = {_CLASS.sub(_class_without_nul, name): one for name, one in named}
+    return found
+
+
+def _class_without_nul(found: re.Match[str]) -> str:
+    negated, body = found.groups()
+    if not body:
+        return found[0]
+    if negated:
+        return rf"[^\x00{body}]"
+    later = _FROM_NUL.sub(r"\\x01-", body)
+    return f"[{later}]"
