@@ -111,13 +111,7 @@ def answer_shape(
             "or `--tool-format generic` has the server describe the tools.",
             param="tools",
         )
-    if bound is not None and use == "auto" and family.tools is not None and not family.tools.anywhere:
-        raise RequestError(
-            "This model's calls look like its other bound answers; set `tool_choice` "
-            'to "none" or "required".',
-            param=bound.param,
-        )
-    return AnswerShape(
+    shape = AnswerShape(
         reasoning=reasoning,
         thinks=thinks,
         tools=family.tools if functions else None,
@@ -127,6 +121,13 @@ def answer_shape(
         content=None if bound is None else bound.element(),
         limit=limit,
     )
+    if bound is not None and not shape.tells_calls:
+        raise RequestError(
+            f"This model's calls may look like an answer to `{bound.param}`, unless that is a schema; set "
+            '`tool_choice` to "none" or "required".',
+            param=bound.param,
+        )
+    return shape
 
 
 def _thinking_budget(body: ChatRequest, family: Family) -> int | None:

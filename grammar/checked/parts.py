@@ -16,6 +16,7 @@ from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar
 from personae.grammar.checked.pattern_ends import PatternEnds
 from personae.grammar.checked.search import Validator
+from personae.grammar.schema.whitespace import MOST_BLANKS
 from personae.grammar.structure.elements import (
     Concat,
     Element,
@@ -30,6 +31,8 @@ from personae.grammar.structure.elements import (
 )
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
+_BLANKS_OF_A_SPACE = 2
+_NEVER = "(?!)"
 _MARK = re.compile("[\ud800-\udfff]")
 _DECODER = json.JSONDecoder()
 _REMEMBERED = 64  # judged values of one schema
@@ -114,16 +117,17 @@ def reader(element: Element, terms: Terms) -> Read:
     """
     put = terms.put
     match element:
-        case Exactly(text=text):
-            return _fixed(_spaced(put(text)))
+        case Exactly(text=text, beside_json=beside_json):
+            return _fixed(_spaced(put(text), MOST_BLANKS if beside_json else _BLANKS_OF_A_SPACE))
         case Verbatim(text=text):
             return _fixed(re.escape(put(text)))
         case Until(end=end, without=without, openings=openings):
             return _until(put(end), _conditions(put, without, openings))
         case FreeText(without=without, openings=openings):
             return _free(_conditions(put, without, openings))
-        case Json():
-            return _remembered(_json(terms.schema_of(element) if element.strict else None))
+        case Json(openings=openings):
+            begun = [_spaced(put(opening), MOST_BLANKS) for opening in openings]
+            return _remembered(_json(terms.schema_of(element) if element.strict else None, begun))
         case Concat(parts=parts):
             return _remembered(_concat([reader(part, terms) for part in parts]))
         case OneOf(parts=parts):
@@ -147,9 +151,9 @@ def _remembered(read: Read) -> Read:
     return again
 
 
-def _spaced(text: str) -> str:
-    """The expression of a text in which a space stands for blanks and `#` for a number."""
-    blanks = r"[ \t\r\n]{0,2}".join(map(re.escape, text.split(" ")))
+def _spaced(text: str, most: int) -> str:
+    """The expression of a text in which a space stands for at most so many blanks, and `#` for a number."""
+    blanks = f"[ \\t\\r\\n]{{0,{most}}}".join(map(re.escape, text.split(" ")))
     return blanks.replace(re.escape("#"), "[0-9]{1,4}")
 
 
@@ -203,9 +207,14 @@ def _ended(pattern: PatternEnds, without: tuple[str, ...]) -> Read:
     return read
 
 
-def _json(schema: PartSchema | None) -> Read:
+def _json(schema: PartSchema | None, openings: list[str]) -> Read:
+    """`openings` are expressions of the texts with which the value does not begin."""
+    barred = re.compile("|".join(openings) or _NEVER)
+
     def read(answer: ParsedAnswer, at: int) -> Ways:
         start = _after_blanks(answer.text, at)
+        if barred.match(answer.text, start):
+            return {}
         try:
             _, end = _DECODER.raw_decode(answer.text, start)
         except (ValueError, RecursionError):

@@ -9,6 +9,8 @@ from personae.grammar.schema.document import MAX_DEPTH, MAX_WHITESPACE
 from personae.grammar.schema.walk import target
 
 MAX_INDENT = 64  # spaces, for answers of any depth
+MOST_BLANKS = MAX_INDENT + 2
+"""The most blanks between two tokens of JSON, in any schema."""
 _OF_A_LEVEL = 4
 _LARGE = 100_000  # characters; a longer schema is not read for this
 _ITEMS = ("items", "prefixItems", "additionalItems")

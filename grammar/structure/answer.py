@@ -46,6 +46,13 @@ class AnswerShape:
     content: Element | None = None
     limit: int | None = None
 
+    @property
+    def tells_calls(self) -> bool:
+        """Whether calls and text can be told apart."""
+        if self.use != "auto" or self.tools is None or self.content is None:
+            return True
+        return self.tools.anywhere or bool(self._opener()) or isinstance(self.content, Json)
+
     def spec(self) -> GrammarSpec | None:
         """What binds the answer; None if nothing does."""
         body, limit = self._body(), self._limit()
@@ -103,9 +110,16 @@ class AnswerShape:
             return content
         if self.use == "required":
             return self.tools.calls(self.functions, parallel=self.parallel)
-        if self.use == "auto" and content is not None:
-            return OneOf((self.tools.calls(self.functions, parallel=self.parallel), content))
+        if self.use == "auto" and self.content is not None:
+            return self._calls_or(self.content, self.tools)
         return content or self._free(self.tools)
+
+    def _calls_or(self, content: Element, tools: ToolFormat) -> Element:
+        """Calls, or text that does not begin as they do."""
+        if isinstance(content, Json) and tools.begins_json:
+            content = msgspec.structs.replace(content, openings=tools.openings(self.functions))
+        calls = tools.calls(self.functions, parallel=self.parallel, beside_json=True)
+        return OneOf((calls, self._text(content)))
 
     def _free(self, tools: ToolFormat) -> Element | None:
         """Text, with calls at its end if they are allowed."""

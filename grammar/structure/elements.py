@@ -18,11 +18,16 @@ class _Part(msgspec.Struct, frozen=True, tag=str.lower, tag_field="is"):
     """The base of the elements."""
 
 
-class Exactly(_Part, frozen=True):
+class Exactly(_Part, frozen=True, omit_defaults=True):
     """This text. A space in it stands for up to two blanks (spaces, tabs, line breaks) or none; a `#` stands
-    for a number of up to four digits."""
+    for a number of up to four digits.
+
+    `beside_json`: JSON that begins in the same way may be there instead. What is between the spaces are then
+    tokens of JSON, and a space stands for as many blanks as JSON may have.
+    """
 
     text: str
+    beside_json: bool = False
 
 
 class Verbatim(_Part, frozen=True):
@@ -69,13 +74,16 @@ class Lark(_Part, frozen=True):
 
 class Json(_Part, frozen=True, omit_defaults=True):
     """JSON that satisfies `schema`. `strict`, `compact` and `any_order` are as in a GrammarSpec. Errors name
-    `param` as the field."""
+    `param` as the field. `openings` are the texts, in the form of an `Exactly`, with which it does not begin,
+    because a part beside it does.
+    """
 
     schema: Any
     strict: bool
     param: str
     compact: bool = False
     any_order: bool = False
+    openings: tuple[str, ...] = ()
 
 
 class Concat(_Part, frozen=True):

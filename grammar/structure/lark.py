@@ -3,16 +3,18 @@
 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 
 Its lexer is greedy: of the texts that the grammar allows at a place it takes the longest, and only then asks
-what may follow. So a fixed text with its blanks is always one lexeme. Text up to an end is a lexeme with that
-suffix. Text without some string is a regular expression that cannot contain it.
+what may follow. So a fixed text with its blanks is one lexeme, except beside JSON: there it has the lexemes
+of JSON, because a longer one would hide them. Text up to an end is a lexeme with that suffix. Text without
+some string is a regular expression that cannot contain it.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
 from personae.errors import GrammarError
+from personae.grammar.schema.whitespace import MOST_BLANKS
 from personae.grammar.structure.elements import (
     Concat,
     Element,
@@ -52,6 +54,8 @@ class _Writer:
 
     def expression(self, element: Element) -> str:
         match element:
+            case Exactly(text=text, beside_json=True):
+                return " ".join(_tokens(text)) or '""'
             case Exactly(text=text):
                 return " ".join(self._fixed(text, _spaced)) or '""'
             case Verbatim(text=text):
@@ -132,6 +136,15 @@ class _Writer:
 
 def _lexeme(pattern: str) -> str:
     return f"/{pattern}/" if pattern else ""
+
+
+def _tokens(text: str) -> Iterator[str]:
+    """The lexemes of tokens of JSON, with a space between any two that blanks may separate."""
+    for place, token in enumerate(text.split(" ")):
+        if place:
+            yield f"/{_BLANKS}{{1,{MOST_BLANKS}}}/?"
+        if token:
+            yield _lexeme(_escaped(token))
 
 
 def _spaced(text: str) -> str:

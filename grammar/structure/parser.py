@@ -67,7 +67,8 @@ class AnswerParser(Reader):
 
     Reasoning comes first, as `thinks` says. `thinking` says whether it has begun and not ended. Tool calls
     are looked for in the text after it: anywhere, or only at its beginning. If `tools` is None, there are
-    none. `functions` are the functions that may be called, by name.
+    none. `functions` are the functions that may be called, by name; what has another name is text. Without
+    functions, any name is one.
     """
 
     def __init__(
@@ -222,7 +223,9 @@ class AnswerParser(Reader):
         if not (yield from self.take(head)):
             return False
         name = yield from self.characters(_NAME.match)
-        if not name or not (yield from self.take(put(tools.after_name))):
+        if not name or (self._functions and name not in self._functions):
+            return False
+        if not (yield from self.take(put(tools.after_name))):
             return False
         style = tools.arguments
         if not isinstance(style, KeyedArguments) and (yield from self.peek()) != "{":

@@ -60,27 +60,60 @@ class ToolFormat:
         """This format, and the other way if there is one."""
         return (self,) if self.other is None else (self, self.other)
 
-    def calls(self, functions: Many[Function], *, parallel: bool, triggered: bool = False) -> Element:
-        """One call, or one or more with `parallel`. `triggered`: the trigger has been written already."""
-        ways = [way._calls(functions, parallel, triggered) for way in self.ways]
+    @property
+    def begins_json(self) -> bool:
+        """Whether JSON may begin as calls do."""
+        return self.trigger in ("{", "[")
+
+    def openings(self, functions: Many[Function]) -> tuple[str, ...]:
+        """The texts before the arguments of a first call."""
+        return tuple(
+            f" {way.open}{way.before_name}{function.name}{way.after_name}"
+            for way in self.ways
+            for function in functions
+        )
+
+    def calls(
+        self,
+        functions: Many[Function],
+        *,
+        parallel: bool,
+        triggered: bool = False,
+        beside_json: bool = False,
+    ) -> Element:
+        """One call, or one or more with `parallel`. `triggered`: the trigger has been written already.
+        `beside_json`: JSON may be there instead."""
+        beside_json = beside_json and self.begins_json
+        ways = [way._calls(functions, parallel, triggered, beside_json) for way in self.ways]
         return ways[0] if len(ways) == 1 else OneOf(tuple(ways))
 
-    def _calls(self, functions: Many[Function], parallel: bool, triggered: bool) -> Element:
+    def _calls(
+        self, functions: Many[Function], parallel: bool, triggered: bool, beside_json: bool
+    ) -> Element:
         named = [(function.name, self.arguments.element(function)) for function in functions]
         start = self.open + self.before_name
         start = start[len(self.trigger) :] if triggered else " " + start
-        parts = [self._call(start, named)]
+        parts = [self._call(start, named, beside_json)]
         if parallel and not self.single:
             parts.append(Repeat(self._call(self.between + self.before_name, named)))
         if not self.single:
             parts.append(Exactly(self.close + " "))  # some models end with a line break
         return Concat(tuple(parts))
 
-    def _call(self, before_name: str, named: Many[tuple[str, Element]]) -> Element:
-        before, after = before_name, self.after_name
+    def _call(self, before: str, named: Many[tuple[str, Element]], beside_json: bool = False) -> Element:
+        after = Exactly(self.after_arguments)
         return OneOf(
             tuple(
-                Concat((Exactly(before + name + after), arguments, Exactly(self.after_arguments)))
+                Concat((*_head(before + name + self.after_name, beside_json), arguments, after))
                 for name, arguments in named
             )
         )
+
+
+def _head(text: str, beside_json: bool) -> tuple[Element, ...]:
+    """What comes before the arguments. Where JSON may be instead, it may go on as a call until the last name
+    of a member is written."""
+    if not beside_json:
+        return (Exactly(text),)
+    members, comma, last = text.rpartition(", ")
+    return (Exactly(members + comma, True), Exactly(last)) if comma else (Exactly(text, True),)

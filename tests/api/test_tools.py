@@ -390,6 +390,42 @@ async def test_formats_can_be_named_and_switched_off() -> None:
             create_app(engine, ApiSettings(**wrong))
 
 
+@pytest.mark.parametrize("format", ["llama3_json", "pythonic"])
+async def test_an_answer_is_a_call_or_json_where_calls_begin_as_json_does(format: str) -> None:
+    """An object that begins with a function's name and parameters is a call, any other is the answer."""
+    engine = FakeEngine(tokenizer=byte_tokenizer(CHATML), max_model_len=4096)
+    app = create_app(engine, ApiSettings(tool_format=format))
+    schema = {"type": "object" if format == "llama3_json" else "array"}
+    asked: dict[str, Any] = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    }
+    calls, texts = {
+        "llama3_json": (
+            ['{"name": "get_weather", "parameters": {"city": "Köln"}}'],
+            [
+                '{"name": "get", "parameters": {"city": "Köln"}}',
+                '{"city": "Köln"}',
+                '{"name": "get_weather"}',
+            ],
+        ),
+        "pythonic": (['[get_weather(city="Köln")]'], ['["get_weather"]', "[1, [2]]"]),
+    }[format]
+    for answers, called in ((calls, [("get_weather", {"city": "Köln"})]), (texts, [])):
+        for engine.answer in answers:
+            choice = await ask(app, **asked)
+            assert calls_of(choice) == called
+            assert choice["message"]["content"] == (None if called else engine.answer)
+            assert choice["finish_reason"] == ("tool_calls" if called else "stop")
+            [same] = await streamed(app, **asked)
+            assert calls_of(same) == called
+            assert same["message"]["content"] == ("" if called else engine.answer)
+    for extra in ({"guided_regex": "x+"}, {"guided_choice": ["a"]}, {"guided_grammar": 'root ::= "a"'}):
+        wrong = await refused(app, **extra)
+        assert wrong["param"] == next(iter(extra))
+        assert "unless that is a schema" in wrong["message"]
+        await ask(app, **extra, tool_choice="none")
+
+
 async def test_tokenize_counts_the_tools(engine: FakeEngine) -> None:
     async with asgi.client(create_app(engine)) as client:
         counted = await client.post("/tokenize", json={"messages": [USER], "tools": [WEATHER]})

@@ -120,20 +120,24 @@ def test_text_before_a_call_may_hold_anything_but_the_call() -> None:
 
 
 def test_no_invalid_set_is_accepted_where_one_answer_may_be_calls_or_json() -> None:
-    """The format does not tell an object of the answer apart from the beginning of a call, so the set is
-    checked. Objects that begin otherwise than a call are not allowed there, with or without sets."""
+    """Nothing before an object of the answer tells whether it is a call, so the set is checked."""
     content = Json({"type": "object", "properties": {"a": SETS["numbers"]}}, True, "schema")
     shape = AnswerShape(
         tools=tool_format("llama3_json"),
-        functions=(function("f", {"type": "null"}),),
+        functions=(function("f", SETS["numbers"]),),
         use="auto",
         content=content,
     )
     grammar = grammar_of(shape)
     for text, valid in (
         ('{"a": [1, 1]}', False),
-        ('{"name": "f", "a": [1, 1]}', False),
-        ('{"name": "f", "parameters": {"a": null}}', True),
+        ('{"a": [1, 2]}', True),
+        ('{"a": [1, 2], "name": "f"}', True),
+        ('{"b": "f", "a": [1, 1]}', False),
+        ('{"name": "f", "parameters": {"a": [1, 1]}}', False),
+        ('{"name": "f", "parameters": {"a": [1, 2]}}', True),
+        ('{"name": "f", "parameters": {"a": [1, 2], "b": 3}}', False),
+        ('{"name": "g", "parameters": {"a": [1, 1]}}', True),
     ):
         matcher = grammar.matcher()
         assert (matcher.feed(text.encode()) == len(text.encode()) and matcher.accept(256)) is valid, text
