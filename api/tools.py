@@ -19,6 +19,7 @@ from personae.api.wire.conversation import (
 from personae.api.wire.schema import ChatRequest
 from personae.errors import RequestError
 from personae.grammar.reasoning.format import Thinks
+from personae.grammar.schema.gate import ASSERTIONS
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.answer import AnswerShape, ToolUse
 from personae.grammar.structure.elements import Lark, Regex
@@ -213,8 +214,9 @@ def _object(parameters: dict[str, Any] | None, where: str) -> dict[str, Any]:
             param=where,
             code="invalid_schema",
         )
-    if "type" in parameters:
+    if "$ref" not in parameters:
         return {**parameters, "type": "object"}
-    if parameters.keys().isdisjoint({"$ref", "allOf", "anyOf", "oneOf", "enum", "const"}):
-        return {"type": "object", **parameters}
-    return {"allOf": [parameters, {"type": "object"}]}
+    # Up to draft 7 what stands beside a reference is ignored, and so would be a type.
+    said = {keyword: value for keyword, value in parameters.items() if keyword in ASSERTIONS}
+    other = {keyword: value for keyword, value in parameters.items() if keyword not in ASSERTIONS}
+    return {**other, "allOf": [said, {"type": "object"}]}

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import asgi
+import jsonschema
 import pytest
 from fake_engine import CHATML, FakeEngine, byte_tokenizer
 from starlette.applications import Starlette
@@ -235,6 +236,36 @@ async def test_parameters_that_are_no_objects_are_refused_with_their_place(engin
     error = await refused(app, tools=[wrong])
     assert (error["param"], error["code"]) == ("tools[0].function.parameters", "invalid_schema")
     assert "`type` (at #/type) is 'objct'" in error["message"]
+
+
+_NAMED = {"T": {"properties": {"hour": {"type": "integer"}}, "required": ["hour"]}}
+_DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$ref": "#/$defs/T", "$defs": _NAMED},
+        {"type": "object", "$ref": "#/$defs/T", "$defs": _NAMED},
+        {**_DRAFT_7, "type": "object", "$ref": "#/definitions/T", "definitions": _NAMED},
+        {**_DRAFT_7, "$ref": "#/definitions/T", "definitions": _NAMED, "maxProperties": 0},
+        {"anyOf": [{"$ref": "#/$defs/T"}, {"type": "string"}], "$defs": _NAMED},
+        {**_NAMED["T"], "type": ["object", "null"]},
+    ],
+)
+async def test_arguments_are_objects_also_where_a_draft_ignores_the_type_beside_a_reference(
+    engine: FakeEngine, parameters: dict[str, Any]
+) -> None:
+    function = {"name": "get_time", "parameters": parameters, "strict": True}
+    await ask(create_app(engine), tools=[{"type": "function", "function": function}])
+    grammar = engine.submitted[-1].grammar
+    assert grammar is not None
+    first, *others = (bound.schema for bound in jsons(decode_structure(grammar.source)))
+    assert all(other == first for other in others)
+    judge = jsonschema.validators.validator_for(first)(first)
+    assert judge.is_valid({"hour": 7})
+    for wrong in ({}, {"hour": "7"}, [], "7", None):
+        assert not judge.is_valid(wrong), wrong
 
 
 async def test_reasoning_effort_becomes_what_the_template_knows(engine: FakeEngine) -> None:
