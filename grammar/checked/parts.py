@@ -117,8 +117,8 @@ def reader(element: Element, terms: Terms) -> Read:
     """
     put = terms.put
     match element:
-        case Exactly(text=text, beside_json=beside_json):
-            return _fixed(_spaced(put(text), MOST_BLANKS if beside_json else _BLANKS_OF_A_SPACE))
+        case Exactly(text=text, or_json=or_json):
+            return _fixed(_spaced(put(text), MOST_BLANKS if or_json else _BLANKS_OF_A_SPACE))
         case Verbatim(text=text):
             return _fixed(re.escape(put(text)))
         case Until(end=end, without=without, openings=openings):

@@ -128,9 +128,12 @@ class MaskServer:
         self._spent: dict[int, float] = {}
         self._kept: dict[int, deque[tuple[int, Snapshot]]] = {}
 
-    def left(self, id: int) -> float:
-        """Seconds of processor time that are left for the answer's next mask."""
-        return min(self._limits.mask, self._limits.masks - self._spent.get(id, 0.0))
+    def left(self, operation: Operation) -> float:
+        """Seconds of processor time that are left for an operation. One that replays an answer may take as
+        long as all of its masks."""
+        if isinstance(operation, Begin) and operation.tokens:
+            return self._limits.masks
+        return min(self._limits.mask, self._limits.masks - self._spent.get(operation.id, 0.0))
 
     def do(self, operation: Operation) -> Iterator[Report]:
         """Carry out an operation."""
@@ -200,9 +203,10 @@ def serve(connection: socket.socket, grammar: BoundGrammar, vocab_size: int, lim
     server = MaskServer(grammar, vocab_size, limits)
     for frame in frames(connection):
         operation = OPERATIONS.decode(frame)
+        left = max(server.left(operation), 0.01)
         signal.setitimer(signal.ITIMER_VIRTUAL, limits.ordinary)
-        signal.setitimer(signal.ITIMER_PROF, max(server.left(operation.id), 0.01))
-        signal.setitimer(signal.ITIMER_REAL, limits.mask_wall)
+        signal.setitimer(signal.ITIMER_PROF, left)
+        signal.setitimer(signal.ITIMER_REAL, limits.mask_wall * max(left / limits.mask, 1.0))
         reports = list(server.do(operation))
         for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF, signal.ITIMER_VIRTUAL):
             signal.setitimer(timer, 0)

@@ -23,8 +23,8 @@ class SandboxLimits(msgspec.Struct, frozen=True):
     A process that has grown by more than `size_estimate` bytes gets no further request.
 
     For an answer whose masks are made there: the seconds of processor time that one mask may take, that all
-    of them may take, and the time that a mask may take on a busy machine. Whatever takes more than `ordinary`
-    runs only on idle cores.
+    of them may take, and the time that a mask may take on a busy machine. An answer that is replayed may take
+    as long as all of its masks. Whatever takes more than `ordinary` runs only on idle cores.
     """
 
     processor: float = 5.0

@@ -118,7 +118,7 @@ class AnswerShape:
         """Calls, or text that does not begin as they do."""
         if isinstance(content, Json) and tools.begins_json:
             content = msgspec.structs.replace(content, openings=tools.openings(self.functions))
-        calls = tools.calls(self.functions, parallel=self.parallel, beside_json=True)
+        calls = tools.calls(self.functions, parallel=self.parallel, or_json=True)
         return OneOf((calls, self._text(content)))
 
     def _free(self, tools: ToolFormat) -> Element | None:

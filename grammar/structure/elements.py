@@ -22,12 +22,12 @@ class Exactly(_Part, frozen=True, omit_defaults=True):
     """This text. A space in it stands for up to two blanks (spaces, tabs, line breaks) or none; a `#` stands
     for a number of up to four digits.
 
-    `beside_json`: JSON that begins in the same way may be there instead. What is between the spaces are then
+    `or_json`: JSON that begins in the same way may be there instead. What is between the spaces are then
     tokens of JSON, and a space stands for as many blanks as JSON may have.
     """
 
     text: str
-    beside_json: bool = False
+    or_json: bool = False
 
 
 class Verbatim(_Part, frozen=True):
@@ -75,7 +75,7 @@ class Lark(_Part, frozen=True):
 class Json(_Part, frozen=True, omit_defaults=True):
     """JSON that satisfies `schema`. `strict`, `compact` and `any_order` are as in a GrammarSpec. Errors name
     `param` as the field. `openings` are the texts, in the form of an `Exactly`, with which it does not begin,
-    because a part beside it does.
+    because another alternative does.
     """
 
     schema: Any

@@ -3,9 +3,9 @@
 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 
 Its lexer is greedy: of the texts that the grammar allows at a place it takes the longest, and only then asks
-what may follow. So a fixed text with its blanks is one lexeme, except beside JSON: there it has the lexemes
-of JSON, because a longer one would hide them. Text up to an end is a lexeme with that suffix. Text without
-some string is a regular expression that cannot contain it.
+what may follow. So a fixed text with its blanks is one lexeme. Where JSON is possible, too, it has the
+lexemes of JSON, because a longer one would hide them. Text up to an end is a lexeme with that suffix. Text
+without some string is a regular expression that cannot contain it.
 """
 
 import re
@@ -54,7 +54,7 @@ class _Writer:
 
     def expression(self, element: Element) -> str:
         match element:
-            case Exactly(text=text, beside_json=True):
+            case Exactly(text=text, or_json=True):
                 return " ".join(_tokens(text)) or '""'
             case Exactly(text=text):
                 return " ".join(self._fixed(text, _spaced)) or '""'

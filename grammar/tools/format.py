@@ -79,41 +79,39 @@ class ToolFormat:
         *,
         parallel: bool,
         triggered: bool = False,
-        beside_json: bool = False,
+        or_json: bool = False,
     ) -> Element:
         """One call, or one or more with `parallel`. `triggered`: the trigger has been written already.
-        `beside_json`: JSON may be there instead."""
-        beside_json = beside_json and self.begins_json
-        ways = [way._calls(functions, parallel, triggered, beside_json) for way in self.ways]
+        `or_json`: JSON may be there instead."""
+        or_json = or_json and self.begins_json
+        ways = [way._calls(functions, parallel, triggered, or_json) for way in self.ways]
         return ways[0] if len(ways) == 1 else OneOf(tuple(ways))
 
-    def _calls(
-        self, functions: Many[Function], parallel: bool, triggered: bool, beside_json: bool
-    ) -> Element:
+    def _calls(self, functions: Many[Function], parallel: bool, triggered: bool, or_json: bool) -> Element:
         named = [(function.name, self.arguments.element(function)) for function in functions]
         start = self.open + self.before_name
         start = start[len(self.trigger) :] if triggered else " " + start
-        parts = [self._call(start, named, beside_json)]
+        parts = [self._call(start, named, or_json)]
         if parallel and not self.single:
             parts.append(Repeat(self._call(self.between + self.before_name, named)))
         if not self.single:
             parts.append(Exactly(self.close + " "))  # some models end with a line break
         return Concat(tuple(parts))
 
-    def _call(self, before: str, named: Many[tuple[str, Element]], beside_json: bool = False) -> Element:
+    def _call(self, before: str, named: Many[tuple[str, Element]], or_json: bool = False) -> Element:
         after = Exactly(self.after_arguments)
         return OneOf(
             tuple(
-                Concat((*_head(before + name + self.after_name, beside_json), arguments, after))
+                Concat((*_head(before + name + self.after_name, or_json), arguments, after))
                 for name, arguments in named
             )
         )
 
 
-def _head(text: str, beside_json: bool) -> tuple[Element, ...]:
+def _head(text: str, or_json: bool) -> tuple[Element, ...]:
     """What comes before the arguments. Where JSON may be instead, it may go on as a call until the last name
     of a member is written."""
-    if not beside_json:
+    if not or_json:
         return (Exactly(text),)
     members, comma, last = text.rpartition(", ")
     return (Exactly(members + comma, True), Exactly(last)) if comma else (Exactly(text, True),)

@@ -1,5 +1,6 @@
 """Masks of grammars that clients write: made in a process of their own, which ends with what it may take."""
 
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -155,20 +156,44 @@ class Slow:
 def test_all_masks_of_an_answer_together_have_their_time() -> None:
     grammar = Slow()
     server = MaskServer(grammar, 32, SandboxLimits(mask=0.5, masks=1.0), lambda: grammar.now)  # type: ignore[arg-type]
-    assert server.left(0) == 0.5
+    assert server.left(Take(0, 1)) == server.left(Begin(0, 10, ())) == 0.5
+    assert server.left(Begin(0, 10, (1, 1))) == 1.0, "a replay has the time of all masks"
     (first,) = server.do(Begin(0, 10, (1, 1)))
     assert isinstance(first, Mask)
     assert not first.verifies
     (second,) = server.do(Take(0, 1))
     assert isinstance(second, Mask)
-    assert server.left(0) == pytest.approx(0.2)
+    assert server.left(Take(0, 1)) == pytest.approx(0.2)
     assert [*server.do(Take(0, 1))] == [TooSlow(0)]
     assert [*server.do(Take(0, 1))] == [*server.do(Ask(0, 1))] == []
     (other,) = server.do(Begin(1, 10, ()))
     assert isinstance(other, Mask), "another answer's time is its own"
     assert [*server.do(Take(1, 2))] == [Refused(1, 2)]
     assert [*server.do(End(1))] == []
-    assert server.left(1) == 0.5
+    assert server.left(Take(1, 1)) == 0.5
+
+
+def test_a_long_answer_that_is_replayed_takes_longer_than_a_mask_and_goes_on() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"rows": {"type": "array", "items": {"type": "integer"}}, "count": {"type": "integer"}},
+        "required": ["rows", "count"],
+        "additionalProperties": False,
+        "not": {"properties": {"count": {"multipleOf": 7}}},
+    }
+    spec = GrammarSpec("json_schema", json.dumps(schema), checked=True)
+    limits = SandboxLimits(patience=PATIENCE, mask=0.1, mask_wall=PATIENCE, ordinary=PATIENCE)
+    sandbox = Sandbox(VOCABULARY, limits)
+    try:
+        grammar = sandbox.masks(spec, lambda: None)
+        written = json.dumps({"rows": [*range(300)], "count": 3}).encode()
+        answer = grammar.begin(len(written) + 100, [*written[:-2]])
+        mask = mask_of(answer)
+        assert answer.failure is None
+        assert allows(mask, ord("3"))
+        assert not allows(mask, ord("x"))
+    finally:
+        sandbox.close()
 
 
 def test_a_wait_for_a_mask_is_short_and_is_not_repeated_for_ever() -> None:
