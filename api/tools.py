@@ -216,7 +216,7 @@ def _object(parameters: dict[str, Any] | None, where: str) -> dict[str, Any]:
         )
     if "$ref" not in parameters:
         return {**parameters, "type": "object"}
-    # Up to draft 7 what stands beside a reference is ignored, and so would be a type.
+    # Up to draft 7 other keywords next to a reference are ignored, and so would be a type.
     said = {keyword: value for keyword, value in parameters.items() if keyword in ASSERTIONS}
     other = {keyword: value for keyword, value in parameters.items() if keyword not in ASSERTIONS}
     return {**other, "allOf": [said, {"type": "object"}]}
