@@ -43,7 +43,7 @@ def parameters_of(function: Function) -> Parameters:
 
     Raises GrammarError if a strict function's schema restricts more than each parameter by itself.
     """
-    schema = function.parameters
+    schema = _without_references(function.parameters)
     for keyword in schema if function.strict else ():
         if keyword in ASSERTIONS and keyword not in _UNDERSTOOD:
             raise _refusal(function, f"the keyword {keyword!r} at {pointer((keyword,))}")
@@ -64,6 +64,29 @@ def parameters_of(function: Function) -> Parameters:
     if listed or others is False:
         return Parameters(tuple(listed))
     return Parameters((), _alone(others, definitions, function))
+
+
+def _without_references(schema: dict[str, Any]) -> dict[str, Any]:
+    """The object schema that `schema` refers to, if it says nothing else: as pydantic writes a recursive
+    model."""
+    definitions = {name: schema[name] for name in (*_DEFINITIONS, "$schema") if name in schema}
+    found, seen = schema, set[str]()
+    while True:
+        said = {keyword: value for keyword, value in found.items() if keyword in ASSERTIONS}
+        if said.get("type") == "object":  # as arguments are anyway
+            del said["type"]
+        match said:
+            case {"allOf": list(parts), **rest} if not rest:
+                others = [part for part in parts if part != {"type": "object"}]
+                following = others[0] if len(others) == 1 else None
+            case {"$ref": str(reference), **rest} if not rest and reference not in seen:
+                seen.add(reference)
+                following = target(schema, reference)
+            case _:
+                return found
+        if not isinstance(following, dict):
+            return found
+        found = following | definitions  # of the whole, as references mean them
 
 
 def _alone(schema: Any, definitions: dict[str, Any], function: Function) -> dict[str, Any]:
