@@ -63,7 +63,7 @@ def test_an_object_comes_back_and_a_wrong_one_is_asked_for_again(
 
 
 def test_partial_objects_are_streamed(client: OpenAI, engine: FakeEngine) -> None:
-    engine.answer = call("Person", name="ADA", age=36)
+    engine.answer = call("PartialPerson", name="ADA", age=36)
     asked: Any = instructor.from_openai(client)
     found = list(
         asked.chat.completions.create_partial(model="base", messages=MESSAGES, response_model=Person)
