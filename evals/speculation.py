@@ -144,11 +144,11 @@ def _text(message: Body) -> str:
 
 
 async def metrics(url: str) -> dict[str, float]:
-    """The sums of a server's metrics over their labels, by name."""
+    """The sums of a server's metrics over their labels, by name. Zeros if it has none."""
     async with httpx.AsyncClient(timeout=60) as http:
         answer = await http.get(f"{url}/metrics")
     sums: defaultdict[str, float] = defaultdict(float)
-    for line in answer.text.splitlines():
+    for line in answer.text.splitlines() if answer.is_success else ():
         if line and not line.startswith("#"):
             sums[line.partition("{")[0].partition(" ")[0]] += float(line.split()[-1])
     return sums

@@ -5,7 +5,7 @@ from real_server import running
 
 from personae.api.bundled import NAMED
 from personae.api.options import ServeOptions
-from personae.evals.speculation import LOADS, compare
+from personae.evals.speculation import LOADS, compare, metrics
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +33,11 @@ async def test_a_row_compares_the_speed_of_the_same_answers(urls: dict[str, str]
     assert processor == ""
     accepted, computed = map(int, right.split(" of "))
     assert 0 <= accepted <= computed
+
+
+async def test_a_server_without_metrics_has_zeros(urls: dict[str, str]) -> None:
+    assert (await metrics(urls["off"]))["vllm:generation_tokens_total"] > 0
+    assert (await metrics(f"{urls['off']}/nowhere"))["vllm:generation_tokens_total"] == 0
 
 
 async def test_a_third_server_has_columns_of_its_own(urls: dict[str, str]) -> None:
