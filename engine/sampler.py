@@ -206,7 +206,7 @@ class Sampler:
         self._penalised: set[int] = set()
         self._biased: set[int] = set()
         self._early: dict[int, _Early] = {}  # those with min_tokens
-        self._wanting: set[int] = set()  # those that request logprobs
+        self._wanting: set[int] = set()  # slots that request logprobs
         self._named: dict[int, tuple[int, ...]] = {}  # `logprob_tokens`
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":

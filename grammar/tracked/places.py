@@ -119,7 +119,7 @@ class Reader:
         return tuple(one for pattern, nodes in self._roots if pattern.search(text) for one in nodes)
 
     def _parts(self, nodes: Sequence[Any], document: dict[str, Any]) -> Nodes:
-        """The schemas, and those that they refer to or consist of."""
+        """The given schemas, their parts, and the schemas that they refer to."""
         found: dict[int, dict[str, Any]] = {}
         unseen = list(nodes)
         while unseen:

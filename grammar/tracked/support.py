@@ -70,8 +70,8 @@ def said(schema: dict[str, Any]) -> frozenset[str]:
 
 
 def reachable(document: dict[str, Any]) -> tuple[dict[int, dict[str, Any]], dict[int, list[int]]]:
-    """Every schema by its identity, including those that only a reference leads to; and by the identity of
-    each, those that lead to it at once."""
+    """Two tables by the identity of a schema: the schema itself, and the identities of the schemas that
+    contain it or refer to it directly. Definitions that nothing refers to are left out."""
     found: dict[int, dict[str, Any]] = {}
     before: dict[int, list[int]] = {}
     unseen = [document]

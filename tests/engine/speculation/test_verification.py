@@ -156,7 +156,7 @@ def verifies(matcher: Binding | None) -> HostVerification | None:
 
 
 def concluded(found: Outcome, sampler: Sampler, case: Case, slot: int, rules: Rules | None) -> Outcome:
-    """With what shows the sampler's state: the token after those that were chosen."""
+    """The choices, and the next token, which depends on the state of the sampler."""
     found.taken = rules.taken if rules is not None else []
     position = case.end + len(found.tokens)
     found.then = step(
