@@ -8,7 +8,8 @@ import torch
 from personae.engine.deferral import Deferrals
 from personae.engine.exclusion import Exclusion, excludes
 from personae.engine.launched import Brought, LaunchedStep
-from personae.engine.sampler import HostVerification, TokenChoices
+from personae.engine.sampled_tokens import TokenChoices
+from personae.engine.sampler import HostVerification
 from personae.engine.sequence import SequenceLog
 from personae.engine.speculation.forced import JumpForward, KnownToken, Retokenizer, jumps
 from personae.engine.speculation.grammar_proposer import BudgetedMatcher, GrammarProposer

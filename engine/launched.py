@@ -9,7 +9,7 @@ import torch
 from personae.engine.device_event import DeviceToHostEvent
 from personae.engine.logprobs import PromptLogprobs
 from personae.engine.plan import Drafted, StepPlan, StepResult
-from personae.engine.sampler import SampledTokens, TokenChoices
+from personae.engine.sampled_tokens import SampledTokens, TokenChoices
 from personae.engine.sequence import TokenLogprobs
 from personae.engine.speculation.forced import JumpForward
 from personae.engine.speculation.verification import DraftRow

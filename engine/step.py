@@ -33,7 +33,8 @@ from personae.engine.launched import LaunchedStep
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.pooling import Pooling
 from personae.engine.prompt_logprobs import prompt_logprobs_of
-from personae.engine.sampler import SampledTokens, Sampler, TokenChoices
+from personae.engine.sampled_tokens import SampledTokens, TokenChoices
+from personae.engine.sampler import Sampler
 from personae.engine.sequence import SequenceLog
 from personae.engine.speculation.forced import JumpForward, Retokenizer
 from personae.engine.speculation.speculator import Speculator

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from personae.engine.sampler import HostVerification, Sampler, TokenChoices
+from personae.engine.sampled_tokens import TokenChoices
+from personae.engine.sampler import HostVerification, Sampler
 from personae.engine.sequence import TokenLogprobs
 from personae.engine.speculation.forced import JumpForward
 from personae.grammar.backend import Binding

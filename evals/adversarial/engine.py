@@ -23,7 +23,8 @@ from personae.actors.spec import EngineSpec
 from personae.api.app import create_app
 from personae.api.http.server import HttpServer, bind, url
 from personae.api.settings import ApiSettings
-from personae.engine.sampler import NO_VERIFICATION, HostVerification, SampledTokens, Sampler, TokenChoices
+from personae.engine.sampled_tokens import SampledTokens, TokenChoices
+from personae.engine.sampler import NO_VERIFICATION, HostVerification, Sampler
 from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine
 from personae.evals.bench.paced_core import paced

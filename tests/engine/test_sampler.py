@@ -11,7 +11,8 @@ from slow_sampler import bitmask, changed_logits, may_choose
 from personae.engine.logprobs import prompt_logprobs
 from personae.engine.params import SamplingParams
 from personae.engine.plan import NOT_FINITE, NOTHING_ALLOWED
-from personae.engine.sampler import Sampler, TokenChoices
+from personae.engine.sampled_tokens import TokenChoices
+from personae.engine.sampler import Sampler
 from personae.engine.sequence import SequenceLog
 
 INF = float("inf")

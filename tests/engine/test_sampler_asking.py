@@ -7,7 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from personae.engine.params import SamplingParams
-from personae.engine.sampler import Sampler, TokenChoices
+from personae.engine.sampled_tokens import TokenChoices
+from personae.engine.sampler import Sampler
 from personae.engine.sequence import SequenceLog
 
 LOGITS = torch.tensor([0.5, 2.0, 1.5, 1.0, -0.5])

@@ -8,7 +8,8 @@ import torch
 from slow_sampler import bitmask
 
 from personae.engine.params import SamplingParams
-from personae.engine.sampler import Sampler, TokenChoices
+from personae.engine.sampled_tokens import TokenChoices
+from personae.engine.sampler import Sampler
 from personae.engine.sequence import SequenceLog
 
 

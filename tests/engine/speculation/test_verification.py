@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from personae.engine.params import SamplingParams
-from personae.engine.sampler import HostVerification, Sampler, TokenChoices
+from personae.engine.sampled_tokens import TokenChoices
+from personae.engine.sampler import HostVerification, Sampler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.engine.speculation.verification import DraftRow, Slots, verify
 from personae.grammar.backend import Binding

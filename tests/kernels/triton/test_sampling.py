@@ -12,7 +12,8 @@ from slow_sampler import bitmask, changed_logits, may_choose
 
 from personae.engine.params import SamplingParams
 from personae.engine.plan import NOT_FINITE, NOTHING_ALLOWED
-from personae.engine.sampler import Sampler, TokenChoices
+from personae.engine.sampled_tokens import TokenChoices
+from personae.engine.sampler import Sampler
 from personae.engine.sequence import SequenceLog
 from personae.kernels import registry
 from personae.kernels.counter_rng import stream, uniforms
