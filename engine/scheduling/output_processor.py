@@ -66,13 +66,13 @@ class OutputProcessor:
             code = result.codes.get(index)
             deltas.append(Delta(sequence.id, finish="error", error=failure, cached=cached, code=code))
             return
-        accepted = 0
-        if row is not None and row.drafts:
-            accepted = self._verified(sequence, row, result.drafted.get(index, NO_DRAFTS))
         deferred = index in result.deferred
         if deferred and (sequence.stale or sequence.place is not SequenceState.RUNNING):
             sequence.stale = max(sequence.stale - 1, 0)
             return  # planned before it was known that the row before was deferred
+        accepted = 0
+        if row is not None and row.drafts:
+            accepted = self._verified(sequence, row, result.drafted.get(index, NO_DRAFTS))
         prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
         if row is not None and index in result.prompt_logprobs:
             first = row.start + 1 if row.start else 0  # the prompt token of the first entry

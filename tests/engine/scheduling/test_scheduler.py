@@ -182,6 +182,25 @@ def test_a_position_is_planned_again_if_its_token_was_undecided_after_right_draf
     scheduler.check_integrity()
 
 
+def test_drafts_that_were_planned_after_a_deferred_row_take_nothing_back_from_what_is_planned_again():
+    layout = MemoryLayout(num_pages=8, page_size=4, max_seqs=1, max_model_len=32, max_batch_tokens=8)
+    scheduler = Scheduler(layout, VirtualTokenCounters(), drafts=2)
+    scheduler.add(make_log("a", range(5), max_tokens=9, ignore_eos=True), speculates=True)
+    prompt, drafted = scheduler.plan(), scheduler.plan()
+    assert prompt is not None
+    assert drafted is not None
+    assert drafted.rows[0].drafts == 2
+    for step in (prompt.step, drafted.step):
+        assert scheduler.commit(StepResult(step, ((),), deferred=frozenset((0,)))) == ()
+    scheduler.resume("a")
+    again = scheduler.plan()
+    assert again is not None
+    assert (again.rows[0].start, again.rows[0].count) == (4, 1)
+    (delta,) = scheduler.commit(StepResult(again.step, ((7,),)))
+    assert delta.tokens == (7,)
+    scheduler.check_integrity()
+
+
 def test_nothing_to_do_makes_no_plan():
     it = bench()
     assert it.scheduler.plan() is None
