@@ -5,27 +5,21 @@ unable to become a new one: it is then as good as written. All of that follows f
 read byte by byte.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
+from rpds import HashTrieSet
 
 from personae.grammar.backend import CompiledGrammar
 from personae.grammar.bitmask import words_of
+from personae.grammar.tracked.endings import Endings, Words, clear_tokens
+from personae.grammar.tracked.seen import SeenItems
 
 STOP = 256
 """The stop token of the vocabulary of bytes in which items are read."""
 _WORDS = words_of(STOP + 1)
 _ENDS = (b",", b"]", b" ", b"\t", b"\r", b"\n")
-
-
-class Barred(NamedTuple):
-    """A text that must not be written, or at which an item must not end."""
-
-    text: bytes
-    ends: bool
 
 
 class ItemGrammar:
@@ -37,15 +31,15 @@ class ItemGrammar:
     @cached_property
     def unwritten(self) -> "Written":
         """The state of an empty set."""
-        return Written(self, frozenset(), frozenset(), ())
+        return Written(self, SeenItems(), HashTrieSet())
 
-    def spent(self, item: bytes, items: frozenset[bytes], dead: frozenset[bytes]) -> Iterator[bytes]:
+    def spent(self, item: bytes, items: "HashTrieSet[bytes]", dead: "HashTrieSet[bytes]") -> Iterator[bytes]:
         """The beginnings of `item`, longest first, that cannot become an item that is not in `items`. `dead`
         are those that are known already."""
         matcher = self._compiled.matcher()
         if matcher.feed(item) < len(item):
             return
-        found = set(dead)
+        found = set[bytes]()
         mask = np.zeros((1, _WORDS), np.int32)
         for length in range(len(item), -1, -1):
             matcher.restore(length)
@@ -54,13 +48,13 @@ class ItemGrammar:
             begun = item[:length]
             if allowed >> STOP & 1 and begun not in items:
                 return
-            following = (byte for byte in range(STOP) if allowed >> byte & 1)
-            if not all(begun + bytes((byte,)) in found for byte in following):
+            following = (begun + bytes((byte,)) for byte in range(STOP) if allowed >> byte & 1)
+            if not all(one in found or one in dead for one in following):
                 return
             found.add(begun)
             yield begun
 
-    def last(self, dead: frozenset[bytes], items: frozenset[bytes]) -> bytes | None:
+    def last(self, dead: "HashTrieSet[bytes]", items: "HashTrieSet[bytes]") -> bytes | None:
         """The only item that can still be written; None if there are several, or none."""
         matcher = self._compiled.matcher()
         mask = np.zeros((1, _WORDS), np.int32)
@@ -81,53 +75,47 @@ class ItemGrammar:
 class Written:
     """The items that a set has so far. Immutable."""
 
-    def __init__(
-        self,
-        grammar: ItemGrammar,
-        items: frozenset[bytes],
-        dead: frozenset[bytes],
-        barred: tuple[Barred, ...],
-    ) -> None:
+    def __init__(self, grammar: ItemGrammar, items: SeenItems, dead: "HashTrieSet[bytes]") -> None:
         self._grammar = grammar
-        self.items = items
-        self.dead = dead
-        self._barred = barred  # sorted
+        self._items = items
+        self._dead = dead  # beginnings that can become no other item
 
-    def with_item(self, item: bytes) -> "Written":
+    def __contains__(self, item: bytes) -> bool:
+        return item in self._items.texts
+
+    def __len__(self) -> int:
+        return len(self._items.texts)
+
+    def with_item(self, item: bytes, endings: Endings) -> "Written":
         """The state after one more item."""
-        items = self.items | {item}
-        spent = list(self._grammar.spent(item, items, self.dead))
-        barred = list(self._barred)
-        insort(barred, Barred(spent[-1], False) if spent else Barred(item, True))
-        return Written(self._grammar, items, self.dead.union(spent), tuple(barred))
+        items = self._items.having(item)
+        spent = list(self._grammar.spent(item, items.texts, self._dead))
+        texts = spent[-1:] or [item + end for end in _ENDS]
+        items = items.barring(texts, endings.longest, endings.beginning)
+        return Written(self._grammar, items, self._dead.update(spent))
 
     @property
     def exhausted(self) -> bool:
         """Whether no other item can be written."""
-        return b"" in self.dead
+        return b"" in self._dead
 
     @cached_property
     def last(self) -> bytes | None:
         """The only item that can still be written, if that is so."""
-        return self._grammar.last(self.dead, self.items)
+        return self._grammar.last(self._dead, self._items.texts)
 
-    def after(self, begun: bytes, longest: int) -> Iterator[bytes]:
-        """The texts of at most `longest` bytes that must not be written after `begun`, a begun item."""
-        size = len(begun)
-        for place in range(bisect_left(self._barred, (begun,)), len(self._barred)):
-            text, ends = self._barred[place]
-            if not text.startswith(begun):
-                break
-            if len(text) - size > longest:
-                continue
-            if ends:
-                yield from (text[size:] + end for end in _ENDS)
-            else:
-                yield text[size:]
+    def bar(self, words: Words, begun: bytes, endings: Endings) -> None:
+        """Bar the tokens after which `begun`, a begun item, would repeat another or be the last of all with
+        others to follow."""
+        barred = self._items.barred.get(begun)
+        if barred is not None:
+            clear_tokens(words, barred)
         last = self.last
         if last is not None and last.startswith(begun):
-            yield from (last[size:] + end for end in _ENDS if end != b"]")
+            for end in _ENDS:
+                if end != b"]":
+                    clear_tokens(words, endings.beginning(last[len(begun) :] + end, not begun))
 
     def allows(self, begun: bytes, since: int) -> bool:
         """Whether a begun item may be as it is. It was checked when it had `since` bytes."""
-        return not self.dead or not any(begun[:size] in self.dead for size in range(since, len(begun) + 1))
+        return not any(begun[:size] in self._dead for size in range(since, len(begun) + 1))

@@ -24,11 +24,12 @@ Words = NDArray[np.uint32]
 
 
 class Endings:
-    """Knows which tokens of a vocabulary end strings. Thread-safe."""
+    """Knows which tokens of a vocabulary end strings. `longest`: bytes of the longest one. Thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         names = {token: name.encode() for name, token in vocabulary.special.items()}
         self.tokens = tuple(text or names.get(token, b"") for token, text in enumerate(vocabulary.tokens))
+        self.longest = max(map(len, self.tokens), default=0)
         with_quotes = [(text, token) for token, text in enumerate(self.tokens) if b'"' in text]
         with_quotes.sort()
         self._texts = [text for text, _ in with_quotes]
@@ -48,7 +49,7 @@ class Endings:
             bits[token // 32] &= ~np.uint32(1 << int(token) % 32)
         return bits
 
-    def beginning(self, text: bytes) -> NDArray[np.int64]:
+    def beginning_string(self, text: bytes, _: bool = True) -> NDArray[np.int64]:
         """The tokens that begin with `text`, which ends with a quote."""
         first = bisect_left(self._texts, text)
         return self._ids[first : bisect_left(self._texts, text[:-1] + b"#", lo=first)]
@@ -64,11 +65,6 @@ class Endings:
             (text.lstrip(_BLANKS), token) for token, text in enumerate(self.tokens) if text[:1] in _LEADING
         ]
         return _Sorted([(text, token) for text, token in led if text])
-
-    @cached_property
-    def longest(self) -> int:
-        """Bytes of the longest token."""
-        return max(map(len, self.tokens), default=0)
 
     @cached_property
     def directly(self) -> Words:
@@ -116,7 +112,6 @@ class Endings:
             self._uncontinued,
             self._all,
             self._behind_blanks,
-            self.longest,
         ):
             del table
 
@@ -126,11 +121,10 @@ class Endings:
         clear_tokens(words, np.array(found, np.int64))
         return words
 
-    def bar_beginning(self, words: Words, text: bytes, *, after_blanks: bool) -> None:
-        """Bar the tokens that begin with `text`, also those with blanks before it."""
-        clear_tokens(words, self._all.beginning(text))
-        if after_blanks:
-            clear_tokens(words, self._behind_blanks.beginning(text))
+    def beginning(self, text: bytes, after_blanks: bool) -> NDArray[np.int64]:
+        """The tokens that begin with `text`, also those with blanks before it, if asked."""
+        tokens = self._all.beginning(text)
+        return np.concatenate((tokens, self._behind_blanks.beginning(text))) if after_blanks else tokens
 
 
 _LEADING = (b" ", b"\t", b"\r", b"\n")

@@ -7,6 +7,8 @@ one that is left: `"colour` must not be begun if only `"color` is left.
 from bisect import bisect_left
 from collections.abc import Iterator
 
+from rpds import HashTrieSet
+
 _END = b'"'
 
 
@@ -16,17 +18,17 @@ class ListedNames:
     def __init__(self, names: frozenset[bytes]) -> None:
         self._names = names
 
-    def left(self, seen: frozenset[bytes]) -> int:
+    def left(self, seen: "HashTrieSet[bytes]") -> int:
         """How many names can be written after those `seen`."""
-        return len(self._names - seen)
+        return len(self._names) - len(seen)
 
-    def allows(self, begun: bytes, seen: frozenset[bytes]) -> bool:
+    def allows(self, begun: bytes, seen: "HashTrieSet[bytes]") -> bool:
         """Whether a begun name can become one that was not `seen`."""
-        return any(name.startswith(begun) for name in self._names - seen)
+        return any(name.startswith(begun) and name not in seen for name in self._names)
 
-    def barred(self, begun: bytes, seen: frozenset[bytes]) -> Iterator[bytes]:
+    def barred(self, begun: bytes, seen: "HashTrieSet[bytes]") -> Iterator[bytes]:
         """The shortest texts after `begun`, a begun name, with which it can only become one of `seen`."""
-        left = sorted(name + _END for name in self._names - seen if name.startswith(begun))
+        left = sorted(name + _END for name in self._names if name.startswith(begun) and name not in seen)
         found = set()
         for name in seen:
             if name.startswith(begun):

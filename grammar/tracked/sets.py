@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from rpds import HashTrieSet
 
 from personae.grammar.backend import BackendMatcher, CompiledGrammar
 from personae.grammar.bitmask import Bitmask
@@ -19,12 +20,12 @@ from personae.grammar.tracked.distinct import Written
 from personae.grammar.tracked.endings import Endings, clear_tokens
 from personae.grammar.tracked.listed_names import ListedNames
 from personae.grammar.tracked.places import CompileItems, Nodes, Places, Reader
+from personae.grammar.tracked.seen import NO_TEXTS, SeenItems
 
 _SIGNS = re.compile(rb'["{}\[\]:,]')
 _OPENING = re.compile(rb"[{\[]")
 _IN_STRING = re.compile(rb'["\\]')
 _BLANKS = b" \t\r\n"
-_NONE: frozenset[bytes] = frozenset()
 
 
 class _OpenValue(NamedTuple):
@@ -34,7 +35,7 @@ class _OpenValue(NamedTuple):
     is_object: bool
     nodes: Nodes
     value: Nodes
-    seen: frozenset[bytes] | None
+    seen: SeenItems | None
     written: Written | None = None
     begin: int = 0  # where an item begins, if `written` is there
     names: ListedNames | None = None  # if an object has no others
@@ -54,7 +55,7 @@ class _Violation(Exception):
     """An item repeats an earlier one."""
 
 
-def _step(reader: Reader, state: _State, text: bytes, begun: bytearray) -> _State:
+def _step(reader: Reader, endings: Endings, state: _State, text: bytes, begun: bytearray) -> _State:
     """The state after `text`, which continues `begun`. Raises _Violation."""
     frame, start, is_key, escaped, length = state
     place, size = 0, len(text)
@@ -75,9 +76,11 @@ def _step(reader: Reader, state: _State, text: bytes, begun: bytearray) -> _Stat
             start = -1
             _check(frame, begun, text, length, place)
             if frame is not None and frame.seen is not None and is_key == frame.is_object:
-                if content in frame.seen:
+                if content in frame.seen.texts:
                     raise _Violation
-                frame = frame._replace(seen=frame.seen | {content})
+                seen = frame.seen.having(content)
+                barring = seen.barring((content + b'"',), endings.longest, endings.beginning_string)
+                frame = frame._replace(seen=barring)
             if frame is not None and is_key:
                 frame = frame._replace(value=reader.children(frame.nodes, _name(content)))
             continue
@@ -102,7 +105,7 @@ def _step(reader: Reader, state: _State, text: bytes, begun: bytearray) -> _Stat
                     frame = frame._replace(begin=length + place)
             case b"}" | b"]":
                 if frame is not None and frame.written is not None:
-                    _ended(frame.written, _item(frame, begun, text, length, place - 1))
+                    _ended(frame.written, _item(frame, begun, text, length, place - 1), endings)
                 frame = frame and frame.above
                 is_key = False
                 _check(frame, begun, text, length, place)
@@ -110,21 +113,17 @@ def _step(reader: Reader, state: _State, text: bytes, begun: bytearray) -> _Stat
                 is_key = False
             case b",":
                 is_key = frame is not None and frame.is_object
-                if (
-                    frame is not None
-                    and frame.names is not None
-                    and not frame.names.left(frame.seen or _NONE)
-                ):
+                if frame is not None and frame.names is not None and not frame.names.left(_seen(frame)):
                     raise _Violation
                 if frame is not None and frame.written is not None:
-                    written = _ended(frame.written, _item(frame, begun, text, length, place - 1))
+                    written = _ended(frame.written, _item(frame, begun, text, length, place - 1), endings)
                     if written.exhausted:
                         raise _Violation
                     frame = frame._replace(written=written, begin=length + place)
     _check_begun(frame, begun, text, length)
     if is_key and start >= 0 and frame is not None and frame.names is not None:
         name = bytes(begun[start:]) + text[max(start - length, 0) :]
-        if not frame.names.allows(name, frame.seen or _NONE):
+        if not frame.names.allows(name, _seen(frame)):
             raise _Violation
     return _State(frame, start, is_key, escaped, length + size)
 
@@ -143,20 +142,20 @@ def _item(frame: _OpenValue, begun: bytearray, text: bytes, length: int, place: 
     return (before + text[max(frame.begin - length, 0) : place]).strip(_BLANKS)
 
 
-def _ended(written: Written, item: bytes) -> Written:
+def _ended(written: Written, item: bytes, endings: Endings) -> Written:
     """The items after one more. Raises _Violation."""
     if not item:
         return written
-    if item in written.items:
+    if item in written:
         raise _Violation
-    return written.with_item(item)
+    return written.with_item(item, endings)
 
 
 def _check(frame: _OpenValue | None, begun: bytearray, text: bytes, length: int, place: int) -> None:
     """Raises _Violation if a string, object or array that ends here repeats an item."""
     if frame is None or frame.written is None:
         return
-    if _item(frame, begun, text, length, place) in frame.written.items:
+    if _item(frame, begun, text, length, place) in frame.written:
         raise _Violation
 
 
@@ -165,14 +164,14 @@ def _check_begun(frame: _OpenValue | None, begun: bytearray, text: bytes, length
     above = frame
     while (around := _set_around(above)) is not None:
         above = around.above
-        if around.written is None or not around.written.items:
+        if not around.written:
             continue
         before = bytes(begun[around.begin :]) if around.begin < length else b""
         item = (before + text[max(around.begin - length, 0) :]).lstrip(_BLANKS)
         if not around.written.allows(item, len(before.lstrip(_BLANKS))):
             raise _Violation
         whole = item.rstrip(_BLANKS)
-        if len(whole) < len(item) and around is frame and whole in around.written.items:
+        if len(whole) < len(item) and around is frame and whole in around.written:
             raise _Violation  # a number that ends with a blank
 
 
@@ -183,14 +182,18 @@ def _set_around(frame: _OpenValue | None) -> _OpenValue | None:
     return frame
 
 
+def _seen(frame: _OpenValue) -> "HashTrieSet[bytes]":
+    return NO_TEXTS if frame.seen is None else frame.seen.texts
+
+
 def _opened(reader: Reader, frame: _OpenValue | None, nodes: Nodes, *, is_object: bool) -> _OpenValue:
     if is_object:
-        names = frozenset[bytes]() if any(NAMES in node for node in nodes) else None
-        return _OpenValue(frame, True, nodes, (), names, names=reader.names_of(nodes))
+        seen = SeenItems() if any(NAMES in node for node in nodes) else None
+        return _OpenValue(frame, True, nodes, (), seen, names=reader.names_of(nodes))
     is_set = any(SET in node for node in nodes)
     items = reader.items(nodes) if reader.distinct else None
     written = None if items is None else items.unwritten
-    seen = frozenset[bytes]() if is_set else None
+    seen = SeenItems() if is_set else None
     return _OpenValue(frame, False, nodes, reader.children(nodes, None), seen, written)
 
 
@@ -251,9 +254,9 @@ class SetsMatcher:
         else:
             words &= endings.within
             begun = bytes(self._text[state.start :])
-            for item in frame.seen if state.is_key == frame.is_object else ():
-                if item.startswith(begun):
-                    clear_tokens(words, endings.beginning(item[len(begun) :] + b'"'))
+            barred = frame.seen.barred.get(begun) if state.is_key == frame.is_object else None
+            if barred is not None:
+                clear_tokens(words, barred)
 
     def _leave_out_names(self, words: "np.ndarray[Any, np.dtype[np.uint32]]", state: _State) -> None:
         """Exclude the tokens after which a name could only be one that is there, or none could follow."""
@@ -262,16 +265,15 @@ class SetsMatcher:
         above = frame
         while above is not None:
             may_end_names = above is frame and state.is_key  # with the token that writes the last one
-            if above.names is not None and above.names.left(above.seen or _NONE) <= may_end_names:
+            if above.names is not None and above.names.left(_seen(above)) <= may_end_names:
                 words &= endings.after(within=state.start >= 0, deeper=above is not frame)
             above = above.above
         if frame is None or frame.names is None or not state.is_key:
             return
         begun = bytes(self._text[state.start :]) if state.start >= 0 else b""
-        for text in frame.names.barred(begun, frame.seen or _NONE):
-            endings.bar_beginning(
-                words, text if state.start >= 0 else b'"' + text, after_blanks=state.start < 0
-            )
+        for text in frame.names.barred(begun, _seen(frame)):
+            quoted = text if state.start >= 0 else b'"' + text
+            clear_tokens(words, endings.beginning(quoted, state.start < 0))
 
     def _leave_out_of_all(
         self, words: "np.ndarray[Any, np.dtype[np.uint32]]", frame: _OpenValue | None
@@ -295,8 +297,7 @@ class SetsMatcher:
         endings = self._endings
         words &= endings.directly if direct else endings.deeper
         begun = bytes(self._text[around.begin :]).lstrip(_BLANKS)
-        for text in written.after(begun, endings.longest):
-            endings.bar_beginning(words, text, after_blanks=not begun)
+        written.bar(words, begun, endings)
 
     def accept(self, token: int) -> bool:
         """Advance by one token; False, and no change, if it is not allowed."""
@@ -313,7 +314,7 @@ class SetsMatcher:
         for token in tokens:
             written = self._endings.tokens[token] if token < len(self._endings.tokens) else b""
             try:
-                state = _step(self._reader, state, written, text)
+                state = _step(self._reader, self._endings, state, written, text)
             except _Violation:
                 break
             if len(tokens) > 1:

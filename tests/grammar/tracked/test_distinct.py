@@ -19,6 +19,7 @@ from personae.evals.suites.maskbench import byte_vocabulary
 from personae.grammar.bitmask import words_of
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
+from personae.grammar.tracked.endings import Endings
 from personae.grammar.tracked.numerals import fractions, integers
 from personae.grammar.vocabulary import Vocabulary
 
@@ -355,3 +356,33 @@ def test_expressions_for_numbers_match_those_within_their_bounds(
         assert not any(
             re.fullmatch(pattern, odd) for odd in ("-0", "01", "1.0", "1.50", "1e3", "", "-", ".5", "-0.0")
         )
+
+
+@pytest.mark.parametrize("schema", [{"type": "integer"}, {"type": "string"}, POINT])
+def test_a_mask_looks_up_no_more_tokens_in_a_set_of_hundreds_of_items(monkeypatch, schema) -> None:
+    looked_up = []
+    for name in ("beginning", "beginning_string"):
+        find = getattr(Endings, name)
+
+        def counted(self, *arguments, find=find):
+            looked_up.append(arguments)
+            return find(self, *arguments)
+
+        monkeypatch.setattr(Endings, name, counted)
+    items: list[Any] = list(range(100))
+    if schema is POINT:
+        items = [{"x": number, "kind": "a"} for number in items]
+    elif schema == {"type": "string"}:
+        items = [str(number) for number in items]
+    document = json.dumps({"type": "array", "uniqueItems": True, "items": schema})
+    spec = GrammarSpec("json_schema", document, strict=True)
+    text = json.dumps(items, separators=(",", ":"))[:-1] + ","
+    matcher = COMPILER.compile(spec).matcher(100_000)
+    mask = np.zeros((1, words_of(COMPILER.vocabulary.size)), np.int32)
+    most = []
+    for byte in text.encode():
+        looked_up.clear()
+        matcher.fill(mask, 0)
+        most.append(len(looked_up))
+        assert matcher.accept(byte)
+    assert max(most[-200:]) <= max(most[:200])
