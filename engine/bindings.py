@@ -8,6 +8,7 @@ import torch
 from personae.engine.deferral import Deferrals
 from personae.engine.exclusion import Exclusion, excludes
 from personae.engine.launched import Brought, LaunchedStep
+from personae.engine.replay import REPLAY_SECONDS, Replay
 from personae.engine.sampled_tokens import TokenChoices
 from personae.engine.sampler import HostVerification
 from personae.engine.sequence import SequenceLog
@@ -15,7 +16,7 @@ from personae.engine.speculation.forced import JumpForward, KnownToken, Retokeni
 from personae.engine.speculation.grammar_proposer import BudgetedMatcher, GrammarProposer
 from personae.engine.worker.known import KnownTokens
 from personae.engine.worker.worker import PackedStep
-from personae.grammar.backend import Binding, BoundGrammar, Matcher
+from personae.grammar.backend import Binding
 from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.reasoning.limit import LimitedMatcher
 from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar, RemoteMatcher
@@ -28,7 +29,7 @@ class Bindings:
     """The matchers of all slots.
 
     `known` gets forced text. `retokenizer` finds its tokens; without one, no text is forced. `deferrals`: the
-    rows that wait for masks from another process.
+    rows that wait for masks from another process, or for a replay.
     """
 
     def __init__(
@@ -55,9 +56,19 @@ class Bindings:
             self._matchers[slot] = grammar.begin(budget, log.tokens[log.prompt_length :])
             self.deferrals.count += 1
             return
-        self._matchers[slot] = matcher = replayed(grammar, log, self._max_model_len)
+        replay = Replay(grammar.matcher(budget), log)
+        if replay.advance():
+            self._begin(slot, replay)
+        else:
+            self._matchers[slot] = replay
+            self.deferrals.count += 1
+
+    def _begin(self, slot: int, replay: Replay) -> None:
+        """A slot's matcher has got the log's tokens."""
+        log, matcher = replay.log, replay.matcher
+        self._matchers[slot] = matcher
         if self._retokenizer is not None and jumps(log):
-            limit = log.prompt_length + budget
+            limit = log.prompt_length + log.budget(self._max_model_len)
             self._jumps[slot] = jump = JumpForward(matcher, log, limit, self._retokenizer)
             self._known.extend(slot, len(log.tokens), jump.pending)
 
@@ -95,7 +106,12 @@ class Bindings:
         return self.deferrals.find_deferred(packed, self._matchers) if self.deferrals.any else []
 
     def resumable(self) -> list[int]:
-        """The slots whose masks have arrived, each once."""
+        """The slots whose masks have arrived, each once. Replays advance."""
+        replays = [(slot, one) for slot, one in self._matchers.items() if isinstance(one, Replay)]
+        for slot, replay in replays:
+            if replay.advance(REPLAY_SECONDS / len(replays)):
+                self._begin(slot, replay)
+                self.deferrals.count -= 1
         return self.deferrals.resumable(self._matchers)
 
     def fill_late(self, bitmask: torch.Tensor, matchers: Sequence[Binding | None]) -> None:
@@ -147,14 +163,3 @@ def verifies(matcher: Binding | None) -> HostVerification | None:
     if isinstance(matcher, BudgetMatcher | LimitedMatcher | RemoteMatcher) and matcher.verifies:
         return matcher
     return None
-
-
-def replayed(grammar: BoundGrammar, log: SequenceLog, max_model_len: int) -> Matcher:
-    """A matcher that has taken the log's emitted tokens, and closes the answer within its budget."""
-    matcher = grammar.matcher(log.budget(max_model_len))
-    for token in log.tokens[log.prompt_length :]:
-        if matcher.terminated:
-            break  # only stop tokens that did not end the answer follow (`ignore_eos`, `min_tokens`)
-        if not matcher.accept(token):
-            raise AssertionError(f"sequence {log.id}: its log does not match its grammar")
-    return matcher

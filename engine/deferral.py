@@ -1,8 +1,8 @@
 """Deferred rows: rows that skip a step because they cannot choose a token in it.
 
-There are two reasons. The mask of the row's grammar comes from another process and is not there in time. Or
-the token before was not final when the step began: the grammar has not accepted it yet, or has replaced it
-since.
+There are three reasons. The mask of the row's grammar comes from another process and is not there in time. Or
+the grammar has not got the tokens of an earlier engine yet (`replay.py`). Or the token before was not final
+when the step began: the grammar has not accepted it yet, or has replaced it since.
 
 A deferred row is computed but not sampled. So are later rows of its sequence that were planned before this
 was known, because their tokens would follow the missing one. The position is computed again when the mask is
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from personae.engine.replay import Replay
 from personae.engine.worker.worker import PackedStep
 from personae.grammar.backend import Binding
 from personae.grammar.sandbox.masks import RemoteMatcher
@@ -29,7 +30,8 @@ class _Deferred:
 
 
 class Deferrals:
-    """The slots whose rows are deferred. `count` is how many slots have a grammar in another process."""
+    """The slots whose rows are deferred. `count` is how many slots have a grammar in another process, or a
+    replay."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -55,7 +57,7 @@ class Deferrals:
         """A slot's sequence has left."""
         if isinstance(matcher, RemoteMatcher):
             matcher.end()
-            self.count -= 1
+        self.count -= isinstance(matcher, RemoteMatcher | Replay)
         self._deferred.pop(slot, None)
         self._reported.discard(slot)
 
@@ -65,7 +67,8 @@ class Deferrals:
         out = []
         for i, (slot, end) in enumerate(zip(packed.sampled_slots, packed.sampled_ends, strict=True)):
             matcher, parked = matchers.get(slot), self._deferred.get(slot)
-            late = isinstance(matcher, RemoteMatcher) and not matcher.wait(deadline)
+            late = isinstance(matcher, Replay)
+            late = late or (isinstance(matcher, RemoteMatcher) and not matcher.wait(deadline))
             if late or slot in self._replaced or (parked is not None and end > parked.end):
                 out.append(i)
             elif parked is not None:
@@ -92,8 +95,8 @@ class Deferrals:
         there = []
         for slot, parked in self._deferred.items():
             matcher = matchers[slot]
-            finished = parked.step is None and slot not in self._reported
-            if finished and (not isinstance(matcher, RemoteMatcher) or matcher.ready):
+            late = isinstance(matcher, Replay) or (isinstance(matcher, RemoteMatcher) and not matcher.ready)
+            if parked.step is None and slot not in self._reported and not late:
                 there.append(slot)
         self._reported.update(there)
         return there

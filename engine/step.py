@@ -295,7 +295,7 @@ class StepEngine:
             sampled_rows=[packed.sampled_rows[i] for i in others],
             sampled_slots=[packed.sampled_slots[i] for i in others],
             sampled_ends=[packed.sampled_ends[i] for i in others],
-            drafts={others.index(i): drafts for i, drafts in packed.drafts.items()},
+            drafts={others.index(i): drafts for i, drafts in packed.drafts.items() if i in others},
         )
         behind = range(len(packed.sampled_rows), len(packed.sampled))
         logits = forward.logits[upload(np.array([*others, *behind], np.int64), self.worker.device)]

@@ -1,14 +1,18 @@
 """Answers whose masks are made in another process: late or not, their tokens are those that they would be."""
 
 import time
+from itertools import count
 from typing import Any
 
 import pytest
 from engine_harness import EngineHarness, Played
+from msgspec.structs import replace
 from sandbox_limits import PATIENT
 from tiny_models import model_folder
 from worst import text_vocabulary
 
+from personae.engine import replay
+from personae.engine.speculation.policy import Always
 from personae.errors import GRAMMAR_TOO_SLOW
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox import masks
@@ -85,6 +89,42 @@ def test_a_preempted_answer_is_bound_again_and_has_the_same_tokens(remote, expec
     found, harness = played(remote, num_pages=8, page_size=4)
     assert harness.scheduler.counters.preemptions
     assert tokens_of(found) == expected
+
+
+@pytest.mark.parametrize(("runs_ahead", "lookahead"), [(False, 1), (False, 2), (True, 2)])
+@pytest.mark.parametrize("speculates", [False, True])
+def test_a_preempted_answer_has_the_same_tokens_however_long_its_grammar_takes_to_read_it_again(
+    expected, monkeypatch, runs_ahead: bool, lookahead: int, speculates: bool
+) -> None:
+    clock = count()
+    monkeypatch.setattr(replay, "thread_time", lambda: next(clock))  # so a token at a time
+    policy = Always() if speculates else None
+    compiler = GrammarCompiler(VOCABULARY, sandboxed=False)
+    found, harness = played(compiler, runs_ahead, lookahead, policy=policy, num_pages=8, page_size=4)
+    assert harness.scheduler.counters.preemptions
+    assert harness.resumed
+    assert tokens_of(found) == expected
+
+
+def test_other_rows_have_their_steps_while_a_grammar_reads_a_long_answer_again(monkeypatch) -> None:
+    harness = EngineHarness(model_folder("qwen3", vocab_size=VOCABULARY.size), max_seqs=4)
+    harness.grammars |= {LIST: GrammarCompiler(VOCABULARY, sandboxed=False).compile(LIST)}
+    bound = {"grammar": LIST, "eos": VOCABULARY.stop_ids, "max_tokens": 24}
+    before = harness.play([harness.log("long", [5, 6], **bound)])["long"].tokens
+    steps: list[int] = []
+
+    def read_the_clock() -> int:
+        """A second passes with each token that a replay takes, so it takes one at a time."""
+        steps.append(harness.steps)
+        return len(steps)
+
+    monkeypatch.setattr(replay, "thread_time", read_the_clock)
+    whole = harness.log("long", [5, 6, *before[:16]], **bound)
+    found = harness.play([replace(whole, prompt_length=2), harness.log("other", [5, 6, 8], max_tokens=8)])
+    assert found["long"].tokens == before[16:]
+    assert found["other"].finish == "length"
+    assert harness.resumed == 1
+    assert len(set(steps)) >= 8  # those of the other row
 
 
 def test_an_answer_whose_masks_take_too_long_ends_with_an_error_of_its_own_and_the_others_do_not(
