@@ -227,7 +227,7 @@ class StepEngine:
         if rows:
             verifying = ((row, verifies(matcher)) for row, matcher in enumerate(matchers))
             verifications = {row: asked for row, asked in verifying if asked is not None}
-            logits = forward.logits[: len(rows)] if forward.packed.drafts else forward.logits
+            logits = forward.logits[: len(rows)]  # behind these are those of drafts
             if verifications and (
                 self.runs_ahead
                 or any(self._logs[row.slot].params.prompt_logprobs is not None for row in plan.rows)
