@@ -1,13 +1,14 @@
 """The bindings of all slots: the grammars, exclusions and known tokens that decide which tokens may come
 next."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from personae.engine.deferral import Deferrals
 from personae.engine.exclusion import Exclusion, excludes
 from personae.engine.launched import Brought, LaunchedStep
+from personae.engine.plan import Row
 from personae.engine.replay import REPLAY_SECONDS, Replay
 from personae.engine.sampled_tokens import TokenChoices
 from personae.engine.sampler import HostVerification
@@ -101,9 +102,10 @@ class Bindings:
         """What appends forced text to these slots."""
         return [self._jumps.get(slot) for slot in slots]
 
-    def find_deferred(self, packed: PackedStep) -> list[int]:
-        """The indices of the samples that this step cannot choose. Waits briefly for their masks."""
-        return self.deferrals.find_deferred(packed, self._matchers) if self.deferrals.any else []
+    def find_deferred(self, rows: Iterable[Row], packed: PackedStep) -> list[int]:
+        """The indices of the samples that this step cannot choose. Waits briefly for their masks. `rows` are
+        the plan's."""
+        return self.deferrals.find_deferred(rows, packed, self._matchers) if self.deferrals.any else []
 
     def resumable(self) -> list[int]:
         """The slots whose masks have arrived, each once. Replays advance."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from personae.engine.plan import Row
 from personae.engine.replay import Replay
 from personae.engine.worker.worker import PackedStep
 from personae.grammar.backend import Binding
@@ -61,15 +62,19 @@ class Deferrals:
         self._deferred.pop(slot, None)
         self._reported.discard(slot)
 
-    def find_deferred(self, packed: PackedStep, matchers: Mapping[int, Binding]) -> list[int]:
-        """The indices of the samples that this step cannot choose. Waits briefly for their masks."""
+    def find_deferred(
+        self, rows: Iterable[Row], packed: PackedStep, matchers: Mapping[int, Binding]
+    ) -> list[int]:
+        """The indices of the samples that this step cannot choose. Waits briefly for their masks. `rows` are
+        the plan's, which may begin elsewhere than what was packed (`speculation/`)."""
+        starts = {row.slot: row.start for row in rows}
         deadline = time.monotonic() + STEP_PATIENCE
         out = []
-        for i, (slot, end) in enumerate(zip(packed.sampled_slots, packed.sampled_ends, strict=True)):
+        for i, slot in enumerate(packed.sampled_slots):
             matcher, parked = matchers.get(slot), self._deferred.get(slot)
             late = isinstance(matcher, Replay)
             late = late or (isinstance(matcher, RemoteMatcher) and not matcher.wait(deadline))
-            if late or slot in self._replaced or (parked is not None and end > parked.end):
+            if late or slot in self._replaced or (parked is not None and starts[slot] >= parked.end):
                 out.append(i)
             elif parked is not None:
                 del self._deferred[slot]

@@ -201,7 +201,7 @@ class StepEngine:
         """Fill the masks and start sampling. The tokens of the step before must have been read."""
         if forward is None:
             return LaunchedStep(plan, None, [], [], [], None, {}, None)
-        if out := self._bindings.find_deferred(forward.packed):
+        if out := self._bindings.find_deferred(plan.rows, forward.packed):
             launched = self._sample_others(plan, forward, out)
         else:
             launched = self._sample(plan, forward)

@@ -91,7 +91,7 @@ def test_a_preempted_answer_is_bound_again_and_has_the_same_tokens(remote, expec
     assert tokens_of(found) == expected
 
 
-@pytest.mark.parametrize(("runs_ahead", "lookahead"), [(False, 1), (False, 2), (True, 2)])
+@pytest.mark.parametrize(("runs_ahead", "lookahead"), [(False, 1), (False, 2), (False, 4), (True, 2)])
 @pytest.mark.parametrize("speculates", [False, True])
 def test_a_preempted_answer_has_the_same_tokens_however_long_its_grammar_takes_to_read_it_again(
     expected, monkeypatch, runs_ahead: bool, lookahead: int, speculates: bool
