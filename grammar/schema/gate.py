@@ -103,7 +103,7 @@ _LLGUIDANCE_FORMATS = frozenset({"duration", "ipv4", "ipv6", "uuid", "uri"})
 # are slow long before: 20 ms at 1,000 properties.
 _MOST_OPTIONAL = 450
 
-# It goes through as many states for the multiples of a whole number, before anything is answered: a second for
+# It goes through as many states for the multiples of a whole number before its first answer: a second for
 # this one. Those of fractions are found sooner.
 _MOST_MULTIPLE = 100_000
 
