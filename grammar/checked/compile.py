@@ -33,8 +33,9 @@ from personae.grammar.structure.elements import (
 )
 
 _BACKEND = "llguidance"
-_MOST_TRIED = 6_000  # values of a part, until one is valid
+_MOST_TRIED = 2_500  # values of a part, until one is valid
 _MOST_AGAIN = 400  # more of them for each further looser schema
+_UNREWRITTEN = 2  # looser schemas that are made without rewriting, the first ones
 
 Looser = Callable[[Schema], Iterable[Schema]]
 
@@ -93,7 +94,9 @@ class Loosening:
         check_answerable(document)
         examples = _Examples(Validator(source))
         done: set[str] = set()
-        for schema in self._looser(document):
+        for place, schema in enumerate(self._looser(document)):
+            if examples.in_vain and place >= _UNREWRITTEN:
+                break  # rewriting may take seconds, and only begins the same search elsewhere
             looser = json.dumps(schema)
             if looser in done:
                 continue
@@ -131,6 +134,7 @@ class _Examples:
         self._validator = validator
         self._tried = Tried(validator)
         self._found: list[str] = []
+        self.in_vain = False  # a search has ended, and no value was ever found
 
     def near(self, first: str) -> Iterator[str]:
         """The values that were found before, and then others, of which `first` may become one."""
@@ -140,6 +144,7 @@ class _Examples:
         for value in repaired(self._validator, 0, begun, most, self._tried):
             self._found.append(value)
             yield value
+        self.in_vain = not self._found
 
 
 def compile_checked(

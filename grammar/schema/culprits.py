@@ -23,13 +23,16 @@ _MOST_NAMED = 50
 Culprit = tuple[str, Path]
 
 
-def culprits(document: Schema, enforced: Callable[[Schema], bool]) -> list[Culprit]:
+def culprits(
+    document: Schema, enforced: Callable[[Schema], bool], *, seconds: float = _SECONDS
+) -> list[Culprit]:
     """The keywords, with their paths, without which `enforced` accepts the schema; empty if they are not
-    found. As many others as possible are kept, earlier ones rather than later ones."""
+    found within `seconds` of processor time. As many others as possible are kept, earlier ones rather than
+    later ones."""
     if isinstance(document, bool):
         return []
     found = list(_candidates(document, ()))
-    end = process_time() + _SECONDS
+    end = process_time() + seconds
     blamed: list[Culprit] = []
 
     def passes(left_out: Iterable[Culprit]) -> bool:
@@ -49,7 +52,7 @@ def culprits(document: Schema, enforced: Callable[[Schema], bool]) -> list[Culpr
     for candidates in ([one for one in found if one[0] not in _HARMLESS], found):
         begun = process_time()
         passing = passes(candidates)
-        if process_time() - begun > _SECONDS / _LEAST_TRIALS:
+        if process_time() - begun > seconds / _LEAST_TRIALS:
             return []  # there is no time for that many trials
         if passing:
             look(candidates, [])
