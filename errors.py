@@ -104,7 +104,12 @@ class GrammarError(RequestError):
 
 
 class NotEnforced(GrammarError):
-    """A strict schema that is well-formed, but that no grammar enforces completely."""
+    """A strict schema that is well-formed, but that no grammar enforces completely.
+
+    `unexplained`: trials, which take long, may still find the keywords that have to go.
+    """
+
+    unexplained = False
 
 
 class GrammarTooSlow(GrammarError):

@@ -32,7 +32,7 @@ from personae.grammar.sandbox.masks import AnyGrammar, Processes, RemoteGrammar
 from personae.grammar.sandbox.server import SandboxLimits
 from personae.grammar.sandbox.small import is_foreign, is_small
 from personae.grammar.sandbox.warm_up import FIRST_SPECS
-from personae.grammar.schema.culprits import explanation
+from personae.grammar.schema.culprits import explained, without_trials
 from personae.grammar.schema.document import (
     PARAMS,
     SCHEMA_PARAM,
@@ -179,19 +179,37 @@ class GrammarCompiler:
                 raise GrammarError("The grammar, read as GBNF, matches no text.", param=PARAMS[spec.kind])
             return self._remote(self._sandbox, spec, tenant)
         try:
-            return self.compile_here(spec, tenant)
+            return self._compiled(spec, tenant)
         except GrammarError as error:
-            if not _may_be_checked(spec, error):
-                raise
             refused = error.with_traceback(None)  # it holds what the sandbox's answer came through
-        try:
-            return self._checked(msgspec.structs.replace(spec, checked=True), tenant)
-        except GrammarError as error:
-            is_of_another = spec.kind == "structure" and error.param not in (None, refused.param)
-            raise (error if is_of_another else refused) from None
+        if _may_be_checked(spec, refused):
+            try:
+                return self._checked(msgspec.structs.replace(spec, checked=True), tenant)
+            except GrammarError as error:
+                if spec.kind == "structure" and error.param not in (None, refused.param):
+                    raise  # it is another part's
+        raise self.explained(spec, refused)
 
     def compile_here(self, spec: GrammarSpec, tenant: str = "") -> BoundGrammar:
-        """As `compile`. The masks are made here, also for a grammar of a client."""
+        """As `compile`, but with checks only if `spec.checked`. The masks are made here, also for a grammar
+        of a client."""
+        try:
+            return self._compiled(spec, tenant)
+        except GrammarError as error:
+            refused = error.with_traceback(None)
+        raise self.explained(spec, refused)
+
+    def explained(self, spec: GrammarSpec, refusal: GrammarError) -> GrammarError:
+        """A refusal that names all keywords that have to go from a schema, if trials may find them and do."""
+        if not isinstance(refusal, NotEnforced) or not refusal.unexplained:
+            return refusal
+        if self._sandbox is not None:
+            return self._sandbox.explain(spec, refusal)
+        written = without_ignored(parse_schema(spec.source))
+        return explained(written, refusal, lambda one: self._enforced(one, rewritten))
+
+    def _compiled(self, spec: GrammarSpec, tenant: str) -> BoundGrammar:
+        """As `compile_here`. A refusal is not explained yet."""
         if spec.reasoning is not None:
             return self._limited(msgspec.structs.replace(spec, reasoning=None), spec.reasoning, tenant)
         if spec.checked:
@@ -219,7 +237,7 @@ class GrammarCompiler:
     def analyse(
         self, spec: GrammarSpec, *, rewritten: bool = True, report: Callable[[CompilePlan], None] = _ignore
     ) -> Analysis:
-        """Analyse a spec without a limit on its reasoning. Raises as `compile` does.
+        """Analyse a spec without a limit on its reasoning. Raises as `compile` does, but for `explained`.
 
         Unless `rewritten`, schemas that are not enforced as they are written are not brought into another
         form. Calls `report` with each plan that has been compiled, before its answers are analysed; the last
@@ -350,7 +368,7 @@ class GrammarCompiler:
         """A grammar with a limit on reasoning. All limits of an equal spec share the compiled grammar."""
         inner = self.get(spec, tenant)
         if inner is None or isinstance(inner, RemoteGrammar):
-            inner = self.compile_here(spec, tenant)
+            inner = self._compiled(spec, tenant)
             self.put(spec, inner, tenant)
         format = msgspec.structs.replace(limit, tokens=0, opened=False)
         tags = self._tags.get(format)
@@ -391,7 +409,7 @@ class GrammarCompiler:
                 reason = error
         if spec.strict:
             spent = thread_time() - begun
-            raise explanation(written, reason, lambda one: self._enforced(one, rewritings), spent=spent)
+            raise without_trials(written, reason, spent=spent)
         return self._compile_best_effort(spec, document, finish, tried)
 
     def _enforced(self, document: Schema, rewritings: Rewritings) -> bool:

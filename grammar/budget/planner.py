@@ -37,6 +37,7 @@ _BREAK = 1 << 0x0A
 _ENDING = 1 << ord("]")
 _BACKSLASH = 1 << 0x5C
 _ENDS = sum(1 << byte for byte in b",}]")
+_AFTER_NUMBERS = (*b",}]", STOP)
 _BYTES = (1 << 256) - 1
 _DIGITS = sum(1 << byte for byte in range(0x30, 0x3A))
 _NUMERIC = _DIGITS | sum(1 << byte for byte in b".eE+-")
@@ -192,9 +193,10 @@ class Planner:
         if self._hints.words_first and not free:
             return self._letter(matcher, mask, text)
         if self._hints.steps and mask & _DIGITS and not free and not mask & _ENDS:
-            multiple = self._multiple(matcher, text)
-            if multiple:
-                return multiple
+            # Of an array that must contain something, any other multiples lead nowhere.
+            number = self._counted(matcher, text) or self._multiple(matcher, text)
+            if number:
+                return number
         if free:
             return self._leave(matcher, mask, text)
         # A line break is never within a string. Except for the last blanks, it may be between any two tokens.
@@ -228,8 +230,7 @@ class Planner:
                 tails = ((width, -int(digits) * 10**width % step) for width in range(1, len(str(step)) + 1))
                 pieces = [str(tail).zfill(width).encode() for width, tail in tails if tail < 10**width]
             for piece in pieces:
-                fork = matcher.fork()
-                if fork.feed(piece) == len(piece) and self.mask(fork) & (_ENDS | 1 << STOP):
+                if any(matcher.follows((*piece, end)) > len(piece) for end in _AFTER_NUMBERS):
                     return piece
         return ()
 

@@ -1,7 +1,7 @@
 """Compiles what no grammar enforces completely: a looser grammar, and what binds its answers beyond it."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 import msgspec
@@ -15,7 +15,7 @@ from personae.grammar.budget.table import STOP, TokenTable
 from personae.grammar.checked.answers import Answers
 from personae.grammar.checked.grammar import CheckedGrammar, checked
 from personae.grammar.checked.parts import PartSchema
-from personae.grammar.checked.search import Validator, repaired
+from personae.grammar.checked.search import Tried, Validator, repaired
 from personae.grammar.schema.document import SCHEMA_PARAM, Schema, parse_schema
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS, check_answerable, without_ignored
 from personae.grammar.schema.references import resolved
@@ -33,7 +33,9 @@ from personae.grammar.structure.elements import (
 )
 
 _BACKEND = "llguidance"
-_MOST_TRIED = 6_000  # values of a part, until one is valid
+_MOST_TRIED = 2_500  # values of a part, until one is valid
+_MOST_AGAIN = 400  # more of them for each further looser schema
+_UNREWRITTEN = 2  # looser schemas that are made without rewriting, the first ones
 
 Looser = Callable[[Schema], Iterable[Schema]]
 
@@ -90,17 +92,24 @@ class Loosening:
         if any("$recursiveRef" in one for one, _ in subschemas(document)):
             raise GrammarError("Readers differ about $recursiveRef.")
         check_answerable(document)
-        validator = Validator(source)
-        for schema in self._looser(document):
+        examples = _Examples(Validator(source))
+        done: set[str] = set()
+        for place, schema in enumerate(self._looser(document)):
+            if examples.in_vain and place >= _UNREWRITTEN:
+                break  # rewriting may take seconds, and only begins the same search elsewhere
+            looser = json.dumps(schema)
+            if looser in done:
+                continue
+            done.add(looser)
             with suppress(GrammarError):
-                example = self._example(replace(part, schema=schema), validator)
+                example = self._example(replace(part, schema=schema), examples)
                 return (
                     replace(part, schema=schema, strict=False),
                     PartSchema(part.schema, checked=True, example=example),
                 )
         raise GrammarError("No answer to the schema was found.")
 
-    def _example(self, loose: Json, validator: Validator) -> str:
+    def _example(self, loose: Json, examples: "_Examples") -> str:
         """A valid value that the loose part allows, as JSON. Raises GrammarError if none is found."""
         spec = GrammarSpec(
             "json_schema", json.dumps(loose.schema), False, compact=loose.compact, any_order=loose.any_order
@@ -110,11 +119,32 @@ class Loosening:
         plan = planned(pending.compile_plan, pending.bounds(), compiled, self._table).plan
         first = bytes(byte for byte in plan.piece if byte < STOP).decode()
         matcher = compiled.matcher()
-        for value in repaired(validator, 0, (first, *validator.values), _MOST_TRIED):
+        for value in examples.near(first):
             piece = value.encode()
             if matcher.follows((*piece, STOP)) > len(piece):
                 return value
         raise GrammarError("No answer to the schema was found.")
+
+
+class _Examples:
+    """Valid values of a schema. What was found or tried for one looser schema is not searched again for the
+    next."""
+
+    def __init__(self, validator: Validator) -> None:
+        self._validator = validator
+        self._tried = Tried(validator)
+        self._found: list[str] = []
+        self.in_vain = False  # a search has ended, and no value was ever found
+
+    def near(self, first: str) -> Iterator[str]:
+        """The values that were found before, and then others, of which `first` may become one."""
+        yield from self._found.copy()
+        most = max(self._tried.spent + _MOST_AGAIN, _MOST_TRIED)
+        begun = (first, *self._validator.values)
+        for value in repaired(self._validator, 0, begun, most, self._tried):
+            self._found.append(value)
+            yield value
+        self.in_vain = not self._found
 
 
 def compile_checked(

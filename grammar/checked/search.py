@@ -85,10 +85,13 @@ class Validator:
         return reduce(Mentioned.then, parts)
 
 
-def repaired(validator: Validator, kept: int, answers: Iterable[str], most: int) -> Iterator[str]:
+def repaired(
+    validator: Validator, kept: int, answers: Iterable[str], most: int, tried: "Tried | None" = None
+) -> Iterator[str]:
     """Change the given answers until they are valid, and yield those. Their first `kept` characters stay.
-    At most `most` answers are tried; a long one counts for several."""
-    tried = Tried(validator)
+    At most `most` answers are tried; a long one counts for several. `tried` are those of an earlier search,
+    which goes on here; they count, too."""
+    tried = Tried(validator) if tried is None else tried
     for answer in answers:
         if tried.add(answer, 0):
             yield answer

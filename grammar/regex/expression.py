@@ -44,9 +44,11 @@ def expression(machine: Automaton) -> str:
             + loop * (len(incoming) * len(outgoing) - 1)
         )
 
+    weights = {state: weight(state) for state in alive}
     while alive:
-        state = min(alive, key=weight)
+        state = min(alive, key=weights.__getitem__)
         alive.discard(state)
+        beside = (into[state] | out[state].keys()) & alive
         loop = out[state].pop(state, None)
         again = "" if not loop else f"{_one(loop)}*"
         for source in into.pop(state) - {state}:
@@ -57,6 +59,7 @@ def expression(machine: Automaton) -> str:
             into[target].discard(state)
         if sum(len(text) for row in out.values() for text in row.values()) > _MOST:
             raise NotRegular("its expression would be too long")
+        weights |= {one: weight(one) for one in beside}
     return out[start][end]
 
 

@@ -25,12 +25,23 @@ def conjuncts(pattern: str) -> tuple[str, ...]:
         return (pattern,)
 
 
-@lru_cache(1024)
 def plain(matched: tuple[str, ...], unmatched: tuple[str, ...] = ()) -> str | None:
     """An expression for the texts in which all of `matched` are found and none of `unmatched`. None if there
     are no such texts. Raises NotRegular."""
-    found = automaton(tuple(map(parse, matched)), tuple(map(parse, unmatched)))
-    return None if found.empty else f"^(?:{expression(found)})$"
+    found = _plain(matched, unmatched)
+    if isinstance(found, NotRegular):
+        raise NotRegular(*found.args)
+    return found
+
+
+@lru_cache(1024)
+def _plain(matched: tuple[str, ...], unmatched: tuple[str, ...]) -> str | NotRegular | None:
+    """As `plain`. Returns the error, so that it is remembered too: what is refused takes longest."""
+    try:
+        found = automaton(tuple(map(parse, matched)), tuple(map(parse, unmatched)))
+        return None if found.empty else f"^(?:{expression(found)})$"
+    except NotRegular as error:
+        return error.with_traceback(None)
 
 
 @lru_cache(1024)

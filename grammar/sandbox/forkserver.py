@@ -73,16 +73,22 @@ class SandboxRefusal(msgspec.Struct, frozen=True, tag=True):
     param: str | None
     code: str | None
     not_enforced: bool = False
+    unexplained: bool = False
 
     @classmethod
     def of(cls, error: GrammarError) -> "SandboxRefusal":
         """To send the error."""
-        return cls(error.message, error.param, error.code, isinstance(error, NotEnforced))
+        if isinstance(error, NotEnforced):
+            return cls(error.message, error.param, error.code, True, error.unexplained)
+        return cls(error.message, error.param, error.code)
 
     def error(self) -> GrammarError:
         """The error that was sent."""
-        kind = NotEnforced if self.not_enforced else GrammarError
-        return kind(self.message, param=self.param, code=self.code)
+        if not self.not_enforced:
+            return GrammarError(self.message, param=self.param, code=self.code)
+        error = NotEnforced(self.message, param=self.param, code=self.code)
+        error.unexplained = self.unexplained
+        return error
 
 
 # Built at import: msgspec reads a type when it is first decoded, and two threads that do so at once can
@@ -92,6 +98,10 @@ _REPORTS: msgspec.msgpack.Decoder[CompilePlan | Analysis | SandboxRefusal] = msg
 )
 
 
+# What to analyse, and whether rewritten; with a refusal, the spec whose refusal is to be explained.
+_REQUESTS: msgspec.msgpack.Decoder[tuple[GrammarSpec, bool, SandboxRefusal | None]] = msgspec.msgpack.Decoder(
+    tuple[GrammarSpec, bool, SandboxRefusal | None]
+)
 _SPECS = msgspec.msgpack.Decoder(GrammarSpec)
 _STARTS: msgspec.msgpack.Decoder[Compiled | SandboxRefusal] = msgspec.msgpack.Decoder(
     Compiled | SandboxRefusal
@@ -119,7 +129,7 @@ class Sandbox(SandboxServer):
         Raises the GrammarError of the compile, a GrammarError of its own (`grammar_too_complex`) if the
         compile does not end within the limits, and Overloaded if this is not known in time.
         """
-        request = msgspec.msgpack.encode((spec, rewritten))
+        request = msgspec.msgpack.encode((spec, rewritten, None))
         begun, asked = False, time.monotonic()
         try:
             for frame in self.ask(_GBNF if spec.kind == "ebnf" else _NEARLY_ALL, request):
@@ -137,6 +147,16 @@ class Sandbox(SandboxServer):
         if not begun or time.monotonic() - asked >= self.limits.wall:
             raise _overloaded()
         raise _too_complex(spec)
+
+    def explain(self, spec: GrammarSpec, refusal: GrammarError) -> GrammarError:
+        """The refusal of a schema that names all keywords that have to go; `refusal` itself if they are not
+        found within the limits."""
+        request = msgspec.msgpack.encode((spec, True, SandboxRefusal.of(refusal)))
+        with suppress(OSError):
+            for frame in self.ask(_NEARLY_ALL, request):
+                if frame and isinstance(found := _REPORTS.decode(frame), SandboxRefusal):
+                    return found.error()
+        return refusal
 
     def masks(self, spec: GrammarSpec, left: Callable[[], None] = lambda: None) -> RemoteGrammar:
         """A process that has compiled `spec` and makes the masks of its answers. Calls `left` when the
@@ -322,8 +342,12 @@ def _make_masks(compiler: "GrammarCompiler", connection: socket.socket, limits: 
 
 def _answer(compiler: "GrammarCompiler", connection: socket.socket) -> None:
     """A child's work on one request."""
-    spec, rewritten = msgspec.msgpack.decode(request_of(connection), type=tuple[GrammarSpec, bool])
+    spec, rewritten, refusal = _REQUESTS.decode(request_of(connection))
     send_frame(connection, b"")
+    if refusal is not None:
+        found = SandboxRefusal.of(compiler.explained(spec, refusal.error()))
+        send_frame(connection, msgspec.msgpack.encode(found))
+        return
     try:
         outcome: Analysis | SandboxRefusal = compiler.analyse(
             spec,

@@ -23,13 +23,16 @@ _MOST_NAMED = 50
 Culprit = tuple[str, Path]
 
 
-def culprits(document: Schema, enforced: Callable[[Schema], bool]) -> list[Culprit]:
+def culprits(
+    document: Schema, enforced: Callable[[Schema], bool], *, seconds: float = _SECONDS
+) -> list[Culprit]:
     """The keywords, with their paths, without which `enforced` accepts the schema; empty if they are not
-    found. As many others as possible are kept, earlier ones rather than later ones."""
+    found within `seconds` of processor time. As many others as possible are kept, earlier ones rather than
+    later ones."""
     if isinstance(document, bool):
         return []
     found = list(_candidates(document, ()))
-    end = process_time() + _SECONDS
+    end = process_time() + seconds
     blamed: list[Culprit] = []
 
     def passes(left_out: Iterable[Culprit]) -> bool:
@@ -49,7 +52,7 @@ def culprits(document: Schema, enforced: Callable[[Schema], bool]) -> list[Culpr
     for candidates in ([one for one in found if one[0] not in _HARMLESS], found):
         begun = process_time()
         passing = passes(candidates)
-        if process_time() - begun > _SECONDS / _LEAST_TRIALS:
+        if process_time() - begun > seconds / _LEAST_TRIALS:
             return []  # there is no time for that many trials
         if passing:
             look(candidates, [])
@@ -81,21 +84,27 @@ def _unenforced_within(document: Schema, path: Path) -> list[Culprit]:
     ]
 
 
-def explanation(
-    document: Schema,
-    reason: Unenforced | GrammarError | None,
-    enforced: Callable[[Schema], bool],
-    *,
-    spent: float = 0.0,
+def without_trials(
+    document: Schema, reason: Unenforced | GrammarError | None, *, spent: float = 0.0
 ) -> GrammarError:
-    """Why a strict schema is refused: the keywords that have to go, each with its place, or bounds that no
-    value satisfies. `reason` if neither is found. `spent` are the seconds of processor time that its own
-    trial took; if these are many, there are no further trials."""
+    """Why a strict schema is refused: bounds that no value satisfies, or `reason`, which `explained` may
+    replace. `spent` are the seconds of processor time that its own trial took; if these are many, there are
+    no further trials."""
     contradiction = contradictory(document)
     if contradiction is not None:
         return contradiction
-    blamed = culprits(document, enforced) if spent < _SECONDS else []
-    return refused(blamed) if blamed else refusal(document, reason)
+    error = refusal(document, reason)
+    error.unexplained = spent < _SECONDS
+    return error
+
+
+def explained(document: Schema, refusal: GrammarError, enforced: Callable[[Schema], bool]) -> GrammarError:
+    """The refusal that names all keywords that have to go, each with its place. If they are not found, or
+    `refusal` says all, `refusal` itself."""
+    if not isinstance(refusal, NotEnforced) or not refusal.unexplained:
+        return refusal
+    blamed = culprits(document, enforced)
+    return refused(blamed) if blamed else refusal
 
 
 def refused(blamed: list[Culprit]) -> GrammarError:

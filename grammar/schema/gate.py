@@ -4,6 +4,7 @@ What a backend enforces was found by probing it, not by reading what it claims.
 tests/grammar/schema/test_gate.py repeats the probes.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -102,6 +103,10 @@ _LLGUIDANCE_FORMATS = frozenset({"duration", "ipv4", "ipv6", "uuid", "uri"})
 # are slow long before: 20 ms at 1,000 properties.
 _MOST_OPTIONAL = 450
 
+# It goes through as many states for the multiples of a whole number before its first answer: a second for
+# this one. Those of fractions are found sooner.
+_MOST_MULTIPLE = 100_000
+
 # What JSON can only write as \\u and four digits, which is switched off (backends/llguidance.py).
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
@@ -110,8 +115,12 @@ def _llguidance_enforces(keyword: str, schema: dict[str, Any], document: Schema)
     """The library also refuses by itself what it cannot follow, such as oneOf with branches that may
     overlap."""
     value = schema[keyword]
-    if keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
+    if keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
         return is_exact(value)
+    if keyword == "multipleOf":
+        return is_exact(value) and _common_multiple([schema]) <= _MOST_MULTIPLE
+    if keyword == "allOf":
+        return _common_multiple([schema, *value]) <= _MOST_MULTIPLE
     if keyword == "properties":
         return _is_writable(list(value)) and len(value.keys() - schema.get("required", ())) <= _MOST_OPTIONAL
     if keyword in ("enum", "const", "required"):
@@ -148,6 +157,12 @@ def _is_tracked(kind: str, schema: dict[str, Any], document: Schema) -> bool:
         return any(True for _ in rules)
     except Untracked:
         return False
+
+
+def _common_multiple(schemas: list[Any]) -> int:
+    """The least whole number that satisfies every `multipleOf` of schemas, but for fractions."""
+    steps = [one["multipleOf"] for one in schemas if isinstance(one, dict) and "multipleOf" in one]
+    return math.lcm(*(int(step) for step in steps if step % 1 == 0))
 
 
 def is_exact(number: float) -> bool:

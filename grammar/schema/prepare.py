@@ -101,7 +101,7 @@ def check_answerable(document: Schema) -> None:
         )
 
 
-def refusal(document: Schema, reason: Unenforced | GrammarError | None) -> GrammarError:
+def refusal(document: Schema, reason: Unenforced | GrammarError | None) -> NotEnforced:
     """Why `document` is refused: a keyword at the place where the caller wrote it, or a backend's message."""
     if not isinstance(reason, Unenforced):
         why = "" if reason is None else f" {reason.message}"

@@ -1,5 +1,6 @@
 """Equal forms of a schema, of which a grammar may enforce one where it does not enforce what is written."""
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Protocol
@@ -33,8 +34,21 @@ def rewritten(document: Schema, *, any_order: bool = False) -> Iterator[Schema]:
 
     With `any_order` come, behind the first, those in which all that is said of an object is in one place.
 
-    Repeated parts become definitions, so that the library reads each of them once.
+    Repeated parts become definitions, so that the library reads each of them once. No schema comes twice.
     """
+    forms = _forms(document, any_order=any_order)
+    first = next(forms)
+    yield first
+    given = {json.dumps(first)}  # written only now: most schemas need no second form
+    for schema in forms:
+        text = json.dumps(schema)
+        if text not in given:
+            given.add(text)
+            yield schema
+
+
+def _forms(document: Schema, *, any_order: bool) -> Iterator[Schema]:
+    """As `rewritten`, some of them twice."""
     written = next(as_written(document))
     shorter = shared_as_written(written)
     yield shorter
@@ -61,11 +75,14 @@ def rewritten(document: Schema, *, any_order: bool = False) -> Iterator[Schema]:
                     yield from _in_one_place(separate)
     if not any_order:
         yield from _merged(strip(document))
+    before = ""
     for by_tags in (False, True):
         plainer: Schema | None = None
         with suppress(*ANALYSIS_ERRORS):
             plainer = strip(without_conditions(left, by_tags=by_tags))
-        if plainer is not None:
+        text = json.dumps(plainer)
+        if plainer is not None and text != before:
+            before = text
             with suppress(Exception):  # it has no canonical form, or too large a one
                 yield spelled(without_overlaps(strip(canonicalise(plainer))))
             yield spelled(plainer)

@@ -17,6 +17,7 @@ from personae.grammar.schema.gate import ASSERTIONS
 from personae.grammar.schema.walk import Path, subschemas
 
 _MOST_NAMED = 50
+_SECONDS = 0.05  # of processor time, to find what else has to go
 
 # Names of zod, pydantic, OpenAPI, TypeBox, Ajv, editors and other generators of schemas. They bind nothing
 # here.
@@ -60,7 +61,7 @@ def check_spelling(document: Schema, enforced: Callable[[Schema], bool] = lambda
     if len(close_matches) > _MOST_NAMED:
         said.append(f"There are {len(close_matches) - _MOST_NAMED} more.")
     said.append(f"With strict set to false {'it is' if len(close_matches) == 1 else 'they are'} ignored.")
-    if blamed := culprits(document, enforced):
+    if blamed := culprits(document, enforced, seconds=_SECONDS):
         said.append(refused(blamed).message)
     raise GrammarError(" ".join(said), param=SCHEMA_PARAM)
 

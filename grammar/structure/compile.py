@@ -15,7 +15,7 @@ from personae.grammar.budget.distance_bound import DistanceBound
 from personae.grammar.budget.structures import entries, structure_bound
 from personae.grammar.budget.table import TokenTable
 from personae.grammar.budget.token_ids import over_bytes
-from personae.grammar.schema.culprits import explanation
+from personae.grammar.schema.culprits import explained, without_trials
 from personae.grammar.schema.document import Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
@@ -132,7 +132,7 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings, *, se
             first = next((one for one in found if not keeps_order(one, compact=compact)), first)
         return replace(element, schema=first, strict=True)
     if element.strict:
-        raise explanation(asked, reasons[0], is_enforced)
+        raise explained(asked, without_trials(asked, reasons[0]), is_enforced)
     spelled = separated(spell_formats(plain_patterns(strip(document))))
     weaker = weakened(spelled if sets else sets_as_written(spelled), _BACKEND)
     for schema in (weaker, uncounted(weaker), {"type": "object"}):

@@ -16,10 +16,15 @@ from worst import WORST, answer, text_of, text_vocabulary
 from personae.errors import GrammarError
 from personae.evals.hostile import SCHEMAS as HOSTILE
 from personae.grammar.bitmask import allows, words_of
+from personae.grammar.budget.table import TokenTable
+from personae.grammar.checked.compile import Loosening
 from personae.grammar.checked.grammar import CheckedGrammar
+from personae.grammar.checked.search import Fault, Validator
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.registry import make_backend
 from personae.grammar.sandbox.masks import UNDECIDED, RemoteGrammar
 from personae.grammar.spec import GrammarSpec
+from personae.grammar.structure.elements import Json
 
 VOCABULARY = text_vocabulary()
 COMPILER = GrammarCompiler(VOCABULARY, sandboxed=False)
@@ -132,6 +137,46 @@ def test_a_schema_without_an_answer_is_refused_as_before() -> None:
     with pytest.raises(GrammarError, match=r"'not' at #/not|No (finite )?answer") as refusal:
         COMPILER.compile(GrammarSpec("json_schema", json.dumps(schema)))
     assert refusal.value.param == "response_format.json_schema.schema"
+
+
+def looser_schemas(asked: dict[str, Any], *schemas: Any) -> tuple[list[Any], list[int]]:
+    """The looser schemas that were wanted before `asked` was refused, and how many values were tried then."""
+    wanted: list[Any] = []
+    tried: list[int] = []
+
+    def looser(_: Any) -> Iterator[Any]:
+        for schema in schemas:
+            wanted.append(schema)
+            yield schema
+
+    class Counted(Validator):
+        def faults(self, answer: str) -> list[Fault] | None:
+            tried.append(len(wanted))
+            return super().faults(answer)
+
+    table = TokenTable(VOCABULARY)
+    loosening = Loosening(looser, make_backend("llguidance", table.bytewise()), table)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("personae.grammar.checked.compile.Validator", Counted)
+        with pytest.raises(GrammarError, match="No answer"):
+            loosening.answers(Json(asked, True, "schema"), lambda _: True)
+    return wanted, tried
+
+
+def test_no_further_looser_schemas_are_made_after_a_search_in_vain() -> None:
+    impossible = {"type": "array", "items": {"type": "integer", "not": {"type": "number"}}, "minItems": 1}
+    forms = ({"type": "array"}, {"type": "array", "minItems": 1}, {"minItems": 1}, True)
+    wanted, tried = looser_schemas(impossible, *forms)
+    assert wanted == [*forms[:3]]
+    assert set(tried) == {1, 2}
+    assert tried.count(2) < tried.count(1) / 4
+
+
+def test_an_equal_looser_schema_is_searched_once() -> None:
+    nul = {"const": "\0"}  # valid values are known, but no grammar can write one
+    wanted, tried = looser_schemas(nul, {"type": "string"}, {"type": "string"}, {"type": "string"}, True)
+    assert len(wanted) == 4
+    assert set(tried) == {1, 4}
 
 
 @pytest.fixture(scope="module")

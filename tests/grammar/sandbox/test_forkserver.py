@@ -21,6 +21,7 @@ from personae.grammar.backend import BoundGrammar
 from personae.grammar.budget.analysis import CompilePlan
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox.forkserver import Sandbox
+from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.sandbox.server import SandboxLimits
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Concat, Exactly, Json, structure_spec
@@ -93,6 +94,28 @@ def test_what_is_refused_here_is_refused_there_in_the_same_words(
         here.analyse(wrong)
     assert str(there.value) == str(refused.value)
     assert (there.value.param, there.value.code) == (refused.value.param, refused.value.code)
+
+
+def test_keywords_that_have_to_go_are_found_there_and_only_if_checks_fail_too(
+    sandbox: Sandbox, here: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = GrammarCompiler(VOCABULARY, limits=PATIENT)
+    asked: list[GrammarSpec] = []
+    explain = compiler._sandbox.explain
+    monkeypatch.setattr(compiler._sandbox, "explain", lambda *of: asked.append(of[0]) or explain(*of))
+    names = {"propertyNames": {"pattern": r"^(a+)\1$"}, "maxProperties": 3}
+    assert isinstance(compiler.compile(spec_of({"type": "object", **names})), RemoteGrammar)
+    assert asked == []
+    impossible = spec_of({"type": "object", "minProperties": 1, **names, "not": {"type": "object"}})
+    with pytest.raises(GrammarError) as refused:
+        compiler.compile(impossible)
+    compiler.close()
+    assert asked == [impossible]
+    with pytest.raises(GrammarError) as refused_here:
+        here.compile(impossible)
+    assert str(refused.value) == str(refused_here.value)
+    assert "#/propertyNames" in str(refused.value)
+    assert "#/not" in str(refused.value)
 
 
 def test_a_bomb_ends_by_itself_and_others_are_compiled_meanwhile(sandbox: Sandbox) -> None:
@@ -210,7 +233,7 @@ def test_a_spec_that_takes_long_gives_way_to_everybody_and_its_child_takes_no_ot
     sandbox = Sandbox(VOCABULARY, PATIENT)
     assert sandbox.analyse(GOOD).plan
     assert not given_way(standing(sandbox))
-    asked = sandbox.ask(b"n", msgspec.msgpack.encode((BOMB, True)))
+    asked = sandbox.ask(b"n", msgspec.msgpack.encode((BOMB, True, None)))
     next(asked)
     eventually(lambda: given_way(standing(sandbox)), "it gives way")
     assert sandbox.analyse(GOOD).plan
@@ -242,7 +265,7 @@ def test_a_spec_that_only_lacked_a_processor_is_not_called_too_complex() -> None
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_children_beyond_those_that_are_kept_end_although_younger_ones_stand_by() -> None:
     sandbox = Sandbox(VOCABULARY, PATIENT)
-    longer_than_a_line_holds = msgspec.msgpack.encode((spec_of({"enum": [1, "x" * 2**18]}), True))
+    longer_than_a_line_holds = msgspec.msgpack.encode((spec_of({"enum": [1, "x" * 2**18]}), True, None))
     asked = [sandbox.ask(b"n", longer_than_a_line_holds) for _ in range(6)]
     for child in asked:
         next(child)  # it is busy until it is heard to the end

@@ -9,7 +9,7 @@ from worst import text_vocabulary
 
 from personae.errors import GrammarError
 from personae.grammar.compiler import GrammarCompiler
-from personae.grammar.schema.culprits import explanation
+from personae.grammar.schema.culprits import explained, without_trials
 from personae.grammar.schema.prepare import without
 from personae.grammar.spec import GrammarSpec
 
@@ -75,7 +75,9 @@ def test_a_refusal_without_a_culprit_names_no_option_of_a_library() -> None:
 def test_a_schema_that_has_taken_long_is_refused_without_further_trials() -> None:
     tried: list[Any] = []
     document = {"type": "string", "pattern": "x"}
-    error = explanation(document, None, lambda one: tried.append(one) or True, spent=1.5)
+    error = without_trials(document, None, spent=1.5)
     assert "cannot be enforced" in error.message
+    assert explained(document, error, lambda one: tried.append(one) or True) is error
     assert tried == []
-    assert "'pattern'" in explanation(document, None, lambda one: "pattern" not in one).message
+    early = without_trials(document, None)
+    assert "'pattern'" in explained(document, early, lambda one: "pattern" not in one).message

@@ -123,6 +123,24 @@ def test_a_keyword_that_no_probe_cleared_does_not_pass(name, keyword):
     assert [one.keyword for one in unenforced({keyword: True}, name)] == [keyword]
 
 
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"items": {"type": "integer", "multipleOf": 1_000_003}}, ("items", "multipleOf")),
+        ({"type": "integer", "allOf": [{"multipleOf": 997}, {"multipleOf": 1009}]}, ("allOf",)),
+        ({"multipleOf": 997, "allOf": [{"multipleOf": 1009}]}, ("allOf",)),
+    ],
+)
+def test_multiples_of_more_than_can_be_followed_in_time_do_not_pass(schema, path):
+    assert [one.path for one in unenforced(schema, "llguidance")] == [path]
+
+
+@pytest.mark.parametrize("multiple", [100_000, 1e5, 255.99, 0.0001, 1e-8])
+def test_multiples_that_are_followed_in_time_pass(multiple):
+    schema = {"allOf": [{"multipleOf": multiple}, {"multipleOf": 5}, {"type": "number"}]}
+    assert next(unenforced(schema, "llguidance"), None) is None
+
+
 def test_findings_carry_path_and_value():
     schema = {"properties": {"a": {"items": {"uniqueItems": True}}}}
     (finding,) = unenforced(schema, "llguidance")

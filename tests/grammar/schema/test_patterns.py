@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personae.grammar.regex.plain import complement
+from personae.grammar.regex.automaton import automaton
+from personae.grammar.regex.parse import NotRegular
+from personae.grammar.regex.plain import complement, plain
 from personae.grammar.schema.patterns import any_of_length, anything_but
 
 TEXT = st.text(alphabet='ab^]\\-"\n.é', max_size=5)
@@ -44,3 +46,17 @@ def test_a_complement_matches_what_the_pattern_does_not(pattern, text):
     other = complement(pattern)
     assert other is not None
     assert (re.search(other, text) is None) == (re.search(pattern, text) is not None)
+
+
+def test_an_expression_that_cannot_be_found_is_not_searched_for_again(monkeypatch):
+    tried = []
+
+    def found(matched, unmatched):
+        tried.append(matched)
+        return automaton(matched, unmatched)
+
+    monkeypatch.setattr("personae.grammar.regex.plain.automaton", found)
+    for _ in range(3):
+        with pytest.raises(NotRegular, match="too many states"):
+            plain(("a[ab]{40}$", "b[ab]{40}a"))
+    assert len(tried) == 1

@@ -11,6 +11,7 @@ from personae.evals.suites.maskbench import byte_vocabulary
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.schema.listed import with_values_left
 from personae.grammar.schema.overlaps import without_overlaps
+from personae.grammar.schema.rewritten import rewritten
 from personae.grammar.spec import GrammarSpec
 
 COMPILER = GrammarCompiler(byte_vocabulary(), sandboxed=False)
@@ -153,3 +154,13 @@ def test_of_one_of_with_objects_that_overlap_nothing_invalid_is_accepted(
     for one in (*invalid, *OBJECTS, *({"v": a, "w": b} for a, b in product(SCALARS, SCALARS))):
         assert judge.is_valid(one) or not accepted(schema, one), one
     assert any(accepted(schema, one) for one in written)
+
+
+@pytest.mark.parametrize("any_order", [False, True])
+def test_no_form_comes_twice(any_order: bool) -> None:
+    several = 0
+    for schema in [*LISTED.values(), *OVERLAPPING.values()]:
+        forms = [json.dumps(form) for form in rewritten(schema, any_order=any_order)]
+        assert len(forms) == len({*forms})
+        several += len(forms) > 2
+    assert several > 5
