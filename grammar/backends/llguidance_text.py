@@ -2,7 +2,9 @@
 
 import json
 import re
+from decimal import Decimal
 from functools import lru_cache
+from math import gcd
 from threading import Lock
 from typing import NamedTuple
 
@@ -20,6 +22,8 @@ _COUNTED = re.compile("|".join(f'"{keyword}"' for keyword in sorted(COUNTED)))
 _REMEMBERED = 8
 _CLASS = re.compile(r"\\.|\[(\^?)((?:[^\]\\]|\\.)*)\]", re.DOTALL)
 _FROM_NUL = re.compile(r"\\(?:x00|u0000|0)-")
+_DECIMALS = re.compile(r'"multipleOf": *[0-9]*\.[0-9]*[1-9]')
+_LARGEST_STEP = 10_000  # in units of its last decimal
 _MAY_HOLD_NUL = re.compile(r"\[\^|\\(?:x00|u0000|0)-")
 
 
@@ -147,11 +151,44 @@ def json_with_options(source: str, strict: bool, compact: bool, blanks: str | No
     }
     if _MAY_HOLD_NUL.search(source):
         source = json.dumps(_without_nul(json.loads(source)))
+    if _DECIMALS.search(source):
+        source = json.dumps(_with_fewer_decimals(json.loads(source)))
     body = source.strip()
     if not body.startswith("{"):
         body = f'{{"allOf": [{body}]}}'
     separator = "" if body[1:-1].isspace() or body == "{}" else ","
     return f'{body[:-1]}{separator}"x-guidance": {json.dumps(options)}}}'
+
+
+def _with_fewer_decimals(schema: Schema) -> Schema:
+    """The schema with alternatives for multiples that have fewer decimals than the step.
+
+    The library writes a multiple of 0.25 with two decimals or none, so it would not accept 2.5.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    found = rebuild(schema, lambda _, child: _with_fewer_decimals(child))
+    step = found.get("multipleOf")
+    shorter = _shorter_steps(step) if isinstance(step, float) else []
+    if shorter:
+        steps = [{"multipleOf": one} for one in (found.pop("multipleOf"), *shorter)]
+        found["allOf"] = [*found.get("allOf", ()), {"anyOf": steps}]
+    return found
+
+
+def _shorter_steps(step: float) -> list[float]:
+    """The steps of the multiples of `step` that have one decimal, two, and so on, without `step` itself.
+
+    Empty for powers of ten, where the library needs no help, and for steps of many digits, whose automata are
+    large.
+    """
+    _, digits, exponent = Decimal(repr(step)).normalize().as_tuple()
+    whole = int("".join(map(str, digits)))
+    decimals = -int(exponent)
+    if whole == 1 or whole > _LARGEST_STEP:
+        return []
+    lengths = ((length, whole // gcd(whole, 10 ** (decimals - length))) for length in range(1, decimals))
+    return [float(Decimal(one).scaleb(-length)) for length, one in lengths]
 
 
 def _without_nul(schema: Schema) -> Schema:

@@ -8,10 +8,14 @@ from itertools import takewhile
 from personae.grammar.regex import charset
 from personae.grammar.regex.automaton import automaton
 from personae.grammar.regex.expression import expression
+from personae.grammar.regex.open_ends import shortened
 from personae.grammar.regex.parse import Chars, Choice, Edge, Look, Node, NotRegular, Repeat, Sequence, parse
 
-# Everything that Rust reads differently, or not at all, contains one of these. Most patterns have none.
-_ODD = re.compile(r"\.|\\[sScbB]|\(\?(?!:)|[*+?}]\?|\[[^\]]*(\[|&&|--|~~)|[$^)].*\^|\$.")
+# Everything that Rust reads differently, or not at all, contains one of these, except that the last two find
+# repetitions at an end of the pattern that is open. Most patterns have none.
+_ODD = re.compile(
+    r"\.|\\[sScbB]|\(\?(?!:)|[*+?}]\?|\[[^\]]*(\[|&&|--|~~)|[$^)].*\^|\$.|^[^^].*[*+?}]|[*+?})]$"
+)
 
 
 def conjuncts(pattern: str) -> tuple[str, ...]:
@@ -93,7 +97,7 @@ def _behind_start(node: Node) -> Node:
 
 
 def _whole(node: Node) -> list[str]:
-    return [written(node)] if _is_plain(node, first=True, last=True) else [_machine((node,), ())]
+    return [written(shortened(node))] if _is_plain(node, first=True, last=True) else [_machine((node,), ())]
 
 
 def _machine(matched: tuple[Node, ...], unmatched: tuple[Node, ...]) -> str:

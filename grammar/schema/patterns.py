@@ -15,6 +15,7 @@ from personae.grammar.schema.formats import PATTERNS, WIDE
 from personae.grammar.schema.walk import rebuild
 
 ANY = r"[\s\S]"
+_ALWAYS_FOUND = ("", "^", "$")
 _OF_STRINGS = frozenset(
     {
         "type",
@@ -136,6 +137,8 @@ def plain_patterns(schema: Any) -> Any:
     if isinstance(rebuilt.get("pattern"), str):
         first, *others = conjuncts(rebuilt["pattern"])
         rebuilt["pattern"] = first
+        if first in _ALWAYS_FOUND:
+            del rebuilt["pattern"]
         if others:
             rebuilt["allOf"] = [*rebuilt.get("allOf", ()), *({"pattern": one} for one in others)]
     if isinstance(rebuilt.get("patternProperties"), dict):
