@@ -65,9 +65,12 @@ deploy-tools: setup
 serve: setup
 	$(BIN)/personae serve $(ARGS)
 
-# A file's tests stay in one process, so that what they share is made once; each process has a core.
+# A file's tests stay in one process, so that what they share is made once. There is one process more than cores, up to
+# four, because tests also wait. Bytecode is kept, whatever the environment says: the tests start hundreds of processes,
+# and without it each compiles the product anew.
+test: PROCESSES = $(shell $(BIN)/python -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(PROCESSES) --dist loadfile $(ARGS)
 
 # Installs Personae for another interpreter, starts it there and asks one question: `make smoke PYTHON=python3.13`.
 # The environment is made anew each time; with torch that takes minutes.

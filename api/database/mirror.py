@@ -37,7 +37,7 @@ class Mirror:
         self.seq = -1  # nothing was copied yet
         with closing(self._connect()) as db:
             db.execute("pragma journal_mode = wal")
-            db.executescript(SQLITE)
+            db.executescript(f"begin; {SQLITE} commit")
             self.columns = {
                 table: mirrored_columns(
                     table, [row["name"] for row in db.execute(f"pragma table_info({table})")]

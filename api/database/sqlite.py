@@ -95,7 +95,7 @@ class SqliteDatabase:
         try:
             with self._transaction() as db:
                 db.execute("pragma journal_mode = wal")
-                db.executescript(SQLITE)
+                db.executescript(f"begin immediate; {SQLITE}")  # waits for the disk once
                 _add_missing(db)
                 db.execute("insert or ignore into meta values ('secret', ?)", (secrets.token_bytes(32),))
             (secret,) = reader.execute("select value from meta where key = 'secret'").fetchone()

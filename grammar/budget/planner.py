@@ -7,7 +7,8 @@ it finds none at all, the matcher above keeps the one that it has.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -70,8 +71,7 @@ class Hints:
         self.ends = tuple(ends)
         self.exits = tuple(exits)
         self.words_first = words_first
-        parts = {end[start:]: None for end in self.ends for start in range(len(end))}
-        self.parts = sorted(parts, key=len)[:_MOST_ENDS]
+        self.parts = tuple(islice(_tails(self.ends), _MOST_ENDS))
         useful = list(dict.fromkeys(words))
         self._useful = {text: rank for rank, text in enumerate(useful)}
         self._words = sorted(useful)
@@ -92,6 +92,12 @@ class Hints:
         words = self._words[first : bisect_left(self._words, begun + b"\xff", first)]
         words = sorted((text for text in words if len(text) > len(begun)), key=self._useful.__getitem__)
         return dict.fromkeys(text[len(begun)] for text in words)
+
+
+def _tails(ends: Sequence[Piece]) -> Iterator[Piece]:
+    """The different texts that `ends` end with, the shortest first."""
+    for length in range(1, max(map(len, ends), default=0) + 1):
+        yield from dict.fromkeys(end[-length:] for end in ends if len(end) >= length)
 
 
 class Planner:

@@ -1,6 +1,7 @@
 """Schemas that mean far more than they say, sent to the whole product while others use it."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import anyio
 import httpx
@@ -9,12 +10,17 @@ from patience import soon
 from real_server import Running, running
 from tiny_models import make_model_folder
 
+from personae.actors import assembly
 from personae.api.options import ServeOptions
 from personae.evals.hostile import CONTROL, GRAMMARS, SCHEMAS, Bystander, bound_by, measure, outcome_of, send
+from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.sandbox.server import SandboxLimits
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]  # of the client
 BOMBS = ("conditions that multiply",)
 QUICK = ("deep", "too deep", "a huge maxLength", "a pattern that backtracks", "recursive", "itself")
+# Less than the usual, because tests wait until it is spent, or on a busy machine until the patience ends.
+LIMITS = SandboxLimits(processor=1.5, masks=5.0, patience=40.0)
 ENOUGH = 50  # tokens of another client
 # Of a bomb. The last is for a machine that is too busy to give it what it may have.
 ENDS = {"200", "400 grammar_too_complex", "400 grammar_too_slow", "503 overloaded"}
@@ -22,8 +28,11 @@ ENDS = {"200", "400 grammar_too_complex", "400 grammar_too_slow", "503 overloade
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(ServeOptions(make_model_folder(tmp_path_factory.mktemp("model")), max_seqs=8)) as server:
-        yield server
+    options = ServeOptions(make_model_folder(tmp_path_factory.mktemp("model")), max_seqs=8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "GrammarCompiler", partial(GrammarCompiler, limits=LIMITS))
+        with running(options) as server:
+            yield server
 
 
 async def test_bombs_cost_only_their_senders_and_others_are_answered_meanwhile(server: Running) -> None:

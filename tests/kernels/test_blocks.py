@@ -1,6 +1,5 @@
 """Products with GGUF's blocks: the bits are those of the weight made bfloat16 before."""
 
-import ctypes
 from collections.abc import Iterator
 
 import gguf
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from personae.engine.quantization.gguf import KEPT, BlockWeight
-from personae.kernels.cpu.build import compile_library, find_compiler, library
+from personae.kernels.cpu.build import library
 from personae.kernels.cpu.fused import HALVES, CpuLinear, Fused
 from personae.kernels.decoder import LinearWeights
 from personae.kernels.registry import operators
@@ -18,14 +17,6 @@ pytestmark = pytest.mark.skipif(
 )
 CPU = torch.device("cpu")
 INSTRUCTIONS = ("floats", "pairs", "tiles")  # as instructions.h numbers them
-
-
-@pytest.fixture(scope="module")
-def skylake(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler, to = find_compiler(), tmp_path_factory.mktemp("skylake") / "kernels.so"
-    assert compiler
-    compile_library(compiler, to, "-march=skylake-avx512")
-    return ctypes.CDLL(str(to))
 
 
 @pytest.fixture(params=[*INSTRUCTIONS, "floats, Skylake"])

@@ -25,7 +25,7 @@ from personae.engine.models.decoder import Decoder
 from personae.engine.quantization import WEIGHT_ONLY, scheme_of
 from personae.kernels import registry
 from personae.kernels.cpu import operators
-from personae.kernels.cpu.build import compile_library, find_compiler, library
+from personae.kernels.cpu.build import library
 from personae.kernels.cpu.fused import CpuLinear, Fused
 from personae.kernels.decoder import LinearWeights
 from personae.kernels.quantized import QuantizedWeight
@@ -80,14 +80,6 @@ WAYS = {
     },
     **{f"{kept}, Skylake": Way("floats", kept, halves=False, skylake=True) for kept in (None, *WEIGHT_ONLY)},
 }
-
-
-@pytest.fixture(scope="module")
-def skylake(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler, to = find_compiler(), tmp_path_factory.mktemp("skylake") / "kernels.so"
-    assert compiler
-    compile_library(compiler, to, "-march=skylake-avx512")
-    return ctypes.CDLL(str(to))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import anyio
 import pytest
@@ -44,8 +45,8 @@ def traffic(engines: int, adapters: int) -> list[SimulatedRequest]:
     return sorted([*flood, *quiet], key=lambda each: each.at)
 
 
+@cache
 def first_tokens(
-    monkeypatch: pytest.MonkeyPatch,
     engines: int,
     adapters: int,
     placement: PlacementName = "estimated",
@@ -71,7 +72,7 @@ def first_tokens(
     def drawn(workload: SimulatedWorkload, seed: int) -> Iterator[SimulatedRequest]:
         yield from traffic(engines, adapters)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Witness, "delta", note)
         patch.setattr(clients, "requests", drawn)
         patch.setattr(Faults, "run", kill)
@@ -86,10 +87,10 @@ def first_tokens(
     [(1, "estimated", False), (3, "estimated", False), (3, "d2lpm", False), (3, "estimated", True)],
 )
 def test_a_flood_over_four_engines_delays_another_tenant_about_as_much_as_over_one(
-    monkeypatch: pytest.MonkeyPatch, adapters: int, placement: PlacementName, one_dies: bool
+    adapters: int, placement: PlacementName, one_dies: bool
 ) -> None:
-    alone = first_tokens(monkeypatch, 1, adapters)
-    four = first_tokens(monkeypatch, 4, adapters, placement, one_dies=one_dies)
+    alone = first_tokens(1, adapters)
+    four = first_tokens(4, adapters, placement, one_dies=one_dies)
     bound = quantile(alone["quiet"], 0.99)
     for waits in (alone, four):
         assert quantile(waits["flood"], 0.5) > 4 * bound, "it is a flood"

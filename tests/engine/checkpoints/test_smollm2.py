@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from hf import hf_greedy
+from hf import hf_logits
 from paged import PagedSequences
 from transformers import AutoModelForCausalLM
 
 from personae.api.bundled import smollm2
 from personae.engine.loader import load_model
+from personae.engine.models.decoder import Decoder
 from personae.engine.tokens import Tokenizer
 
 CPU = torch.device("cpu")
@@ -19,9 +20,13 @@ PROMPTS = {
 }
 
 
-def greedy(dtype: str, prompt: list[int], count: int) -> list[int]:
+def loaded(dtype: str) -> Decoder:
     assert FILE is not None
-    sequences = PagedSequences(load_model(FILE, device=CPU, dtype=dtype, max_position=512))
+    return load_model(FILE, device=CPU, dtype=dtype, max_position=512)
+
+
+def greedy(model: Decoder, prompt: list[int], count: int) -> list[int]:
+    sequences = PagedSequences(model)
     tokens: list[int] = []
     logits = sequences.step({"a": prompt})["a"]
     for _ in range(count):
@@ -36,16 +41,19 @@ def test_64_greedy_tokens_are_those_of_transformers_in_float32() -> None:
     model = AutoModelForCausalLM.from_pretrained(
         FILE.parent, gguf_file=FILE.name, dtype=torch.float32, attn_implementation="eager"
     )
+    ours = loaded("float32")
     for text in PROMPTS.values():
         prompt = tokenizer.encode(text)
-        assert greedy("float32", prompt, 64) == hf_greedy(model.eval(), prompt, 64)
+        tokens = greedy(ours, prompt, 64)
+        logits = hf_logits(model.eval(), [*prompt, *tokens[:-1]])
+        assert tokens == logits[len(prompt) - 1 :].argmax(-1).tolist(), "each token follows from those before"
 
 
 def test_in_its_own_bits_it_answers_and_as_in_bfloat16() -> None:
     assert FILE is not None
     tokenizer = Tokenizer.load(FILE)
     prompt = tokenizer.encode(PROMPTS["chat"])
-    kept, plain = (greedy(dtype, prompt, 24) for dtype in ("auto", "bfloat16"))
+    kept, plain = (greedy(loaded(dtype), prompt, 24) for dtype in ("auto", "bfloat16"))
     assert kept == plain
     assert tokenizer.decode(kept).startswith("The capital of France is Paris.")
     assert tokenizer.eos_ids[0] in kept

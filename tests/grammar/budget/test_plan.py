@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,21 @@ def test_a_begun_word_goes_on_as_the_most_useful_words_do(words: list[bytes], be
     hints = Hints(words)
     for _ in range(2):
         assert list(hints.after(begun)) == list(dict.fromkeys(going_on))
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=40).map(tuple), max_size=20))
+def test_what_texts_end_with_is_tried_from_the_shortest_on(ends: list[tuple[int, ...]]) -> None:
+    every = dict.fromkeys(end[start:] for end in ends for start in range(len(end)))
+    assert list(Hints(ends=ends).parts) == sorted(every, key=len)[:256]
+
+
+def test_of_very_long_texts_only_the_short_ends_are_looked_at() -> None:
+    tracemalloc.start()
+    parts = Hints(ends=[tuple(range(256)) * 20]).parts
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [len(part) for part in parts] == [*range(1, 257)]
+    assert peak < 2**20
 
 
 SCHEMAS: dict[str, Any] = {

@@ -1,0 +1,15 @@
+"""What several files of tests use."""
+
+import ctypes
+
+import pytest
+
+from personae.kernels.cpu.build import built, find_compiler
+
+
+@pytest.fixture(scope="session")
+def skylake() -> ctypes.CDLL:
+    """The CPU kernels for the first servers with AVX-512, from the cache folder if they are there."""
+    compiler = find_compiler()
+    assert compiler
+    return ctypes.CDLL(str(built(compiler, "-march=skylake-avx512")))
