@@ -10,8 +10,8 @@ import pytest
 from grammar_walks import allowed_tokens
 from worst import text_vocabulary
 
-from personae.engine.bindings import replayed
 from personae.engine.params import SamplingParams
+from personae.engine.replay import Replay
 from personae.engine.sequence import SequenceLog
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.checked.grammar import CheckedGrammar
@@ -95,11 +95,15 @@ def test_a_long_answer_is_replayed_to_where_it_was(kind: str) -> None:
     tokens = (*json.dumps(value, ensure_ascii=False).encode(),)
     assert len(tokens) > 3000
     params = SamplingParams(max_tokens=len(tokens) + 300, seed=0)
-    limit = len(PROMPT) + params.max_tokens
     for left in (len(tokens) // 2, 0):
         written = tokens[: len(tokens) - left]
         log = SequenceLog("one", PROMPT + written, len(PROMPT), params, grammar=spec)
-        matcher = replayed(grammar, log, limit)
+        replay = Replay(grammar.matcher(params.max_tokens), log)
+        pieces = 1
+        while not replay.advance(0.0):
+            pieces += 1
+        assert pieces == len(written)
+        matcher = replay.matcher
         assert not matcher.failed
         allowed = allowed_tokens(matcher, VOCABULARY)
         assert tokens[len(written)] in allowed if left else 256 in allowed
@@ -108,4 +112,4 @@ def test_a_long_answer_is_replayed_to_where_it_was(kind: str) -> None:
         assert matcher.feed(rest) == len(rest)
     wrong = msgspec.structs.replace(log, tokens=(*log.tokens, 120))
     with pytest.raises(AssertionError, match="does not match its grammar"):
-        replayed(grammar, wrong, limit)
+        Replay(grammar.matcher(params.max_tokens), wrong).advance(60.0)
