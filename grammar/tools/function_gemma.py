@@ -12,7 +12,14 @@ FORMAT = ToolFormat(
     trigger="<start_function_call>",
     before_name="<start_function_call>call:",
     after_name="{",
-    arguments=KeyedArguments(before_key="", after_key=":", after_value="", between=",", quote="<escape>"),
+    arguments=KeyedArguments(
+        before_key="",
+        after_key=":",
+        after_value="",
+        between=",",
+        quote="<escape>",
+        key=r"[^\s<>\"=:{}]+",
+    ),
     after_arguments="}<end_function_call>",
     between="",
 )

@@ -12,7 +12,14 @@ FORMAT = ToolFormat(
     trigger="<|tool_call>",
     before_name="<|tool_call>call:",
     after_name="{",
-    arguments=KeyedArguments(before_key="", after_key=":", after_value="", between=",", quote='<|"|>'),
+    arguments=KeyedArguments(
+        before_key="",
+        after_key=":",
+        after_value="",
+        between=",",
+        quote='<|"|>',
+        key=r"[^\s<>\"=:{}]+",
+    ),
     after_arguments="}<tool_call|>",
     between="",
 )

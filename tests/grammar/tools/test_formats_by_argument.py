@@ -214,3 +214,34 @@ def test_references_into_definitions_are_followed(name):
     assert allows(shape, call.replace("@", "C"), vocabulary())
     assert not allows(shape, call.replace("@", "K"), vocabulary())
     assert parse(shape, call.replace("@", "C")).arguments == [("f", {"unit": "C", "spot": {"x": 1}})]
+
+
+NAMED = {
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=@>\n3\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>f\n<arg_key>@</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="@">3</parameter>\n</invoke>\n'
+    "</minimax:tool_call>",
+    "pythonic": "[f(@=3)]",
+    "olmo3": "<function_calls>\nf(@=3)\n</function_calls>",
+    "lfm2": "<|tool_call_start|>[f(@=3)]<|tool_call_end|>",
+    "gemma4": "<|tool_call>call:f{@:3}<tool_call|>",
+    "function_gemma": "<start_function_call>call:f{@:3}<end_function_call>",
+}
+
+
+@pytest.mark.parametrize("name", KEYED)
+@pytest.mark.parametrize(
+    "key", ["meta:count", "a=b", "a b", "a>b", 'a"b', "}a", "a{", "a,b", "a-b", "$a", "a"]
+)
+def test_a_parameter_is_read_back_under_its_name_or_refused(name, key):
+    """A colon is what Gemma writes between a name and its value."""
+    function = typed(**{key: {"type": "integer"}, "z": {"type": "integer"}})
+    shape = AnswerShape(tools=tool_format(name), functions=(function,), use="required")
+    text = NAMED[name].replace("@", key)
+    try:
+        assert allows(shape, text, vocabulary())
+    except GrammarError as refusal:
+        assert repr(key) in str(refusal)
+        assert key != "a"
+        return
+    assert parse(shape, text).arguments == [("f", {key: 3})]
