@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar, GrammarBackend
+from personae.grammar.backends.llguidance_text import keeps_order
 from personae.grammar.budget.build import analysis_of
 from personae.grammar.budget.grammar import BudgetGrammar, planned
 from personae.grammar.budget.table import STOP, TokenTable
@@ -17,7 +18,7 @@ from personae.grammar.checked.grammar import CheckedGrammar, checked
 from personae.grammar.checked.parts import PartSchema
 from personae.grammar.checked.search import Tried, Validator, repaired
 from personae.grammar.schema.document import SCHEMA_PARAM, Schema, parse_schema
-from personae.grammar.schema.prepare import ANALYSIS_ERRORS, check_answerable, without_ignored
+from personae.grammar.schema.prepare import ANALYSIS_ERRORS, check_answerable, loose, without_ignored
 from personae.grammar.schema.references import resolved
 from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.schema.walk import subschemas
@@ -35,6 +36,7 @@ from personae.grammar.structure.elements import (
 _BACKEND = "llguidance"
 _MOST_TRIED = 2_500  # values of a part, until one is valid
 _MOST_AGAIN = 400  # more of them for each further looser schema
+_MOST_REORDERED = 20_000  # characters of a schema of which forms without its order are looked for
 _UNREWRITTEN = 2  # looser schemas that are made without rewriting, the first ones
 
 Looser = Callable[[Schema], Iterable[Schema]]
@@ -94,20 +96,27 @@ class Loosening:
         check_answerable(document)
         examples = _Examples(Validator(source))
         done: set[str] = set()
+        ordered: tuple[Json, PartSchema] | None = None
         for place, schema in enumerate(self._looser(document)):
             if examples.in_vain and place >= _UNREWRITTEN:
                 break  # rewriting may take seconds, and only begins the same search elsewhere
             looser = json.dumps(schema)
-            if looser in done:
+            keeps = part.any_order and keeps_order(schema, compact=part.compact)
+            if looser in done or (ordered and (keeps or schema == loose(document))):
                 continue
             done.add(looser)
             with suppress(GrammarError):
                 example = self._example(replace(part, schema=schema), examples)
-                return (
-                    replace(part, schema=schema, strict=False),
-                    PartSchema(part.schema, checked=True, example=example),
-                )
-        raise GrammarError("No answer to the schema was found.")
+                found = replace(part, schema=schema, strict=False)
+                checks = PartSchema(part.schema, checked=True, example=example)
+                if not keeps:
+                    return found, checks
+                ordered = found, checks
+                if len(looser) > _MOST_REORDERED:
+                    break
+        if ordered is None:
+            raise GrammarError("No answer to the schema was found.")
+        return ordered
 
     def _example(self, loose: Json, examples: "_Examples") -> str:
         """A valid value that the loose part allows, as JSON. Raises GrammarError if none is found."""

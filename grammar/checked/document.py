@@ -3,8 +3,11 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from personae.grammar.checked.pattern_endings import ending
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -103,6 +106,27 @@ def loaded(text: str | bytes) -> Any:
     return json.loads(text, object_pairs_hook=unique)
 
 
+def without_repeats(text: str, written: int) -> str:
+    """The JSON text without members whose name comes earlier in their object, unless they are written
+    already: the first `written` characters are the same. Another text is returned as it is."""
+    with suppress(ValueError, RecursionError):
+        while (repeat := _repeat(parsed(text), written)) is not None:
+            text = text[: repeat[0]] + text[repeat[1] :]
+    return text
+
+
+def _repeat(root: Node, written: int) -> tuple[int, int] | None:
+    """Where the comma before a repeated member begins, and where the member ends."""
+    for node in root.within():
+        names: set[str | int] = set()
+        for index, member in enumerate(node.members):
+            before = node.members[index - 1].node.end
+            if member.step in names and before >= written:
+                return before, member.node.end
+            names.add(member.step)
+    return None
+
+
 def changes(
     text: str,
     written: int,
@@ -110,12 +134,14 @@ def changes(
     names: Sequence[str],
     values: Sequence[str],
     members: Sequence[str] = (),
+    patterns: Sequence[tuple[str, ...]] = (),
 ) -> Iterator[str]:
     """Texts that differ from `text` in one value or member. Their first `written` characters are the same.
 
     `places` are where something is wrong: what is there, and what is around and within it, is changed, in
     turn. An object gets new `members`, or others of `names`. Every value may become or get one of `values`.
-    Values and members are JSON.
+    Values and members are JSON. Strings and names that are not written to their end may end so that they
+    match all of one of `patterns`.
     """
     ways: list[Iterator[str]] = []
     for node in _nodes(parsed(text), places):
@@ -128,8 +154,11 @@ def changes(
             ways.append(_with_more(text, written, node, names, [*there, *values]))
             ways.append(_with_less(text, written, node))
             if node.kind == "{":
-                ways += [_renamed(text, written, member, names, members) for member in node.members]
+                for member in node.members:
+                    ways.append(_ended(text, written, member.start, member.named, patterns))
+                    ways.append(_renamed(text, written, member, names, members))
         elif node.kind == '"' and node.end > written:
+            ways.append(_ended(text, written, node.start, node.end, patterns))
             again = text[max(node.start + 1, node.end - 3) : node.end - 1].replace("\\", "")
             ways.append(_longer(text, node.end - 1, dict.fromkeys((*again, *_TEXTS))))
         elif _NUMBER.fullmatch(text, node.start, node.end) and node.end >= written:
@@ -168,6 +197,20 @@ def _replaced(text: str, written: int, start: int, end: int, values: Iterable[st
 
 def _longer(text: str, at: int, more: Iterable[str]) -> Iterator[str]:
     yield from (text[:at] + one + text[at:] for one in more)
+
+
+def _ended(
+    text: str, written: int, start: int, end: int, patterns: Iterable[tuple[str, ...]]
+) -> Iterator[str]:
+    """With another end of a string that is not written to its end, which then matches patterns."""
+    if end <= written or text[start] != '"':
+        return
+    begun = text[start : max(written, start + 1)]
+    with suppress(ValueError):  # in the middle of an escape
+        content = json.loads(begun + '"')
+        for more in dict.fromkeys(ending(one, content) for one in patterns):
+            if more is not None:
+                yield text[:start] + begun + more + text[end - 1 :]
 
 
 def _renamed(

@@ -12,11 +12,14 @@ from heapq import heappop, heappush
 from itertools import count, islice
 from typing import Any, NamedTuple
 
-from personae.grammar.checked.document import Steps, changes, loaded
+from jsonschema_rs import ValidationError
+
+from personae.grammar.checked.document import Steps, changes, loaded, without_repeats
 from personae.grammar.checked.values import USUAL, Mentioned, mentioned
 from personae.grammar.schema.document import parse_with_validator
 
 _MOST_ERRORS = 8
+_DEEP = 4  # alternatives within alternatives
 _MENTIONED = 48  # names and values of the whole schema, and those of the part that is violated
 _OF_PART = 24
 _AROUND = 3
@@ -57,11 +60,8 @@ class Validator:
     def faults(self, answer: str) -> list[Fault] | None:
         """Where the answer is invalid; at most a few places. None if it is not JSON at all."""
         try:
-            found = self._validator.iter_errors(loaded(answer))
-            return [
-                Fault(tuple(error.instance_path), tuple(error.schema_path)[:-1])
-                for error in islice(found, _MOST_ERRORS)
-            ]
+            errors = islice(self._validator.iter_errors(loaded(answer)), _MOST_ERRORS)
+            return [fault for error in errors for fault in _faults(error)]
         except _WRONG:
             return None
 
@@ -85,6 +85,18 @@ class Validator:
         return reduce(Mentioned.then, parts)
 
 
+def _faults(error: ValidationError, depth: int = 0) -> list[Fault]:
+    """Where an answer violates a keyword. If it fits none of several schemas: also where it violates those
+    that it fits best, the one with the deepest fault and the one with the fewest."""
+    here = Fault(tuple(error.instance_path), tuple(error.schema_path)[:-1])
+    ways = getattr(error.kind, "context", ())
+    if depth >= _DEEP or not ways or not all(ways):  # of a value that fits too many, some have no errors
+        return [here]
+    found = [[fault for one in way[:_MOST_ERRORS] for fault in _faults(one, depth + 1)] for way in ways]
+    deepest = max(found, key=lambda faults: max(len(fault.place) for fault in faults))
+    return [*dict.fromkeys((*deepest, *min(found, key=len), here))]
+
+
 def repaired(
     validator: Validator, kept: int, answers: Iterable[str], most: int, tried: "Tried | None" = None
 ) -> Iterator[str]:
@@ -92,9 +104,11 @@ def repaired(
     At most `most` answers are tried; a long one counts for several. `tried` are those of an earlier search,
     which goes on here; they count, too."""
     tried = Tried(validator) if tried is None else tried
-    for answer in answers:
-        if tried.add(answer, 0):
-            yield answer
+    for given in answers:
+        if tried.add(given, 0):
+            yield given
+        elif tried.add(fewer := without_repeats(given, kept), 0):
+            yield fewer
     while (best := tried.best()) is not None:
         text, depth, faults = best
         places = [fault.place for fault in faults]

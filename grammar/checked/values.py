@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from personae.grammar.budget.regexes import pattern_distances
+from personae.grammar.checked.pattern_endings import ending
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS
@@ -14,6 +15,7 @@ from personae.grammar.schema.walk import subschemas, target
 _LONGEST = 400  # characters of a value
 _DEEP = 6
 _MOST_ITEMS = 16
+_MOST_PATTERNS = 8
 _OF_TYPE: dict[str, Any] = {
     "null": None,
     "boolean": True,
@@ -27,11 +29,13 @@ _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multi
 
 
 class Mentioned(NamedTuple):
-    """Names of properties, values as JSON, and members as JSON: a name and a value that fits it."""
+    """Names of properties, values as JSON, members as JSON, which are a name and a value that fits it, and
+    patterns of names and values: all of those in one tuple together."""
 
     names: list[str]
     values: list[str]
     members: list[str]
+    patterns: list[tuple[str, ...]]
 
     def then(self, other: "Mentioned") -> "Mentioned":
         """Both, these first."""
@@ -40,7 +44,11 @@ class Mentioned(NamedTuple):
 
 USUAL = Mentioned(
     ["a", "b", "c", "d", "e", "f"],
-    ["null", "true", "false", "0", "1", "2", "-1", '""', '"a"', '"b"', "[]", "{}", "0.5", "[0]", '{"a":0}'],
+    [
+        *("null", "true", "false", "0", "1", "2", "-1", '""', '"a"', '"b"', "[]", "{}", "0.5", "[0]"),
+        *('{"a":0}', '"a.io"', '"1.0"'),
+    ],
+    [],
     [],
 )
 
@@ -50,16 +58,20 @@ def mentioned(schema: Any, document: Schema, most: int) -> Mentioned:
     names: dict[str, None] = {}
     values: dict[str, None] = {}
     members: dict[str, None] = {}
+    patterns: dict[tuple[str, ...], None] = {}
     for one, _ in subschemas(schema):
         if len(names) >= most and len(values) >= most:
             break
         names |= dict.fromkeys(_names(one))
         values |= dict.fromkeys(filter(None, map(_written, _values(one, document))))
+        patterns |= dict.fromkeys(_patterns(one))
         if isinstance(listed := one.get("properties"), dict):
             for name, child in listed.items():
                 if value := _written(likely(child, document)):
                     members.setdefault(f"{_written(name)}:{value}")
-    return Mentioned([*names][:most], [*values][:most], [*members][:most])
+    return Mentioned(
+        [*names][:most], [*values][:most], [*members][:most], [*patterns][: min(most, _MOST_PATTERNS)]
+    )
 
 
 def _written(value: Any) -> str:
@@ -81,6 +93,17 @@ def _names(schema: dict[str, Any]) -> Iterator[str]:
         yield from filter(None, map(_example, named))
     if isinstance(named := schema.get("propertyNames"), dict):
         yield from (name for name in (*named.get("enum", ()), named.get("const")) if isinstance(name, str))
+
+
+def _patterns(schema: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    found = [schema.get("pattern"), spell_formats({"format": schema.get("format")}).get("pattern")]
+    least = schema.get("minLength")
+    if isinstance(least, int) and 0 < least <= _LONGEST:
+        found.append(f"^[^]{{{least},}}$")
+    if texts := tuple(one for one in found if isinstance(one, str)):
+        yield texts
+    if isinstance(named := schema.get("patternProperties"), dict):
+        yield from ((name,) for name in named)
 
 
 def _values(schema: dict[str, Any], document: Schema) -> Iterator[Any]:
@@ -147,7 +170,8 @@ def _of_type(schema: dict[str, Any], document: Schema, depth: int) -> Any:
         return schema.get("minimum", schema.get("maximum", 0))
     if kind == "string":
         if isinstance(pattern := schema.get("pattern"), str) and (found := _example(pattern)):
-            return found
+            short = len(found) < int(schema.get("minLength", 0))
+            return (short and ending(next(_patterns(schema)), "")) or found
         if isinstance(format := schema.get("format"), str):
             spelled = spell_formats({"type": "string", "format": format}).get("pattern")
             return _example(spelled) if isinstance(spelled, str) else ""

@@ -76,7 +76,7 @@ _TEMPLATE = (
 # ECMA-262: characters, classes, repetitions, alternatives, and groups without groups in them.
 _ONE = (
     r"(?:[A-Za-z0-9 _,:;=!@#%&~<>/'\"-]|\.|\\[dDwWsS^$.*+?()\[\]{}|/\\]"
-    r"|\[\^?(?:a-z|A-Z|0-9|[A-Za-z0-9 _.,:;@#%&]|\\[dws])+-?\])"
+    r"|\[\^?(?:a-z|A-Z|0-9|[A-Za-z0-9 _.,:;=!?@#%&<>/'\"$*+()]|\\[dwsDWS.*+?^$()\[\]{}|/\\-])+-?\])"
 )
 _TERMS = rf"(?:{_ONE}(?:[*+?]\??|\{{[0-9]{{1,2}}\}}|\{{[0-9],(?:[1-9][0-9])?\}})?)*"
 _GROUP = rf"\((?:\?:)?{_TERMS}(?:\|{_TERMS})*\)"

@@ -75,7 +75,11 @@ class Items:
             values = listed_values(self._document, schema)
             if not values or "$ref" in schema:
                 raise Untracked("the listed values of a set's items are not known")
-            yield f"{name}: " + " | ".join(literal(self._text(value)) for value in values)
+            # One terminal for all strings: the library gives up where thousands of rules may begin.
+            strings = [value for value in values if isinstance(value, str) and value.isprintable()]
+            ways = [self._leaf({"enum": strings})] if strings else []
+            ways += [literal(self._text(value)) for value in values if value not in strings]
+            yield f"{name}: " + " | ".join(ways)
         elif keywords == {"anyOf"}:
             several = sum(map(self._has_objects, schema["anyOf"])) > 1
             ways = [self._rule(one, closed=closed or several) for one in schema["anyOf"] if one is not False]
