@@ -16,9 +16,8 @@ _QUOTED = '"\\'
 def ending(patterns: tuple[str, ...], begun: str) -> str | None:
     """The shortest end of a text that begins as `begun`, in which all patterns of ECMA-262 are found. None if
     none is known."""
-    try:
-        machine = automaton(tuple(map(parse, patterns)))
-    except NotRegular:
+    machine = _machine(patterns)
+    if machine is None:
         return None
     state = 0
     for char in begun:
@@ -27,6 +26,14 @@ def ending(patterns: tuple[str, ...], begun: str) -> str | None:
             return None  # a mark, or half a character
         state = machine.steps[state][letter]
     return _shortest(machine, state)
+
+
+@lru_cache(_REMEMBERED)  # also that there is none, which takes longest to find out
+def _machine(patterns: tuple[str, ...]) -> Automaton | None:
+    try:
+        return automaton(tuple(map(parse, patterns)))
+    except NotRegular:
+        return None
 
 
 def _class_of(machine: Automaton, char: str) -> int | None:
@@ -57,5 +64,5 @@ def _shown(ranges: Ranges) -> str:
     for char in _LIKED:
         if any(low <= ord(char) <= high for low, high in ranges):
             return char
-    points = (point for low, high in ranges for point in range(max(low, 0x20), min(high, low + 4) + 1))
-    return next((chr(point) for point in points if chr(point).isprintable() and chr(point) not in _QUOTED), "")
+    few = (map(chr, range(max(low, 0x20), min(high, low + 4) + 1)) for low, high in ranges)
+    return next((char for part in few for char in part if char.isprintable() and char not in _QUOTED), "")

@@ -39,7 +39,12 @@ class Mentioned(NamedTuple):
 
     def then(self, other: "Mentioned") -> "Mentioned":
         """Both, these first."""
-        return Mentioned(*([*dict.fromkeys((*mine, *more))] for mine, more in zip(self, other, strict=True)))
+        return Mentioned(
+            [*dict.fromkeys((*self.names, *other.names))],
+            [*dict.fromkeys((*self.values, *other.values))],
+            [*dict.fromkeys((*self.members, *other.members))],
+            [*dict.fromkeys((*self.patterns, *other.patterns))],
+        )
 
 
 USUAL = Mentioned(

@@ -22,7 +22,7 @@ from personae.grammar.tracked.support import BITS, OBJECT, Untracked, said
 Rule = Callable[[Any], str]
 """Gives the name of the rule for a schema."""
 
-_MOST_PATTERNS = 8  # each is compared with each other one
+_MOST_PATTERNS = 24  # each is compared with each other one
 _LIKELY = ("a", "0", "-", " ")  # names, or what may follow in one
 
 

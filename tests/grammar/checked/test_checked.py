@@ -139,6 +139,40 @@ def test_a_schema_without_an_answer_is_refused_as_before() -> None:
     assert refusal.value.param == "response_format.json_schema.schema"
 
 
+BODY = {
+    "type": "object",
+    "properties": {"a": SCHEMAS["a set of tuples"], "b": {"type": "integer"}, "c": {}},
+    "anyOf": [{"required": ["a", "b"]}, {"required": ["a", "c"]}],
+}
+
+
+def test_in_any_order_a_checked_object_prefers_a_form_without_the_order_of_the_schema() -> None:
+    spec = GrammarSpec("json_schema", json.dumps(BODY), checked=True, any_order=True)
+    grammar = COMPILER.compile_here(spec)
+    for text, valid in (
+        ('{"a":[1],"b":1}', True),
+        ('{"b":1,"a":[1,"x"]}', True),
+        ('{"c":null,"b":1,"a":[]}', True),
+        ('{"b":1,"a":[1,1]}', False),
+        ('{"b":1}', False),
+    ):
+        assert accepts(grammar.matcher(), VOCABULARY, text.encode()) is valid, text
+
+
+def test_what_an_answer_lacks_is_looked_for_in_the_alternative_that_it_nearly_fits() -> None:
+    entry = {"type": "object", "properties": {"size": {"minimum": 8}}, "required": ["size", "kind"]}
+    validator = Validator(json.dumps({"oneOf": [{"type": "string"}, {"type": "array", "items": entry}]}))
+    faults = validator.faults('[{"size":3,"kind":1}]')
+    assert faults is not None
+    assert faults[0] == Fault((0, "size"), ("oneOf", 1, "items", "properties", "size"))
+    assert faults[-1] == Fault((), ())
+
+
+def test_an_answer_that_fits_too_many_alternatives_has_one_fault() -> None:
+    validator = Validator(json.dumps({"oneOf": [{"type": "object"}, {"minProperties": 0}]}))
+    assert validator.faults("{}") == [Fault((), ())]
+
+
 def looser_schemas(asked: dict[str, Any], *schemas: Any) -> tuple[list[Any], list[int]]:
     """The looser schemas that were wanted before `asked` was refused, and how many values were tried then."""
     wanted: list[Any] = []

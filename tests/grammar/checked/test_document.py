@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personae.grammar.checked.document import changes, loaded, parsed
+from personae.grammar.checked.document import changes, loaded, parsed, without_repeats
 
 TEXTS = st.text(max_size=5)
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -62,6 +62,30 @@ def test_a_value_that_is_written_in_part_becomes_one_that_begins_alike() -> None
     found = set(changes('["b"]', 3, [(0,)], [], ['"bc"', '"d"']))
     assert '["bc"]' in found
     assert '["d"]' not in found
+
+
+def test_a_string_or_a_name_that_is_written_in_part_ends_so_that_it_matches_patterns() -> None:
+    found = set(changes('{"ab":"cd"}', 3, [()], [], [], [], [("^ax+$",), ("^c.*e$",)]))
+    assert '{"ax":"cd"}' in found
+    assert '{"ab":"ce"}' in found
+    assert not any(one.startswith('{"ce') for one in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "expected"),
+    [
+        ('{"a":1,"b":2,"a":3}', 0, '{"a":1,"b":2}'),
+        ('{"a":1,"b":2,"a":3}', 12, '{"a":1,"b":2}'),
+        ('{"a":1,"b":2,"a":3}', 13, '{"a":1,"b":2,"a":3}'),
+        ('[{"a":1,"a":{"b":1,"b":2}}, {"c":[],"c":0,"d":0}]', 2, '[{"a":1}, {"c":[],"d":0}]'),
+        ('{"a":1,"a"', 0, '{"a":1,"a"'),
+        ("1", 0, "1"),
+    ],
+)
+def test_repeated_members_that_are_not_written_yet_are_left_out(
+    text: str, written: int, expected: str
+) -> None:
+    assert without_repeats(text, written) == expected
 
 
 @pytest.mark.parametrize("text", ['{"a":1,"a":2}', "[1", "", "[" * 100_000])

@@ -93,6 +93,15 @@ def accepts(grammar: BoundGrammar, value: Any) -> bool:
     return matcher.feed(text) == len(text) and matcher.accept(256)
 
 
+def test_an_object_with_a_score_of_patterns_does_not_keep_its_order() -> None:
+    patterns = {f"^{letter}:[0-9]+$": INTEGER for letter in "abcdefghijklmnopqrst"}
+    schema = ABC | CLOSED | {"patternProperties": patterns}
+    assert not keeps_order(schema)
+    grammar = compiled(schema)
+    assert accepts(grammar, {"t:1": 1, "c": "x", "a:12": 2, "b": 3})
+    assert not accepts(grammar, {"t:1": 1, "c": "x", "t:a": 2})
+
+
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_exactly_the_valid_objects_are_accepted_in_every_order(name: str) -> None:
     grammar = compiled(SCHEMAS[name])

@@ -123,6 +123,15 @@ ITEMS: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [["word1", "word10", "word11"]],
         [["word1", "word10", "word1"], ["word70"]],
     ),
+    "objects with one of thousands of texts": (
+        {
+            "type": "object",
+            "properties": {"name": {"enum": [f"word{n}" for n in range(3_000)] + ["a\tb", 1]}},
+            "required": ["name"],
+        },
+        [[{"name": "word1"}, {"name": "word10"}, {"name": "word2999"}, {"name": "a\tb"}, {"name": 1}]],
+        [[{"name": "word1"}, {"name": "word1"}], [{"name": "word3000"}], [{"name": 1}, {"name": 1}]],
+    ),
 }
 
 
