@@ -1,66 +1,43 @@
-"""Compiles specs to grammars, with a cache. The actor above shares compiles that are in progress.
+"""Compiles specs to grammars. The actor above shares compiles that are in progress.
 
 `compile` may run on any number of threads at once. `get` and `put` are quick and may be called from anywhere.
 """
 
-import json
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache, partial
-from threading import Lock, Thread
-from time import thread_time
-from typing import TypeVar
+from functools import partial
+from threading import Thread
 
 import msgspec
 
 from personae.errors import GrammarError, NotEnforced
 from personae.grammar.backend import BoundGrammar, GrammarBackend
-from personae.grammar.backends.llguidance_text import keeps_order
 from personae.grammar.budget.analysis import Analysis, CompilePlan, PendingAnalysis
 from personae.grammar.budget.automaton import Automaton
 from personae.grammar.budget.build import Compiling, analyse, analysis_of, build
 from personae.grammar.budget.grammar import BudgetGrammar
 from personae.grammar.budget.table import TokenTable
+from personae.grammar.cache import GrammarCache
 from personae.grammar.checked.compile import Loosening, compile_checked
 from personae.grammar.checked.grammar import CheckedGrammar
 from personae.grammar.productive import matches_nothing
 from personae.grammar.reasoning.limit import LimitedGrammar, Tags
-from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
+from personae.grammar.registry import BACKENDS_OF_KIND, Backends
 from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.masks import AnyGrammar, Processes, RemoteGrammar
 from personae.grammar.sandbox.server import SandboxLimits
 from personae.grammar.sandbox.small import is_foreign, is_small
 from personae.grammar.sandbox.warm_up import FIRST_SPECS
-from personae.grammar.schema.culprits import explained, without_trials
-from personae.grammar.schema.document import (
-    PARAMS,
-    SCHEMA_PARAM,
-    TOO_COMPLEX,
-    Schema,
-    parse_schema,
-)
-from personae.grammar.schema.gate import Unenforced, strip, unenforced
-from personae.grammar.schema.prepare import (
-    ANALYSIS_ERRORS,
-    check_answerable,
-    loose,
-    readable,
-    weakened,
-    without_ignored,
-)
-from personae.grammar.schema.references import resolved
-from personae.grammar.schema.rewritten import Rewritings, as_written, rewritten, spelled
-from personae.grammar.schema.spelling import check_spelling
-from personae.grammar.size_estimate import size_estimate
-from personae.grammar.spec import GrammarKey, GrammarSpec, ReasoningLimit
-from personae.grammar.structure.compile import enforced, is_enforced, structure_analysis
+from personae.grammar.schema.culprits import explained
+from personae.grammar.schema.document import PARAMS, TOO_COMPLEX, Schema, parse_schema
+from personae.grammar.schema.prepare import without_ignored
+from personae.grammar.schema.rewritten import Rewritings, as_written, rewritten
+from personae.grammar.schema_compiler import Made, SchemaCompiler
+from personae.grammar.spec import GrammarSpec, ReasoningLimit
+from personae.grammar.structure.compile import is_enforced, structure_analysis
 from personae.grammar.structure.elements import is_in_any_order
 from personae.grammar.structure.loosened import loosened
-from personae.grammar.tracked.support import uncounted
 from personae.grammar.vocabulary import Vocabulary
-
-Made = TypeVar("Made")  # of a pending analysis
 
 
 def _ignore(compile_plan: CompilePlan) -> None:
@@ -79,8 +56,7 @@ class _NeedsSandbox(Exception):
 
 
 class GrammarCompiler:
-    """Compiled grammars of one tokenizer. When the cache is over its bytes, the least recently used are
-    dropped.
+    """Compiles the grammars of one tokenizer. `cache` holds some.
 
     What is not small, or has to be rewritten first, is compiled in processes of its own. These also make the
     masks of grammars that clients write (`sandbox/masks.py`), within `limits`. With `sandboxed` False
@@ -96,24 +72,15 @@ class GrammarCompiler:
         limits: SandboxLimits | None = None,
     ) -> None:
         self.vocabulary = vocabulary
+        self.cache = GrammarCache(cache_bytes)
         self._sandbox = Sandbox(vocabulary, limits) if sandboxed else None
-        # The backend of nearly all specs is built now: it takes a second for a large vocabulary.
-        self._backends = {"llguidance": make_backend("llguidance", vocabulary)}
-        self._backends_lock = Lock()
         self._table = TokenTable(vocabulary)
-        self._bytewise: dict[str, GrammarBackend] = {}
+        self._backends = Backends(vocabulary)
+        self._backends.get("llguidance")  # nearly all specs need it, and a large vocabulary takes a second
+        self._bytewise = Backends(self._table.bytewise())
+        self._schemas = SchemaCompiler(self._bytewise, self._table)
         self._tags: dict[ReasoningLimit, Tags] = {}
-        self._cache_bytes = cache_bytes
-        self._cached: OrderedDict[GrammarKey, AnyGrammar] = OrderedDict()
-        self._sizes: dict[GrammarKey, int] = {}
         self._processes = Processes()
-        self._bytes = 0
-        self._lock = Lock()
-
-    @property
-    def cached_bytes(self) -> int:
-        """Bytes held by the cache, including the estimated growth of its grammars."""
-        return self._bytes
 
     def warm_up(self) -> None:
         """Prepare, on a separate thread, what the first compiles would otherwise wait for."""
@@ -122,47 +89,18 @@ class GrammarCompiler:
     def _warm_up(self) -> None:
         if self._sandbox is not None:
             self._sandbox.start()
-        self._backend("outlines")
+        self._backends.get("outlines")
         for spec in FIRST_SPECS:
             with suppress(GrammarError, _NeedsSandbox):
                 self._compile(spec, self._build)
 
     def get(self, spec: GrammarSpec, tenant: str = "") -> AnyGrammar | None:
-        """The compiled grammar of an equal spec of this tenant, if it is in the cache."""
-        with self._lock:
-            grammar = self._cached.get((tenant, spec))
-            if isinstance(grammar, RemoteGrammar) and grammar.ended:
-                self._forget((tenant, spec))
-                return None
-            if grammar is not None:
-                self._cached.move_to_end((tenant, spec))
-            return grammar
+        """See `GrammarCache`."""
+        return self.cache.get(spec, tenant)
 
     def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str = "") -> None:
-        """Cache a compiled grammar, unless it alone is over the cache's bytes."""
-        here = isinstance(grammar, Automaton | RemoteGrammar)
-        nbytes = grammar.nbytes + (0 if here else size_estimate(spec))
-        key = (tenant, spec)
-        with self._lock:
-            if key in self._cached or nbytes > self._cache_bytes:
-                return
-            self._cached[key] = grammar
-            self._sizes[key] = nbytes
-            self._bytes += nbytes
-            while self._bytes > self._cache_bytes:
-                self._forget(next(iter(self._cached)))
-
-    def _forget(self, key: GrammarKey) -> None:
-        """Drop it from the cache. Answers that are bound by it keep it."""
-        del self._cached[key]
-        self._bytes -= self._sizes.pop(key)
-
-    def _let_go(self, tenant: str | None) -> None:
-        """Drop the cached processes that make masks: those of a tenant, or all."""
-        with self._lock:
-            for key, grammar in [*self._cached.items()]:
-                if isinstance(grammar, RemoteGrammar) and tenant in (None, key[0]):
-                    self._forget(key)
+        """See `GrammarCache`."""
+        self.cache.put(spec, grammar, tenant)
 
     def compile(self, spec: GrammarSpec, tenant: str = "") -> AnyGrammar:
         """Compile without the cache, with the fastest backend that enforces the whole spec.
@@ -206,7 +144,7 @@ class GrammarCompiler:
         if self._sandbox is not None:
             return self._sandbox.explain(spec, refusal)
         written = without_ignored(parse_schema(spec.source))
-        return explained(written, refusal, lambda one: self._enforced(one, rewritten))
+        return explained(written, refusal, lambda one: self._schemas.is_enforced(one, rewritten))
 
     def _compiled(self, spec: GrammarSpec, tenant: str) -> BoundGrammar:
         """As `compile_here`. A refusal is not explained yet."""
@@ -247,7 +185,7 @@ class GrammarCompiler:
         return self._compile(
             spec,
             lambda pending: analyse(
-                pending, self._bytewise_backend(pending.compile_plan.backend), self._table, report
+                pending, self._bytewise.get(pending.compile_plan.backend), self._table, report
             ),
             rewritings,
         )
@@ -264,9 +202,9 @@ class GrammarCompiler:
         return self._remote(self._sandbox, spec, tenant)
 
     def _checked_here(self, spec: GrammarSpec) -> CheckedGrammar:
-        bytewise = self._bytewise_backend("llguidance")
+        bytewise = self._bytewise.get("llguidance")
         loosening = Loosening(
-            lambda document: self._looser(document, rewritten(document)), bytewise, self._table
+            lambda document: self._schemas.looser(document, rewritten(document)), bytewise, self._table
         )
         return compile_checked(spec, loosening, lambda part: is_enforced(part, bytewise), self._build_loose)
 
@@ -274,11 +212,11 @@ class GrammarCompiler:
         """The grammar of a spec whose schemas are already as loose as they have to be."""
         if spec.kind == "json_schema":
             return self._build(analysis_of("llguidance", spec, self._table))
-        return self._build(structure_analysis(spec, self._backend("llguidance"), self._table, rewritten))
+        return self._build(structure_analysis(spec, self._backends.get("llguidance"), self._table, rewritten))
 
     def _remote(self, sandbox: Sandbox, spec: GrammarSpec, tenant: str) -> RemoteGrammar:
         """A grammar in a process of its own, of which the number is limited."""
-        self._processes.enter(tenant, self._let_go)
+        self._processes.enter(tenant, self.cache.drop_processes)
         try:
             return sandbox.masks(spec, partial(self._processes.leave, tenant))
         except BaseException:
@@ -334,15 +272,10 @@ class GrammarCompiler:
         exists and is needed."""
         rewritings = rewritings or self._rewritings
         if spec.kind == "json_schema":
-            try:
-                return self._compile_schema(spec, finish, rewritings)
-            except ANALYSIS_ERRORS as error:
-                raise GrammarError(
-                    f"The schema cannot be analysed: {error!r}.", param=SCHEMA_PARAM
-                ) from error
+            return self._schemas.compile(spec, finish, rewritings)
         name = BACKENDS_OF_KIND[spec.kind][-1]
         if spec.kind == "structure":
-            backend = self._backend(name)
+            backend = self._backends.get(name)
             return finish(structure_analysis(spec, backend, self._table, rewritings))
         return finish(analysis_of(name, spec, self._table))
 
@@ -357,7 +290,7 @@ class GrammarCompiler:
         if "outlines" not in names or spec.backend not in (None, "outlines"):
             return None
         try:
-            grammar = self._backend("outlines").compile(spec)
+            grammar = self._backends.get("outlines").compile(spec)
         except GrammarError:
             if spec.backend is not None:
                 raise
@@ -366,57 +299,15 @@ class GrammarCompiler:
 
     def _limited(self, spec: GrammarSpec, limit: ReasoningLimit, tenant: str) -> LimitedGrammar:
         """A grammar with a limit on reasoning. All limits of an equal spec share the compiled grammar."""
-        inner = self.get(spec, tenant)
+        inner = self.cache.get(spec, tenant)
         if inner is None or isinstance(inner, RemoteGrammar):
             inner = self._compiled(spec, tenant)
-            self.put(spec, inner, tenant)
+            self.cache.put(spec, inner, tenant)
         format = msgspec.structs.replace(limit, tokens=0, opened=False)
         tags = self._tags.get(format)
         if tags is None:
             tags = self._tags[format] = Tags(format, self._table)
         return LimitedGrammar(inner, limit, tags)
-
-    def _compile_schema(
-        self, spec: GrammarSpec, finish: Callable[[PendingAnalysis], Made], rewritings: Rewritings
-    ) -> Made:
-        begun = thread_time()
-        written = without_ignored(parse_schema(spec.source))
-        document = resolved(written)
-        check_answerable(document)
-        if spec.strict:
-            check_spelling(written, lambda one: self._enforced(one, rewritings))
-        reason: Unenforced | GrammarError | None = None
-        tried, ordered = [], []
-        names = BACKENDS_OF_KIND["json_schema"]
-        for schema in rewritings(document, any_order=spec.any_order):
-            tried.append(schema)
-            for name in names:
-                missing: Unenforced | GrammarError | None = next(unenforced(schema, name), None)
-                if missing is None:
-                    if spec.any_order and (name != names[0] or keeps_order(schema, compact=spec.compact)):
-                        ordered.append((name, schema))
-                        continue
-                    try:
-                        return finish(self._analyse_schema(name, spec, schema, strict=True))
-                    except GrammarError as error:
-                        missing = error
-                if name == names[0]:
-                    reason = missing
-        for name, schema in ordered:  # no form is free of the schema's order
-            try:
-                return finish(self._analyse_schema(name, spec, schema, strict=True))
-            except GrammarError as error:
-                reason = error
-        if spec.strict:
-            spent = thread_time() - begun
-            raise without_trials(written, reason, spent=spent)
-        return self._compile_best_effort(spec, document, finish, tried)
-
-    def _enforced(self, document: Schema, rewritings: Rewritings) -> bool:
-        """Whether one of a schema's rewritings is enforced completely."""
-        return any(
-            True for _ in enforced(resolved(document), self._bytewise_backend("llguidance"), rewritings)
-        )
 
     def _rewritings(self, document: Schema, *, any_order: bool = False) -> Iterator[Schema]:
         """Schemas equal to `document`. All but the first are made in the sandbox if there is one."""
@@ -425,58 +316,8 @@ class GrammarCompiler:
             raise _NeedsSandbox
         yield from rewritten(document, any_order=any_order)
 
-    def _compile_best_effort(
-        self,
-        spec: GrammarSpec,
-        document: Schema,
-        finish: Callable[[PendingAnalysis], Made],
-        equal: list[Schema],
-    ) -> Made:
-        """Bind as much of the schema as llguidance supports, at least to JSON."""
-        for schema in self._looser(document, equal):
-            with suppress(GrammarError):
-                return finish(self._analyse_schema("llguidance", spec, schema, strict=False))
-        return finish(self._analyse_schema("llguidance", spec, True, strict=False))
-
-    def _looser(self, document: Schema, equal: Iterable[Schema]) -> Iterator[Schema]:
-        """Schemas that bind less and less of `document`. `equal` are those equal to it."""
-        written = weakened(spelled(strip(document)), "llguidance")
-        yield written
-        yield uncounted(written)
-        reads = cache(self._reads)
-        for schema in equal:
-            yield uncounted(readable(weakened(schema, "llguidance"), reads))
-        yield loose(document)
-
-    def _reads(self, pattern: str) -> bool:
-        """Whether llguidance can read a pattern."""
-        text = json.dumps({"type": "string", "pattern": pattern})
-        try:
-            self._bytewise_backend("llguidance").compile(GrammarSpec("json_schema", text))
-        except GrammarError:
-            return False
-        return True
-
-    def _analyse_schema(
-        self, name: str, spec: GrammarSpec, schema: Schema, *, strict: bool
-    ) -> PendingAnalysis:
-        bound = msgspec.structs.replace(spec, source=json.dumps(schema), strict=strict)
-        return analysis_of(name, bound, self._table)
-
     def _build(self, pending: PendingAnalysis) -> BudgetGrammar:
         return build(pending, *self._pair(pending.compile_plan), self._table)
 
     def _pair(self, compile_plan: CompilePlan) -> tuple[GrammarBackend, GrammarBackend]:
-        return self._backend(compile_plan.backend), self._bytewise_backend(compile_plan.backend)
-
-    def _bytewise_backend(self, name: str) -> GrammarBackend:
-        with self._backends_lock:
-            if name not in self._bytewise:
-                self._bytewise[name] = make_backend(name, self._table.bytewise())
-            return self._bytewise[name]
-
-    def _backend(self, name: str) -> GrammarBackend:
-        with self._backends_lock:
-            if name not in self._backends:
-                self._backends[name] = make_backend(name, self.vocabulary)
-            return self._backends[name]
+        return self._backends.get(compile_plan.backend), self._bytewise.get(compile_plan.backend)

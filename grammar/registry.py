@@ -1,6 +1,7 @@
 """The grammar backends by name. A backend's library is imported when the backend is first asked for."""
 
 from importlib import import_module
+from threading import Lock
 
 from personae.grammar.backend import GrammarBackend
 from personae.grammar.spec import GrammarKind
@@ -40,3 +41,19 @@ def make_backend(name: str, vocabulary: Vocabulary) -> GrammarBackend:
     module, factory = _FACTORIES[name]
     backend: GrammarBackend = getattr(import_module(module), factory)(vocabulary)
     return backend
+
+
+class Backends:
+    """The backends of one vocabulary, each made when it is first needed. Thread-safe."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._made: dict[str, GrammarBackend] = {}
+        self._lock = Lock()
+
+    def get(self, name: str) -> GrammarBackend:
+        """The backend of this name. Raises KeyError for an unknown one."""
+        with self._lock:
+            if name not in self._made:
+                self._made[name] = make_backend(name, self._vocabulary)
+            return self._made[name]

@@ -32,7 +32,7 @@ def test_an_equal_spec_finds_the_compiled_grammar():
     compiler.put(spec("a"), grammar)
     assert compiler.get(spec("a")) is grammar
     assert compiler.get(spec("b")) is None
-    assert compiler.cached_bytes == grammar.nbytes > 0
+    assert compiler.cache.nbytes == grammar.nbytes > 0
 
 
 def test_the_least_recently_used_grammar_leaves_when_the_bytes_are_over():
@@ -45,7 +45,7 @@ def test_the_least_recently_used_grammar_leaves_when_the_bytes_are_over():
     assert compiler.get(spec("b")) is None
     assert compiler.get(spec("a")) is not None
     assert compiler.get(spec("c")) is not None
-    assert compiler.cached_bytes <= 2 * one
+    assert compiler.cache.nbytes <= 2 * one
 
 
 def test_what_a_tenant_has_had_compiled_is_not_there_for_another():
@@ -80,7 +80,7 @@ def test_putting_a_spec_twice_counts_its_bytes_once():
     compiler.put(spec("a"), grammar)
     compiler.put(spec("a"), compiler.compile(spec("a")))
     assert compiler.get(spec("a")) is grammar
-    assert compiler.cached_bytes == grammar.nbytes
+    assert compiler.cache.nbytes == grammar.nbytes
 
 
 @pytest.fixture(scope="module")

@@ -58,4 +58,4 @@ def test_so_few_grammars_that_grow_are_kept_that_they_fit_when_they_have_grown()
     for spec in specs:
         compiler.put(spec, compiler.compile(spec))
     assert [compiler.get(spec) is not None for spec in specs] == [False, False, True, True]
-    assert compiler.cached_bytes <= 160 * 2**20
+    assert compiler.cache.nbytes <= 160 * 2**20

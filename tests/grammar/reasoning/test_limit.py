@@ -248,5 +248,5 @@ def test_limits_share_what_their_grammars_compile_to():
     specs = [AnswerShape(FORMATS["think"], Thinks.OPEN, content=JSON, limit=limit).spec() for limit in (3, 9)]
     first, second = (made.compile(spec) for spec in specs if spec is not None)
     assert first._inner is second._inner
-    assert made.cached_bytes > 0
+    assert made.cache.nbytes > 0
     made.close()

@@ -74,7 +74,7 @@ def test_a_grammar_whose_process_has_ended_is_compiled_again(compiler: GrammarCo
     grammar._connection.shutdown(2)
     eventually(lambda: grammar.ended, "its process has ended")
     assert compiler.get(WORD, "a") is None
-    assert compiler.cached_bytes == 0
+    assert compiler.cache.nbytes == 0
 
 
 def test_its_process_ends_when_nobody_holds_the_grammar(compiler: GrammarCompiler) -> None:
