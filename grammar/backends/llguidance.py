@@ -86,7 +86,8 @@ class LLGuidanceBackend:
             raise GrammarError(f"The {said} cannot be compiled: {reason}", param=PARAMS[spec.kind])
         compiled = LLGuidanceCompiled(start, lambda: self._start(grammar), grammar, self._vocabulary)
         if spec.kind == "json_schema" and SET in spec.source:
-            return self._with_sets(compiled, Places((("", json.loads(spec.source)),)), spec)
+            places = Places((("", json.loads(spec.source)),), any_order=spec.any_order)
+            return self._with_sets(compiled, places, spec)
         if spec.kind == "lark" and spec.source.startswith(SETS_COMMENT):
             return self._with_sets(compiled, _places(spec.source), spec)
         return compiled
@@ -142,9 +143,9 @@ def _backend_of_bytes() -> LLGuidanceBackend:
     return LLGuidanceBackend(Vocabulary((*_BYTES, b""), (STOP,), {}))
 
 
-def _compile_items(document: dict[str, Any], schema: Any) -> CompiledGrammar:
+def _compile_items(document: dict[str, Any], schema: Any, any_order: bool) -> CompiledGrammar:
     """The grammar of an item of a set, over bytes. Raises Untracked."""
-    rules = Items(document, tight, "item").rules(schema)
+    rules = Items(document, tight, "item", any_order=any_order).rules(schema)
     return _backend_of_bytes().compile(GrammarSpec("lark", "\n".join(["start: item", *rules])))
 
 

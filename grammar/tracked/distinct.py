@@ -5,8 +5,10 @@ unable to become a new one: it is then as good as written. All of that follows f
 read byte by byte.
 """
 
+import json
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import permutations
 
 import numpy as np
 from rpds import HashTrieSet
@@ -14,24 +16,43 @@ from rpds import HashTrieSet
 from personae.grammar.backend import CompiledGrammar
 from personae.grammar.bitmask import words_of
 from personae.grammar.tracked.endings import Endings, Words, clear_tokens
+from personae.grammar.tracked.items import MOST_FREE
 from personae.grammar.tracked.seen import SeenItems
 
 STOP = 256
 """The stop token of the vocabulary of bytes in which items are read."""
 _WORDS = words_of(STOP + 1)
 _ENDS = (b",", b"]", b" ", b"\t", b"\r", b"\n")
+_DECODER = json.JSONDecoder()
 
 
 class ItemGrammar:
-    """The grammar of one item. Thread-safe."""
+    """The grammar of one item. `any_order`: whether its properties may come in any order. Thread-safe."""
 
-    def __init__(self, compiled: CompiledGrammar) -> None:
+    def __init__(self, compiled: CompiledGrammar, *, any_order: bool = False) -> None:
         self._compiled = compiled
+        self._any_order = any_order
 
     @cached_property
     def unwritten(self) -> "Written":
         """The state of an empty set."""
         return Written(self, SeenItems(), HashTrieSet())
+
+    def spellings(self, item: bytes) -> list[bytes]:
+        """The texts of the same value: the item itself, and with its properties in another order."""
+        if not self._any_order or not item.startswith(b"{"):
+            return [item]
+        try:
+            members = _members(item)
+        except (ValueError, IndexError):  # what is read may not be allowed
+            return [item]
+        if len(members) > MOST_FREE:
+            return [item]
+        orders = (b"{" + b",".join(order) + b"}" for order in permutations(members))
+        return [one for one in orders if one == item or self._allows(one)]
+
+    def _allows(self, item: bytes) -> bool:
+        return self._compiled.matcher().follows((*item, STOP)) > len(item)
 
     def spent(self, item: bytes, items: "HashTrieSet[bytes]", dead: "HashTrieSet[bytes]") -> Iterator[bytes]:
         """The beginnings of `item`, longest first, that cannot become an item that is not in `items`. `dead`
@@ -88,11 +109,16 @@ class Written:
 
     def with_item(self, item: bytes, endings: Endings) -> "Written":
         """The state after one more item."""
-        items = self._items.having(item)
-        spent = list(self._grammar.spent(item, items.texts, self._dead))
-        texts = spent[-1:] or [item + end for end in _ENDS]
-        items = items.barring(texts, endings.longest, endings.beginning)
-        return Written(self._grammar, items, self._dead.update(spent))
+        items, dead = self._items, self._dead
+        spellings = self._grammar.spellings(item)
+        for one in spellings:
+            items = items.having(one)
+        for one in spellings:
+            spent = list(self._grammar.spent(one, items.texts, dead))
+            texts = spent[-1:] or [one + end for end in _ENDS]
+            items = items.barring(texts, endings.longest, endings.beginning)
+            dead = dead.update(spent)
+        return Written(self._grammar, items, dead)
 
     @property
     def exhausted(self) -> bool:
@@ -119,3 +145,15 @@ class Written:
     def allows(self, begun: bytes, since: int) -> bool:
         """Whether a begun item may be as it is. It was checked when it had `since` bytes."""
         return not any(begun[:size] in self._dead for size in range(since, len(begun) + 1))
+
+
+def _members(item: bytes) -> list[bytes]:
+    """The members of an object that is written without blanks. Raises ValueError or IndexError for another
+    text."""
+    text, at, found = item.decode(), 1, []
+    while text[at] != "}":
+        _, named = _DECODER.raw_decode(text, at)
+        _, end = _DECODER.raw_decode(text, named + 1)
+        found.append(text[at:end].encode())
+        at = end + (text[end] == ",")
+    return found

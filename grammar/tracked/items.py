@@ -1,8 +1,11 @@
-"""Writes the items of a set as rules in which each value has only one spelling.
+"""Writes the items of a set as rules in which each value has only one spelling, or a few.
 
 So two items are equal if their texts are. There are no blanks within an item, its properties come in the
 order of the schema, and numbers have no exponent. An object has at most one property that is not listed: of
 two, the order would be free.
+
+In any order, an item that is an object of few listed properties has a spelling for each of their orders, if
+there are more items than an answer can hold.
 """
 
 import json
@@ -31,42 +34,47 @@ _OF_TYPE = {
 _BINDING = frozenset().union(*_OF_TYPE.values())
 _DEPTH = 32
 _NESTED = 4
+MOST_FREE = 4
+"""Properties of an item that come in any order: the item has a text for each of their orders."""
 
 
 class Items:
     """The rules of one set's items, with names that begin with `name`, which is that of an item."""
 
-    def __init__(self, document: Schema, leaf: Leaf, name: str) -> None:
+    def __init__(self, document: Schema, leaf: Leaf, name: str, *, any_order: bool = False) -> None:
+        self._any_order = any_order
         self._document = document
         self._leaf = leaf
         self._name = name
-        self._names: dict[tuple[int, bool], str] = {}
-        self._unwritten: list[tuple[str, Any, bool]] = []
+        self._names: dict[tuple[int, bool, bool], str] = {}
+        self._unwritten: list[tuple[str, Any, bool, bool]] = []
         self._kept: list[Any] = []
         self._ranks = _name_ranks(document, {})
 
     def rules(self, schema: Any) -> list[str]:
         """Raises Untracked if values may have several spellings."""
-        first = self._rule(schema, closed=False)
+        free = self._any_order and self._has_room(schema)
+        first = self._rule(schema, closed=False, free=free)
         lines = [f"{self._name}: {first}"]
         while self._unwritten:
-            name, one, closed = self._unwritten.pop()
-            lines += self._written(name, one, closed=closed)
+            name, one, closed, free = self._unwritten.pop()
+            lines += self._written(name, one, closed=closed, free=free)
         return lines
 
-    def _rule(self, schema: Any, *, closed: bool) -> str:
-        """The name of the rule for a schema. `closed`: objects have no properties that are not listed."""
+    def _rule(self, schema: Any, *, closed: bool, free: bool = False) -> str:
+        """The name of the rule for a schema. `closed`: objects have no properties that are not listed.
+        `free`: the properties of an object may come in any order."""
         for _ in range(_DEPTH):
             if isinstance(schema, dict) and _said(schema) == {"$ref"}:
                 schema = target(self._document, schema["$ref"])
-        key = id(schema), closed
+        key = id(schema), closed, free
         if key not in self._names:
             self._names[key] = f"{self._name}_{len(self._names)}"
-            self._unwritten.append((self._names[key], schema, closed))
+            self._unwritten.append((self._names[key], schema, closed, free))
             self._kept.append(schema)
         return self._names[key]
 
-    def _written(self, name: str, schema: Any, *, closed: bool) -> Iterator[str]:
+    def _written(self, name: str, schema: Any, *, closed: bool, free: bool) -> Iterator[str]:
         if schema is False:
             raise Untracked("nothing satisfies an item of a set")
         schema = {} if schema is True else schema
@@ -82,7 +90,8 @@ class Items:
             yield f"{name}: " + " | ".join(ways)
         elif keywords == {"anyOf"}:
             several = sum(map(self._has_objects, schema["anyOf"])) > 1
-            ways = [self._rule(one, closed=closed or several) for one in schema["anyOf"] if one is not False]
+            closed = closed or several
+            ways = [self._rule(one, closed=closed, free=free) for one in schema["anyOf"] if one is not False]
             yield f"{name}: " + " | ".join(ways)
         elif odd := keywords - _BINDING - {"type"}:
             raise Untracked(f"the items of a set have {sorted(odd)[0]}")
@@ -93,7 +102,7 @@ class Items:
                 kinds = [kind for kind in kinds if kind != "integer"]
             yield f"{name}: " + " | ".join(f"{name}_{kind}" for kind in kinds)
             for kind in kinds:
-                yield from self._of_type(f"{name}_{kind}", kind, schema, closed=closed)
+                yield from self._of_type(f"{name}_{kind}", kind, schema, closed=closed, free=free)
 
     def _has_objects(self, schema: Any) -> bool:
         for _ in range(_DEPTH):
@@ -109,7 +118,9 @@ class Items:
         kinds = schema.get("type", "object")
         return "object" in (kinds if isinstance(kinds, list) else [kinds])
 
-    def _of_type(self, name: str, kind: str, schema: dict[str, Any], *, closed: bool) -> Iterator[str]:
+    def _of_type(
+        self, name: str, kind: str, schema: dict[str, Any], *, closed: bool, free: bool
+    ) -> Iterator[str]:
         match kind:
             case "null":
                 yield f'{name}: "null"'
@@ -123,7 +134,7 @@ class Items:
             case "array":
                 yield from self._array(name, schema)
             case _:
-                yield from self._object(name, schema, closed=closed)
+                yield from self._object(name, schema, closed=closed, free=free)
 
     def _array(self, name: str, schema: dict[str, Any]) -> Iterator[str]:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
@@ -174,7 +185,7 @@ class Items:
         ways = schema.get("anyOf", ()) if _said(schema) == {"anyOf"} and depth < _NESTED else ()
         return any(self._has_room(one, depth + 1) for one in ways)
 
-    def _object(self, name: str, schema: dict[str, Any], *, closed: bool) -> Iterator[str]:
+    def _object(self, name: str, schema: dict[str, Any], *, closed: bool, free: bool) -> Iterator[str]:
         listed, required = schema.get("properties", {}), set(schema.get("required", ()))
         others = schema.get("additionalProperties", True)
         if not listed and not required and others is not False and "type" in schema:
@@ -185,23 +196,29 @@ class Items:
         members = [(one, listed.get(one, others)) for one in names if listed.get(one, others) is not False]
         if required - {one for one, _ in members}:
             raise Untracked("a required property is not allowed")
+        is_open = not closed and others is not False
+        if is_open:
+            yield f"{name}_k".upper() + f": {NamesBut(tuple(names)).terminal()}"
+            yield f'{name}_o: {name.upper()}_K ":" {self._rule(others, closed=False)}'
+        if free and 1 < len(members) + is_open <= MOST_FREE:
+            listed_ways = [self._member(key, value) for key, value in members]
+            needed = sum(1 << place for place, (key, _) in enumerate(members) if key in required)
+            yield from _in_any_order(name, [*listed_ways, *([f"{name}_o"] if is_open else [])], needed)
+            return
         yield f'{name}: "{{" {name}_f0 "}}"'
         for place, (key, value) in enumerate(members):
-            written = f"{literal(_dumped(key) + ':')} {self._rule(value, closed=False)} {name}_n{place + 1}"
+            written = f"{self._member(key, value)} {name}_n{place + 1}"
             skipped = key not in required
             yield f"{name}_f{place}: {written}" + (f" | {name}_f{place + 1}" if skipped else "")
             if place:
                 yield f'{name}_n{place}: "," {written}' + (f" | {name}_n{place + 1}" if skipped else "")
         end = len(members)
-        if closed or others is False:
-            yield f"{name}_f{end}:"
-            yield f"{name}_n{end}:" if end else ""
-            return
-        key = f"{name}_k".upper()
-        yield f"{key}: {NamesBut(tuple(names)).terminal()}"
-        yield f'{name}_o: {key} ":" {self._rule(others, closed=False)}'
-        yield f"{name}_f{end}: {name}_o |"
-        yield f'{name}_n{end}: "," {name}_o |' if end else ""
+        yield f"{name}_f{end}: {name}_o |" if is_open else f"{name}_f{end}:"
+        if end:
+            yield f'{name}_n{end}: "," {name}_o |' if is_open else f"{name}_n{end}:"
+
+    def _member(self, key: str, value: Any) -> str:
+        return f"{literal(_dumped(key) + ':')} {self._rule(value, closed=False)}"
 
     def _rank(self, name: str) -> tuple[int, str]:
         return self._ranks.get(name, len(self._ranks)), name
@@ -219,6 +236,25 @@ class Items:
             case list():
                 return "[" + ",".join(map(self._text, value)) + "]"
         return _dumped(value)
+
+
+def _in_any_order(name: str, members: list[str], needed: int) -> Iterator[str]:
+    """The rules of an object of some of `members`. `needed` has a bit for each that must be there."""
+    every = (1 << len(members)) - 1
+    for left in range(every + 1):
+        end = [] if left & needed else ['"}"']
+        ways = [
+            f"{member} {name}_n{left & ~(1 << place)}"
+            for place, member in enumerate(members)
+            if left >> place & 1
+        ]
+        if left == every:
+            yield f'{name}: "{{" {name}_f'
+            yield f"{name}_f: " + " | ".join([*ways, *end])
+            continue
+        if ways:
+            yield f"{name}_w{left}: " + " | ".join(ways)
+        yield f"{name}_n{left}: " + " | ".join([*([f'"," {name}_w{left}'] if ways else []), *end])
 
 
 def _said(schema: dict[str, Any]) -> frozenset[str]:

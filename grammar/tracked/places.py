@@ -19,8 +19,9 @@ Nodes = tuple[dict[str, Any], ...]
 _ANY_NAME = "\0"  # one that is not listed
 _MOST_PLACES = 5_000
 
-CompileItems = Callable[[dict[str, Any], Any], CompiledGrammar]
-"""Compiles the grammar of an item, given the document and the item's schema."""
+CompileItems = Callable[[dict[str, Any], Any, bool], CompiledGrammar]
+"""Compiles the grammar of an item, given the document, the item's schema, and whether properties come in any
+order."""
 
 
 class Thought(msgspec.Struct, frozen=True):
@@ -31,10 +32,12 @@ class Thought(msgspec.Struct, frozen=True):
 
 
 class Places(msgspec.Struct, frozen=True):
-    """Where JSON is in an answer: after which texts, and by which schemas."""
+    """Where JSON is in an answer: after which texts, and by which schemas. `any_order`: whether properties
+    come in any order."""
 
     schemas: tuple[tuple[str, dict[str, Any]], ...]
     thought: Thought | None = None
+    any_order: bool = False
 
 
 class Reader:
@@ -42,6 +45,7 @@ class Reader:
 
     def __init__(self, places: Places, compile_items: CompileItems) -> None:
         self._compile_items = compile_items
+        self._any_order = places.any_order
         self._grammars: dict[int, ItemGrammar] = {}
         self._children: dict[tuple[tuple[int, ...], str | None], Nodes] = {}
         self._documents: dict[int, dict[str, Any]] = {}
@@ -103,8 +107,9 @@ class Reader:
         for node in nodes:
             if DISTINCT in node:
                 if id(node) not in self._grammars:
-                    compiled = self._compile_items(self._documents[id(node)], node.get("items", True))
-                    self._grammars[id(node)] = ItemGrammar(compiled)
+                    document, items = self._documents[id(node)], node.get("items", True)
+                    compiled = self._compile_items(document, items, self._any_order)
+                    self._grammars[id(node)] = ItemGrammar(compiled, any_order=self._any_order)
                 return self._grammars[id(node)]
         return None
 

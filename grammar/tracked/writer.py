@@ -187,7 +187,8 @@ class _Writer:
         if most is not None and most < max(least, 1):
             raise Untracked("no set has as few and as many items as required")
         item = f"{name}_item"
-        yield from Items(self._document, self._tight, item).rules(schema.get("items", True))
+        items = Items(self._document, self._tight, item, any_order=self._any_order)
+        yield from items.rules(schema.get("items", True))
         again = f'("," ws {item} ws)'
         more = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
         yield f'{name}: "[" ws {item} ws {again}{more} "]"' + ("" if least else ' | "[" ws "]"')

@@ -163,8 +163,64 @@ def test_sets_are_accepted_as_jsonschema_says(name: str) -> None:
         assert not accepted(grammar, "[ " + " , ".join(map(compact, one)) + " ]")
 
 
+def turned(value: Any) -> Any:
+    """The value with the properties of all objects in reversed order."""
+    if isinstance(value, dict):
+        return {name: turned(one) for name, one in reversed(value.items())}
+    return [turned(one) for one in value] if isinstance(value, list) else value
+
+
+FREE = ["objects", "open objects", "two kinds of objects", "objects with one of thousands of texts"]
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_in_any_order_no_item_comes_again_with_its_properties_in_another_order(name: str) -> None:
+    items, valid, invalid = ITEMS[name]
+    grammar = COMPILER.compile(GrammarSpec("json_schema", json.dumps(set_of(items)), any_order=True))
+    for one in valid:
+        assert accepted(grammar, compact(one)), one
+        if name in FREE:
+            assert accepted(grammar, compact(turned(one))), one
+            mixed = [turned(item) if place % 2 else item for place, item in enumerate(one)]
+            assert accepted(grammar, compact(mixed)), one
+    for one in invalid:
+        for place in range(len(one) + 1):
+            assert not accepted(grammar, compact([*one[:place], *map(turned, one[place:])])), one
+
+
+@pytest.mark.parametrize("prefer", WORST)
+@pytest.mark.parametrize("name", FREE)
+def test_in_any_order_a_set_closes_within_its_budget_and_is_valid(name: str, prefer: str) -> None:
+    schema = within_an_object(name)
+    grammar = ADVERSE.compile(GrammarSpec("json_schema", json.dumps(schema), any_order=True))
+    for room in (0, 12):
+        budget = grammar.shortest + room
+        text = text_of(answer(grammar.matcher(budget), WIDER, WORST[prefer], budget, room), WIDER)
+        jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_in_any_order_a_random_walk_ends_in_a_valid_set(name: str) -> None:
+    schema = within_an_object(name)
+    grammar = WALKER.compile(GrammarSpec("json_schema", json.dumps(schema), any_order=True))
+    for seed in range(12):
+        text = walk(grammar.matcher(), byte_level_vocabulary(), random.Random(seed), budget=40)
+        jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
+
+
+def test_in_any_order_items_of_many_properties_and_of_few_values_keep_theirs() -> None:
+    many = {"type": "object", "properties": {name: {"type": "integer"} for name in "abcde"}}
+    few = {"type": "object", "properties": {name: {"type": "boolean"} for name in "ab"}}
+    closed = {"additionalProperties": False}
+    for items, item in ((many | closed, {"a": 1, "b": 1}), (few | closed, {"a": True, "b": True})):
+        grammar = COMPILER.compile(GrammarSpec("json_schema", json.dumps(set_of(items)), any_order=True))
+        assert accepted(grammar, compact([item]))
+        assert not accepted(grammar, compact([turned(item)]))
+
+
 def within_an_object(name: str) -> dict[str, Any]:
-    return {"type": "object", "properties": {"s": set_of(ITEMS[name][0], minItems=3)}, "required": ["s"]}
+    properties = {"s": set_of(ITEMS[name][0], minItems=3)}
+    return {"type": "object", "properties": properties, "required": ["s"], "additionalProperties": False}
 
 
 @pytest.mark.parametrize("name", ITEMS)
