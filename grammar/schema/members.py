@@ -11,6 +11,7 @@ from personae.grammar.schema.gate import ASSERTIONS, strip
 from personae.grammar.schema.patterns import endless, plain_patterns
 from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, NAMES, SET, rebuild, subschemas, target
 from personae.grammar.tracked.arrays import listed_values
+from personae.grammar.tracked.listed_names import beginning
 from personae.grammar.tracked.objects import too_many
 from personae.grammar.tracked.support import BITS, has_order
 
@@ -103,7 +104,9 @@ def named_once(schema: Any) -> Any:
     patterns = rebuilt.get("patternProperties", {})
     closed = rebuilt.get("additionalProperties", True) is False
     # Names of which it is not known whether they are left could lead to where nothing may follow.
-    known = not patterns if closed else all(one is not False for one in patterns.values())
+    known = all(one is not False for one in patterns.values())
+    if closed:
+        known = known and all(beginning(pattern) is not None for pattern in patterns)
     return rebuilt | {NAMES: True} if known and too_many(rebuilt) else rebuilt
 
 

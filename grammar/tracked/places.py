@@ -10,7 +10,7 @@ import msgspec
 from personae.grammar.backend import CompiledGrammar
 from personae.grammar.schema.walk import DISTINCT, NAMES, SET, subschemas, target
 from personae.grammar.tracked.distinct import ItemGrammar
-from personae.grammar.tracked.listed_names import ListedNames
+from personae.grammar.tracked.listed_names import ListedNames, beginning
 from personae.grammar.tracked.support import Untracked
 
 SETS_COMMENT = "// x-personae-sets "
@@ -96,10 +96,12 @@ class Reader:
             objects = {json.dumps(node): node for node in nodes if _may_be(node, "object")}
             if len(objects) > 1:
                 raise Untracked("an object of many properties may be another object")
-            listed = next(iter(objects.values())).get("properties", {})
-            names = (name for name, one in listed.items() if one is not False)
-            written = (json.dumps(name, ensure_ascii=False)[1:-1].encode() for name in names)
-            self._names[place] = ListedNames(frozenset(written))
+            one = next(iter(objects.values()))
+            names = (name for name, value in one.get("properties", {}).items() if value is not False)
+            others = filter(None, map(beginning, one.get("patternProperties", {})))
+            self._names[place] = ListedNames(
+                frozenset(map(_as_text, names)), frozenset(map(_as_text, others))
+            )
         return self._names[place]
 
     def items(self, nodes: Nodes) -> ItemGrammar | None:
@@ -169,12 +171,18 @@ def _may_be(node: dict[str, Any], kind: str) -> bool:
 
 
 def _is_listed(node: dict[str, Any]) -> bool:
-    """Whether no property comes twice and all names are listed."""
-    return NAMES in node and node.get("additionalProperties") is False and not node.get("patternProperties")
+    """Whether no property comes twice, and all names are listed or begin as a pattern says."""
+    closed = NAMES in node and node.get("additionalProperties") is False
+    return closed and None not in map(beginning, node.get("patternProperties", {}))
 
 
 def _some_are_listed(document: dict[str, Any]) -> bool:
     return NAMES in json.dumps(document) and any(_is_listed(one) for one, _ in subschemas(document))
+
+
+def _as_text(name: str) -> bytes:
+    """A name as it is written between quotes."""
+    return json.dumps(name, ensure_ascii=False)[1:-1].encode()
 
 
 def _blanks(text: str) -> str:

@@ -18,7 +18,7 @@ from personae.grammar.bitmask import words_of
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.spec import GrammarSpec
-from personae.grammar.tracked.listed_names import ListedNames
+from personae.grammar.tracked.listed_names import ListedNames, beginning
 from personae.grammar.vocabulary import Vocabulary
 
 NUMBER, TEXT = {"type": "integer", "minimum": 0, "maximum": 9}, {"enum": ["", "a,b", '"},']}
@@ -44,6 +44,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "within an object": WITHIN,
     "dependent": CLOSED | {"dependentRequired": {"p1": ["p2"], "colour": ["text"]}},
     "typed others": MANY | {"additionalProperties": {"type": "boolean"}},
+    "others that begin in certain ways": {
+        **CLOSED,
+        "patternProperties": {"^colours-": NUMBER, "^x:.*": {"type": "boolean"}, r"^p\.": NUMBER},
+    },
     "one barred": {**CLOSED, "properties": {**CLOSED["properties"], "p9": False}},
 }
 WORDS = [
@@ -98,21 +102,25 @@ def written(members: list[tuple[str, Any]]) -> str:
     )
 
 
+TYPICAL = {"text": "a,b", "other": True, "x:": True, "x:p": False}
+
+
 @pytest.mark.parametrize("name", [name for name in SCHEMAS if name != "within an object"])
 def test_objects_in_random_order_are_accepted_as_jsonschema_says(name: str) -> None:
     judge, rng, outcomes = jsonschema.Draft202012Validator(SCHEMAS[name]), random.Random(7), set()
     for count in [*range(8), 30, 79, 80]:
         for _ in range(4):
-            names = rng.sample([*NAMES, "text", "other"], min(count, len(NAMES) + 2))
+            all_names = [*NAMES, "text", "other", "x:", "x:p", "colours-1", "p.1", "x"]
+            names = rng.sample(all_names, min(count, len(NAMES) + 2))
             if rng.random() < 0.6:
                 names = [*dict.fromkeys([*names, "p70", "p3"])]
-            value = {one: "a,b" if one == "text" else True if one == "other" else 1 for one in names}
+            value = {one: TYPICAL.get(one, 1) for one in names}
             outcomes.add(judge.is_valid(value))
             assert accepts(compiled(name), written([*value.items()])) == judge.is_valid(value), value
     assert outcomes == {False, True}
 
 
-@pytest.mark.parametrize("name", ["open", "closed", "dependent"])
+@pytest.mark.parametrize("name", ["open", "closed", "dependent", "others that begin in certain ways"])
 def test_no_property_is_written_twice(name: str) -> None:
     members: list[tuple[str, Any]] = [("p70", 1), ("colour", 2), ("é", 3), ("p3", 4), ("text", "")]
     assert accepts(compiled(name), written(members))
@@ -120,8 +128,11 @@ def test_no_property_is_written_twice(name: str) -> None:
         assert not accepts(compiled(name), written([*members, again])), again
 
 
-# In an open object it would have to find the names of the required properties by chance.
-@pytest.mark.parametrize("name", [name for name in SCHEMAS if name not in ("open", "typed others")])
+# Where names are free it would have to find those of the required properties by chance.
+FREE = ("open", "typed others", "others that begin in certain ways")
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMAS if name not in FREE])
 def test_a_random_walk_never_gets_stuck_and_ends_in_a_valid_object(name: str) -> None:
     for seed in range(3):
         rng = random.Random(seed)
@@ -129,7 +140,7 @@ def test_a_random_walk_never_gets_stuck_and_ends_in_a_valid_object(name: str) ->
         jsonschema.validate(json.loads(text, object_pairs_hook=once), SCHEMAS[name])
 
 
-@pytest.mark.parametrize("name", ["open", "closed"])
+@pytest.mark.parametrize("name", ["open", "closed", "others that begin in certain ways"])
 @pytest.mark.parametrize("prefer", WORST)
 def test_an_object_closes_within_its_budget_whatever_the_model_prefers(name: str, prefer: str) -> None:
     grammar = compiled(name, "text")
@@ -170,9 +181,9 @@ def all_but(*left: str) -> str:
         all_but(),
     ],
 )
-@pytest.mark.parametrize("name", ["closed", "within an object"])
+@pytest.mark.parametrize("name", ["closed", "within an object", "others that begin in certain ways"])
 def test_a_mask_allows_what_is_accepted_and_leads_to_an_end(text: str, name: str) -> None:
-    text = text if name == "closed" else '{"many":' + text
+    text = '{"many":' + text if name == "within an object" else text
     matcher = compiled(name, "words").matcher()
     assert matcher.feed(text.encode()) == len(text.encode())
     mask = np.zeros((1, words_of(VOCABULARY.size)), np.int32)
@@ -213,3 +224,41 @@ def test_a_name_that_is_there_is_barred_where_it_parts_from_those_that_are_left(
     names = ListedNames(frozenset({b"ab", b"ac", b"b", b"bc", b"d"}))
     there = frozenset(one.encode() for one in seen)
     assert {*names.barred(begun.encode(), there)} == {one.encode() for one in barred}
+
+
+@pytest.mark.parametrize(
+    ("begun", "seen", "barred"),
+    [
+        ("", {"ab"}, {"ab"}),
+        ("", {"x-1"}, {'x-1"'}),
+        ("x", {"x-1", "xy"}, {'-1"', "y"}),
+        ("x-", {"x-"}, {'"'}),
+        ("", {"xy"}, {"xy"}),
+    ],
+)
+def test_a_name_is_barred_where_it_parts_from_the_beginning_of_others(
+    begun: str, seen: set[str], barred: set[str]
+) -> None:
+    names = ListedNames(frozenset({b"ab", b"ac", b"xy", b"x-"}), frozenset({b"x-"}))
+    there = frozenset(one.encode() for one in seen)
+    assert {*names.barred(begun.encode(), there)} == {one.encode() for one in barred}
+    assert names.allows(b"x", there)
+    assert names.left(there) > 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("^x-", "x-"),
+        ("^a_.*", "a_"),
+        (r"^a\.b", "a.b"),
+        ("^a.b", None),
+        ("a", None),
+        ("^a$", None),
+        ("^a|b", None),
+    ],
+)
+def test_the_beginning_of_names_is_known_if_it_is_all_that_a_pattern_says(
+    pattern: str, text: str | None
+) -> None:
+    assert beginning(pattern) == text
