@@ -17,6 +17,7 @@ from jsonschema_rs import ValidationError
 from personae.grammar.checked.document import Steps, changes, loaded, without_repeats
 from personae.grammar.checked.values import USUAL, Mentioned, mentioned
 from personae.grammar.schema.document import parse_with_validator
+from personae.grammar.schema.walk import NAMED
 
 _MOST_ERRORS = 8
 _DEEP = 4  # alternatives within alternatives
@@ -77,10 +78,13 @@ class Validator:
 
     def _part(self, path: Steps) -> Mentioned:
         """What the schema at a path mentions, and then those around it."""
-        around: list[Any] = [self._document]
+        here: Any = self._document
+        around, by_name = [here], False
         with suppress(LookupError, TypeError):
             for step in path:
-                around.append(around[-1][step])
+                here, by_name = here[step], not by_name and step in NAMED
+                if not by_name and isinstance(here, dict):
+                    around.append(here)
         parts = (mentioned(one, self._document, _OF_PART) for one in around[: -_AROUND - 1 : -1])
         return reduce(Mentioned.then, parts)
 

@@ -101,7 +101,9 @@ def _names(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _patterns(schema: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    found = [schema.get("pattern"), spell_formats({"format": schema.get("format")}).get("pattern")]
+    found = [schema.get("pattern")]
+    if isinstance(format := schema.get("format"), str):
+        found.append(spell_formats({"format": format}).get("pattern"))
     least = schema.get("minLength")
     if isinstance(least, int) and 0 < least <= _LONGEST:
         found.append(f"^[^]{{{least},}}$")

@@ -168,6 +168,15 @@ def test_what_an_answer_lacks_is_looked_for_in_the_alternative_that_it_nearly_fi
     assert faults[-1] == Fault((), ())
 
 
+def test_properties_that_are_named_as_keywords_are_no_keywords() -> None:
+    properties = {name: {"type": "integer"} for name in ("format", "pattern", "minLength", "enum", "type")}
+    schema = {"type": "object", "properties": properties, "required": ["format"]}
+    validator = Validator(json.dumps(schema))
+    faults = validator.faults('{"format":"x"}')
+    assert faults is not None
+    assert '"format":0' in validator.mentioned(faults).members
+
+
 def test_an_answer_that_fits_too_many_alternatives_has_one_fault() -> None:
     validator = Validator(json.dumps({"oneOf": [{"type": "object"}, {"minProperties": 0}]}))
     assert validator.faults("{}") == [Fault((), ())]
