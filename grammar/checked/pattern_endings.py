@@ -28,7 +28,7 @@ def ending(patterns: tuple[str, ...], begun: str) -> str | None:
     return _shortest(machine, state)
 
 
-@lru_cache(_REMEMBERED)  # also that there is none, which takes longest to find out
+@lru_cache(_REMEMBERED)  # failures too: they take longest
 def _machine(patterns: tuple[str, ...]) -> Automaton | None:
     try:
         return automaton(tuple(map(parse, patterns)))

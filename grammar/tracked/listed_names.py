@@ -1,5 +1,5 @@
-"""Knows which names of an object with many properties are left, where no others are allowed but those that
-begin in certain ways.
+"""Knows which names are left in an object with many properties. Other names are allowed only if they begin
+with a given text.
 
 A matcher sees to it that none is written twice. What has been written of a name must also be able to become
 one that is left: `"colour` must not be begun if only `"color` is left.
