@@ -60,16 +60,17 @@ def _plain_rules(
     again = f'("," ws {item} ws)'
     low, high = max(least - place, 0), None if most is None else most - place
     if place:
-        yield f"{name}_{place}: {again}{_times(low, high)}"
+        yield f"{name}_{place}: {repeated(again, low, high)}"
         return
-    whole = f"{item} ws {again}{_times(max(low - 1, 0), None if high is None else high - 1)}"
+    whole = f"{item} ws {repeated(again, max(low - 1, 0), None if high is None else high - 1)}"
     yield f"{name}_0: {whole}" + ("" if low else " |")
 
 
-def _times(least: int, most: int | None) -> str:
+def repeated(one: str, least: int, most: int | None) -> str:
+    """`one` so many times. The library refuses `{0,0}`, so nothing is written for it."""
     if most is None:
-        return f"{{{least},}}" if least else "*"
-    return f"{{{least},{most}}}"
+        return f"{one}{{{least},}}" if least else f"{one}*"
+    return f"{one}{{{least},{most}}}" if most else ""
 
 
 def _set_rules(

@@ -16,7 +16,7 @@ from typing import Any
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.patterns import endless
 from personae.grammar.schema.walk import DISTINCT, SET, target
-from personae.grammar.tracked.arrays import listed_values
+from personae.grammar.tracked.arrays import listed_values, repeated
 from personae.grammar.tracked.name_terminals import NamesBut, literal
 from personae.grammar.tracked.numerals import fractions, integers
 from personae.grammar.tracked.support import AROUND, Leaf, Untracked
@@ -159,12 +159,12 @@ class Items:
             yield f"{name}_{place}:"
             return
         item = self._rule(rest, closed=False)
-        low, high = max(least - place, 0), "" if most is None else most - place
+        again, low, high = f'("," {item})', max(least - place, 0), None if most is None else most - place
         if place:
-            yield f'{name}_{place}: ("," {item}){{{low},{high}}}'
+            yield f"{name}_{place}: {repeated(again, low, high)}"
             return
-        high = "" if most is None else most - 1
-        yield f'{name}_0: {item} ("," {item}){{{max(low - 1, 0)},{high}}}' + ("" if low else " |")
+        more = repeated(again, max(low - 1, 0), None if high is None else high - 1)
+        yield f"{name}_0: {item} {more}" + ("" if low else " |")
 
     def _has_room(self, schema: Any, depth: int = 0) -> bool:
         """Whether there are more values than an answer can hold, so that a set of them is never all there is.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.gate import counts_properties
 from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, NAMES, rebuild, target
-from personae.grammar.tracked.arrays import array_rules
+from personae.grammar.tracked.arrays import array_rules, repeated
 from personae.grammar.tracked.items import Items
 from personae.grammar.tracked.numerals import fractions
 from personae.grammar.tracked.objects import object_rules
@@ -190,8 +190,8 @@ class _Writer:
         items = Items(self._document, self._tight, item, any_order=self._any_order)
         yield from items.rules(schema.get("items", True))
         again = f'("," ws {item} ws)'
-        more = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
-        yield f'{name}: "[" ws {item} ws {again}{more} "]"' + ("" if least else ' | "[" ws "]"')
+        more = repeated(again, max(least - 1, 0), None if most is None else most - 1)
+        yield f'{name}: "[" ws {item} ws {more} "]"' + ("" if least else ' | "[" ws "]"')
 
     def _of_type(self, kind: str, schema: dict[str, Any]) -> dict[str, Any]:
         """The part of a schema of several types that is about one of them."""

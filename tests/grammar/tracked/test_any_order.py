@@ -89,7 +89,7 @@ def compiled(schema: Any) -> BoundGrammar:
 
 def accepts(grammar: BoundGrammar, value: Any) -> bool:
     matcher = grammar.matcher()
-    text = json.dumps(value).encode()
+    text = json.dumps(value, separators=(",", ":")).encode()
     return matcher.feed(text) == len(text) and matcher.accept(256)
 
 
@@ -124,6 +124,28 @@ def test_exactly_the_valid_objects_are_accepted_in_every_order(name: str) -> Non
     outcomes = [(value, accepts(grammar, value)) for value in values]
     assert [value for value, taken in outcomes if taken != is_valid(value)] == []
     assert {taken for _, taken in outcomes} == {False, True}
+
+
+@pytest.mark.parametrize("unique", [False, True])
+@pytest.mark.parametrize(("least", "most"), [(0, 1), (1, 1), (0, 2), (2, 2), (1, 3)])
+def test_an_array_has_as_many_objects_as_its_schema_says(least: int, most: int, unique: bool) -> None:
+    count = {"minItems": least, "maxItems": most, "uniqueItems": unique}
+    schema = {"type": "array", "items": ABC | CLOSED | {"required": ["a", "b"]}, **count}
+    is_valid = jsonschema_rs.validator_for(schema).is_valid
+    grammar = compiled(schema)
+    values = [[{"b": i, "a": "x"} for i in range(length)] for length in range(5)]
+    values += [[{"b": 1}], [{"b": 1, "a": "x"}, {"a": "x", "b": 1}]]
+    assert [accepts(grammar, value) for value in values] == [is_valid(value) for value in values]
+
+
+@pytest.mark.parametrize(("least", "most"), [(0, 1), (1, 1), (0, 2), (2, 2)])
+def test_lists_in_a_set_have_as_many_items_as_their_schema_says(least: int, most: int) -> None:
+    items = {"type": "array", "items": INTEGER, "minItems": least, "maxItems": most}
+    schema = {"type": "array", "items": items, "uniqueItems": True}
+    is_valid = jsonschema_rs.validator_for(schema).is_valid
+    grammar = compiled(schema)
+    values = [[list(range(length)), [7] * length] for length in range(4)]
+    assert [accepts(grammar, value) for value in values] == [is_valid(value) for value in values]
 
 
 def test_arguments_of_calls_come_in_any_order_too() -> None:
