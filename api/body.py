@@ -58,12 +58,12 @@ async def _receive(request: Request, context: RequestContext) -> bytes:
     context.caller.until_ready.callback(hold.shrink)
     length = request.headers.get("content-length", "")
     if length.isdigit():  # the gate has checked the header
-        await hold.take(int(length))
+        hold.grow(int(length))
     pieces, size = [], 0
     try:
         async for piece in request.stream():
             size += len(piece)
-            await hold.take(size)
+            hold.grow(size)
             pieces.append(piece)
     except ClientDisconnect:
         raise Cancelled("The client went away before its request was complete.") from None

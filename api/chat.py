@@ -99,7 +99,7 @@ async def admit(
     """Check everything, render and encode. The job, whose id begins with `prefix`, is then ready to run."""
     refuse_unserved(body)
     settings, client = context.settings, context.client
-    model = await context.chosen(body)
+    model = context.chosen(body)
     wants_usage(body)
     count = choices_of(body.n, settings)
     style = text_style(body, settings)
@@ -117,7 +117,7 @@ async def admit(
     if of_prompt is not None:
         entries = count * len(prompt) * (of_prompt + 1)
         check_prompt_logprobs(entries, "prompt_logprobs", settings)
-        await context.keep(BYTES_OF_LOGPROB * entries)
+        context.keep(BYTES_OF_LOGPROB * entries)
     bound_by = binding_field(body, bound)
     params = sampling_params(
         body,

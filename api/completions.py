@@ -71,7 +71,7 @@ async def admit(context: RequestContext, body: CompletionRequest) -> tuple[Job, 
     """Check everything and encode. The job is then ready to run."""
     refuse_unserved(body)
     settings, client = context.settings, context.client
-    model = await context.chosen(body)
+    model = context.chosen(body)
     wants_usage(body)
     style = text_style(body, settings)
     logprobs = logprob_count("logprobs", body.logprobs, settings)
@@ -88,7 +88,7 @@ async def admit(context: RequestContext, body: CompletionRequest) -> tuple[Job, 
         entries = count * sum(len(prompt.tokens) for prompt in prompts) * (of_prompt + 1)
         name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         check_prompt_logprobs(entries, name, settings)
-        await context.keep(BYTES_OF_LOGPROB * entries)
+        context.keep(BYTES_OF_LOGPROB * entries)
     bound = bound_of(body, strict=settings.default_strict)
     context.ignored.extend(foreign_names(body))
     grammar = as_asked(None if bound is None else bound.spec, body, settings)

@@ -1,7 +1,7 @@
 """The context of a request: the app's parts, the caller, and what prompts need."""
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from personae.api.tenants.usage import UsageLedger
 
 T = TypeVar("T")
-ModelLookup = Callable[[str, str], Awaitable[ModelCard]]
 
 _BRIEF_SECONDS = 0.02
 """The time of the event loop that a template may use."""
@@ -62,8 +61,7 @@ class RequestContext:
     now; `patience` is when its client has no more use for the answer. Both are on `anyio.current_time`'s
     clock. `fingerprint` changes when the server could answer differently than before. `ignored` names what
     in the request binds nothing; a header lists it. `targets` and `session` come from the request's headers.
-    `lookup` finds uploaded adapters in a process without the registry. `answer_headers` are added to the
-    answer's headers until these are sent.
+    `answer_headers` are added to the answer's headers until these are sent.
     """
 
     client: EngineClient
@@ -87,7 +85,6 @@ class RequestContext:
     ignored: list[str] = field(default_factory=list)
     targets: LatencyTargets | None = None
     session: str | None = None
-    lookup: "ModelLookup | None" = None
     answer_headers: dict[str, str] = field(default_factory=dict)
     background: bool = False
     fingerprint: str = ""
@@ -111,25 +108,19 @@ class RequestContext:
             cards.setdefault(record.name, record.card())
         return list(cards.values())
 
-    async def chosen(self, body: Sampling) -> ModelCard:
+    def chosen(self, body: Sampling) -> ModelCard:
         """What answers the request: `model`, or the base with all of `adapters`. Raises NotFound or
         RequestError."""
-        card = await self.find(self.named(body.model))
+        card = self.model(self.named(body.model))
         if not body.adapters:
             return card
         entries = enumerate(body.adapters)
-        parts = [(await self.find(entry.name, f"adapters[{i}].name"), entry.weight) for i, entry in entries]
+        parts = [(self.model(entry.name, f"adapters[{i}].name"), entry.weight) for i, entry in entries]
         return combined(card, parts, self.settings.max_rank)
 
     def named(self, name: str | None) -> str:
         """The name of the model that a request asks for, or the default."""
         return name if name is not None else self.settings.default_model or self.base
-
-    async def find(self, name: str, param: str = "model") -> ModelCard:
-        """The same as `model`, in any process: one without the registry asks the one that has it."""
-        if self.lookup is None or name in self.client.models(self.caller.tenant):
-            return self.model(name, param)
-        return await self.lookup(name, param)
 
     def model(self, name: str, param: str = "model") -> ModelCard:
         """The base or the adapter of that name, held until the request has ended. Raises NotFound."""
@@ -177,12 +168,12 @@ class RequestContext:
         limits = [timeout if timeout is None else seconds(timeout, "timeout"), self.settings.request_timeout]
         return min(self.patience, *(arrived + limit for limit in limits if limit is not None), math.inf)
 
-    async def keep(self, size: int) -> None:
+    def keep(self, size: int) -> None:
         """Count memory that the request needs until it has ended, in addition to its body. Raises
         RateLimited."""
         hold = self.bodies.hold(self.caller.identity)
         self.caller.until_done.callback(hold.shrink)
-        await hold.take(size)
+        hold.grow(size)
 
     async def take_turn(self) -> None:
         """Wait for the tenant's turn at the workers. The request has it until it is ready for the engine."""

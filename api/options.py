@@ -190,14 +190,6 @@ class ServerOptions:
             check=_check_prefix,
         ),
     ] = ""
-    http_workers: Annotated[
-        int,
-        OptionInfo(
-            "Processes that accept HTTP and read and write text. 1: the server's own process does it.",
-            min=1,
-            max=64,
-        ),
-    ] = 1
     drain_timeout: Annotated[
         float, OptionInfo("Seconds that running answers have to finish when the server stops.", min=0)
     ] = 30.0

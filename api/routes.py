@@ -100,7 +100,6 @@ async def version(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Show the metrics in Prometheus's text format; for admins, because they name every tenant's adapters."""
     context = context_of(request)
-    await context.metrics.gather()
     return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -110,7 +109,7 @@ async def tokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, TokenizeRequest, context)
     if body.model is not None:
-        await context.find(body.model)
+        context.model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either `prompt` or `messages`.", param="prompt")
     if body.messages is None:
@@ -160,7 +159,7 @@ async def detokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, DetokenizeRequest, context)
     if body.model is not None:
-        await context.find(body.model)
+        context.model(body.model)
     if len(body.tokens) > (most := _most_tokens(context)):
         raise _too_long("tokens", most)
     context.check_ids(body.tokens, "tokens")

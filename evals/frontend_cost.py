@@ -1,7 +1,6 @@
 """What the frontend costs: its processor time for each streamed token, before an engine core that has none.
 
     python -m personae.evals.frontend_cost --streams 32 --tokens 400
-    python -m personae.evals.frontend_cost --http-workers 1 --http-workers 2
 
 The server is `personae serve` with `evals/mock_core.py` for its engine core. The clients read without
 looking, in this process. Prints the median of the rounds.
@@ -58,23 +57,19 @@ async def stream(port: int, model: str, tokens: int, route: str) -> int:
 
 
 class Cost(NamedTuple):
-    """What a round costs: microseconds of processor for each token, in the main process and in its HTTP
-    workers; tokens a second; and events for each token, under 1 where the server could not keep up and sent
-    several tokens at once."""
+    """What a round costs: microseconds of processor for each token; tokens a second; and events for each
+    token, under 1 where the server could not keep up and sent several tokens at once."""
 
-    main: float
-    workers: float
+    token: float
     rate: float
     events: float
 
 
 class Server:
-    """`personae serve` with `http_workers` processes for HTTP, and a mock engine core whose step takes
-    `step` seconds."""
+    """`personae serve` with a mock engine core whose step takes `step` seconds."""
 
-    def __init__(self, step: float, http_workers: int) -> None:
+    def __init__(self, step: float) -> None:
         arguments = ["serve", "demo", "--port", "0", "--served-model-name", "mock"]
-        arguments += ["--http-workers", str(http_workers)]
         self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and text
             [sys.executable, "-c", SERVE, str(step), *arguments],
             stdout=subprocess.PIPE,
@@ -85,8 +80,6 @@ class Server:
         ready = re.match(r"personae ready http://127.0.0.1:(\d+)", self.process.stdout.readline())
         assert ready is not None
         self.port = int(ready[1])
-        self.workers = [pid for pid in children(self.process.pid) if _WORKER in command_of(pid)]
-        assert len(self.workers) == (http_workers if http_workers > 1 else 0)
 
     async def round(self, streams: int, tokens: int, route: str) -> Cost:
         """Answer so many streams at once."""
@@ -97,35 +90,17 @@ class Server:
             mine = await stream(self.port, "mock", tokens, route)
             events += mine
 
-        before, begun = self._used(), time.perf_counter()
+        before, begun = processor_time(self.process.pid), time.perf_counter()
         async with anyio.create_task_group() as tasks:
             for _ in range(streams):
                 tasks.start_soon(one)
-        count, after = streams * tokens, self._used()
-        main, workers = ((now - then) / count * 1e6 for now, then in zip(after, before, strict=True))
-        return Cost(main, workers, count / (time.perf_counter() - begun), events / count)
-
-    def _used(self) -> tuple[float, float]:
-        return processor_time(self.process.pid), sum(map(processor_time, self.workers))
+        count, after = streams * tokens, processor_time(self.process.pid)
+        return Cost((after - before) / count * 1e6, count / (time.perf_counter() - begun), events / count)
 
     def stop(self) -> None:
         """End it."""
         self.process.terminate()
         self.process.wait(30)
-
-
-_WORKER = "personae.api.http_workers.worker"
-
-
-def children(pid: int) -> list[int]:
-    """The process ids of a process's children."""
-    text = "".join(file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [int(each) for each in text.split()]
-
-
-def command_of(pid: int) -> list[str]:
-    """The arguments with which a process was started."""
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 def processor_time(pid: int) -> float:
@@ -140,31 +115,21 @@ def main(
     tokens: Annotated[int, typer.Option(min=1)] = 400,
     step: Annotated[float, typer.Option(help="Seconds of a step.")] = 0.02,
     route: Annotated[str, typer.Option(help="`chat` or `completions`.")] = "chat",
-    http_workers: Annotated[
-        list[int] | None, typer.Option(help="As of `personae serve`. Several are measured in turns.")
-    ] = None,
 ) -> None:
     """Measure."""
-    servers = {number: Server(step, number) for number in http_workers or [1]}
-    found: dict[int, list[Cost]] = {number: [] for number in servers}
+    server = Server(step)
     try:
-        for _ in range(rounds + 1):
-            for number, server in servers.items():
-                cost = anyio.run(server.round, streams, tokens, route, backend_options={"use_uvloop": True})
-                found[number].append(cost)
+        costs = [
+            anyio.run(server.round, streams, tokens, route, backend_options={"use_uvloop": True})
+            for _ in range(rounds + 1)
+        ]
     finally:
-        for server in servers.values():
-            server.stop()
-    for number, costs in found.items():
-        main, workers, rates, events = (sorted(column) for column in zip(*costs[1:], strict=True))
-        print(
-            f"{route}, {number} HTTP {'worker' if number == 1 else 'workers'}: "
-            f"{statistics.median(main):.1f} us of the main process's processor a token "
-            f"(least {main[0]:.1f}), {statistics.median(workers):.1f} us of the workers' "
-            f"(least {workers[0]:.1f}), "
-            f"{statistics.median(events):.2f} events a token, "
-            f"{rates[-1]:.0f} tokens/s in the fastest round"
-        )
+        server.stop()
+    token, rates, events = (sorted(column) for column in zip(*costs[1:], strict=True))
+    print(
+        f"{route}: {statistics.median(token):.1f} us of processor a token (least {token[0]:.1f}), "
+        f"{statistics.median(events):.2f} events a token, {rates[-1]:.0f} tokens/s in the fastest round"
+    )
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ async def count_tokens(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, CountTokensRequest, context)
     refuse_unserved(body)
-    await context.find(body.model)
+    context.model(body.model)
     count = await context.prepared(lambda brief: _count(context, body, brief))
     return json_response(TokenCount(count))
 

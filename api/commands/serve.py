@@ -7,7 +7,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol
 
 import anyio
 from rich.console import Console
@@ -21,8 +20,7 @@ from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
 from personae.api.batches.manager import BatchManager
 from personae.api.family import Family, check_formats
-from personae.api.http.server import HttpServer, bind, listeners, url
-from personae.api.http_workers.pool import http_workers
+from personae.api.http.server import HttpServer, bind, url
 from personae.api.hub.resolve import on_disk
 from personae.api.local import open_engine
 from personae.api.opened import Opened
@@ -72,17 +70,7 @@ def run(options: ServeOptions) -> None:
         logger.info("stopped")
 
 
-class Server(Protocol):
-    """One process that serves HTTP, or several."""
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve on these sockets until a signal to stop."""
-
-    def stop(self) -> None:
-        """Finish what runs and stop. When called again, stop at once."""
-
-
-async def serve_until_lost(server: Server, sockets: list[socket.socket], opened: Opened) -> None:
+async def serve_until_lost(server: HttpServer, listener: socket.socket, opened: Opened) -> None:
     """Serve until a signal to stop. If the engine fails permanently, report it for a while, then raise
     EngineLost."""
     lost = False
@@ -98,7 +86,7 @@ async def serve_until_lost(server: Server, sockets: list[socket.socket], opened:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch)
         try:
-            await server.serve(sockets=sockets)
+            await server.serve(sockets=[listener])
         except PersonaeError as error:
             failure = error  # not in a group: the exit code depends on it
         tasks.cancel_scope.cancel()
@@ -130,7 +118,6 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
     try:
         async with AsyncExitStack() as stack:
             tracing, traced = stack.enter_context(tracing_to(options.otlp_traces_endpoint))
-            sockets = stack.enter_context(listeners(listener, options.http_workers))
             engine = open_engine(
                 options,
                 on_progress,
@@ -176,24 +163,20 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
                     known = registry is not None and registry.find(DEFAULT_TENANT, named) is not None
                     if not known:
                         logger.warning("there is no model %r yet, which is to be the default", named)
-                server: Server
-                if options.http_workers > 1:
-                    server = http_workers(app, opened, data, on_ready, stores=options.store_responses)
-                else:
-                    server = HttpServer(
-                        traced(app),
-                        settings,
-                        drain_seconds=options.drain_timeout,
-                        on_ready=on_ready,
-                        end_all=opened.end_all,
-                        describe=opened.describe,
-                    )
+                server = HttpServer(
+                    traced(app),
+                    settings,
+                    drain_seconds=options.drain_timeout,
+                    on_ready=on_ready,
+                    end_all=opened.end_all,
+                    describe=opened.describe,
+                )
                 background = BackgroundResponses(stored).runs(app.state.context)
                 async with (
                     batches.running(app.state.context),
                     background if options.store_responses else nullcontext(),
                 ):
-                    await serve_until_lost(server, sockets, opened)
+                    await serve_until_lost(server, listener, opened)
     finally:
         progress.stop()
 

@@ -97,7 +97,6 @@ class LiveMetrics(msgspec.Struct, frozen=True):
 async def get_stats(request: Request) -> Response:
     """Show what the server does now, as JSON: what the console draws. An answer may be a second old."""
     context = context_of(request)
-    await context.metrics.gather()
     body = context.live.body(lambda: encode_json(_metrics(context)))
     return Response(body, media_type="application/json")
 

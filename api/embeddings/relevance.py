@@ -39,7 +39,7 @@ async def relevance(
         )
     if not 0 < len(pairs) <= MOST_INPUTS:
         raise RequestError(f"`{field}` must have 1 to {MOST_INPUTS} texts.", param=field)
-    model = await context.chosen(as_completion(body))
+    model = context.chosen(as_completion(body))
     yes, no = _answers(context.client.tokenizer)
     asked = as_completion(body)
     asked.prompt = await context.prepared(

@@ -63,7 +63,7 @@ class EmbeddingJob:
 
 async def admit(context: RequestContext, body: EmbeddingRequest) -> EmbeddingJob:
     """Check everything and encode. Raises RequestError."""
-    model = await context.chosen(asked := as_completion(body, body.input))
+    model = context.chosen(asked := as_completion(body, body.input))
     asked.add_special_tokens = body.add_special_tokens
     if body.dimensions is not None and body.dimensions < 1:
         raise RequestError("`dimensions` must be at least 1.", param="dimensions", code="out_of_range")

@@ -5,8 +5,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE = 65
 """Seconds; longer than load balancers keep idle connections, so that they close first."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 _LAST_SECONDS = 2
 """Seconds that an answer has to be sent after it has ended."""
@@ -47,29 +49,6 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-@contextmanager
-def listeners(first: socket.socket, count: int) -> Iterator[list[socket.socket]]:
-    """`count` bound sockets with the address of the first one, which is one of them. When all of them listen,
-    the kernel spreads connections over them.
-
-    Raises LoadError if the system cannot share an address.
-    """
-    with ExitStack() as others:
-        found = [first]
-        try:
-            if count > 1:
-                first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            while len(found) < count:
-                another = others.enter_context(socket.socket(first.family, first.type, first.proto))
-                for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
-                    another.setsockopt(socket.SOL_SOCKET, option, 1)
-                another.bind(first.getsockname())
-                found.append(another)
-        except (OSError, AttributeError) as error:
-            raise LoadError(f"--http-workers needs SO_REUSEPORT, which failed: {error}.") from None
-        yield found
-
-
 def url(listener: socket.socket) -> str:
     """The URL of a bound socket."""
     host, port = listener.getsockname()[:2]
@@ -83,7 +62,7 @@ class HttpServer(uvicorn.Server):
     While it drains it is not ready and refuses requests. After `drain_seconds`, `end_all` ends unfinished
     answers with an error. A second signal stops at once. On SIGUSR1 it prints the result of `describe`.
     Signals are not raised again after the server has stopped, so that the engine around it is closed in
-    order. It handles the `signals` only.
+    order.
     """
 
     def __init__(
@@ -95,9 +74,7 @@ class HttpServer(uvicorn.Server):
         on_ready: Callable[[], None] = lambda: None,
         end_all: Callable[[PersonaeError], None] = lambda error: None,
         describe: Callable[[], str] = str,
-        signals: Collection[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1),
     ) -> None:
-        self._signals = signals
         self._drain = Drain(app, settings.root_path)
         self._drain_seconds = drain_seconds
         self._end_all = end_all
@@ -129,7 +106,7 @@ class HttpServer(uvicorn.Server):
         """Handle the signals while serving, where this is possible: in the main thread."""
         loop = asyncio.get_running_loop()
         taken = []
-        for number in self._signals:
+        for number in _SIGNALS:
             try:
                 loop.add_signal_handler(number, self._show if number == signal.SIGUSR1 else self.stop)
             except (ValueError, RuntimeError, NotImplementedError):

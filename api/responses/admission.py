@@ -120,7 +120,7 @@ async def _keeping(context: RequestContext, body: ResponsesRequest, own: list[It
     items = kept_items(own)
     if wanted:
         store.check_room()
-    await context.keep(len(_encode(items)))
+    context.keep(len(_encode(items)))
     limit = who.limits.response_bytes
     if conversation is not None:
         await to_thread.run_sync(store.conversations.check_room, who.tenant, limit)

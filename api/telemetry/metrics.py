@@ -5,7 +5,7 @@ here. Other names begin with `personae:`. The engine's counts are read from it a
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,7 +16,6 @@ from personae.actors.client import EngineClient
 from personae.api.choices import Part
 from personae.api.telemetry.adapter_metrics import AdapterCollector, RegisteredAdapters
 from personae.api.telemetry.engine_metrics import EngineCollector
-from personae.api.telemetry.increments import IncrementReader, Merged
 from personae.api.telemetry.orca import load_header
 from personae.api.telemetry.tenant_metrics import TenantMetrics
 from personae.engine.sequence import LatencyTargets
@@ -72,8 +71,6 @@ _MAX_NAMES = 256  # label values that live as long as the process
 class Metrics:
     """All metrics of one app, in a registry of its own. `adapters` are the registered ones. `tenants` is how
     many tenants have series of their own, 0 for none.
-
-    `merged` also has what HTTP workers counted, up to the last `gather`.
     """
 
     def __init__(
@@ -85,8 +82,6 @@ class Metrics:
         tenants: int = 0,
     ) -> None:
         self.registry = CollectorRegistry()
-        self.merged = Merged(self.registry)
-        self.gather: Callable[[], Awaitable[None]] = _nothing
         self._client = client
         self._names = {model_name}
         self._adapters = AdapterCollector(client, self.label, max_adapters, adapters)
@@ -190,24 +185,13 @@ class Metrics:
         for collector in self._collectors:
             yield from collector.collect()
         for counted in (self.prompt_tokens, self.generation_tokens, self.success):
-            yield from map(self.merged.merged, counted.collect())
+            yield from counted.collect()
         for timed in (self.first_token, self.inter_token):
-            yield from map(self.merged.merged, timed.collect())
+            yield from timed.collect()
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""
-        return generate_latest(self.merged)
-
-    def increments(self) -> IncrementReader:
-        """By how much the counters and histograms grow from now on, in a process that shows no metrics
-        itself: the engine's are another's."""
-        for collector in self._collectors:
-            self.registry.unregister(collector)
-        return IncrementReader(self.registry)
-
-
-async def _nothing() -> None:
-    """There is only one process."""
+        return generate_latest(self.registry)
 
 
 @dataclass(slots=True)

@@ -80,10 +80,6 @@ class Hold:
             self._budget.take(self._who, size - self._size)
             self._size = size
 
-    async def take(self, size: int) -> None:
-        """The same as `grow`, for code that runs in any process: an HTTP worker asks for the room."""
-        self.grow(size)
-
     async def wait(self, size: int) -> None:
         """Hold so much as soon as that leaves half of the tenant's budget, or nothing is held: for work that
         lets requests go first."""

@@ -1,24 +1,13 @@
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 import anyio.lowlevel
-import over_workers
 import pytest
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
-if os.environ.get("PERSONAE_TEST_HTTP_WORKERS"):
-    over_workers.make_over_workers()  # before anything has taken the name
-
 from personae.api.app import create_app
-
-
-@pytest.fixture(autouse=True)
-def lines_of_workers() -> Iterator[None]:
-    yield
-    over_workers.close_ended()
 
 
 @pytest.fixture

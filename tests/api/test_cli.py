@@ -264,7 +264,7 @@ def test_every_option_is_passed_on(
         "--gpu-memory-utilization 0.8 --lora-side-stream "
         "--kv-cache-dtype fp8 --quantize int8 --default-strict "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
-        "--database-url postgresql://h/n --object-store s3://b/p/ --http-workers 2 "
+        "--database-url postgresql://h/n --object-store s3://b/p/ "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
         "--batch-concurrency 5 --background-tokens 6 --request-timeout 1.5 --log-format json "
         "--otlp-traces-endpoint http://o --tenant-metrics 3 --eval-reports e "
@@ -326,7 +326,6 @@ def test_every_option_is_passed_on(
         api_key="k",
         database_url="postgresql://h/n",
         object_store="s3://b/p",
-        http_workers=2,
         allowed_origin=("https://a.example", "https://b.example"),
         batch_concurrency=5,
         background_tokens=6,
