@@ -15,6 +15,7 @@ from pathlib import Path
 from personae.engine.fields import Fields, read_fields
 from personae.engine.layers.block import KVSpec, LayerSpec
 from personae.engine.models import FAMILIES, MODEL_TYPES, family
+from personae.engine.models.config_keys import check_unread
 from personae.lora.sites import LoraSite
 
 
@@ -82,7 +83,9 @@ def read_config(folder: Path) -> ModelConfig:
         raise fields.error(
             "architectures", f"{name!r} is not supported; supported are: {', '.join(FAMILIES)}"
         )
-    return translate(name, fields)
+    config = translate(name, fields)
+    check_unread(fields, name)
+    return config
 
 
 def _architecture(fields: Fields) -> str:

@@ -1,7 +1,7 @@
 """Reads the fields of JSON files in a model folder, strictly."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,15 +11,24 @@ Scalar = TypeVar("Scalar", int, float, bool, str)
 
 
 class Fields:
-    """The fields of one JSON object, read with type checks. Every error names the file and the field."""
+    """The fields of one JSON object, read with type checks. Every error names the file and the field.
+
+    It knows which fields have been read.
+    """
 
     def __init__(self, values: dict[str, Any], where: str) -> None:
         self._values = values
         self.where = where
+        self._read: set[str] = set()
+        self._sections: dict[str, Fields] = {}
 
     def __contains__(self, name: str) -> bool:
         """Whether the field is present and not null."""
-        return self._values.get(name) is not None
+        return self.raw(name) is not None
+
+    def given(self, name: str) -> bool:
+        """Whether the object has the field, which may be null."""
+        return name in self._values
 
     def error(self, name: str, why: str) -> ModelLoadError:
         """An error about one field, for the caller to raise."""
@@ -27,11 +36,12 @@ class Fields:
 
     def raw(self, name: str) -> Any:
         """The field's value, unchecked; None if it is absent."""
+        self._read.add(name)
         return self._values.get(name)
 
     def get(self, name: str, default: Scalar) -> Scalar:
         """The field, of the default's type. An integer is accepted for a float."""
-        value = self._values.get(name)
+        value = self.raw(name)
         if value is None:
             return default
         if type(default) is float and type(value) is int:
@@ -69,16 +79,27 @@ class Fields:
 
     def within(self, under: Mapping[str, Any], over: Mapping[str, Any]) -> "Fields":
         """These fields, over those of `under`, and under those of `over`."""
-        return Fields({**under, **self._values, **over}, self.where)
+        fields = Fields({**under, **self._values, **over}, self.where)
+        fields._read, fields._sections = self._read, self._sections
+        return fields
 
     def section(self, name: str) -> "Fields | None":
         """A nested object, or None if it is absent."""
-        value = self._values.get(name)
+        value = self.raw(name)
         if value is None:
             return None
         if not isinstance(value, dict):
             raise self.error(name, f"expected an object, found {value!r}")
-        return Fields(value, f"{self.where}: {name}")
+        return self._sections.setdefault(name, Fields(value, f"{self.where}: {name}"))
+
+    def unread(self) -> "Iterator[tuple[Fields, str, Any]]":
+        """The fields that nothing has read and that are not null, in this object and in the sections that
+        were read: the section, the name and the value."""
+        for name, value in self._values.items():
+            if name not in self._read and value is not None:
+                yield self, name, value
+        for section in self._sections.values():
+            yield from section.unread()
 
 
 def read_fields(path: Path) -> Fields:

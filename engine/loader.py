@@ -20,6 +20,7 @@ from personae.kernels.decoder import Weight
 from personae.kernels.malloc import give_back_freed
 from personae.kernels.memory import main_memory
 from personae.lora.base import fingerprint
+from personae.lora.shapes import Fingerprint
 
 # A buffer in old checkpoints, which follows from the config.
 HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$")
@@ -132,7 +133,7 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def _fingerprint(place: Weight, stored: StoredTensor) -> str:
+def _fingerprint(place: Weight, stored: StoredTensor) -> Fingerprint:
     """The fingerprint of a loaded tensor; of the stored tensor if loading rounded it."""
     kept = isinstance(place, torch.Tensor) and place.dtype is not torch.float16
     return fingerprint(place if isinstance(place, torch.Tensor) and kept else stored.read())

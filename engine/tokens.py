@@ -65,10 +65,8 @@ class Tokenizer:
         eos_ids: Sequence[int] = (),
         special_tokens: dict[str, str] | None = None,
         chat_templates: dict[str, str] | None = None,
-        add_bos_token: bool | None = None,
         response_template: Any = None,
     ) -> None:
-        """`add_bos_token` overrides whether tokenizer.json adds the BOS token; None keeps its setting."""
         backend.no_truncation()  # some folders truncate or pad, which would change prompts silently
         backend.no_padding()
         self.backend = backend
@@ -88,9 +86,6 @@ class Tokenizer:
         self._byte_fallback = "ByteFallback" in decoders
         self._bytes: dict[int, bytes] = {}
         self._anchor = next((id for id in range(self.vocab_size) if self._is_plain_word(id)), None)
-        starts_with_bos = backend.encode("").ids[:1] == [bos_id]
-        self._prepend_bos = add_bos_token is True and bos_id is not None and not starts_with_bos
-        self._drop_bos = add_bos_token is False and starts_with_bos
         self.longest_token = bytes_of_token(backend, self.byte_level)
 
     @staticmethod
@@ -109,7 +104,6 @@ class Tokenizer:
             eos_ids=files.eos_ids,
             special_tokens=files.special_tokens,
             chat_templates=files.chat_templates,
-            add_bos_token=files.add_bos_token,
             response_template=files.response_template,
         )
 
@@ -181,12 +175,7 @@ class Tokenizer:
                 raise RequestError("The text has a lone surrogate, which is not a character.") from None
         # Unlike `encode` and `decode`, the library's batch calls release the GIL.
         encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        lists: list[list[int]] = [encoding.ids for encoding in encodings]
-        if add_special_tokens and self._prepend_bos and self.bos_id is not None:
-            return [[self.bos_id, *ids] for ids in lists]
-        if add_special_tokens and self._drop_bos:
-            return [ids[1:] for ids in lists]
-        return lists
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Invalid UTF-8 becomes U+FFFD; unknown ids become nothing."""

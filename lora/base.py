@@ -7,6 +7,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from personae.lora.shapes import Fingerprint
+
 _CHUNK = 8192  # rows of a matrix that are converted at a time
 
 Site = tuple[int, str] | Literal["embedding", "output"]
@@ -27,13 +29,14 @@ class BaseWeights(Protocol):
         """The bias: [out] float32, or None."""
 
 
-def fingerprint(weight: Tensor) -> str:
-    """sha256 of a matrix rounded to bfloat16. Copies of the matrix in all usual precisions have the same
-    one."""
-    digest = hashlib.sha256()
+def fingerprint(weight: Tensor) -> Fingerprint:
+    """The fingerprint of a matrix. It matches those of copies in all usual precisions."""
+    dtypes = (torch.bfloat16, torch.float16)
+    digests = [hashlib.sha256() for _ in dtypes]
     for chunk in chunks(weight):
-        digest.update(chunk.to(torch.bfloat16).cpu().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        for dtype, digest in zip(dtypes, digests, strict=True):
+            digest.update(chunk.to(dtype).cpu().contiguous().view(torch.uint8).numpy().data)
+    return Fingerprint(*(digest.hexdigest() for digest in digests))
 
 
 def chunks(weight: Tensor) -> Iterator[Tensor]:

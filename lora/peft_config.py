@@ -32,6 +32,9 @@ HARMLESS = {
     *("lora_dropout", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
     *("megatron_core", "qalora_group_size"),
     "ensure_weight_tying",  # the tensors show what is tied
+    "auto_mapping",  # PEFT writes it when no task type was given; the class that it names is not loaded
+    *("lora_dtype", "lorap_lr_ratio", "lorap_emb_lr"),  # ms-swift's
+    *("loraplus_lr_ratio", "loraplus_lr_embedding", "unsloth_fixed"),
 }
 READ = {
     *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
@@ -42,14 +45,16 @@ READ = {
 NEUTRAL = {"task_type": "CAUSAL_LM"}  # the supported values of other fields
 BIASES = ("none", "lora_only", "all")
 PATHS = {  # modules outside the layers that can be trained, and their names in a config
-    "model.embed_tokens": ("embed_tokens", "model.embed_tokens"),
-    "lm_head": ("lm_head",),
+    "model.embed_tokens": (
+        *("embed_tokens", "model.embed_tokens"),
+        *("model.language_model.embed_tokens", "language_model.model.embed_tokens"),  # of a base with images
+    ),
+    "lm_head": ("lm_head", "language_model.lm_head"),
 }
 MAX_TOKENS = 4096  # in an invocation or a list of trained tokens
 PLAIN_INITS = {"gaussian", "eva", "orthogonal", "mica"}  # these do not change the base weights
 
 REASONS = {
-    "auto_mapping": "it names code for the base, which is never loaded; set it to null",
     "arrow_config": "Arrow routing is not supported",
     "fan_in_fan_out": "transposed (Conv1D) weights are not supported",
     "kasa_config": "KaSA changes the base weights, which many adapters share",

@@ -83,7 +83,7 @@ def read(
             raise refusal(next(iter(roles.values())), "this base's vocabulary cannot be changed")
         changes += _read_place(file, path, roles, config, shapes, shapes.vocabulary)
     for path, ids in config.trained_tokens.items():
-        if ids and "tokens" not in found.get(path, {}):
+        if ids and "tokens" not in found.get(path, {}) and not _is_other_end(path, config, shapes):
             raise AdapterError(
                 f"adapter_config.json: trainable_token_indices names {path}, but there are no rows for it",
                 param="trainable_token_indices",
@@ -100,6 +100,12 @@ def read(
     return tuple(changes)
 
 
+def _is_other_end(path: str, config: PeftConfig, shapes: LoraShapes) -> bool:
+    """Whether a tied output matrix has its rows from the embedding: PEFT stores one tensor for both."""
+    tokens = config.trained_tokens
+    return shapes.tied and PATHS[path] == "output" and tokens[path] == tokens.get("model.embed_tokens")
+
+
 def _read_place(
     file: SafetensorsFile,
     path: str,
@@ -112,13 +118,13 @@ def _read_place(
     tokens, hidden = vocabulary
     if "copy" in roles:
         name = roles["copy"]
-        if fingerprint(file.read_checked(name, vocabulary)) != shapes.copies.get(place):
+        if not fingerprint(file.read_checked(name, vocabulary)).matches(shapes.copies.get(place)):
             raise refusal(
                 name, "it differs from this base's; save the adapter without it or train it in full"
             )
     if "full" in roles:
         rows = file.read_checked(roles["full"], vocabulary)
-        if fingerprint(rows) != shapes.copies.get(place):
+        if not fingerprint(rows).matches(shapes.copies.get(place)):
             yield Rows((place,), None, rows)
     if "tokens" in roles:
         name, ids = roles["tokens"], config.trained_tokens.get(path, ())

@@ -2,8 +2,21 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from personae.lora.sites import LoraSite
+
+
+class Fingerprint(NamedTuple):
+    """sha256 of a matrix rounded to bfloat16, and of one rounded to float16. Two are needed: each dtype loses
+    values that the other keeps."""
+
+    bfloat16: str
+    float16: str
+
+    def matches(self, other: "Fingerprint | None") -> bool:
+        """Whether the matrices are equal but for the rounding of a copy."""
+        return other is not None and any(map(str.__eq__, self, other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +32,7 @@ class LoraShapes:
     sites: Mapping[str, LoraSite]
     vocabulary: tuple[int, int] | None = None
     tied: bool = False
-    copies: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[str, Fingerprint] = field(default_factory=dict)
 
     @property
     def modules(self) -> dict[str, tuple[int, int]]:

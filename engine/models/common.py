@@ -18,6 +18,10 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+MEANINGLESS_ROPE = ("finetuned", "original_max_position_embeddings")
+"""Keys of a rotary embedding that change nothing where its type does not read them."""
+
+
 def decoder_config(
     architecture: str,
     fields: Fields,
@@ -157,7 +161,7 @@ def rope_config(fields: Fields, default_theta: float = 10000.0) -> RopeConfig:
 
 def read_rope(rope: Fields, fields: Fields, default_theta: float) -> RopeConfig:
     """Reads the section `rope`; `fields` are those of the file."""
-    theta = (rope if "rope_theta" in rope else fields).number("rope_theta", default=default_theta)
+    theta = rope_theta(rope, fields, default_theta)
     if "llama_4_scaling_beta" in rope:
         raise rope.error("llama_4_scaling_beta", "scores that are scaled by position are not supported")
     for place in (fields, rope):
@@ -166,6 +170,8 @@ def read_rope(rope: Fields, fields: Fields, default_theta: float) -> RopeConfig:
                 "partial_rotary_factor", "a rotary embedding over a part of the head is not supported"
             )
     kind = rope_type(rope)
+    for name in MEANINGLESS_ROPE:
+        rope.raw(name)
     original_in = fields if "original_max_position_embeddings" in fields else rope
     if kind == "default":
         return RopeConfig(theta)
@@ -194,6 +200,12 @@ def read_rope(rope: Fields, fields: Fields, default_theta: float) -> RopeConfig:
     )
 
 
+def rope_theta(rope: Fields, fields: Fields, default: float) -> float:
+    """The base of the rotary embedding: that of its section, or else that of the file."""
+    base = fields.number("rope_theta", default=default)
+    return rope.number("rope_theta", default=base)
+
+
 def rope_section(fields: Fields) -> Fields:
     """The section with the rotary embedding's fields. Older files have some of these at the top."""
     return fields.section("rope_parameters") or fields.section("rope_scaling") or Fields({}, fields.where)
@@ -201,7 +213,8 @@ def rope_section(fields: Fields) -> Fields:
 
 def rope_type(rope: Fields) -> str:
     """The type of rope scaling, by the file's name for it."""
-    return rope.get("rope_type", "") or rope.get("type", "default")
+    old = rope.get("type", "default")
+    return rope.get("rope_type", "") or old
 
 
 def context_length(rope: RopeConfig, max_position: int) -> int:
@@ -223,8 +236,9 @@ def ropes_by_window(
     """
     rope = rope_section(fields)
     near, far = rope.section("sliding_attention"), rope.section("full_attention")
+    local_theta = fields.number(local, default=local_theta)
     if near is None or far is None:
-        near_rope = RopeConfig(fields.number(local, default=local_theta))
+        near_rope = RopeConfig(local_theta)
         far_rope = read_rope(rope, fields, theta)
     else:
         near_rope, far_rope = read_rope(near, fields, local_theta), read_rope(far, fields, theta)
@@ -247,8 +261,15 @@ def mixed_windows(fields: Fields, windowed: Sequence[bool] | None = None) -> tup
     if windowed is None:
         first = fields.get("max_window_layers", 28)
         windowed = [layer >= first for layer in range(layers)]
-    switched_on = fields.get("use_sliding_window", False) and "sliding_window" in fields
-    return windows_by_type(fields, fields.size("sliding_window") if switched_on else None, windowed)
+    return windows_by_type(fields, switched_window(fields), windowed)
+
+
+def switched_window(fields: Fields) -> int | None:
+    """The window of `sliding_window`, if `use_sliding_window` switches it on. Without it, files have the
+    window, and the layers that would have it, all the same."""
+    window = fields.size("sliding_window") if "sliding_window" in fields else None
+    fields.raw("max_window_layers")
+    return window if fields.get("use_sliding_window", False) else None
 
 
 def windows_by_type(fields: Fields, window: int | None, windowed: Sequence[bool]) -> tuple[int | None, ...]:

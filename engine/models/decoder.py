@@ -34,6 +34,7 @@ from personae.kernels.decoder import (
     fuse,
 )
 from personae.kernels.quantized import QuantizedWeight
+from personae.lora.shapes import Fingerprint
 
 
 class Layer:
@@ -191,7 +192,7 @@ class Decoder:
         if config.tie:
             self.output.method.tie(self.embedding)
         self._own_output = not config.tie or self.output.method.own_copy
-        self.fingerprints: dict[str, str] = {}  # of the stored embedding and output matrix, by name
+        self.fingerprints: dict[str, Fingerprint] = {}  # of the stored embedding and output matrix, by name
         self.quantization: str | None = None  # the name of the format of most weights
         self._fused: FusedDecoder | None = None
 

@@ -34,7 +34,8 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     for name in UNSERVED:
         if fields.raw(name):
             raise fields.error(name, "is not supported")
-    layers, every = fields.size("num_hidden_layers"), fields.size("sliding_window_pattern", default=6)
+    layers = fields.size("num_hidden_layers")
+    every = fields.size("sliding_window_pattern", default=fields.size("_sliding_window_pattern", default=6))
     windowed = [(layer + 1) % every != 0 for layer in range(layers)]
     windows = windows_by_type(fields, fields.size("sliding_window", default=4096), windowed)
     ropes = ropes_by_window(

@@ -9,5 +9,7 @@ from personae.engine.models.common import decoder_config, text_fields, uniform_w
 def translate(architecture: str, fields: Fields) -> ModelConfig:
     """Mistral's `config.json`."""
     images, fields = "text_config" in fields, text_fields(fields, "mistral")
-    window = fields.size("sliding_window") if "sliding_window" in fields else None
+    window = None  # only a null says so; transformers' default is a window
+    if "sliding_window" in fields or not fields.given("sliding_window"):
+        window = fields.size("sliding_window", default=4096)
     return decoder_config(architecture, fields, windows=uniform_windows(fields, window), images=images)

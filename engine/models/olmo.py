@@ -16,12 +16,13 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     layers without a window."""
     bias, ropes = fields.get("attention_bias", False), None
     if architecture == "Olmo2ForCausalLM":
-        windows = uniform_windows(fields, None)
+        windows, theta = uniform_windows(fields, None), 10000.0
     else:
         layers = fields.size("num_hidden_layers")
+        theta = 500000.0
         windowed = [(layer + 1) % 4 != 0 for layer in range(layers)]
         windows = windows_by_type(fields, fields.size("sliding_window", default=4096), windowed)
-        ropes = ropes_by_window(fields, windows, local="rope_theta", theta=500000.0, local_theta=500000.0)
+        ropes = ropes_by_window(fields, windows, local="rope_theta", theta=theta, local_theta=theta)
     config = decoder_config(
         architecture,
         fields,
@@ -31,6 +32,6 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         o_bias=bias,
         qk_norm="all",
         default_eps=1e-5,
-        default_theta=500000.0,
+        default_theta=theta,
     )
     return replace(config, pre_norms=False, post_norms=True)

@@ -4,7 +4,7 @@ rotates only a part of each head."""
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.rotary import RopeConfig
-from personae.engine.models.common import decoder_config, rope_section, rope_type, uniform_windows
+from personae.engine.models.common import decoder_config, rope_section, rope_theta, rope_type, uniform_windows
 
 LONGROPE = ("longrope", "su", "yarn")  # all of these mean LongRoPE here
 
@@ -20,21 +20,21 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
 def phi_rope(fields: Fields) -> RopeConfig:
     """The rotary embedding: plain or LongRoPE, over `partial_rotary_factor` of the head."""
     rope = rope_section(fields)
-    theta = (rope if "rope_theta" in rope else fields).number("rope_theta", default=10000.0)
+    theta = rope_theta(rope, fields, 10000.0)
     place = rope if "partial_rotary_factor" in rope else fields
     share = place.number("partial_rotary_factor", default=1.0, high=1.0)
     dim = fields.size("head_dim", default=fields.size("hidden_size") // fields.size("num_attention_heads"))
     pairs, odd = divmod(int(dim * share), 2)
     if odd or not pairs:
         raise place.error("partial_rotary_factor", f"{share:g} of {dim} dimensions cannot form pairs")
+    longest = fields.size("max_position_embeddings")
+    place = rope if "original_max_position_embeddings" in rope else fields
+    original = place.size("original_max_position_embeddings", default=4096)
     kind = rope_type(rope)
     if kind == "default":
         return RopeConfig(theta, share=share)
     if kind not in LONGROPE:
         raise rope.error("rope_type", f"{kind!r} is not supported, only default and longrope")
-    longest = fields.size("max_position_embeddings")
-    place = rope if "original_max_position_embeddings" in rope else fields
-    original = place.size("original_max_position_embeddings", default=4096)
     return RopeConfig(
         theta,
         "longrope",

@@ -6,13 +6,18 @@ from personae.engine.fields import Fields
 from personae.engine.layers.block import BlockSpec
 from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.moe import MoeSpec
-from personae.engine.models.common import activation, decoder_config, experts, uniform_windows
+from personae.engine.models.common import (
+    activation,
+    decoder_config,
+    experts,
+    switched_window,
+    uniform_windows,
+)
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
     """Qwen3-MoE's `config.json`."""
     bias = fields.get("attention_bias", False)
-    windowed = fields.get("use_sliding_window", False) and "sliding_window" in fields
     count, top_k = experts(fields)
     gate, step = activation(fields), fields.size("decoder_sparse_step", default=1)
     dense: BlockSpec = MlpSpec(fields.size("intermediate_size"), gate)
@@ -27,7 +32,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     return decoder_config(
         architecture,
         fields,
-        windows=uniform_windows(fields, fields.size("sliding_window") if windowed else None),
+        windows=uniform_windows(fields, switched_window(fields)),
         qkv_bias=bias,
         o_bias=bias,
         qk_norm="head",

@@ -232,24 +232,6 @@ def test_config_json_says_the_eos_ids_when_nothing_else_does(tmp_path: Path) -> 
     assert tokenizer.pad_id == 4
 
 
-@pytest.mark.parametrize("in_post_processor", [False, True])
-@pytest.mark.parametrize("flag", [None, False, True])
-def test_add_bos_token_overrides_the_post_processor(
-    tmp_path: Path, in_post_processor: bool, flag: bool | None
-) -> None:
-    backend = tiny_tokenizers.make("byte_level")
-    if in_post_processor:
-        backend.post_processor = processors.TemplateProcessing("<|bos|> $A", special_tokens=[("<|bos|>", 0)])
-    backend.save(str(tmp_path / "tokenizer.json"))
-    settings = {"bos_token": "<|bos|>"} | ({} if flag is None else {"add_bos_token": flag})
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    tokenizer = Tokenizer.load(tmp_path)
-    plain = tokenizer.encode("The fox", add_special_tokens=False)
-    expected = in_post_processor if flag is None else flag
-    assert tokenizer.encode("The fox") == ([0, *plain] if expected else plain)
-    assert 0 not in plain
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("around", ["$A", "<|bos|> $A", "<|bos|> $A <|eos|>", "$A <|eos|>"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -311,7 +293,7 @@ def test_chat_templates_come_from_a_string_a_list_or_files(tmp_path: Path) -> No
             "tokenizer_config.json.*chat_template",
         ),
         ("tokenizer_config.json", '{"chat_template": 5}', "tokenizer_config.json.*chat_template"),
-        ("tokenizer_config.json", '{"add_bos_token": "yes"}', "add_bos_token"),
+        ("added_tokens.json", '{"<tool>": "five"}', "added_tokens.json: 'five' is not the id"),
         ("generation_config.json", b"\xff\xfe", "generation_config.json is not JSON"),
         ("chat_template.jinja", b"\xff\xfe", "chat_template.jinja is not UTF-8"),
     ],

@@ -22,8 +22,12 @@ from personae.engine.quantization.base import LinearMethod
 from personae.engine.quantization.gguf import KEPT
 from personae.engine.quantization.unquantized import Unquantized
 from personae.engine.tokenizer_files import TokenizerFiles
+from personae.errors import ModelLoadError
 from personae.kernels.registry import optional
 
+MEANINGLESS_SAMPLING = frozenset(  # without XTC and Mirostat, and with one order of samplers
+    ["sequence", "xtc_threshold", "mirostat_tau", "mirostat_eta"]
+)
 PLAIN = {"F32": "float32", "F16": "float16"}  # all other types run in bfloat16
 
 
@@ -61,14 +65,23 @@ class GgufFile:
     def generation_defaults(self, vocab_size: int) -> GenerationDefaults:
         """See `Checkpoint`."""
         metadata = self._metadata
-        values = {key: metadata.raw(f"general.sampling.{key}") for key in ("temp", "top_p", "top_k", "min_p")}
+        prefix = "general.sampling."
+        keys = ("temp", "top_p", "top_k", "min_p", "penalty_repeat", "penalty_last_n")
+        values = {key: metadata.raw(f"{prefix}{key}") for key in keys}
         fields = Fields(values, f"{metadata.where}: general.sampling")
+        penalty = fields.optional_number("penalty_repeat")
+        if penalty not in (None, 1.0) and values["penalty_last_n"] not in (None, -1):
+            raise fields.error("penalty_last_n", "is not supported: a penalty is for all tokens")
+        if metadata.raw(f"{prefix}xtc_probability") or metadata.raw(f"{prefix}mirostat"):
+            raise ModelLoadError(f"{fields.where}: XTC and Mirostat are not supported")
+        metadata.refuse_unread(prefix, MEANINGLESS_SAMPLING)
         return GenerationDefaults(
             eos=self.tokenizer_files().eos_ids,
             temperature=fields.optional_number("temp", zero=True),
             top_p=fields.optional_number("top_p", high=1.0),
             top_k=fields.size("top_k", zero=True) if "top_k" in fields else None,
             min_p=fields.optional_number("min_p", zero=True, high=1.0),
+            repetition_penalty=penalty,
         )
 
     @cached_property

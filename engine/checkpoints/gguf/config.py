@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from gguf import PoolingType
+
 from personae.engine.checkpoints.gguf.header import TensorInfo
 from personae.engine.checkpoints.gguf.metadata import Metadata
 from personae.engine.config import ModelConfig
@@ -29,6 +31,21 @@ UNSERVED = (
     "use_parallel_residual",
     "ssm.state_size",
 )
+# Fields that llama.cpp's converter writes, and that change nothing in these architectures.
+MEANINGLESS = frozenset(
+    [
+        "attention.layer_norm_epsilon",  # the norms are RMS norms
+        "expert_used_count",  # there are no experts
+        "rope.scaling.finetuned",
+        "tensor_data_layout",
+        "vocab_size",  # the embedding has the rows
+    ]
+)
+YARN = {  # below `rope.scaling`, by config.json's names
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+    "yarn_log_multiplier": "mscale_all_dim",
+}
 SCALES = ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")  # Granite's
 
 Translate = Callable[[Metadata, str, dict[str, Any]], None]
@@ -77,6 +94,7 @@ def read_gguf_config(
     ).with_layers(partial(_with_biases, tensors))
     if "rope_freqs.weight" in tensors:
         config = _with_factors(metadata, config, factors("rope_freqs.weight"))
+    metadata.refuse_unread(f"{prefix}.", MEANINGLESS)
     return config
 
 
@@ -133,6 +151,9 @@ def _common(metadata: Metadata, prefix: str, tensors: Mapping[str, TensorInfo]) 
         for field in SCALES:
             if f"{prefix}.{field}" in metadata:
                 raise metadata.error(f"{prefix}.{field}", "is supported in Granite only")
+    if not metadata.flag(f"{prefix}.attention.causal", default=True):
+        raise metadata.error(f"{prefix}.attention.causal", "attention in both directions is not supported")
+    _check_pooling(metadata, f"{prefix}.pooling_type")
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelLoadError(f"{metadata.where} has no matrix token_embd.weight")
@@ -167,6 +188,14 @@ def _common(metadata: Metadata, prefix: str, tensors: Mapping[str, TensorInfo]) 
     return values
 
 
+def _check_pooling(metadata: Metadata, key: str) -> None:
+    """Raises ModelLoadError unless vectors are the mean of the hidden states or the last one, which requests
+    choose."""
+    kind = metadata.integer(key, default=0)
+    if kind not in (PoolingType.NONE, PoolingType.MEAN, PoolingType.LAST):
+        raise metadata.error(key, f"{kind} is not supported, only mean (1) and last (3)")
+
+
 def _head_size(metadata: Metadata, prefix: str, values: dict[str, Any]) -> int:
     """The size of a head. Adds it, and its rotated part, to `values`."""
     heads = values["num_attention_heads"]
@@ -190,32 +219,39 @@ def _head_size(metadata: Metadata, prefix: str, values: dict[str, Any]) -> int:
 def _rope(metadata: Metadata, prefix: str, values: dict[str, Any], head: int) -> None:
     """Adds the scaling of the rotary embedding to `values`."""
     scaling = f"{prefix}.rope.scaling"
-    kind = metadata.text(f"{scaling}.type", default="none")
-    factor = (
-        f"{prefix}.rope.scale_linear" if f"{prefix}.rope.scale_linear" in metadata else f"{scaling}.factor"
-    )
-    if kind == "none" and factor.endswith("scale_linear") and metadata.number(factor) != 1.0:
-        kind = "linear"
-    original = f"{scaling}.original_context_length"
-    if kind == "linear":
+    old, new = f"{prefix}.rope.scale_linear", f"{scaling}.factor"
+    factor = new if new in metadata else old
+    stretches = metadata.raw(factor) not in (None, 0, 1)
+    # llama.cpp's own default.
+    kind = metadata.text(f"{scaling}.type", default="linear" if stretches else "none")
+    original = metadata.integer(f"{scaling}.original_context_length", default=0)
+    # The first is today's name for config.json's attention_factor.
+    magnitudes = [f"{scaling}.{name}" for name in ("yarn_attn_factor", "attn_factor")]
+    magnitude = next((metadata.number(key) for key in magnitudes if key in metadata), None)
+    yarn = {
+        name: metadata.number(f"{scaling}.{key}")
+        for key, name in YARN.items()
+        if f"{scaling}.{key}" in metadata
+    }
+    if metadata.raw(f"{scaling}.yarn_ext_factor") not in (None, -1.0, 1.0):
+        raise metadata.error(f"{scaling}.yarn_ext_factor", "is not supported, only 1")
+    if kind == "linear" and stretches:
         values["rope_scaling"] = {"rope_type": "linear", "factor": metadata.number(factor)}
     elif kind == "yarn":
-        values["rope_scaling"] = {"rope_type": "yarn", "factor": metadata.number(factor)}
-        if f"{scaling}.yarn_beta_fast" in metadata:
-            values["rope_scaling"]["beta_fast"] = metadata.number(f"{scaling}.yarn_beta_fast")
-        if f"{scaling}.yarn_beta_slow" in metadata:
-            values["rope_scaling"]["beta_slow"] = metadata.number(f"{scaling}.yarn_beta_slow")
-    elif kind not in ("none", "longrope"):
+        values["rope_scaling"] = {"rope_type": "yarn", "factor": metadata.number(factor), **yarn}
+        if "mscale_all_dim" in yarn:
+            values["rope_scaling"]["mscale"] = 1.0
+    elif kind not in ("none", "linear", "longrope"):
         raise metadata.error(
             f"{scaling}.type", f"{kind!r} is not supported, only none, linear, yarn and longrope"
         )
     if kind in ("yarn", "longrope") or prefix == "phi3":
-        if original in metadata and metadata.integer(original):
-            values["original_max_position_embeddings"] = metadata.integer(original)
-        if f"{scaling}.attn_factor" in metadata:
-            values.setdefault("rope_scaling", {})["attention_factor"] = metadata.number(
-                f"{scaling}.attn_factor"
-            )
+        if original:
+            values["original_max_position_embeddings"] = original
+        if magnitude is not None:
+            values.setdefault("rope_scaling", {})["attention_factor"] = magnitude
+    elif magnitude not in (None, 1.0):
+        raise metadata.error(magnitudes[1], f"is supported with yarn and longrope only, not with {kind}")
 
 
 def _with_factors(metadata: Metadata, config: ModelConfig, factors: tuple[float, ...]) -> ModelConfig:
@@ -254,10 +290,21 @@ def _gemma3(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
     values["sliding_window_pattern"] = metadata.integer(
         f"{prefix}.attention.sliding_window_pattern", default=6
     )
-    values["rope_local_base_freq"] = metadata.number(f"{prefix}.rope.freq_base_swa", default=10000.0)
+    values["rope_theta"] = _first(
+        metadata, f"{prefix}.rope", "freq_base", "global.freq_base", default=1000000.0
+    )
+    values["rope_local_base_freq"] = _first(
+        metadata, f"{prefix}.rope", "freq_base_swa", "local.freq_base", default=10000.0
+    )
     heads, largest = values["num_attention_heads"], values["num_hidden_layers"] == 62
     # Not in the file: the 27B model scales scores by its hidden size, the others by the size of a head.
     values["query_pre_attn_scalar"] = float(values["hidden_size"] // heads if largest else values["head_dim"])
+
+
+def _first(metadata: Metadata, prefix: str, *names: str, default: float) -> float:
+    """The first of these numbers that the file has: llama.cpp's name, then that of Ollama's converter."""
+    keys = (f"{prefix}.{name}" for name in names)
+    return next((metadata.number(key) for key in keys if key in metadata), default)
 
 
 def _granite(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:

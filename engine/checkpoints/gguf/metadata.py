@@ -1,6 +1,6 @@
 """Metadata of a GGUF file, read with type checks. Every error names the file and the field."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ class Metadata:
 
     def __init__(self, values: dict[str, Any], where: str) -> None:
         self._values = values
+        self._read: set[str] = set()
         self.where = where
 
     def __contains__(self, key: str) -> bool:
@@ -29,7 +30,15 @@ class Metadata:
 
     def raw(self, key: str) -> Any:
         """The field's value, unchecked; None if it is absent."""
+        self._read.add(key)
         return self._values.get(key)
+
+    def refuse_unread(self, prefix: str, meaningless: Collection[str] = ()) -> None:
+        """Raises ModelLoadError for a field below `prefix` that nothing has read: it may change what the
+        model computes. `meaningless` are the fields that change nothing here, without the prefix."""
+        for key in self._values:
+            if key.startswith(prefix) and key not in self._read and key[len(prefix) :] not in meaningless:
+                raise self.error(key, "is not supported")
 
     def text(self, key: str, *, default: str | None = None) -> str:
         """A string. Without a default it is required."""
@@ -71,7 +80,7 @@ class Metadata:
 
     def integers(self, key: str, *, default: list[int]) -> list[int]:
         """An array of integers."""
-        value = self._values.get(key)
+        value = self.raw(key)
         if value is None:
             return default
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
@@ -88,7 +97,9 @@ class Metadata:
         return found
 
     def _given(self, key: str, default: Any) -> Any:
-        value = self._values.get(key, default)
+        value = self.raw(key)
+        if value is None:
+            value = default
         if value is None:
             raise self.error(key, "is missing")
         return value

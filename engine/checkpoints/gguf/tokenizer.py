@@ -4,23 +4,47 @@ BPE."""
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from personae.engine.checkpoints.gguf.metadata import Metadata
 from personae.engine.tokenizer_files import TokenizerFiles
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
-ENDS = frozenset(  # control tokens that end an answer, whatever end token the file names
+ENDS = (
+    frozenset(  # tokens that end an answer, whatever end token the file names and of whatever type they are
+        [
+            "<|eot_id|>",
+            "<|im_end|>",
+            "<|end|>",
+            "<end_of_turn>",
+            "<|endoftext|>",
+            "<|eom_id|>",
+            "<|end_of_text|>",
+            "<end_of_utterance>",
+            "<EOT>",
+            "_<EOT>",
+            "[EOT]",
+            "[EOS]",
+            "<｜end▁of▁sentence｜>",
+        ]
+    )
+)
+# Fields that change nothing in the kinds of tokenizers that are read here.
+MEANINGLESS = frozenset(
     [
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "<|eom_id|>",
-        "<|end_of_text|>",
-        "<end_of_utterance>",
-        "<｜end▁of▁sentence｜>",
+        "add_space_prefix",  # with byte-level BPE
+        "mask_token_id",
+        "merges",  # with SentencePiece, whose merges follow from the scores
+        "normalizer.lowercase",  # of WordPiece
+        "normalizer.strip_accents",
+        "pre",  # with SentencePiece
+        "precompiled_charsmap",  # of Unigram
+        "remove_extra_whitespaces",  # of Unigram
+        "scores",  # with byte-level BPE
+        "seperator_token_id",  # used with add_sep_token
+        "token_type_count",
+        *(f"fim_{name}_token_id" for name in ("pre", "suf", "mid", "pad", "rep", "sep")),
+        *(f"{name}_token_id" for name in ("prefix", "suffix", "middle", "cls")),
     ]
 )
 LONGEST_MERGED = 256  # characters; longer pieces are not merged from others
@@ -72,6 +96,7 @@ def read_tokenizer(metadata: Metadata) -> TokenizerFiles:
         raise metadata.error(
             "tokenizer.ggml.token_type", f"has {len(types)} entries for {len(tokens)} tokens"
         )
+    types = [CONTROL if token in ENDS else type for token, type in zip(tokens, types, strict=True)]
     if kind == "gpt2":
         pre = metadata.text("tokenizer.ggml.pre", default="default")
         backend, begins = _byte_level(metadata, tokens, pre), pre in BEGINS
@@ -87,17 +112,33 @@ def read_tokenizer(metadata: Metadata) -> TokenizerFiles:
         for name in ("bos", "eos", "eot", "eom", "padding", "unknown")
     }
     ends = [ids[name] for name in ("eos", "eot", "eom")]
-    ends += [id for id, token in enumerate(tokens) if token in ENDS and types[id] == CONTROL]
+    ends += [id for id, token in enumerate(tokens) if token in ENDS]
     names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+    if metadata.flag("tokenizer.ggml.add_sep_token", default=False):
+        raise metadata.error("tokenizer.ggml.add_sep_token", "is not supported")
+    begins = metadata.flag("tokenizer.ggml.add_bos_token", default=begins)
+    adds_end = metadata.flag("tokenizer.ggml.add_eos_token", default=False)
+    backend.post_processor = _around(tokens, ids["bos"] if begins else None, ids["eos"] if adds_end else None)
+    templates = dict(_chat_templates(metadata))
+    metadata.refuse_unread("tokenizer.ggml.", MEANINGLESS)
     return TokenizerFiles(
         backend=backend,
         bos_id=ids["bos"],
         pad_id=ids["padding"],
         eos_ids=tuple(dict.fromkeys(id for id in ends if id is not None)),
         special_tokens={name: tokens[id] for name, key in names.items() if (id := ids[key]) is not None},
-        chat_templates=dict(_chat_templates(metadata)),
-        add_bos_token=metadata.flag("tokenizer.ggml.add_bos_token", default=begins),
+        chat_templates=templates,
     )
+
+
+def _around(tokens: list[str], first: int | None, last: int | None) -> processors.PostProcessor | None:
+    """Puts these tokens before and after a text whose special tokens are asked for."""
+    around = {name: id for name, id in (("first", first), ("last", last)) if id is not None}
+    if not around:
+        return None
+    pieces = [name for name in ("first", "$A", "last") if name in around or name == "$A"]
+    special = [{"id": name, "ids": [id], "tokens": [tokens[id]]} for name, id in around.items()]
+    return processors.TemplateProcessing(single=pieces, special_tokens=special)
 
 
 def _byte_level(metadata: Metadata, tokens: list[str], pre: str) -> Tokenizer:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from personae.engine.checkpoints.gguf.metadata import Metadata
 from personae.engine.checkpoints.gguf.tokenizer import PRE_TOKENIZERS, read_tokenizer
+from personae.errors import ModelLoadError
 
 TEXTS = [
     "Hello, world! It's 1234567 o'clock; we'll see.",
@@ -123,9 +124,10 @@ def test_pieces_with_scores_are_merged_as_the_folders_merges_say(prefix: bool) -
     fields, truth = pieces(prefix)
     files = read_tokenizer(fields)
     for text in TEXTS:
-        assert files.backend.encode(text).ids == truth.encode(text).ids
-        assert files.backend.decode(files.backend.encode(text).ids) == text
-    assert files.add_bos_token is True
+        ids = files.backend.encode(text, add_special_tokens=False).ids
+        assert ids == truth.encode(text).ids
+        assert files.backend.encode(text).ids == [1, *ids]
+        assert files.backend.decode(ids) == text
     assert (files.bos_id, files.eos_ids) == (1, (2,))
 
 
@@ -135,7 +137,9 @@ def test_ends_of_answers_are_those_of_the_file_and_the_well_known_ones() -> None
     fields = metadata(
         model="gpt2", pre="gpt-2", tokens=tokens, token_type=types, merges=[], eos_token_id=1, eot_token_id=5
     )
-    assert read_tokenizer(fields).eos_ids == (1, 5, 0, 3)  # <|eot_id|> is no control token here
+    files = read_tokenizer(fields)
+    assert files.eos_ids == (1, 5, 0, 2, 3)
+    assert files.backend.encode("a<|eot_id|>").ids == [4, 2]  # of whatever type it is
 
 
 def test_all_chat_templates_are_read(tmp_path: Path) -> None:
@@ -148,3 +152,38 @@ def test_all_chat_templates_are_read(tmp_path: Path) -> None:
         "tokenizer.chat_templates": ["tool_use"],
     }
     assert read_tokenizer(Metadata(values, "a.gguf")).chat_templates == {"default": "one", "tool_use": "two"}
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "ids"), [(True, False, [2, 0]), (False, True, [0, 3]), (True, True, [2, 0, 3])]
+)
+def test_the_file_says_what_stands_around_a_text(begins: bool, ends: bool, ids: list[int]) -> None:
+    fields = metadata(
+        model="gpt2",
+        pre="gpt-2",
+        tokens=["a", "b", "<s>", "<|im_end|>"],
+        token_type=np.array([1, 1, 3, 3], np.int32),
+        merges=[],
+        bos_token_id=2,
+        eos_token_id=3,
+        add_bos_token=begins,
+        add_eos_token=ends,
+    )
+    backend = read_tokenizer(fields).backend
+    assert backend.encode("a").ids == ids
+    assert backend.encode("a", add_special_tokens=False).ids == [0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("add_sep_token", True), ("suppress_tokens", np.array([1], np.int32)), ("mystery", 1)]
+)
+def test_a_field_of_the_tokenizer_that_would_be_ignored_stops_the_load(key: str, value: object) -> None:
+    fields = metadata(model="gpt2", pre="gpt-2", tokens=["a"], merges=[], **{key: value})
+    with pytest.raises(ModelLoadError, match=rf"tokenizer\.ggml\.{key}"):
+        read_tokenizer(fields)
+
+
+def test_fields_that_change_nothing_are_passed_over() -> None:
+    harmless = {"fim_pre_token_id": 0, "add_space_prefix": False, "add_sep_token": False, "scores": None}
+    fields = metadata(model="gpt2", pre="gpt-2", tokens=["a"], merges=[], **harmless)
+    assert read_tokenizer(fields).backend.encode("a").ids == [0]

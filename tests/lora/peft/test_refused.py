@@ -43,16 +43,6 @@ REFUSED_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"kasa_config": {"beta": 1e-4}}, "KaSA"),
     ({"monteclora_config": {"num_samples": 8}}, "MonteCLoRA"),
     ({"velora_config": {"scale": 1.0}}, "VeLoRA"),
-    ({"auto_mapping": {"base_model_class": "Evil", "parent_library": "evil"}}, "never loaded"),
-    (
-        {
-            "auto_mapping": {
-                "base_model_class": "LlamaForCausalLM",
-                "parent_library": "transformers.models.llama.modeling_llama",
-            }
-        },
-        "set it to null",
-    ),
     ({"use_mystery_lora": True}, "an unknown field may change"),
     ({"task_type": "SEQ_CLS"}, "text generation"),
     ({"init_lora_weights": "pissa"}, "base weights"),
@@ -85,6 +75,27 @@ def test_a_field_that_would_have_to_be_ignored_is_refused_by_name(
 ) -> None:
     set_config(folder, **fields)
     assert_refused(folder, next(iter(fields)), reason)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "task_type": None,
+            "auto_mapping": {
+                "base_model_class": "LlamaForCausalLM",
+                "parent_library": "transformers.models.llama.modeling_llama",
+                "unsloth_fixed": True,
+            },
+        },
+        {"lora_dtype": "bfloat16", "lorap_lr_ratio": 16.0, "lorap_emb_lr": 1e-06},
+        {"loraplus_lr_ratio": 16.0},
+    ],
+)
+def test_what_trainers_note_of_their_training_means_nothing(folder: Path, fields: dict[str, Any]) -> None:
+    plain = read_adapter(folder, SHAPES)
+    set_config(folder, **fields)
+    assert read_adapter(folder, SHAPES).digest == plain.digest
 
 
 def test_every_field_of_peft_s_config_is_read_of_no_effect_or_refused_with_its_own_reason() -> None:
