@@ -259,18 +259,11 @@ class LocalClient:
         await self._frontend.lost.wait()
 
 
-class Withdrawals(Protocol):
-    """Takes withdrawals: the ingress, or the line to the process that has it."""
-
-    def tell(self, message: Withdraw, /) -> None:
-        """Send a message."""
-
-
 class LocalStream:
     """The deltas of one submission. It is an iterator, not a generator: breaking out of the loop leaves
     nothing open."""
 
-    def __init__(self, inbox: Inbox, live: set[str], ingress: "Withdrawals") -> None:
+    def __init__(self, inbox: Inbox, live: set[str], ingress: Ref[Message]) -> None:
         self._inbox = inbox
         self._live = live
         self._ingress = ingress

@@ -20,7 +20,7 @@ from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
 from personae.api.batches.manager import BatchManager
 from personae.api.family import Family, check_formats
-from personae.api.http.server import HttpServer, bind, url
+from personae.api.http.server import HttpServer, allow_open_files, bind, url
 from personae.api.hub.resolve import on_disk
 from personae.api.local import open_engine
 from personae.api.opened import Opened
@@ -45,6 +45,7 @@ def run(options: ServeOptions) -> None:
     """Serve until a signal to stop. Raises LoadError if the address, the model or an adapter is refused, or
     if other machines could reach a server without keys; EngineLost if the engine fails permanently."""
     logs.configure(options.log_format)
+    allow_open_files()
     if (key := options.api_key) is not None and not re.fullmatch("[!-~]+", key):
         raise LoadError("--api-key must be printable ASCII without blanks.")
     check_formats(options.tool_format, options.reasoning_format)

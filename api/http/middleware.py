@@ -14,7 +14,7 @@ from personae.api.settings import ApiSettings
 from personae.api.telemetry import logs, orca
 from personae.api.telemetry.metrics import Metrics
 from personae.api.wire.errors import error_response, visible
-from personae.errors import PayloadTooLarge, PersonaeError, RequestTimeout
+from personae.errors import PayloadTooLarge, PersonaeError, RequestError, RequestTimeout
 from personae.kernels.sizes import size_text
 
 _FORM_BYTES = 2**21  # what an upload may have in addition to its tensors
@@ -93,6 +93,13 @@ class Gate:
             _refuse_headers(f"The request has more than {settings.max_headers} headers.")
         if sum(len(name) + len(value) for name, value in pairs) > settings.max_header_bytes:
             _refuse_headers(f"The request's headers have more than {settings.max_header_bytes} bytes.")
+        codings = [value.strip().lower() for name, value in pairs if name == b"transfer-encoding"]
+        if codings and codings != [b"chunked"]:  # a body in another coding would be read as if it were plain
+            raise RequestError(
+                "Of transfer encodings only chunked is supported.",
+                param="transfer-encoding",
+                code="unsupported_transfer_encoding",
+            )
 
 
 class Prefix:

@@ -11,18 +11,20 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from personae.api.http.flow import FLOW
 from personae.api.settings import ApiSettings
-from personae.api.wire.errors import error_answer
-from personae.errors import PayloadTooLarge, PersonaeError, RequestError, RequestTimeout
+from personae.api.wire.errors import error_answer, error_response
+from personae.errors import Overloaded, PayloadTooLarge, PersonaeError, RequestError, RequestTimeout
 
 
 class GuardedProtocol(HttpToolsProtocol):
     """One connection. `guarded` makes a subclass for a server, which sets `settings`."""
 
     settings: ApiSettings = ApiSettings()
+    most_connections = 2**31
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -31,8 +33,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """A client connected; its first request's head is expected."""
+        """A client connected; its first request's head is expected. If there are too many connections, it is
+        answered 503."""
         super().connection_made(transport)
+        if len(self.connections) > self.most_connections:
+            self.app = _too_many_connections
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -135,6 +140,14 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stall_timer = None
 
 
-def guarded(settings: ApiSettings) -> type[GuardedProtocol]:
+async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application of a connection for which there is no room."""
+    response = error_response(Overloaded("The server has too many connections.", code="too_many_connections"))
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)
+
+
+def guarded(settings: ApiSettings, most_connections: int) -> type[GuardedProtocol]:
     """The protocol class for a server with these limits; uvicorn makes one instance per connection."""
-    return type("GuardedProtocol", (GuardedProtocol,), {"settings": settings})
+    limits = {"settings": settings, "most_connections": most_connections}
+    return type("GuardedProtocol", (GuardedProtocol,), limits)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -20,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE = 65
 """Seconds; longer than load balancers keep idle connections, so that they close first."""
+
+_MOST_FILES = 65536
+_OTHER_FILES = 96
+"""Open files that are kept for what is no connection."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -47,6 +52,22 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise LoadError(f"Cannot listen on {host} port {port}: {error.strerror or error}.") from None
     return listener
+
+
+def allow_open_files() -> None:
+    """Raise the limit on open files as far as this process may: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def most_connections() -> int:
+    """How many connections there may be, so that files, databases and engines can still be opened."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = _MOST_FILES if files == resource.RLIM_INFINITY else min(files, _MOST_FILES)
+    return max(1, files - max(_OTHER_FILES, files // 8))
 
 
 def url(listener: socket.socket) -> str:
@@ -83,7 +104,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 self._drain,
-                http=guarded(settings),
+                http=guarded(settings, most_connections()),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -146,7 +167,10 @@ class HttpServer(uvicorn.Server):
         try:
             await asyncio.wait_for(self._drain.idle(), self._drain_seconds)
         except TimeoutError:
-            why = "The server is stopping and could not wait for the end of this answer."
+            why = (
+                "The server is stopping and could not wait for the end of this answer. Send the request "
+                "again. A stored response is at /v1/responses/ID."
+            )
             self._end_all(Overloaded(why, code="shutting_down"))
             self._drain.end()
             with suppress(TimeoutError):

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import resource
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,6 +16,7 @@ from live_server import serving
 from patience import PATIENCE, eventually
 
 from personae.api.app import create_app
+from personae.api.http import server
 from personae.api.http.server import bind, url
 from personae.api.settings import ApiSettings
 from personae.errors import LoadError
@@ -151,6 +153,58 @@ def test_nobody_reads_the_rest_of_a_body_that_was_not_asked_for(address: str, an
         answer = read_all(connected)
     assert answer.startswith(b"HTTP/1.1 200")
     assert b"connection: close" in answer
+
+
+@pytest.mark.parametrize(
+    "codings", [["gzip, chunked"], ["gzip", "chunked"], ["chunked", "chunked"], ["identity"], ["xchunked"]]
+)
+def test_a_transfer_encoding_other_than_chunked_is_refused(address: str, codings: list[str]) -> None:
+    body = completion().partition(b"\r\n\r\n")[2]
+    headers = "".join(f"transfer-encoding: {coding}\r\n" for coding in codings)
+    with connection(address) as connected:
+        connected.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            + headers.encode()
+            + b"\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+        )
+        answer = read_all(connected)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"connection: close" in answer  # what follows on it is not read as another request
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_chunked_may_be_written_in_any_case(address: str) -> None:
+    head, _, body = completion().partition(b"\r\n\r\n")
+    head = re.sub(rb"content-length: \d+", b"transfer-encoding: Chunked", head)
+    with connection(address) as connected:
+        connected.sendall(head + b"\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+        assert connected.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_a_connection_for_which_there_is_no_room_is_answered_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "most_connections", lambda: 3)
+    with serving(create_app(FakeEngine())) as address, ExitStack() as open_ones:
+        for _ in range(3):
+            connected = open_ones.enter_context(connection(address))
+            connected.sendall(completion())
+            assert connected.recv(100).startswith(b"HTTP/1.1 200")
+        response = httpx.post(f"{address}/v1/completions", json=ASK)
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        assert response.headers["connection"] == "close"
+        assert response.json()["error"]["code"] == "too_many_connections"
+        open_ones.close()
+        eventually(lambda: works(address), "there is room again")
+
+
+@pytest.mark.parametrize(
+    ("files", "most"), [(256, 160), (1024, 896), (65536, 57344), (2**20, 57344), (50, 1)]
+)
+def test_connections_leave_files_for_everything_else(
+    files: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (files, files))
+    assert server.most_connections() == most
 
 
 def test_a_connection_that_says_nothing_is_closed(hasty: str) -> None:
