@@ -20,8 +20,9 @@ def _adapters_below(root: Path) -> list[Path]:
     if not root.is_dir():
         raise LoadError(f"--adapters {root}: this folder does not exist.")
     folders = sorted(path for path in root.iterdir() if (path / "adapter_config.json").is_file())
+    if (root / "adapter_config.json").is_file():
+        below = ", and so are some of its sub-folders" if folders else ""
+        raise LoadError(f"--adapters {root}: it is an adapter itself{below}: write --adapters NAME={root}.")
     if not folders:
-        alone = (root / "adapter_config.json").is_file()
-        hint = f" It is an adapter itself: write --adapters NAME={root}." if alone else ""
-        raise LoadError(f"--adapters {root}: no sub-folder has an adapter_config.json.{hint}")
+        raise LoadError(f"--adapters {root}: no sub-folder has an adapter_config.json.")
     return folders

@@ -72,7 +72,8 @@ def check_model(path: Path) -> Path:
         return path
     if path.exists():
         raise ValueError(f"'{path}' is not a model: a model is a folder with a config.json, or a GGUF file.")
-    hint = "" if (page := pasted(path)) is None else f" A model on the Hub is named {page}."
+    page = pasted(path) or ("org/name, as in Qwen/Qwen3-0.6B" if path.name == str(path) else None)
+    hint = "" if page is None else f" A model on the Hub is named {page}."
     raise ValueError(f"'{path}' does not exist.{hint}")
 
 

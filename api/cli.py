@@ -16,6 +16,7 @@ from personae.api.adapters.cli import app as adapters_app
 from personae.api.commands.checkout import CheckoutGroup
 from personae.api.commands.command_line import ConfigOption, OptionsCommand, expand_options
 from personae.api.database.cli import database_app
+from personae.api.http.address import bind
 from personae.api.options import ServeOptions
 from personae.api.tenants.cli import keys_app, tenants_app, usage_app
 from personae.errors import EngineLost, LoadError
@@ -65,6 +66,7 @@ def serve(options: ServeOptions, config: ConfigOption = None) -> None:
     one_here = not options.one_process and options.ray is None
     one_here = one_here and max(options.replicas, options.max_replicas or 1) == 1
     try:
+        bind(options.host, options.port).close()  # before anything large is imported
         with ahead() if one_here else nullcontext():
             from personae.api.commands.serve import run
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
+from personae.actors.adapter_folders import adapter_folders
 from personae.actors.cluster.launch import open_cluster
 from personae.actors.keeping import Keeper
 from personae.actors.kv_publisher import publishing
@@ -50,8 +51,12 @@ async def open_engine(
         options = await to_thread.run_sync(on_disk, options, abandon_on_cancel=True)
     asked = shared(options, EngineOptions)
     model, (adapters, named) = options.model, _split(options.adapters)
+    asked_for = adapter_folders(adapters, named)
     if (ours := bundled(model)) is not None:
-        model, adapters = ours.model, (*ours.adapters, *adapters)
+        model = ours.model
+        if options.bundled_adapters:
+            others = adapter_folders(ours.adapters, ()).items()
+            named = (*((name, folder) for name, folder in others if name not in asked_for), *named)
         asked["served_model_name"] = options.served_model_name or ours.name
         if options.dtype == "auto" and options.device != "cuda" and options.quantize is None:
             asked["dtype"] = ours.dtype

@@ -55,6 +55,13 @@ class AdapterOptions:
             check=check_adapters,
         ),
     ] = ()
+    bundled_adapters: Annotated[
+        bool,
+        OptionInfo(
+            "Serve the adapters that come with the default model and with `demo`. One of --adapters replaces "
+            "the one of its name.",
+        ),
+    ] = True
     adapter_root: Annotated[
         tuple[Path, ...],
         OptionInfo(

@@ -86,7 +86,7 @@ def calls(node: ast.Call, where: str) -> Iterator[str]:
     for keyword in FLAGS - {"weights_only"}:
         if keywords.get(keyword, "False") != "False":
             yield f"passes {keyword}"
-    if name.endswith(".bind") and where not in ("api/http/server.py", "evals/demo/train.py"):
+    if name.endswith(".bind") and where not in ("api/http/address.py", "evals/demo/train.py"):
         yield "binds a socket"
     if name.split(".")[-1] in ("bind", "run", "Config", "serve") and any(
         isinstance(each, ast.Constant) and each.value in WILDCARDS for each in ast.walk(node)

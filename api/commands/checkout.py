@@ -15,6 +15,19 @@ COMMANDS = {
 """Where each command is. It is imported only when it is used, because imports go down only."""
 
 
+ELSEWHERE = {
+    "list": "`personae adapters list` shows the adapters of a running server, GET /v1/models all its models.",
+    "ls": "`personae adapters list` shows the adapters of a running server, GET /v1/models all its models.",
+    "models": "GET /v1/models shows what a running server serves.",
+    "ps": "GET /v1/models shows what a running server serves.",
+    "pull": "`personae serve org/name` downloads the model and serves it.",
+    "run": "`personae serve` serves a model, and `personae chat` talks to it.",
+    "start": "`personae serve` serves a model.",
+    "stop": "Ctrl-C or SIGTERM stops `personae serve`.",
+}
+"""Commands of other programs, and what to use here."""
+
+
 class CheckoutGroup(TyperGroup):
     """The commands of the server, and those of a checkout."""
 
@@ -26,7 +39,10 @@ class CheckoutGroup(TyperGroup):
         """A command by its name. In an installation, a command of the checkout prints an error and exits with
         code 2."""
         if cmd_name not in COMMANDS:
-            return super().get_command(ctx, cmd_name)
+            found = super().get_command(ctx, cmd_name)
+            if found is None and cmd_name in ELSEWHERE:
+                ctx.fail(f"There is no `personae {cmd_name}`. {ELSEWHERE[cmd_name]}")
+            return found
         holder = typer.Typer(add_completion=False, rich_markup_mode=None)
         try:
             holder.add_typer(import_module(COMMANDS[cmd_name]).app, name=cmd_name)

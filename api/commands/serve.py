@@ -20,7 +20,8 @@ from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
 from personae.api.batches.manager import BatchManager
 from personae.api.family import Family, check_formats
-from personae.api.http.server import HttpServer, allow_open_files, bind, url
+from personae.api.http.address import bind, url
+from personae.api.http.server import HttpServer, allow_open_files
 from personae.api.hub.resolve import on_disk
 from personae.api.local import open_engine
 from personae.api.opened import Opened
@@ -137,6 +138,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
                 spare_what_is_here()
                 shorten_switch_interval()
                 print(f"personae ready {url(listener)} model={base} adapters={adapters}", flush=True)  # noqa: T201  the answer to the command
+                logger.info("the console is at %s/", url(listener))
 
             settings = serve_settings(options, opened)
             checker = ThreadChecker() if options.one_process else ProcessChecker()

@@ -7,6 +7,7 @@ from personae.api.commands.line_editor import ReadLine, is_interactive, line_edi
 from personae.api.commands.printable import printable
 
 _COMMANDS = ("/adapter", "/schema", "/system", "/tokens", "/model", "/reset", "/help", "/exit")
+_ENDS = ("/exit", "/quit", "/bye")
 _HELP = """\
 /adapter NAME      talk to an adapter; without a name list all, `/adapter none` is the base
 /schema FILE|JSON  bind answers to a JSON Schema; without one answers are free
@@ -14,7 +15,7 @@ _HELP = """\
 /tokens            tokens of the latest answer
 /model NAME        talk to another model or adapter
 /reset             forget the conversation
-/exit              end; so does Ctrl-D
+/exit              end; so do /quit, /bye and Ctrl-D
 Ctrl-C stops an answer. Alt-Enter begins a new line."""
 
 
@@ -34,7 +35,7 @@ def talk(conversation: Conversation, console: Console | None = None, read: ReadL
         except (EOFError, KeyboardInterrupt):
             console.print()
             return True
-        if line == "/exit":
+        if line in _ENDS:
             return True
         try:
             if line.startswith("/"):

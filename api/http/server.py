@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from personae.api.http.drain import Drain
 from personae.api.http.protocol import guarded
 from personae.api.settings import ApiSettings
-from personae.errors import LoadError, Overloaded, PersonaeError
+from personae.errors import Overloaded, PersonaeError
 
 logger = logging.getLogger(__name__)
 
@@ -32,28 +32,6 @@ _LAST_SECONDS = 2
 """Seconds that an answer has to be sent after it has ended."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A TCP socket that is bound to the address but not listening yet: connections are refused until the
-    server runs.
-
-    Port 0 uses any free port. Raises LoadError if the address cannot be used.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise LoadError(f"Cannot listen on {host} port {port}: {error.strerror or error}.") from None
-    return listener
-
-
 def allow_open_files() -> None:
     """Raise the limit on open files as far as this process may: each connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -68,12 +46,6 @@ def most_connections() -> int:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     files = _MOST_FILES if files == resource.RLIM_INFINITY else min(files, _MOST_FILES)
     return max(1, files - max(_OTHER_FILES, files // 8))
-
-
-def url(listener: socket.socket) -> str:
-    """The URL of a bound socket."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class HttpServer(uvicorn.Server):

@@ -80,5 +80,6 @@ def _place(path: Path) -> Path | HubName:
         return name
     if path.exists():
         raise ValueError(f"'{path}' is not a folder.")
-    hint = "" if (page := pasted(path)) is None else f" An adapter on the Hub is named {page}."
+    page = pasted(path) or ("org/name" if path.name == str(path) else None)
+    hint = "" if page is None else f" An adapter on the Hub is named {page}."
     raise ValueError(f"'{path}' does not exist.{hint}")

@@ -18,6 +18,8 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "content": ("prompt", "messages", "input"),
     "ebnf": ("structured_outputs.grammar",),
     "format": _SCHEMA,
+    "function_call": ("tool_choice",),
+    "functions": ("tools",),
     "grammar": ("structured_outputs.grammar",),
     "ids": ("tokens",),
     "input": ("messages", "prompt"),
@@ -44,9 +46,12 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "regex": ("structured_outputs.regex",),
     "repeat_penalty": ("repetition_penalty",),
     "response_format": _SCHEMA,
+    "response_format.schema": ("response_format.json_schema.schema",),
+    "response_format.strict": ("response_format.json_schema.strict",),
     "stop_sequences": ("stop",),
     "text": ("prompt", "messages"),
     "text.format.json_schema": ("text.format",),
+    "think": ("reasoning_effort", "reasoning.effort"),
     "thinking": ("reasoning_effort", "reasoning.effort"),
     "token_ids": ("tokens",),
     "tool_choice.function": ("tool_choice",),
@@ -83,7 +88,9 @@ _ROUTES = {
     "readyz": "/ready",
     "redoc": "/docs",
     "props": "/v1/models",
+    "show": "/v1/models",
     "slots": "/metrics",
+    "tags": "/v1/models",
 }
 
 _NOT_SERVED = {
@@ -96,6 +103,16 @@ _NOT_SERVED = {
     "translations": "Translation of speech is not served",
 }
 """The last part of another server's route, and why it is not served."""
+
+_INSTEAD = {
+    "assistants": "Assistants are not served; /v1/responses has tools, and conversations that it keeps.",
+    "fine_tuning": "Training is not served; POST /v1/adapters takes a trained adapter.",
+    "pull": "Models are loaded at the start: `personae serve org/name` downloads one.",
+    "realtime": "Speech is not served: this server generates text.",
+    "threads": "Threads are not served; /v1/conversations keeps what was said, for /v1/responses.",
+    "vector_stores": "Search is not served; /v1/embeddings and /v1/rerank compute what it needs.",
+}
+"""A part of another server's route, and what to do here."""
 
 _FOUND = "It is detected from the chat template; {} sets it."
 _NEEDLESS = "It is not needed; --adapter-memory is for all adapters together."
@@ -166,6 +183,9 @@ def route_here(path: str) -> str | None:
     """A sentence about a route of another server. None if it is not known."""
     parts = [part for part in path.split("/") if part]
     last = parts[-1] if parts else ""
+    for part in parts:
+        if part in _INSTEAD:
+            return _INSTEAD[part]
     if last in _NOT_SERVED:
         return f"{_NOT_SERVED[last]}: this server generates text."
     return f"Here it is {_ROUTES[last]}." if last in _ROUTES else None

@@ -153,6 +153,10 @@ def _inner(value: Any, types: Sequence[inspect.Type]) -> Any:
     return value
 
 
+_TOOL_TYPE = re.compile(r"tools\[\d+\]\.type")
+_TOOL = ' A tool is {"type": "function", "function": {"name": …, "parameters": …}} here.'
+
+
 def _named(message: str, type: type[Body]) -> RequestError:
     """The error for one of msgspec's validation messages about a `type`."""
     path = ""
@@ -168,7 +172,8 @@ def _named(message: str, type: type[Body]) -> RequestError:
         message = 'its keys are token ids, such as "1729"; one is not'
     if missing := _MISSING.match(message):
         name = _join(path, missing["name"])
-        return RequestError(f"`{name}` is required.", param=name, code="missing_required_parameter")
+        hint = _TOOL if issubclass(type, ChatRequest) and _TOOL_TYPE.fullmatch(name) else ""
+        return RequestError(f"`{name}` is required.{hint}", param=name, code="missing_required_parameter")
     message, code = message[: 2 * _SHOWN], "invalid_type"
     if _INVALID.match(message) and (valid := _valid(type, path)):
         message, code = f"{message}; valid are {', '.join(sorted(valid))}", "invalid_value"

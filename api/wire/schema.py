@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
+from personae.api.wire.compat_names import field_here
 from personae.api.wire.conversation import CustomTool, Message, Tool, ToolChoice
 from personae.api.wire.foreign import allowed, one_of
 from personae.errors import UnsupportedParameter
@@ -335,6 +336,8 @@ def refuse_unserved(request: Body) -> None:
     for name, harmless in request.unserved.items():
         value = getattr(request, name)
         if value is not None and not one_of(value, harmless):
+            here = field_here(name, request.__struct_fields__)
+            hint = "" if here is None else f" Here it is `{here}`."
             raise UnsupportedParameter(
-                f"`{name}` is not served here; it may only be {allowed(harmless)}.", param=name
+                f"`{name}` is not served here; it may only be {allowed(harmless)}.{hint}", param=name
             )

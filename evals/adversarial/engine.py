@@ -21,7 +21,8 @@ from personae.actors.in_process import open_in_process
 from personae.actors.options import EngineOptions
 from personae.actors.spec import EngineSpec
 from personae.api.app import create_app
-from personae.api.http.server import HttpServer, bind, url
+from personae.api.http.address import bind, url
+from personae.api.http.server import HttpServer
 from personae.api.settings import ApiSettings
 from personae.engine.sampled_tokens import SampledTokens, TokenChoices
 from personae.engine.sampler import NO_VERIFICATION, HostVerification, Sampler

@@ -47,9 +47,10 @@ def test_two_adapters_may_not_share_a_name(tmp_path: Path) -> None:
 def test_an_adapter_given_as_a_folder_of_adapters_is_refused_with_a_hint(tmp_path: Path) -> None:
     base = model_folder("qwen3")
     make_adapter_folder(tmp_path / "poet", base, rank=2)
-    with pytest.raises(
-        LoadError, match=f"It is an adapter itself: write --adapters NAME={tmp_path / 'poet'}"
-    ):
+    with pytest.raises(LoadError, match=f"it is an adapter itself: write .*NAME={tmp_path / 'poet'}"):
+        assemble(EngineOptions(base, (tmp_path / "poet",), device="cpu"))
+    make_adapter_folder(tmp_path / "poet" / "checkpoint-100", base, rank=2)
+    with pytest.raises(LoadError, match="it is an adapter itself, and so are some of its sub-folders"):
         assemble(EngineOptions(base, (tmp_path / "poet",), device="cpu"))
 
 

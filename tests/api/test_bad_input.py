@@ -354,6 +354,21 @@ async def test_an_unknown_parameter_is_told_from_a_wrong_one(app: Starlette) -> 
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "hint"),
+    [
+        ("functions", [FLAT], "Here it is `tools`."),
+        ("function_call", {"name": "f"}, "Here it is `tool_choice`."),
+        ("tools", [{"name": "f", "input_schema": {"type": "object"}}], '"function": {"name"'),
+    ],
+)
+async def test_tools_in_another_shape_lead_to_the_one_here(
+    field: str, value: object, hint: str, app: Starlette
+) -> None:
+    body = {"model": "base", "messages": [USER], field: value}
+    assert hint in (await refused(app, "/v1/chat/completions", json=body))["message"]
+
+
+@pytest.mark.parametrize(
     ("path", "change", "hint"),
     [
         ("/v1/completions", {"max_token": 5}, "Did you mean `max_tokens`?"),
@@ -389,6 +404,12 @@ async def test_an_unknown_parameter_is_told_from_a_wrong_one(app: Starlette) -> 
             {"tool_choice": {"type": "function", "name": "f"}},
             "`tool_choice.function.name`.",
         ),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "schema": {}}},
+            "Here it is `response_format.json_schema.schema`.",
+        ),
+        ("/v1/chat/completions", {"think": False}, "Here it is `reasoning_effort`."),
         ("/v1/responses", {"input": "hi", "tools": [FLAT, NESTED]}, "Here it is `tools[1]`."),
         ("/v1/responses", {"input": "hi", "max_tokens": 5}, "Here it is `max_output_tokens`."),
         ("/v1/responses", {"input": "hi", "response_format": {}}, "Here it is `text.format`."),

@@ -16,6 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from personae.api.cli import app
+from personae.api.http.address import bind
 from personae.api.options import GROUPS, ServeOptions, options_of
 from personae.api.wire.compat_names import option_here
 
@@ -260,7 +261,7 @@ def test_every_option_is_passed_on(
         "--adapter-cache c --adapter-cache-size 1GiB "
         "--kv-events tcp://127.0.0.1:1 --kv-events-replay tcp://127.0.0.1:2 --kv-events-topic t "
         "--no-cuda-graphs --speculate auto --draft-model small --no-jump-forward --disable-any-whitespace "
-        "--property-order any "
+        "--property-order any --no-bundled-adapters "
         "--gpu-memory-utilization 0.8 --lora-side-stream "
         "--kv-cache-dtype fp8 --quantize int8 --default-strict "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
@@ -314,6 +315,7 @@ def test_every_option_is_passed_on(
         jump_forward=False,
         disable_any_whitespace=True,
         property_order="any",
+        bundled_adapters=False,
         default_strict=True,
         kv_cache_dtype="fp8",
         quantize="int8",
@@ -408,3 +410,28 @@ def test_the_package_runs_as_a_module() -> None:
         errors = program.errors
     assert "does not exist" in errors
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["pull", "org/name"], "personae serve org/name"),
+        (["run"], "personae chat"),
+        (["list"], "personae adapters list"),
+        (["serve", "llama3.2"], "A model on the Hub is named org/name"),
+        (["serve", "--adapters", "poet"], "An adapter on the Hub is named org/name"),
+    ],
+)
+def test_what_other_programs_understand_leads_to_the_way_here(arguments: list[str], hint: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert hint in " ".join(result.output.split())
+
+
+def test_an_address_in_use_is_said_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "personae.api.commands.serve", None)  # importing it would fail
+    with bind("127.0.0.1", 0) as first:
+        first.listen()
+        result = CliRunner().invoke(app, ["serve", "demo", "--port", str(first.getsockname()[1])])
+    assert result.exit_code == 2
+    assert "--port 0 takes a free port" in result.output

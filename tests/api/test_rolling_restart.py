@@ -13,7 +13,8 @@ from fake_engine import FakeEngine, FakeStream
 from patience import PATIENCE, eventually
 
 from personae.api.app import create_app
-from personae.api.http.server import HttpServer, bind, url
+from personae.api.http.address import bind, url
+from personae.api.http.server import HttpServer
 from personae.api.settings import ApiSettings
 from personae.engine.sequence import Delta, SequenceLog
 

@@ -9,7 +9,8 @@ from typing import Any
 from patience import PATIENCE, eventually
 from starlette.types import ASGIApp
 
-from personae.api.http.server import HttpServer, bind, url
+from personae.api.http.address import bind, url
+from personae.api.http.server import HttpServer
 from personae.api.settings import ApiSettings
 
 

@@ -12,7 +12,8 @@ from personae.actors.client import EngineClient
 from personae.api.app import create_app
 from personae.api.batches.manager import BatchManager
 from personae.api.commands.serve import registry_of
-from personae.api.http.server import HttpServer, bind, url
+from personae.api.http.address import bind, url
+from personae.api.http.server import HttpServer
 from personae.api.local import open_engine
 from personae.api.options import ServeOptions
 from personae.api.responses.store import ResponseStore

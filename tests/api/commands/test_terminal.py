@@ -134,7 +134,8 @@ def test_markup_in_an_answer_is_text(conversation: Conversation, engine: FakeEng
 def test_commands_that_do_not_exist_show_those_that_do(conversation: Conversation) -> None:
     for line in ("/help", "/nothing"):
         assert "/system TEXT" in said(conversation, line)
-    assert said(conversation, "/exit", "hi").count("Hello") == 0
+    for end in ("/exit", "/quit", "/bye"):
+        assert said(conversation, end, "hi").count("Hello") == 0
 
 
 def test_no_character_of_an_answer_steers_the_terminal(

@@ -17,7 +17,7 @@ from patience import PATIENCE, eventually
 
 from personae.api.app import create_app
 from personae.api.http import server
-from personae.api.http.server import bind, url
+from personae.api.http.address import bind, url
 from personae.api.settings import ApiSettings
 from personae.errors import LoadError
 
@@ -314,8 +314,15 @@ def test_an_upload_that_stalls_ends_with_the_drain(caplog: pytest.LogCaptureFixt
 def test_an_address_in_use_is_a_load_error_before_anything_is_loaded() -> None:
     with bind("127.0.0.1", 0) as first:
         first.listen()
-        with pytest.raises(LoadError, match=r"Cannot listen on 127\.0\.0\.1 port"):
+        with pytest.raises(
+            LoadError, match=r"Cannot listen on 127\.0\.0\.1 port .*--port 0 takes a free port"
+        ):
             bind("127.0.0.1", first.getsockname()[1])
+
+
+def test_an_address_in_use_says_that_a_server_answers_there(address: str) -> None:
+    with pytest.raises(LoadError, match=r"A server of version .* answers there"):
+        bind("127.0.0.1", urlsplit(address).port or 0)
 
 
 def test_a_host_that_does_not_exist_is_a_load_error() -> None:
