@@ -39,6 +39,12 @@ FOREIGN_KEYWORDS = frozenset(
     | {"prohibited", "transform", "regexp", "range", "discriminator", "patternErrorMessage", "errorMessage"}
     | {"formatExclusiveMinimum", "formatExclusiveMaximum", "contentSchema", "contentEncoding", "items_"}
 )
+# Keywords of JSON Schema, of some draft, that name places or annotate.
+ANNOTATIONS = frozenset(
+    {"$schema", "$id", "id", "$anchor", "$vocabulary", "$comment", "$recursiveAnchor", "$defs", "definitions"}
+    | {"title", "description", "default", "deprecated", "readOnly", "writeOnly", "examples"}
+    | {"contentEncoding", "contentMediaType", "contentSchema"}
+)
 
 
 class CloseMatch(NamedTuple):
@@ -67,8 +73,15 @@ def check_spelling(document: Schema, enforced: Callable[[Schema], bool] = lambda
 
 
 def foreign(document: Schema | None) -> list[str]:
-    """The pointers of other tools' names that are close to a binding one. They bind nothing."""
-    return [pointer(match.path) for match in _close_matches(document) if match.meant is None]
+    """The pointers of keywords and formats that JSON Schema does not have, and that bind nothing. Names that
+    begin with `x-`, `_` or `@` are the writer's own."""
+    found = []
+    for schema, path in subschemas(document):
+        for name, value in schema.items():
+            own = name in ASSERTIONS or name in ANNOTATIONS or name.startswith(("x-", "_", "@"))
+            if not own or (name == "format" and isinstance(value, str) and value not in FORMATS):
+                found.append(pointer((*path, name)))
+    return found
 
 
 def _close_matches(document: Schema | None) -> Iterator[CloseMatch]:

@@ -58,9 +58,36 @@ def test_a_schema_that_is_not_strict_is_bound_without_it() -> None:
     assert compiler.compile(GrammarSpec("json_schema", source, strict=False)).shortest
 
 
-def test_names_of_other_tools_that_are_near_are_told_by_their_places() -> None:
-    schema = {"properties": {"id": {"type": "string", "format": "ulid"}, "b": {"multiple": 1}}, "format": "x"}
-    assert foreign(schema) == ["#/properties/id/format", "#/properties/b/multiple"]
+@pytest.mark.parametrize(
+    "format",
+    [
+        *("ulid", "nanoid", "jwt", "url", "base64", "int32", "float", "decimal", "byte", "password"),
+        *("json-string", "uuid4", "datetime", "ipvanyaddress", "quux"),
+    ],
+)
+def test_each_format_that_binds_nothing_is_told_by_its_place(format: str) -> None:
+    assert foreign({"properties": {"v": {"type": "string", "format": format}}}) == ["#/properties/v/format"]
+
+
+@pytest.mark.parametrize(
+    "keyword", ["multiple", "$extends", "nullable", "instanceOf", "example", "formatMinimum", "quux"]
+)
+def test_each_keyword_that_binds_nothing_is_told_by_its_place(keyword: str) -> None:
+    assert foreign({"items": {keyword: 1}}) == [f"#/items/{keyword.replace('~', '~0').replace('/', '~1')}"]
+
+
+def test_annotations_and_the_writers_own_names_are_not_told() -> None:
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "https://a",
+        "$defs": {"quux": {"title": "a", "default": 1, "examples": [1], "readOnly": True}},
+        "properties": {"quux": {"format": "date", "contentEncoding": "base64", "$comment": "b"}},
+        "x-order": 1,
+        "_own": 2,
+        "@type": "c",
+        "enum": [{"quux": 1}],
+    }
+    assert foreign(schema) == []
 
 
 def test_all_misspellings_are_named_at_once() -> None:
