@@ -42,8 +42,10 @@ class TieredPolicy:
         self._waiting[key.background].remove(key)
         self._policies[key.background].withdraw(key)
 
-    def choose(self, behind: Collection[str] = ()) -> FairnessKey:
+    def choose(self, behind: Collection[str] = (), of: str | None = None) -> FairnessKey:
         """The tier whose turn it is chooses."""
+        if of is not None:
+            return self._policies[False].choose(behind, of)
         foreground, background = self._waiting
         turn = bool(background) and (not foreground or self._passed_over >= self._patience)
         return self._policies[turn].choose(behind)

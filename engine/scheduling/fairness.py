@@ -29,9 +29,10 @@ class FairnessPolicy(Protocol):
     def withdraw(self, key: FairnessKey) -> None:
         """The queue of `key` is empty."""
 
-    def choose(self, behind: Collection[str] = ()) -> FairnessKey:
+    def choose(self, behind: Collection[str] = (), of: str | None = None) -> FairnessKey:
         """The key whose first sequence goes next. At least one key is on offer. Among equal keys, the policy
-        takes those of tenants in `behind` last."""
+        takes those of tenants in `behind` last. With `of` only that tenant's keys count, of which one is on
+        offer that is not background."""
 
     def charge(self, key: FairnessKey, input_tokens: int, output_tokens: int) -> None:
         """`key` was served this much."""
@@ -99,8 +100,11 @@ class VirtualTokenCounters:
         del self._heads[key]
         self._last = key
 
-    def choose(self, behind: Collection[str] = ()) -> FairnessKey:
+    def choose(self, behind: Collection[str] = (), of: str | None = None) -> FairnessKey:
         """The waiting key with the smallest counter; among equals the earliest arrival."""
+        if of is not None:
+            theirs = (key for key in self._heads if key.tenant == of)
+            return min(theirs, key=lambda key: (self._counters[key], self._heads[key]))
         first = self._first()
         if first.tenant not in behind:
             return first

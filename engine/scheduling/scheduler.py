@@ -2,11 +2,13 @@
 await.
 
 There is one token budget for everything. Each plan first gives one row to each decoding sequence, then chunks
-to prompts that have begun, then chunks to sequences that the fairness policy admits. A sequence gets all
-pages for its log when it is admitted, so only decode rows can find the memory full. Then the sequence
-admitted last is preempted: it drops its pages and waits again with its log. Its computed pages stay in the
-prefix cache while there is room. Background sequences come last everywhere and are preempted first
-(`background.py`); "admitted last" means last by rank.
+to prompts that have begun, then chunks to sequences that the fairness policy admits. Prompts of tenants that
+ask for more than their share come after all others, whether they have begun or not (`slot_quota.py`).
+
+A sequence gets all pages for its log when it is admitted, so only decode rows can find the memory full. Then
+the sequence admitted last is preempted: it drops its pages and waits again with its log. Its computed pages
+stay in the prefix cache while there is room. Background sequences come last everywhere and are preempted
+first (`background.py`); "admitted last" means last by rank.
 
 A decode row may have drafts (`speculation/`), from the tokens that are left after each sequence has one, and
 in pages for which nothing has to be preempted. Drafts count as planned until the result says how many were
@@ -169,7 +171,10 @@ class Scheduler:
             builder.add_prompts([s for s in begun if not sequences.is_over_quota(s)])
             budget.over_quota = self._over_quota_tokens(len(builder.decoding), left - budget.tokens)
             budget.tokens += kept
-            begun = [s for s in begun if sequences.is_over_quota(s)]
+            for tenant in sequences.over_quota_tenants:
+                theirs = [s for s in begun if s.key.tenant == tenant]
+                builder.add_prompts(theirs, tenant)
+            begun = []
         builder.add_prompts(begun)
 
     @property

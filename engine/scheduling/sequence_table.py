@@ -40,9 +40,9 @@ class SequenceTable:
         self._policy = policy
         self._alive: Counter[FairnessKey] = Counter()
         self._arrivals = 0
-        self._quota = SlotQuota(layout.max_seqs)
+        self._quota = SlotQuota(layout.max_seqs, layout.max_batch_tokens)
         self._sharing = sharing
-        self.over_quota_tenants: set[str] = set()  # see SlotQuota
+        self.over_quota_tenants: list[str] = []  # see SlotQuota
         self.counters = EngineCounters()
         self.sequences: dict[str, LiveSequence] = {}
         self.running = RunningTable(layout)
@@ -74,15 +74,31 @@ class SequenceTable:
 
     def begin_step(self) -> None:
         """Call it once for each step that is planned."""
-        self.over_quota_tenants = self._quota.over_quota_tenants() if self._sharing else set()
+        self.over_quota_tenants = []
+        if not self._sharing or not self._quota.begin_step():
+            return
+        prompts: Counter[str] = Counter()
+        for sequence in self.running.prefilling:
+            if not sequence.background:
+                prompts[sequence.key.tenant] += sequence.known - sequence.planned
+        for sequence in self.waiting.heads():
+            prompts[sequence.key.tenant] += len(sequence.tokens)
+        self.over_quota_tenants = self._quota.over_quota_tenants(prompts)
+
+    def serve_prompt(self, sequence: LiveSequence, tokens: int) -> None:
+        """A prompt has so many tokens in the step that is being planned."""
+        if not sequence.background and self.is_over_quota(sequence):
+            self._quota.serve(sequence.key.tenant, tokens)
 
     def is_over_quota(self, sequence: LiveSequence) -> bool:
         """Whether its tenant is over quota."""
         return sequence.key.tenant in self.over_quota_tenants
 
-    def admit(self, *, background: bool, over_quota: bool = True) -> LiveSequence | None:
-        """Give a slot to the sequence whose turn it is. None if no sequence waits, or there is no slot for
-        it.
+    def admit(
+        self, *, background: bool, over_quota: bool = True, of: str | None = None
+    ) -> LiveSequence | None:
+        """Give a slot to the sequence whose turn it is, among those of the tenant `of` if it is given. None
+        if no sequence waits, or there is no slot for it.
 
         No sequence is passed over: a long prompt that does not fit yet delays those behind it. A sequence
         that was preempted for lack of memory is not overtaken by others of its kind on its way back. Without
@@ -91,7 +107,7 @@ class SequenceTable:
         wait behind it. Input is charged once, at the first admission, without the tokens from the prefix
         cache.
         """
-        sequence = self.waiting.peek(self.over_quota_tenants)
+        sequence = self.waiting.peek(self.over_quota_tenants, of)
         if sequence is None:
             return None
         if self.returning and (
@@ -100,7 +116,7 @@ class SequenceTable:
             return None
         if sequence.background and not (background or self.waiting.foreground):
             return None
-        if not over_quota and sequence.key.tenant in self.over_quota_tenants >= self.waiting.tenants:
+        if not over_quota and self.waiting.tenants <= {*self.over_quota_tenants}:
             return None
         if not self.running.take_slot(sequence):
             return None

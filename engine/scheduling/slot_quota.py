@@ -1,4 +1,4 @@
-"""Slots by tenant: a tenant with more than its share gives one up if another, with less, waits.
+"""Slots and prompt tokens by tenant: one with more than its share gives way if another, with less, waits.
 
 Virtual token counters decide who is admitted next, but they cannot take a slot back. A tenant that came first
 with long answers would hold every slot until these end, and another tenant would wait all that time, however
@@ -8,12 +8,14 @@ queue, and its pages go to the prefix cache. A tenant's share of the slots is by
 that run or wait. A tenant that gives up a slot keeps at least its share, so slots do not go back and forth.
 
 A step that has begun cannot be interrupted, and new requests wait for it. So a tenant is *over quota* if it
-asks for more than its share of the slots, with shares kept for other tenants that were here recently. When
-many of its prompts begin at once, they are spread over several steps. None of these takes much longer than a
-step in which all slots decode.
+asks for more than its share of the slots, with shares kept for other tenants that were here recently, or if
+its prompts need more tokens than its share of a step. These prompts come after all others, whether they have
+begun or not, and are spread over several steps. None of these takes much longer than a step in which all
+slots decode. Among tenants over quota, the one whose prompts had the fewest tokens goes first in each step.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 
 from personae.engine.scheduling.fairness import FairnessKey
 
@@ -24,10 +26,12 @@ class SlotQuota:
     """Counts the sequences of each tenant: all that have not ended, and those with a slot. Background
     sequences do not count, because they yield to all others anyway."""
 
-    __slots__ = ("_live", "_recent", "_slots_total", "_step", "_weights", "_with_slot")
+    __slots__ = ("_live", "_recent", "_served", "_slots_total", "_step", "_tokens", "_weights", "_with_slot")
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, tokens: int) -> None:
         self._slots_total = slots
+        self._tokens = tokens
+        self._served: dict[str, float] = {}  # prompt tokens by weight, while a tenant is over quota
         self._step = 0
         self._recent: dict[str, tuple[int, float]] = {}  # tenants that left: in which step, their weight
         self._live: Counter[str] = Counter()
@@ -68,20 +72,33 @@ class SlotQuota:
         giver = max(self._with_slot, key=lambda name: self._with_slot[name] - self._share(name), default=None)
         return None if giver is None or giver == tenant or not self._above(giver) else giver
 
-    def over_quota_tenants(self) -> set[str]:
-        """The tenants that ask for more than their share, in the step that is being planned. A tenant that is
-        alone is never over quota."""
+    def begin_step(self) -> bool:
+        """A step is planned. False if there is one tenant, which is never over quota."""
         self._step += 1
         while self._recent and next(iter(self._recent.values()))[0] + RECENT < self._step:
             del self._recent[next(iter(self._recent))]
-        if len(self._live) + len(self._recent) < 2:
-            return set()
+        return len(self._live) + len(self._recent) > 1
+
+    def over_quota_tenants(self, prompts: Mapping[str, int]) -> list[str]:
+        """The tenants that ask for more than their share, in the step that is being planned, the least served
+        first. `prompts`: the prompt tokens of each tenant that has some to plan."""
         weights = sum(self._weights.values()) + sum(weight for _, weight in self._recent.values())
-        return {
+        asking = sum(self._weights[tenant] for tenant in prompts)
+        if len(prompts) < len(self._live) + len(self._recent):
+            asking += 1.0  # for a prompt of the others
+        found = {
             tenant
             for tenant, live in self._live.items()
-            if live > max(self._slots_total * self._weights[tenant] / weights, 1)
+            if live > max(self._slots_total * (weight := self._weights[tenant]) / weights, 1)
+            or prompts.get(tenant, 0) > self._tokens * weight / asking
         }
+        floor = min((self._served[tenant] for tenant in found if tenant in self._served), default=0.0)
+        known, self._served = self._served, {tenant: self._served.get(tenant, floor) for tenant in found}
+        return sorted(found, key=lambda tenant: (self._served[tenant], tenant in known, tenant))
+
+    def serve(self, tenant: str, tokens: int) -> None:
+        """A tenant over quota has so many prompt tokens in the step."""
+        self._served[tenant] += tokens / self._weights[tenant]
 
     def check_integrity(self, live: Counter[str], with_slot: Counter[str]) -> None:
         """Raises AssertionError unless the counts are these."""

@@ -120,15 +120,16 @@ class StepBuilder:
                 return False
         return True
 
-    def add_prompts(self, begun: list[LiveSequence]) -> None:
-        """Chunks of prompts that have begun, then of newly admitted ones, within the budget."""
+    def add_prompts(self, begun: list[LiveSequence], of: str | None = None) -> None:
+        """Chunks of prompts that have begun, then of newly admitted ones, within the budget. With `of` only
+        that tenant's prompts are admitted."""
         budget = self._budget
         for sequence in begun:
             if budget.of(sequence, is_over_quota=self._sequences.is_over_quota(sequence)):
                 self._add_chunk(sequence, ())
-        while budget.tokens:
+        while budget.tokens and (of is None or budget.over_quota):
             admitted = self._sequences.admit(
-                background=budget.background > 0, over_quota=budget.over_quota > 0
+                background=budget.background > 0, over_quota=budget.over_quota > 0, of=of
             )
             if admitted is None:
                 break
@@ -149,5 +150,6 @@ class StepBuilder:
         self.chunks.append((sequence, row))
         sequence.planned += count
         self._budget.spend(count, background=sequence.background, is_over_quota=is_over_quota)
+        self._sequences.serve_prompt(sequence, count)
         if samples:
             self._running.begin_decoding(sequence)

@@ -44,9 +44,15 @@ class WaitingQueue:
         if queue[0] is sequence:
             self._policy.offer(sequence.key, sequence.order)
 
-    def peek(self, behind: Collection[str] = ()) -> LiveSequence | None:
-        """The sequence whose turn it is; None if none waits. `behind`: see FairnessPolicy."""
-        return self._queues[self._policy.choose(behind)][0] if self._queues else None
+    def heads(self) -> Iterator[LiveSequence]:
+        """The first sequence of each queue, without background ones."""
+        return (queue[0] for key, queue in self._queues.items() if not key.background)
+
+    def peek(self, behind: Collection[str] = (), of: str | None = None) -> LiveSequence | None:
+        """The sequence whose turn it is; None if none waits. `behind` and `of`: see FairnessPolicy."""
+        if not self._queues or (of is not None and of not in self.tenants):
+            return None
+        return self._queues[self._policy.choose(behind, of)][0]
 
     def remove(self, sequence: LiveSequence) -> None:
         """Remove the sequence from anywhere in its queue."""

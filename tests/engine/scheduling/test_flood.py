@@ -131,12 +131,11 @@ def test_the_step_of_another_tenants_prompt_has_none_of_a_tenant_over_quota_and_
     scheduler.add(log("before", "quiet", 16, 1))
     for _ in range(4):
         step()
-    scheduler.add(log("beside", "quiet", 1000, 8))
-    for _ in range(6):
+    for i in range(4):
+        scheduler.add(log(f"beside-{i}", "quiet", 60, 1))
         step()
-    overlap = prompts[4:]
-    assert [bool(each["quiet"]) for each in overlap[:4]] == [True] * 4
-    assert [bool(each["loud"]) for each in overlap[:4]] == [False, True] * 2
+    assert [each["quiet"] for each in prompts[4:]] == [60] * 4
+    assert [bool(each["loud"]) for each in prompts[4:]] == [False, True] * 2
 
 
 def test_a_step_planned_late_saves_most_of_one_for_who_comes_meanwhile() -> None:

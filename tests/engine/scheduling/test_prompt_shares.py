@@ -1,0 +1,147 @@
+"""Prompt tokens of a step are shared over tenants: no prompt has a right because it has begun."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from personae.engine.params import SamplingParams
+from personae.engine.plan import MemoryLayout, StepPlan, StepResult
+from personae.engine.scheduling.background import TieredPolicy
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.sequence import SequenceLog
+
+
+def scheduler(tokens: int, slots: int = 16) -> Scheduler:
+    layout = MemoryLayout(
+        num_pages=10_000, page_size=16, max_seqs=slots, max_model_len=16_384, max_batch_tokens=tokens
+    )
+    policy = TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters())
+    return Scheduler(layout, policy, sharing=True)
+
+
+def log(id: str, tenant: str, prompt: int, tokens: int = 8, **options: object) -> SequenceLog:
+    text = tuple(random.Random(id).choices(range(1000), k=prompt))
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, seed=0, ignore_eos=True, **options)
+    return SequenceLog(id, text, prompt, params, tenant=tenant, salt=tenant.encode())
+
+
+class Played:
+    """Plans and commits steps, with one plan always ahead."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.ids: dict[int, str] = {}
+        self.planned: list[StepPlan] = []
+        self.prompts: Counter[str] = Counter()
+        self.ended: set[str] = set()
+
+    def step(self) -> set[str]:
+        """Plan a step and commit the one before. Returns the ids of its rows."""
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.ids |= {admission.slot: admission.log.id for admission in plan.admissions}
+            self.planned.append(plan)
+            for row in plan.rows:
+                if row.count > 1:
+                    self.prompts[self.ids[row.slot]] += row.count
+        found = set() if plan is None else {self.ids[row.slot] for row in plan.rows}
+        if len(self.planned) > 1 or (plan is None and self.planned):
+            self.commit()
+        return found
+
+    def commit(self) -> None:
+        """The oldest plan's result."""
+        plan = self.planned.pop(0)
+        decoding = sum(row.count == 1 for row in plan.rows)
+        seconds = 0.012 + 0.0008 * decoding + 0.0003 * (sum(row.count for row in plan.rows) - decoding)
+        tokens = tuple((7,) if row.samples else () for row in plan.rows)
+        deltas = self.scheduler.commit(StepResult(plan.step, tokens), seconds)
+        self.ended |= {delta.id for delta in deltas if delta.finish}
+
+    def until(self, id: str, most: int = 5000) -> int:
+        """Steps until it has ended."""
+        for count in range(1, most):
+            self.step()
+            if id in self.ended:
+                return count
+        raise AssertionError(f"{id} has not ended after {most} steps")
+
+
+@pytest.mark.parametrize("tokens", [64, 512, 2048])
+@pytest.mark.parametrize("options", [{}, {"prompt_logprobs": 20}], ids=["plain", "prompt logprobs"])
+@pytest.mark.parametrize("begun", [0, 1, 3])
+def test_a_short_prompt_has_its_chunk_in_the_next_step_whatever_has_begun(
+    tokens: int, options: dict[str, int], begun: int
+) -> None:
+    here = Played(scheduler(tokens))
+    for i in range(6):
+        here.scheduler.add(log(f"long-{i}", "loud", 8000, **options))
+    for _ in range(begun):
+        here.step()
+    here.scheduler.add(log("short", "quiet", 21))
+    assert "short" in here.step()
+    assert here.prompts["short"] == 21
+
+
+def test_a_long_prompt_alone_takes_as_many_steps_as_without_shares() -> None:
+    here = Played(scheduler(512))
+    here.scheduler.add(log("long", "loud", 8000, 1))
+    assert here.until("long") == -(-8000 // 512) + 1  # one plan is ahead
+
+
+def test_two_long_prompts_of_two_tenants_go_on_side_by_side() -> None:
+    here = Played(scheduler(256))
+    here.scheduler.add(log("first", "a", 8000))
+    for _ in range(4):
+        here.step()
+    begun = here.prompts["first"]
+    here.scheduler.add(log("second", "b", 8000))
+    for _ in range(20):
+        here.step()
+        assert abs(here.prompts["first"] - begun - here.prompts["second"]) <= 2 * 256
+
+
+def test_a_long_prompt_ends_though_short_ones_come_in_every_step() -> None:
+    alone, beside = Played(scheduler(512)), Played(scheduler(512))
+    for here in (alone, beside):
+        here.scheduler.add(log("short", "quiet", 21, 1))
+        here.until("short")  # so that the other tenant was here
+        here.scheduler.add(log("long", "loud", 8000, 1))
+    steps = alone.until("long")
+    for count in range(1, 4 * steps):
+        beside.scheduler.add(log(f"short-{count}", "quiet", 21, 1))
+        beside.step()
+        if "long" in beside.ended:
+            return
+    raise AssertionError("it takes more than four times as many steps")
+
+
+def mixes() -> st.SearchStrategy[list[tuple[str, int, int]]]:
+    """Requests of three tenants: prompts and answers."""
+    return st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 1500), st.integers(1, 20)), min_size=1, max_size=10
+    )
+
+
+@settings(max_examples=100)
+@given(mix=mixes(), steps=st.integers(0, 40), tokens=st.sampled_from([64, 128, 512]))
+def test_for_any_mix_a_request_under_its_share_has_its_first_chunk_in_the_next_step(
+    mix: list[tuple[str, int, int]], steps: int, tokens: int
+) -> None:
+    here = Played(scheduler(tokens))
+    for index, (tenant, prompt, answer) in enumerate(mix):
+        here.scheduler.add(log(f"{tenant}-{index}", tenant, prompt, answer))
+    for _ in range(steps):
+        here.step()
+    here.scheduler.add(log("short", "d", tokens // 8))
+    assert "short" in here.step()
+    for _ in range(5000):
+        if {f"{tenant}-{index}" for index, (tenant, _, _) in enumerate(mix)} <= here.ended:
+            here.scheduler.check_integrity()
+            return
+        here.step()
+    raise AssertionError("some request has not ended")
