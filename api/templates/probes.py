@@ -145,7 +145,8 @@ def _first_message(probe: Probe) -> Probe:
     ]
     found = probe.first(forms, [_USER])
     if found is None:
-        return replace(probe, traits=replace(probe.traits, user="refused"))
+        role: Any = "shown" if "developer" in probe.program.source else "a system message"
+        return replace(probe, traits=replace(probe.traits, user="refused", developer=role))
     empty = [[_USER | {"content": ""}], [_USER, _ANSWER | {"content": ""}, _USER]]
     return found.first(_values("empty", "shown", "a blank"), *empty) or found
 

@@ -53,8 +53,8 @@ class ChatTemplate:
     texts.
 
     `tools` and `reasoning` are the formats of the model's calls and reasoning. With the generic tool format,
-    and where the template cannot show tools, the messages describe them. With `checked` false, a
-    conversation is rendered as it is, and nothing is checked.
+    and where the template cannot show tools, the messages describe them. With `checked` false,
+    what the template does not show is left out.
 
     The template is limited to `seconds` and `characters`, which are checked in every iteration of a loop and
     between any two pieces of output. Raises ModelLoadError if it is not valid Jinja.
@@ -79,11 +79,7 @@ class ChatTemplate:
         self._program = Program(source, special_tokens, characters=characters)
         self._ways: dict[bytes, _Way] = {}
         described = tools is not None and tools.name == GENERIC
-        self.traits = (
-            _traits(self._program, self._format, described=described)
-            if checked
-            else TemplateTraits(developer="shown" if "developer" in source else "a system message")
-        )
+        self.traits = _traits(self._program, self._format, described=described)
 
     @property
     def unset_variables(self) -> list[str]:
@@ -161,14 +157,6 @@ class _Rendering:
     def prompt(self, chat: Chat, left_out: list[str] | None) -> str:
         """The prompt of a conversation with nothing lost. Raises RequestError if there is none."""
         way = self.way(chat)
-        if not self.template._checked:
-            try:
-                return self._write(way.traits, chat, self.tools, self.characters)
-            except (RequestError, PromptTooLong):
-                raise
-            except Exception as error:  # a template is a program: it can fail in any way
-                message = f"The chat template refuses these messages: {error}"
-                raise RequestError(message, param="messages") from error
         if left_out is not None:
             left_out.extend(way.left_out)
         first: Exception | None = None
@@ -181,8 +169,6 @@ class _Rendering:
 
     def way(self, chat: Chat) -> _Way:
         """How to render a conversation of this shape. Raises RequestError if parts of it would be lost."""
-        if not self.template._checked:
-            return _Way(self.template.traits)
         ways = self.template._ways
         key = shape(chat, self.template.reasoning, bool(self.tools), self.add_generation_prompt, self.extra)
         way = ways.get(key)
@@ -212,6 +198,8 @@ class _Rendering:
             if not missing:
                 return _Way(traits, tuple(talk.left_out(prompt)))
             lost = lost if failure else lost or missing
+        if not self.template._checked:
+            return _Way(self.template.traits)
         if lost:
             raise RequestError(f"The chat template of this model does not show `{lost[0]}`.", param=lost[0])
         raise self._refused(talk.chat, failure)
@@ -231,14 +219,15 @@ class _Rendering:
                 failure = error
                 continue
             names = [tool["function"]["name"] for tool in self.tools or ()]
-            if conversation is chat and not all(call["arguments"] in prompt for call in malformed):
-                continue
-            if all(name in prompt for name in names):
+            shown = conversation is not chat or all(call["arguments"] in prompt for call in malformed)
+            if not self.template._checked or (shown and all(name in prompt for name in names)):
                 return prompt, None
         return None, failure
 
     def _refused(self, chat: Chat, error: Exception | None) -> RequestError:
         """The error for a conversation that cannot be rendered, with the field because of which it cannot."""
+        if not self.template._checked:
+            return RequestError(f"The chat template refuses these messages: {error}", param="messages")
         if self.template.traits.user == "refused" and (unset := self.template.unset_variables):
             names = ", ".join(f"`{name}`" for name in unset)
             return RequestError(

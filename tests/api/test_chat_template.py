@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from personae.api.templates.template import ChatTemplate
@@ -90,27 +88,11 @@ def compiled(source: str, checked: bool) -> ChatTemplate:
     return ChatTemplate(source, SPECIAL, checked=checked)
 
 
-@cache
-def hf_tokenizer() -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **SPECIAL)
-
-
-def hugging_face(source: str, talk: list[dict[str, Any]], **kwargs: Any) -> str:
-    text: str = hf_tokenizer().apply_chat_template(talk, chat_template=source, tokenize=False, **kwargs)
-    return text
-
-
-def of_transformers(source: str, talk: list[dict[str, Any]], **kwargs: Any) -> str:
-    """The same without what `apply_chat_template` does to null content."""
-    [prompt], _ = render_jinja_template([talk], chat_template=source, **SPECIAL, **kwargs)
-    return str(prompt)
-
-
 def both(
     source: str, talk: list[dict[str, Any]], *, checked: bool = False, **kwargs: Any
 ) -> tuple[str | None, str | None]:
-    """What Hugging Face and we make of the same messages; None where they are refused. With `checked`, the
-    messages are those to which the server rewrites the conversation."""
+    """What transformers and the server make of the messages to which the server rewrites a conversation; None
+    where it is refused."""
     options = {
         name: kwargs.pop(name)
         for name in ("add_generation_prompt", "continue_final_message")
@@ -120,18 +102,14 @@ def both(
     try:
         ours = template.render(wire(talk), **options, kwargs=kwargs)
     except RequestError:
-        ours = None
-    if checked:
-        if ours is None:
-            return None, None
-        talk, kwargs["tools"] = template.conversation(
-            wire(talk), add_generation_prompt=options["add_generation_prompt"], kwargs=kwargs
-        )
-    try:
-        truth = (of_transformers if checked else hugging_face)(source, talk, **options, **kwargs)
-    except Exception:  # templates raise what they like
-        truth = None
-    return truth, ours
+        return None, None
+    rewritten, tools = template.conversation(
+        wire(talk), add_generation_prompt=options["add_generation_prompt"], kwargs=kwargs
+    )
+    [truth], _ = render_jinja_template(
+        [rewritten], tools=tools, chat_template=source, **SPECIAL, **options, **kwargs
+    )
+    return str(truth), ours
 
 
 MISSING = pytest.param("none", marks=pytest.mark.skip(reason=f"there is no {SHARED} beside this repository"))
@@ -236,3 +214,18 @@ def test_a_template_that_is_no_jinja_stops_the_start() -> None:
 
 def test_a_client_that_writes_jinja_gets_its_text_back() -> None:
     assert render("{{ messages[0].content }}", [{"role": "user", "content": "{{ 1 + 1 }}"}]) == "{{ 1 + 1 }}"
+
+
+def test_a_requests_own_template_may_leave_out_what_it_likes() -> None:
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    source = "{{ messages[0].content }}"
+    assert render(source, talk) == "x"
+    with pytest.raises(RequestError) as caught:
+        render(source, talk, checked=True)
+    assert caught.value.param == "messages[1].content"
+    once = (
+        "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.content }};"
+        "{% endif %}{% endfor %}"
+    )
+    system = {"role": "system", "content": "s"}
+    assert render(once, [system, talk[0], talk[1], system | {"content": "t"}, talk[0]]) == "s\n\nt;x;y;x;"
