@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from personae.api.templates.template import ChatTemplate
@@ -16,7 +15,7 @@ from personae.grammar.tools.format import ToolFormat
 from personae.grammar.tools.registry import GENERIC, find_tool_format, tool_format
 
 _NONE = "none"
-_LONGEST_TEMPLATE = 2**16
+_LONGEST_TEMPLATE, _MOST_REQUESTED = 2**16, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,8 @@ class Family:
     it.
 
     `special` maps the names of special tokens to ids. `special_tokens` maps the templates' names for them to
-    their texts.
+    their texts. `requested` has the templates of requests, compiled once because requests probably repeat
+    them.
     """
 
     template: ChatTemplate | None = None
@@ -34,6 +34,7 @@ class Family:
     reasoning: ReasoningFormat | None = None
     special: Mapping[str, int] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
+    requested: dict[str, ChatTemplate] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tools: str | None = None, reasoning: str | None = None) -> "Family":
@@ -131,15 +132,27 @@ class Family:
             raise RequestError(
                 f"`chat_template` may have at most {_LONGEST_TEMPLATE} characters.", param="chat_template"
             )
+        template = self.requested.get(source)
+        if template is None:
+            template = self._compiled_request(source)
+            if len(self.requested) >= _MOST_REQUESTED:
+                self.requested.clear()
+            self.requested[source] = template
+        return replace(self, template=template, tool_template=None)
+
+    def _compiled_request(self, source: str) -> ChatTemplate:
+        """A template from a request. It shows tools by itself, if it can."""
+        tools = None if self.tools is not None and self.tools.name == GENERIC else self.tools
         try:
-            template = _compiled(source, tuple(self.special_tokens.items()))
+            return ChatTemplate(
+                source, self.special_tokens, tools=tools, reasoning=self.reasoning, checked=False
+            )
         except ModelLoadError as error:
             message = error.message.replace("The model's chat template", "`chat_template`")
             raise RequestError(message, param="chat_template") from None
         except (RecursionError, SyntaxError, MemoryError) as error:
             message = "`chat_template` is nested too deeply."
             raise RequestError(message, param="chat_template") from error
-        return replace(self, template=template, tool_template=None)
 
     def thinking(self, asked: bool | None) -> dict[str, Any]:
         """The template's variables for `enable_thinking`. Raises RequestError if the template cannot follow
@@ -179,12 +192,6 @@ def _has_calls(messages: Sequence[Message]) -> bool:
         or (isinstance(message, AssistantMessage) and (message.tool_calls or message.function_call))
         for message in messages
     )
-
-
-@lru_cache(maxsize=16)
-def _compiled(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
-    """A template from a request, compiled once because requests probably repeat it."""
-    return ChatTemplate(source, dict(special_tokens), checked=False)
 
 
 def check_formats(tools: str | None, reasoning: str | None) -> None:

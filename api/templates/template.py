@@ -53,8 +53,8 @@ class ChatTemplate:
     texts.
 
     `tools` and `reasoning` are the formats of the model's calls and reasoning. With the generic tool format,
-    and where the template cannot show tools, the messages describe them. With `checked` false,
-    what the template does not show is left out.
+    and where the template cannot show tools, the messages describe them. With `checked` false, what the
+    template does not show is left out.
 
     The template is limited to `seconds` and `characters`, which are checked in every iteration of a loop and
     between any two pieces of output. Raises ModelLoadError if it is not valid Jinja.

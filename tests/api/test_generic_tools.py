@@ -233,3 +233,13 @@ def test_with_tools_off_a_template_that_fails_is_refused_as_ever() -> None:
     family = Family.of(byte_tokenizer(NO_SYSTEM), "none")
     with pytest.raises(RequestError):
         family.render([], add_generation_prompt=True, kwargs={"messages": []})
+
+
+async def test_a_requests_own_template_shows_tools_or_has_them_described() -> None:
+    engine = engine_of(KOELN)
+    app = create_app(engine, ApiSettings(trust_request_chat_template=True))
+    shows = "{% for one in tools or [] %}<{{ one | tojson }}>{% endfor %}" + CHATML
+    for template, sign in ((shows, '<{"type": "function"'), (CHATML, "get_weather: Calls get_weather.")):
+        body = {"model": "base", "messages": [USER], "tools": [WEATHER], "chat_template": template}
+        assert (await asgi.Visit("/v1/chat/completions", body).run(app)).status == 200
+        assert sign in prompt_of(engine)
