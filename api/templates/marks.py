@@ -16,6 +16,7 @@ from personae.grammar.reasoning.format import ReasoningFormat
 
 _MARK = re.compile(r"zqm\d+z")
 _REASONING = "messages[].reasoning_content"
+RESULT_NAME = "zqmname"
 _OPTIONAL = frozenset({"reasoning_content", "name"})
 """Parts that a template may leave out. A header of the answer names them."""
 
@@ -61,9 +62,11 @@ def marked(chat: Sequence[Mapping[str, Any]], reasoning: ReasoningFormat | None 
     for index, message in enumerate(chat):
         where = f"messages[{index}]"
         own: dict[str, Any] = {"role": message["role"]}
-        for key in message.keys() & {"content", "reasoning_content", "name"}:
+        for key in message.keys() & _texts_of(message["role"]):
             part = f"messages[].{key}" if key in _OPTIONAL else f"{where}.{key}"
             own[key] = mark(part, optional=key in _OPTIONAL) if message[key] else message[key]
+        if message["role"] == "tool" and "name" in message:
+            own["name"] = RESULT_NAME
         if reasoning is not None and _reasons(message, reasoning):
             thought = mark(_REASONING, optional=True)
             own["content"] = f"{reasoning.open}\n{thought}\n{reasoning.close}\n\n{own['content']}"
@@ -101,6 +104,11 @@ MARKED_TOOLS: Tools = [
         },
     }
 ]
+
+
+def _texts_of(role: str) -> frozenset[str]:
+    """The keys of a message that are marked. A call has the name of its result, too."""
+    return frozenset({"content", "reasoning_content"} if role == "tool" else {"content", *_OPTIONAL})
 
 
 def _reasons(message: Mapping[str, Any], reasoning: ReasoningFormat) -> bool:

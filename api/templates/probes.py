@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from personae.api.templates.marks import MARKED_TOOLS, Marked, marked
+from personae.api.templates.marks import MARKED_TOOLS, RESULT_NAME, Marked, marked
 from personae.api.templates.rewrite import Chat, Tools, rewritten
 from personae.api.templates.sandbox import Program, within
 from personae.api.templates.traits import CLIENTS, TemplateTraits
@@ -219,7 +219,7 @@ def _identities(probe: Probe) -> Probe:
     named.chat[1]["tool_calls"][0]["id"] = named.chat[2]["tool_call_id"] = "zqmid1234"
     written = probe.prompt(named, MARKED_TOOLS) or ""
     shown = "zqmid1234" in written or probe.traits.ids != CLIENTS
-    names = "messages[].name" not in named.left_out(written)
+    names = RESULT_NAME in written
     traits = probe.traits
     nameless = [_USER, *_NAMELESS_CALL]
     if shown or not probe.shows(nameless, MARKED_TOOLS):

@@ -376,8 +376,10 @@ async def test_what_a_template_leaves_out_is_named(model: Model) -> None:
     assert "Greet." not in prompt
     assert "Hello." in prompt
     assert server.headers["x-personae-ignored"] == "messages[].reasoning_content"
-    await server.prompt([HI, HELLO, AGAIN])
-    assert "x-personae-ignored" not in server.headers
+    named = [ASKED, called("call_1"), result("call_1", name="get_weather")]
+    for talk in ([HI, HELLO, AGAIN], named):
+        await server.prompt(talk, tools=[WEATHER])
+        assert "x-personae-ignored" not in server.headers
     blocks = [{"type": "thinking", "thinking": "Greet.", "signature": ""}, {"type": "text", "text": "Hello."}]
     await server.post("/v1/messages", messages=[HI, {"role": "assistant", "content": blocks}, AGAIN])
     assert server.headers["x-personae-ignored"] == "messages[].content[].thinking"
