@@ -11,7 +11,6 @@ from starlette.responses import Response
 from personae.api import targets
 from personae.api.body import read_json
 from personae.api.bound import Bound, as_asked, bound_of, foreign_names
-from personae.api.chat_template import PromptTooLong, plain_messages
 from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
 from personae.api.context import RequestContext, context_of
@@ -37,6 +36,9 @@ from personae.api.params import (
 )
 from personae.api.respond import wants_running_usage, wants_usage
 from personae.api.stream import AnswerBuilder, EventStream, respond
+from personae.api.templates.messages import plain_messages
+from personae.api.templates.sandbox import PromptTooLong
+from personae.api.templates.template import begun_reasoning
 from personae.api.tools import (
     answer_shape,
     binding_field,
@@ -62,6 +64,7 @@ from personae.api.wire.answers import (
 from personae.api.wire.schema import ChatRequest, refuse_unserved
 from personae.engine.prompt_length import TooManyTokens, longest_text
 from personae.errors import RequestError
+from personae.grammar.reasoning.format import ReasoningFormat
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.answer import AnswerShape
 
@@ -129,7 +132,7 @@ async def admit(
         left_out=await exclusions(context, body, bound_by if ready.grammar is not None else None),
         prediction=ready.prediction,
     )
-    opening = _echo(body)
+    opening, reasons = _echo(body, context.family.reasoning)
     loose = loose_functions(shape)
     choices = [
         Choice(
@@ -138,6 +141,7 @@ async def admit(
             style,
             prompt=prompt,
             opening=opening,
+            opening_reasons=reasons,
             shape=shape,
             special=context.family.special,
             check=AnswerCheck.of(context.caller.tenant, None if bound is None else bound.checked, loose),
@@ -224,13 +228,17 @@ def _max_tokens(body: ChatRequest) -> tuple[int | None, str]:
     return newer, "max_completion_tokens"
 
 
-def _echo(body: ChatRequest) -> str:
-    """The text that `echo` puts before the answer: the message that is continued."""
+def _echo(body: ChatRequest, format: ReasoningFormat | None) -> tuple[str, bool]:
+    """The text that `echo` puts before the answer, and whether it is reasoning: the message that is
+    continued."""
     if not body.echo:
-        return ""
+        return "", False
     if not body.continue_final_message:
         raise RequestError("`echo` needs `continue_final_message` to be true.", param="echo")
-    return str(plain_messages(body.messages[-1:])[0]["content"])
+    thought = begun_reasoning(body.messages[-1], format)
+    if thought is not None and format is not None and format.continues(thought):
+        return thought.lstrip().removeprefix(format.open).lstrip("\n"), True
+    return str(plain_messages(body.messages[-1:])[0]["content"]), False
 
 
 class ChatBuilder(AnswerBuilder):

@@ -61,7 +61,8 @@ class OutputCheck(Protocol):
 
 
 class Choice:
-    """Follows one sequence. `opening` is text that comes before the answer (an echo).
+    """Follows one sequence. `opening` is text that comes before the answer (an echo); with
+    `opening_reasons` it is reasoning.
 
     `prompt` is what the answer continues; with `echoed` its tokens have entries too. Without `answers` (an
     echo with `max_tokens` 0), the one token that the engine had to make is dropped. With a `shape`, the
@@ -77,6 +78,7 @@ class Choice:
         *,
         prompt: Sequence[int],
         opening: str = "",
+        opening_reasons: bool = False,
         echoed: bool = False,
         offsets: bool = False,
         answers: bool = True,
@@ -87,6 +89,7 @@ class Choice:
         self.index = index
         self.ended = False
         self._opening = opening
+        self._opening_reasons = opening_reasons
         self._prompt = prompt if echoed else ()
         self._prompt_seen = 0
         self._pending: list[TokenEntry] = []  # of tokens that may yet turn out not to be text
@@ -135,7 +138,7 @@ class Choice:
             self._check.take(part.words)
         if self._opening:
             opened = OutputPieces()
-            opened.say(self._opening)
+            opened.say(self._opening, reasoning=self._opening_reasons)
             opened.add(part.words)
             self._opening = ""
             part.words = opened

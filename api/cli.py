@@ -1,10 +1,11 @@
-"""The command line: `personae serve`, `chat`, `tenants`, `keys`, `adapters` and `database`; in a checkout
-also `eval`, `bench` and `simulate`.
+"""The command line: `personae serve`, `chat`, `check-template`, `tenants`, `keys`, `adapters` and `database`;
+in a checkout also `eval`, `bench` and `simulate`.
 
 Heavy packages (torch, the server) are imported inside the commands, so that `personae --help` is quick.
 """
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -77,6 +78,25 @@ def serve(options: ServeOptions, config: ConfigOption = None) -> None:
     except EngineLost as error:
         typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
         raise typer.Exit(_ENGINE_LOST) from None
+
+
+@app.command("check-template")
+def check_template(
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE|MODEL", help="A file with a chat template, or a model; else the default one."
+        ),
+    ] = None,
+) -> None:
+    """Show what a chat template can show, and how conversations are rewritten to it."""
+    from personae.api.commands.check_template import run
+
+    try:
+        run(source)
+    except LoadError as error:
+        typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(_START_UP_ERROR) from None
 
 
 @app.command()

@@ -241,7 +241,8 @@ class RequestContext:
         chat_template: str | None = None,
         **options: Any,
     ) -> str:
-        """The prompt's text. The options are those of `Family.render`. Raises RequestError, and
+        """The prompt's text. The options are those of `Family.render`. What the template leaves out is added
+        to `ignored`. Raises RequestError, and
         TemplateTooSlow or NotBrief if a template that must be `brief` is not. The request's own template
         never is."""
         family = self.family
@@ -259,9 +260,17 @@ class RequestContext:
         if len(messages) > self.settings.max_messages:
             raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
         check_results(messages)
-        return family.render(
-            messages, tools=tools, kwargs=kwargs, seconds=_BRIEF_SECONDS if brief else None, **options
+        left_out: list[str] = []
+        prompt = family.render(
+            messages,
+            tools=tools,
+            kwargs=kwargs,
+            seconds=_BRIEF_SECONDS if brief else None,
+            left_out=left_out,
+            **options,
         )
+        self.ignored.extend(name for name in left_out if name not in self.ignored)
+        return prompt
 
 
 class NotBrief(Exception):

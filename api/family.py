@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
-from personae.api.chat_template import ChatTemplate, takes_tools
-from personae.api.wire.conversation import Message
+from personae.api.templates.template import ChatTemplate
+from personae.api.wire.conversation import AssistantMessage, FunctionMessage, Message, ToolMessage
 from personae.engine.tokens import Tokenizer
 from personae.errors import ModelLoadError, RequestError
 from personae.grammar.reasoning.format import ReasoningFormat
@@ -16,7 +15,7 @@ from personae.grammar.tools.format import ToolFormat
 from personae.grammar.tools.registry import GENERIC, find_tool_format, tool_format
 
 _NONE = "none"
-_LONGEST_TEMPLATE = 2**16
+_LONGEST_TEMPLATE, _MOST_REQUESTED = 2**16, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,8 @@ class Family:
     it.
 
     `special` maps the names of special tokens to ids. `special_tokens` maps the templates' names for them to
-    their texts.
+    their texts. `requested` has the templates of requests, compiled once because requests probably repeat
+    them.
     """
 
     template: ChatTemplate | None = None
@@ -34,36 +34,59 @@ class Family:
     reasoning: ReasoningFormat | None = None
     special: Mapping[str, int] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
+    requested: dict[str, ChatTemplate] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tools: str | None = None, reasoning: str | None = None) -> "Family":
         """The family of a tokenizer's model. `tools` and `reasoning` name formats, "none" for none. Without a
-        name the format is detected from the chat templates, or derived from the response template. If the
-        templates do not support tools, the generic format describes and calls them.
+        name the format is detected from the chat templates, or derived from the response template. If there
+        is none and the templates do not show tools, it is the generic format.
 
         Raises ModelLoadError for an unknown name, or a template that is not valid Jinja.
         """
         sources = tokenizer.chat_templates
         text = "\n".join(sources.values())
         answers = tokenizer.response_template
+        thoughts = _chosen(
+            reasoning, reasoning_format, find_reasoning_format(text) or imported_reasoning(answers)
+        )
         found = find_tool_format(text) or imported_tools(answers)
-        if found is None and sources and not any(map(takes_tools, sources.values())):
-            found = tool_format(GENERIC)
-        format = _chosen(tools, tool_format, found)
-        generic = format is not None and format.name == GENERIC
-        templates = {
-            name: ChatTemplate(sources[name], tokenizer.special_tokens, generic_tools=generic)
-            for name in ("default", "tool_use")
-            if name in sources
-        }
+        templates, found = cls.compiled(
+            sources,
+            tokenizer.special_tokens,
+            _chosen(tools, tool_format, found),
+            thoughts,
+            fixed=tools is not None,
+        )
         return cls(
             templates.get("default"),
             templates.get("tool_use"),
-            format,
-            _chosen(reasoning, reasoning_format, find_reasoning_format(text) or imported_reasoning(answers)),
+            found,
+            thoughts,
             {tokenizer.token_bytes(id).decode(): id for id in tokenizer.special_ids},
             tokenizer.special_tokens,
         )
+
+    @staticmethod
+    def compiled(
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        tools: ToolFormat | None,
+        reasoning: ReasoningFormat | None,
+        *,
+        fixed: bool = False,
+    ) -> tuple[dict[str, ChatTemplate], ToolFormat | None]:
+        """A model's templates by name, and the format of its calls. Without a format, and if no template
+        shows tools, that is the generic one, unless it is `fixed`."""
+        templates = {
+            name: ChatTemplate(source, special_tokens, tools=tools, reasoning=reasoning)
+            for name, source in sources.items()
+            if name in ("default", "tool_use")
+        }
+        described = all(template.traits.tools == "described" for template in templates.values())
+        if tools is None and not fixed and templates and described:
+            return Family.compiled(sources, special_tokens, tool_format(GENERIC), reasoning)
+        return templates, tools
 
     def render(
         self,
@@ -75,13 +98,17 @@ class Family:
         tools: Sequence[dict[str, Any]] | None = None,
         seconds: float | None = None,
         characters: int | None = None,
+        left_out: list[str] | None = None,
     ) -> str:
         """The prompt. A generation prompt is added unless the request says no or continues a message.
 
-        `seconds` and `characters` limit the template further. Raises TemplateTooSlow and PromptTooLong, and
-        RequestError if there is no template, or the template refuses.
+        `seconds` and `characters` limit the template further. What the template leaves out is added to
+        `left_out`. Raises TemplateTooSlow and PromptTooLong, and RequestError if there is no template, or
+        naming what it cannot show.
         """
-        template = self.tool_template if tools and self.tool_template else self.template
+        template = self.template
+        if self.tool_template is not None and (tools or template is None or _has_calls(messages)):
+            template = self.tool_template
         if template is None:
             raise RequestError(
                 "This model has no chat template; use /v1/completions with a prompt of your own.",
@@ -96,6 +123,7 @@ class Family:
             tools=tools,
             seconds=seconds,
             characters=characters,
+            left_out=left_out,
         )
 
     def with_template(self, source: str) -> "Family":
@@ -104,15 +132,27 @@ class Family:
             raise RequestError(
                 f"`chat_template` may have at most {_LONGEST_TEMPLATE} characters.", param="chat_template"
             )
+        template = self.requested.get(source)
+        if template is None:
+            template = self._compiled_request(source)
+            if len(self.requested) >= _MOST_REQUESTED:
+                self.requested.clear()
+            self.requested[source] = template
+        return replace(self, template=template, tool_template=None)
+
+    def _compiled_request(self, source: str) -> ChatTemplate:
+        """A template from a request. It shows tools by itself, if it can."""
+        tools = None if self.tools is not None and self.tools.name == GENERIC else self.tools
         try:
-            template = _compiled(source, tuple(self.special_tokens.items()))
+            return ChatTemplate(
+                source, self.special_tokens, tools=tools, reasoning=self.reasoning, checked=False
+            )
         except ModelLoadError as error:
             message = error.message.replace("The model's chat template", "`chat_template`")
             raise RequestError(message, param="chat_template") from None
         except (RecursionError, SyntaxError, MemoryError) as error:
             message = "`chat_template` is nested too deeply."
             raise RequestError(message, param="chat_template") from error
-        return replace(self, template=template, tool_template=None)
 
     def thinking(self, asked: bool | None) -> dict[str, Any]:
         """The template's variables for `enable_thinking`. Raises RequestError if the template cannot follow
@@ -145,10 +185,13 @@ class Family:
         )
 
 
-@lru_cache(maxsize=16)
-def _compiled(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
-    """A template from a request, compiled once because requests probably repeat it."""
-    return ChatTemplate(source, dict(special_tokens))
+def _has_calls(messages: Sequence[Message]) -> bool:
+    """Whether a conversation has calls or results."""
+    return any(
+        isinstance(message, ToolMessage | FunctionMessage)
+        or (isinstance(message, AssistantMessage) and (message.tool_calls or message.function_call))
+        for message in messages
+    )
 
 
 def check_formats(tools: str | None, reasoning: str | None) -> None:

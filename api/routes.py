@@ -7,10 +7,10 @@ from starlette.responses import Response
 import personae
 from personae.actors.client import ModelCard
 from personae.api.body import read_json
-from personae.api.chat_template import PromptTooLong
 from personae.api.context import RequestContext, context_of
 from personae.api.http.operation import Content, operation
 from personae.api.respond import encode_json, json_response
+from personae.api.templates.sandbox import PromptTooLong
 from personae.api.tools import functions_of, shown_tools
 from personae.api.wire.answers import Load, Model, ModelList, Status, Text, Tokens, Version
 from personae.api.wire.schema import DetokenizeRequest, TokenizeRequest

@@ -8,6 +8,7 @@ import msgspec
 
 from personae.api.bound import Bound
 from personae.api.family import Family
+from personae.api.templates.template import begun_reasoning
 from personae.api.wire.conversation import (
     AllowedTools,
     BoundInput,
@@ -102,8 +103,11 @@ def answer_shape(
     functions, use = _choice(body, functions_of(body.tools, strict=strict))
     limit = _thinking_budget(body, family)
     reasoning, thinks = family.reasoning, Thinks.NO
-    if reasoning is not None and not body.continue_final_message:
-        thinks = reasoning.thinks(prompt)
+    if reasoning is not None:
+        if not body.continue_final_message:
+            thinks = reasoning.thinks(prompt)
+        elif reasoning.continues(begun_reasoning(body.messages[-1], reasoning) or ""):
+            thinks = Thinks.WITHIN
     if not functions and (reasoning is None or thinks is Thinks.NO):
         return None
     if functions and family.tools is None:

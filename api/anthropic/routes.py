@@ -50,6 +50,7 @@ async def admit(context: RequestContext, body: MessagesRequest) -> tuple[Job, Me
     asked, names = await context.prepared(lambda brief: chat_request(body, context.family, most, ignored))
     with names.applied():
         job, _ = await chat.admit(context, asked, prefix="msg_")
+    names.rename_all(ignored)
     job.rename = names.rename
     thinking = body.thinking
     omitted = not isinstance(thinking, ThinkingDisabled | None) and thinking.display == "omitted"
@@ -78,7 +79,9 @@ async def count_tokens(request: Request) -> Response:
 def _count(context: RequestContext, body: CountTokensRequest, brief: bool) -> int:
     asked, names = counted(body, context.family, context.settings.max_messages, context.ignored)
     with names.applied():
-        return len(prompt_ids(context, _tokenized(context, asked), brief))
+        count = len(prompt_ids(context, _tokenized(context, asked), brief))
+    names.rename_all(context.ignored)
+    return count
 
 
 def _tokenized(context: RequestContext, asked: ChatRequest) -> TokenizeRequest:

@@ -43,6 +43,7 @@ _FIELDS = (
     (r"^(tools\[\d+\])\.function\.parameters\b", r"\1.input_schema"),
     (r"^(tools\[\d+\])\.function\b", r"\1"),
     (r"^tool_choice\.function\b", "tool_choice"),
+    (r"^messages\[\]\.reasoning_content$", "messages[].content[].thinking"),
 )
 
 

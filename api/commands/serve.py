@@ -35,7 +35,6 @@ from personae.api.tenants.data import DataDir, serving
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
 from personae.api.tenants.usage import UsageLedger
 from personae.errors import EngineLost, LoadError, PersonaeError
-from personae.grammar.tools.registry import GENERIC
 
 logger = logging.getLogger(__name__)
 
@@ -187,8 +186,9 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
 def _log_start(opened: Opened, family: Family, data_dir: Path | None, shared: bool) -> None:
     """Log what was started."""
     tools, reasoning = (format.name if format else "none" for format in (family.tools, family.reasoning))
-    if tools == GENERIC:
-        tools = f"{GENERIC} (the server describes tools in the system message)"
+    templates = [one for one in (family.template, family.tool_template) if one is not None]
+    if family.tools and templates and all(one.traits.tools == "described" for one in templates):
+        tools += " (the server describes tools in the system message)"
     if opened.about:
         logger.info("the engine: %s", opened.about)
     kept = f"data in {data_dir}" if data_dir else "no data directory"

@@ -43,6 +43,12 @@ def model_files(name: HubName, files: Sequence[str]) -> list[str]:
     raise LoadError(f"{name} has no model in safetensors or GGUF.{_pickled(files)}")
 
 
+def template_files(name: HubName, files: Sequence[str]) -> list[str]:
+    """What the chat templates of a model need: its files without the weights, or its GGUF file."""
+    needed = model_files(name, files)
+    return needed if needed[0].endswith(".gguf") else [file for file in needed if not _is_weights(file)]
+
+
 def adapter_files(name: HubName, files: Sequence[str]) -> list[str]:
     """The files of an adapter's repository. Raises LoadError if it has none that can be served."""
     found = _matching(files, _ADAPTER)

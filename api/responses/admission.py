@@ -76,6 +76,7 @@ async def admit_kept(
     asked, names = await context.prepared(lambda brief: chat_request(body, most, count, earlier.field))
     with names.applied():
         job, _ = await chat.admit(context, asked, prefix="resp_")
+    names.rename_all(context.ignored)
     job.rename = names.rename
     job.id, job.created = id or job.id, created or job.created
     body.input = ""  # it is in the prompt, and may be long

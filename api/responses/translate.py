@@ -47,6 +47,7 @@ from personae.api.wire.schema import (
 from personae.errors import RequestError, UnsupportedParameter
 
 _FIELDS = (
+    (r"^messages\[\]\.reasoning_content$", "input[].content"),
     (r"^messages\b", "input"),
     (r"^max_(?:completion_)?tokens$", "max_output_tokens"),
     (r"^response_format(?:\.json_schema)?\b", "text.format"),

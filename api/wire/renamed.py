@@ -36,6 +36,10 @@ class FieldNames:
         error.message = _QUOTED.sub(lambda found: f"`{self.of(found[1])}`", error.message)
         error.param = None if error.param is None else self.of(error.param)
 
+    def rename_all(self, fields: list[str]) -> None:
+        """Replace fields by the client's names."""
+        fields[:] = [self.of(field) for field in fields]
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Errors inside the block name the client's fields."""

@@ -8,8 +8,14 @@ class Thinks(Enum):
     """Where an answer begins, relative to its reasoning."""
 
     OPEN = auto()  # inside: the prompt has opened it
+    WITHIN = auto()  # inside: the client has begun it, and the model goes on
     MAYBE = auto()  # before: the model may open it
     NO = auto()  # after, or in an answer that is continued
+
+    @property
+    def inside(self) -> bool:
+        """Whether the answer begins in its reasoning."""
+        return self in (Thinks.OPEN, Thinks.WITHIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +46,11 @@ class ReasoningFormat:
         if end.endswith(self.open):
             return Thinks.OPEN
         return Thinks.NO if end.endswith(self.close) else Thinks.MAYBE
+
+    def begins(self, text: str) -> bool:
+        """Whether an answer that begins with `text` begins with its reasoning."""
+        return text.lstrip().startswith(self.open)
+
+    def continues(self, text: str) -> bool:
+        """Whether an answer that begins with `text` is still in its reasoning."""
+        return self.begins(text) and text.rfind(self.open) > text.rfind(self.close)

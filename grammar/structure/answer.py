@@ -82,7 +82,7 @@ class AnswerShape:
         format = self.reasoning
         if self.limit is None or format is None or self.thinks is Thinks.NO:
             return None
-        opened, again = self.thinks is Thinks.OPEN, bool(format.joint)
+        opened, again = self.thinks.inside, bool(format.joint)
         others = (format.aside,) if format.aside else ()
         return ReasoningLimit(self.limit, format.open, format.close, opened, again, others, format.text)
 
@@ -97,7 +97,7 @@ class AnswerShape:
             return ()
         rest = (Until(format.close), *((Exactly(" " + format.joint),) if format.joint else ()))
         thought = Concat((Exactly(" " + format.open), *rest))
-        opened = rest if self.thinks is Thinks.OPEN else ()
+        opened = rest if self.thinks.inside else ()
         if format.joint:
             aside = (Concat((Exactly(" " + format.aside), *rest)),) if format.aside else ()
             return (*opened, Repeat(OneOf((thought, *aside))))

@@ -92,7 +92,7 @@ class AnswerParser(Reader):
         self._functions = functions or {}
         self._content = Trimmed()
         self._called = False  # and nothing but blanks since then
-        self._reasoning = Trimmed(leading=True)
+        self._reasoning = Trimmed(leading=thinks is not Thinks.WITHIN)
         self._openers = self._texts_that_open(reasoning, tools)
         self._steps = self._answer(reasoning, thinks, tools, anywhere)
         next(self._steps)
@@ -117,7 +117,7 @@ class AnswerParser(Reader):
         self, reasoning: ReasoningFormat | None, thinks: Thinks, tools: ToolFormat | None, anywhere: bool
     ) -> Steps[None]:
         if reasoning is not None and thinks is not Thinks.NO:
-            yield from self._thoughts(reasoning, thinks is Thinks.OPEN)
+            yield from self._thoughts(reasoning, thinks.inside)
         while (yield from self.more()):
             if tools is None:
                 yield from self._rest(reasoning)

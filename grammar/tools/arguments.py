@@ -1,5 +1,6 @@
 """How a model family writes the arguments of a call: as a JSON object, or one by one."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,10 @@ class JsonArguments:
     """A JSON object."""
 
     texts = ""
+
+    def written(self, arguments: Mapping[str, Any] | str) -> str:
+        """Arguments as a model writes them; text is written unchanged."""
+        return str(arguments) if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
     def element(self, function: Function) -> Element:
         """The element for the arguments of a call."""
@@ -71,6 +76,21 @@ class KeyedArguments:
     def texts(self) -> str:
         """All the texts. Special tokens outside of them do not matter."""
         return f"{self.before_key} {self.after_key} {self.after_value} {self.between} {self.quote}"
+
+    def written(self, arguments: Mapping[str, Any] | str) -> str:
+        """Arguments as a model writes them; text is written as the only one."""
+        pairs = {"arguments": str(arguments)} if isinstance(arguments, str) else arguments
+        before, after = self.before_key.removeprefix(" "), self.after_key.replace("> <", "><")
+        return self.between.replace(" , ", ", ").join(
+            before + key + after + self._spelled(value) + self.after_value for key, value in pairs.items()
+        )
+
+    def _spelled(self, value: Any) -> str:
+        """A value as a model writes it."""
+        if isinstance(value, str) and (self.quote or self.raw):
+            return self.quote + value + self.quote
+        written = json.dumps(value, ensure_ascii=False)
+        return self.constants.get(written, written)
 
     def element(self, function: Function) -> Element:
         """The element for the arguments of a call. Raises GrammarError for a function that cannot be

@@ -1,8 +1,11 @@
 """How a model family writes its tool calls: one description, from which both the grammar that binds calls
 (here) and the parser that reads them (structure/parser.py) are derived."""
 
+import re
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Any
 
 from personae.grammar.structure.elements import Concat, Element, Exactly, OneOf, Repeat
 from personae.grammar.tools.arguments import Arguments, JsonArguments
@@ -73,6 +76,20 @@ class ToolFormat:
             for function in functions
         )
 
+    def written(self, calls: Many[tuple[str, Mapping[str, Any] | str]]) -> str:
+        """Calls as a model usually writes them, each from its name and its arguments. Arguments that are text
+        are written unchanged where the format writes an object."""
+        texts = [
+            _spelled(self.before_name)
+            + name
+            + _spelled(self.after_name).replace("#", str(number))
+            + self.arguments.written(arguments)
+            + _spelled(self.after_arguments)
+            for number, (name, arguments) in enumerate(calls)
+        ]
+        between = "\n" if self.between == " " else _spelled(self.between)
+        return _spelled(self.open) + between.join(texts) + _spelled(self.close)
+
     def calls(
         self,
         functions: Many[Function],
@@ -106,6 +123,14 @@ class ToolFormat:
                 for name, arguments in named
             )
         )
+
+
+def _spelled(text: str) -> str:
+    """A text of a format with the blanks that models usually write: JSON as Python writes it, no blanks next
+    to brackets and tags, fences on lines of their own."""
+    text = re.sub(r" ?```(json)? ?", lambda fence: f"\n```{fence[1]}\n" if fence[1] else "\n```", text)
+    text = re.sub(r" ?([:,;]) ", r"\1 ", text)
+    return re.sub(r"(?<=[\[{(>\]})]) | (?=[\]})<\[{])|^ (?![:,;])", "", text)
 
 
 def _head(text: str, or_json: bool) -> tuple[Element, ...]:

@@ -1,4 +1,5 @@
-"""For models whose chat template cannot show tools: the server describes them itself (api/generic_tools.py).
+"""For models whose chat template cannot show tools, and whose own format of calls is not known: the server
+describes the tools itself (api/templates/tool_text.py).
 
 Calls are written as in Hermes, which many models have seen.
 """

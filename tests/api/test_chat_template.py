@@ -6,15 +6,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
-from personae.api.chat_template import ChatTemplate
+from personae.api.templates.template import ChatTemplate
 from personae.api.wire.conversation import Message
 from personae.errors import ModelLoadError, RequestError
 
-SHARED = "shared/data/tokenizers/chat_templates"  # beside the repository or above it
-TEMPLATES = [path for parent in Path(__file__).parents for path in sorted((parent / SHARED).glob("*.jinja"))]
+SHARED = "shared/data/tokenizers"  # beside the repository or above it
+TEMPLATES = [
+    path
+    for parent in Path(__file__).parents
+    for path in sorted((parent / SHARED).glob("chat_templates*/*.jinja"))
+]
+NEEDS_VARIABLES = "firefunction"
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 OWN = {
@@ -80,36 +84,32 @@ def wire(talk: list[dict[str, Any]]) -> list[Message]:
 
 
 @cache
-def compiled(source: str) -> ChatTemplate:
-    return ChatTemplate(source, SPECIAL)
+def compiled(source: str, checked: bool) -> ChatTemplate:
+    return ChatTemplate(source, SPECIAL, checked=checked)
 
 
-@cache
-def hf_tokenizer() -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **SPECIAL)
-
-
-def hugging_face(source: str, talk: list[dict[str, Any]], **kwargs: Any) -> str:
-    text: str = hf_tokenizer().apply_chat_template(talk, chat_template=source, tokenize=False, **kwargs)
-    return text
-
-
-def both(source: str, talk: list[dict[str, Any]], **kwargs: Any) -> tuple[str | None, str | None]:
-    """What Hugging Face and we make of it; None where it is refused."""
-    try:
-        truth = hugging_face(source, talk, **kwargs)
-    except Exception:  # templates raise what they like
-        truth = None
+def both(
+    source: str, talk: list[dict[str, Any]], *, checked: bool = False, **kwargs: Any
+) -> tuple[str | None, str | None]:
+    """What transformers and the server make of the messages to which the server rewrites a conversation; None
+    where it is refused."""
     options = {
         name: kwargs.pop(name)
         for name in ("add_generation_prompt", "continue_final_message")
         if name in kwargs
     }
+    template = compiled(source, checked)
     try:
-        ours = compiled(source).render(wire(talk), **options, kwargs=kwargs)
+        ours = template.render(wire(talk), **options, kwargs=kwargs)
     except RequestError:
-        ours = None
-    return truth, ours
+        return None, None
+    rewritten, tools = template.conversation(
+        wire(talk), add_generation_prompt=options["add_generation_prompt"], kwargs=kwargs
+    )
+    [truth], _ = render_jinja_template(
+        [rewritten], tools=tools, chat_template=source, **SPECIAL, **options, **kwargs
+    )
+    return str(truth), ours
 
 
 MISSING = pytest.param("none", marks=pytest.mark.skip(reason=f"there is no {SHARED} beside this repository"))
@@ -130,15 +130,13 @@ def test_our_own_templates_render_as_in_transformers(name: str, talk: str, gener
 @shared_templates
 def test_models_templates_render_as_in_transformers(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
-    rendered = 0
     for talk in TALKS.values():
         for kwargs in ({}, {"enable_thinking": False}, {"documents_unknown": [1]}):
-            truth, ours = both(source, talk, add_generation_prompt=True, **kwargs)
+            truth, ours = both(source, talk, checked=True, add_generation_prompt=True, **kwargs)
             assert ours == truth
-            rendered += truth is not None
-        truth, ours = both(source, talk, add_generation_prompt=False)
+            assert ours is not None or NEEDS_VARIABLES in path.name
+        truth, ours = both(source, talk, checked=True, add_generation_prompt=False)
         assert ours == truth
-    assert rendered, "this template refuses everything; the test shows nothing"
 
 
 @shared_templates
@@ -158,8 +156,10 @@ def test_a_continued_message_ends_the_prompt() -> None:
     assert ours.endswith("assistant\nWell, ")
 
 
-def render(source: str, messages: Any, **kwargs: Any) -> str:
-    return ChatTemplate(source, SPECIAL).render(msgspec.convert(messages, list[Message]), **kwargs)
+def render(source: str, messages: Any, *, checked: bool = False, **kwargs: Any) -> str:
+    return ChatTemplate(source, SPECIAL, checked=checked).render(
+        msgspec.convert(messages, list[Message]), **kwargs
+    )
 
 
 def test_text_parts_are_joined_by_line_breaks() -> None:
@@ -178,15 +178,18 @@ def test_a_developer_is_a_system_to_templates_that_know_none() -> None:
     assert render("{# developer #}{{ messages[0].role }}", messages) == "developer"
 
 
-def test_a_template_that_refuses_says_why() -> None:
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_template_that_refuses_says_why(checked: bool) -> None:
+    source = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(RequestError, match="roles must alternate") as caught:
-        render("{{ raise_exception('roles must alternate') }}", [{"role": "user", "content": "x"}])
-    assert caught.value.param == "messages"
+        render(source, [{"role": "user", "content": "x"}], checked=checked)
+    assert caught.value.param == ("messages[0]" if checked else "messages")
 
 
-def test_a_template_that_fails_is_a_refusal() -> None:
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_template_that_fails_is_a_refusal(checked: bool) -> None:
     with pytest.raises(RequestError):
-        render("{{ messages[7].content }}{{ 1 // 0 }}", [{"role": "user", "content": "x"}])
+        render("{{ 1 // 0 }}", [{"role": "user", "content": "x"}], checked=checked)
 
 
 @pytest.mark.parametrize(
@@ -211,3 +214,18 @@ def test_a_template_that_is_no_jinja_stops_the_start() -> None:
 
 def test_a_client_that_writes_jinja_gets_its_text_back() -> None:
     assert render("{{ messages[0].content }}", [{"role": "user", "content": "{{ 1 + 1 }}"}]) == "{{ 1 + 1 }}"
+
+
+def test_a_requests_own_template_may_leave_out_what_it_likes() -> None:
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    source = "{{ messages[0].content }}"
+    assert render(source, talk) == "x"
+    with pytest.raises(RequestError) as caught:
+        render(source, talk, checked=True)
+    assert caught.value.param == "messages[1].content"
+    once = (
+        "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.content }};"
+        "{% endif %}{% endfor %}"
+    )
+    system = {"role": "system", "content": "s"}
+    assert render(once, [system, talk[0], talk[1], system | {"content": "t"}, talk[0]]) == "s\n\nt;x;y;x;"

@@ -1,6 +1,7 @@
 """Tools with chat templates that know none: described by the server, called in the generic format."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import asgi
@@ -9,11 +10,14 @@ from fake_engine import CHATML, FakeEngine, byte_tokenizer
 from tool_chat import TIME, WEATHER, call, tool
 
 from personae.api.app import create_app
-from personae.api.chat_template import takes_tools
 from personae.api.family import Family
-from personae.api.generic_tools import describe, with_tools
 from personae.api.settings import ApiSettings
+from personae.api.templates.rewrite import rewritten
+from personae.api.templates.template import ChatTemplate
+from personae.api.templates.tool_text import describe
+from personae.api.templates.traits import TemplateTraits
 from personae.errors import RequestError
+from personae.grammar.tools.registry import GENERIC, tool_format
 
 pytestmark = pytest.mark.anyio
 
@@ -87,7 +91,9 @@ def test_parameters_are_declared_as_typescript_would_and_the_rest_stays_json() -
         "required": ["city"],
         "$defs": {"thing": {"type": "null"}},
     }
-    shown = describe([{"function": {"name": "look", "description": "Looks.", "parameters": schema}}])
+    shown = describe(
+        [{"function": {"name": "look", "description": "Looks.", "parameters": schema}}], tool_format(GENERIC)
+    )
     assert shown.split("\n\n")[-1] == (
         "look: Looks.\n{\n"
         '"city": string, // The city. {"minLength": 2}\n'
@@ -103,14 +109,16 @@ def test_parameters_are_declared_as_typescript_would_and_the_rest_stays_json() -
         {"function": {"name": "f", "parameters": {"anyOf": [{"type": "object"}]}}},
         {"function": {"name": "g"}},
     ]
-    assert describe(odd).endswith('f\n{"anyOf": [{"type": "object"}]}\n\ng\n{}')
+    assert describe(odd, tool_format(GENERIC)).endswith('f\n{"anyOf": [{"type": "object"}]}\n\ng\n{}')
 
 
 def test_a_schema_that_nests_deeper_than_anybody_reads_is_written_as_json() -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(60):
         schema = {"type": "object", "properties": {"a": schema}}
-    assert '{"type": "object"' in describe([{"function": {"name": "f", "parameters": schema}}])
+    assert '{"type": "object"' in describe(
+        [{"function": {"name": "f", "parameters": schema}}], tool_format(GENERIC)
+    )
 
 
 @pytest.mark.parametrize("template", [CHATML, NO_SYSTEM], ids=["chatml", "no system, strict turns"])
@@ -139,8 +147,12 @@ async def test_the_callers_system_message_stays_before_the_tools() -> None:
 
 
 def test_a_message_that_only_calls_gets_a_system_message_only_for_tools() -> None:
-    assert with_tools([USER], None, system=True) == [USER]
-    assert with_tools([], [{"function": {"name": "f"}}], system=False)[0]["role"] == "user"
+    traits = TemplateTraits(tools="described", calls="as text")
+    generic = tool_format(GENERIC)
+    assert rewritten([USER], None, traits, generic) == ([USER], None)
+    without_system = replace(traits, system="in the user's message")
+    [message], tools = rewritten([], [{"function": {"name": "f"}}], without_system, generic)
+    assert (message["role"], tools) == ("user", None)
 
 
 async def test_text_one_call_and_several_come_apart_streamed_or_not() -> None:
@@ -201,7 +213,8 @@ def test_it_is_detected_where_the_template_is_given_no_tools() -> None:
         (CHATML + "{% if tools %}{{ tools }}{% endif %}", None),
         (CHATML + '{# <tool_call>{"name": 1, "arguments": 2} #}', "hermes"),
     ):
-        assert takes_tools(template) is (name is None)
+        described = ChatTemplate(template, {}).traits.tools == "described"
+        assert described is (name is not None)
         found = Family.of(byte_tokenizer(template)).tools
         assert (found and found.name) == name
     assert Family.of(byte_tokenizer(None)).tools is None
@@ -220,3 +233,13 @@ def test_with_tools_off_a_template_that_fails_is_refused_as_ever() -> None:
     family = Family.of(byte_tokenizer(NO_SYSTEM), "none")
     with pytest.raises(RequestError):
         family.render([], add_generation_prompt=True, kwargs={"messages": []})
+
+
+async def test_a_requests_own_template_shows_tools_or_has_them_described() -> None:
+    engine = engine_of(KOELN)
+    app = create_app(engine, ApiSettings(trust_request_chat_template=True))
+    shows = "{% for one in tools or [] %}<{{ one | tojson }}>{% endfor %}" + CHATML
+    for template, sign in ((shows, '<{"type": "function"'), (CHATML, "get_weather: Calls get_weather.")):
+        body = {"model": "base", "messages": [USER], "tools": [WEATHER], "chat_template": template}
+        assert (await asgi.Visit("/v1/chat/completions", body).run(app)).status == 200
+        assert sign in prompt_of(engine)

@@ -18,9 +18,9 @@ from uploads import open_fixture
 
 from personae.api import stream
 from personae.api.app import create_app
-from personae.api.chat_template import ChatTemplate
 from personae.api.context import _BRIEF_SECONDS
 from personae.api.settings import ApiSettings
+from personae.api.templates.template import ChatTemplate
 from personae.api.wire.conversation import UserMessage
 from personae.api.wire.decode import decode
 from personae.api.wire.schema import ChatRequest
@@ -219,24 +219,26 @@ async def test_a_short_message_on_which_a_template_loops_holds_up_nobody(
 ) -> None:
     """The client chooses how often this one loops."""
     renders = noted_renders(monkeypatch, seconds=1.0)
-    engine = FakeEngine(tokenizer=byte_tokenizer("{% for a in range(n) %}" + SILENT + "{% endfor %}hello"))
+    engine = FakeEngine(
+        tokenizer=byte_tokenizer("{% for a in range(n) %}" + SILENT + "{% endfor %}{{ messages[0].content }}")
+    )
     async with asgi.client(create_app(engine)) as client:
         asked = {"model": "base", "messages": [USER]}
         answers = [
             await client.post(CHAT, json=asked | {"chat_template_kwargs": {"n": n}}) for n in (0, 99999)
         ]
-    assert answers[0].json()["usage"]["prompt_tokens"] == len("hello")
+    assert answers[0].json()["usage"]["prompt_tokens"] == len(USER["content"])
     assert (answers[1].status_code, answers[1].json()["error"]["param"]) == (400, "messages")
     assert renders[-2:] == [(True, _BRIEF_SECONDS), (False, None)], "beside the loop, after a moment on it"
 
 
 async def test_a_long_conversation_is_rendered_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     renders = noted_renders(monkeypatch, seconds=PATIENCE)
-    engine = FakeEngine(tokenizer=byte_tokenizer("hello"))
+    engine = FakeEngine(tokenizer=byte_tokenizer("{{ messages[0].content }}"), max_model_len=30_000)
     async with asgi.client(create_app(engine)) as client:
         long = [{"role": "user", "content": "x" * 20_000}]
         response = await client.post(CHAT, json={"model": "base", "messages": long})
-    assert response.json()["usage"]["prompt_tokens"] == len("hello")
+    assert response.json()["usage"]["prompt_tokens"] == 20_000
     assert renders == [(False, None)]
 
 

@@ -14,9 +14,10 @@ import msgspec
 import torch
 from tokenizers import Tokenizer
 
-from personae.api.chat_template import ChatTemplate
+from personae.api.templates.template import ChatTemplate
 from personae.api.wire.conversation import Message
 from personae.evals.demo.finetune.scene import Scene, Turn
+from personae.grammar.tools.registry import GENERIC, tool_format
 
 IGNORED = -100
 
@@ -42,7 +43,7 @@ class Encoder:
     def template(self) -> ChatTemplate:
         """Its template."""
         special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-        return ChatTemplate(self._source, special, generic_tools=True)
+        return ChatTemplate(self._source, special, tools=tool_format(GENERIC))
 
     def prompt(self, scene: Scene, turn: Turn) -> str:
         """The prompt as the server writes it."""

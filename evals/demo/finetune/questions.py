@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from personae.api.generic_tools import describe
+from personae.api.templates.tool_text import describe
 from personae.evals.demo.finetune import sql, verse
 from personae.evals.demo.finetune.scene import Scene, Turn
 from personae.evals.demo.finetune.tasks import GENERATORS
 from personae.evals.suites.bfcl.schema import closed
+from personae.grammar.tools.registry import GENERIC, tool_format
 
 SEED = "held out 1"
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -43,7 +44,7 @@ class Question(NamedTuple):
         if not self.tools:
             return {"messages": self.messages}
         own = [one["content"] for one in self.messages if one["role"] == "system"]
-        system = "\n\n".join([*own, describe(self.tools)])
+        system = "\n\n".join([*own, describe(self.tools, tool_format(GENERIC))])
         rest = [one for one in self.messages if one["role"] != "system"]
         return {"messages": [{"role": "system", "content": system}, *rest]}
 

@@ -4,7 +4,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from personae.api.generic_tools import as_calls
+from personae.api.templates.tool_text import call_text
+from personae.grammar.tools.registry import GENERIC, tool_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Turn:
     @property
     def answer(self) -> str:
         """What the model should write."""
-        return as_calls(self.calls) if self.calls else self.text
+        return call_text(self.calls, tool_format(GENERIC)) if self.calls else self.text
 
 
 @dataclass(frozen=True, slots=True)

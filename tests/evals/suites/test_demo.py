@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from virtual_clock import virtual_clock
 
-from personae.api.chat_template import ChatTemplate
+from personae.api.templates.template import ChatTemplate
 from personae.api.tools import shown_tools
 from personae.api.wire.decode import decode
 from personae.api.wire.schema import ChatRequest

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from answers import FUNCTIONS, allows, parse, vocabulary
 
-from personae.api.chat_template import ChatTemplate
+from personae.api.templates.template import ChatTemplate
 from personae.api.wire.conversation import (
     AssistantMessage,
     FunctionCall,
@@ -20,7 +20,7 @@ from personae.grammar.reasoning.registry import find_reasoning_format, reasoning
 from personae.grammar.structure.answer import AnswerShape
 from personae.grammar.structure.elements import Json
 from personae.grammar.structure.parser import CallPiece
-from personae.grammar.tools.registry import NAMES, find_tool_format, tool_format
+from personae.grammar.tools.registry import GENERIC, NAMES, find_tool_format, tool_format
 
 ARGUMENTS = '{"city": "Köln"}'
 # As the models' own templates write an answer with two calls.
@@ -99,6 +99,23 @@ def test_what_a_family_writes_is_allowed_and_read(name):
     assert (parsed.completed, parsed.content) == (len(expected), "")
     lead = parse(shape, "So: " + answer)
     assert (lead.completed, lead.content) == ((2, "So:") if shape.tools.anywhere else (0, "So: " + answer))
+
+
+@pytest.mark.parametrize("name", [*NAMES, GENERIC])
+def test_calls_that_the_server_writes_are_allowed_and_read(name):
+    shape = AnswerShape(tools=tool_format(name), functions=FUNCTIONS, use="auto")
+    calls = [("get_weather", {"city": 'Kö"ln'}), ("get", {})][: 1 if shape.tools.single else 2]
+    written = shape.tools.written(calls)
+    assert allows(shape, written, vocabulary())
+    assert parse(shape, written).arguments == calls
+
+
+def test_text_stands_for_an_object_where_the_format_has_one():
+    assert (
+        tool_format("hermes").written([("f", "{1")])
+        == '<tool_call>{"name": "f", "arguments": {1}</tool_call>'
+    )
+    assert "<parameter=arguments>\n{1\n</parameter>" in tool_format("qwen3_coder").written([("f", "{1")])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not tool_format(name).single])

@@ -1,4 +1,4 @@
-"""Tools for chat templates that know none: described in the system message, calls and results as text.
+"""Tools for chat templates that cannot show them: described in the system message, calls and results as text.
 
 A tool's parameters are written as TypeScript would declare them, which is shorter than their JSON Schema:
 
@@ -15,10 +15,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-INTRODUCTION = """You can call tools. To call one, answer only with
-<tool_call>{"name": "...", "arguments": {...}}</tool_call>
-and once more for each further call. Call nothing if no tool fits or a required value is missing."""
-"""Comes before the descriptions of the tools."""
+from personae.grammar.tools.arguments import JsonArguments
+from personae.grammar.tools.format import ToolFormat
+
+RESULT = "<tool_response>"
+"""Opens a tool's result in a message of the user."""
 
 _SAID = frozenset(
     {"type", "description", "enum", "const", "properties", "required", "items", "anyOf", "default"}
@@ -28,62 +29,31 @@ _SILENT = frozenset({"title", "examples", "additionalProperties", "strict", "opt
 _DEEPEST = 8
 
 
-def with_tools(
-    chat: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, system: bool
-) -> list[dict[str, Any]]:
-    """The messages with the tools described. Earlier calls and their results become text.
-
-    `system` says whether the template shows a system message. If it does not, the first user message has the
-    description.
-    """
-    plain: list[dict[str, Any]] = []
-    for message in chat:
-        _append(plain, _as_text(message))
-    head = [plain.pop(0)["content"]] if plain and plain[0]["role"] == "system" else []
-    if tools:
-        head.append(describe(tools))
-    text = "\n\n".join(part for part in head if part)
-    if not text and not head:
-        return plain
-    if system:
-        return [{"role": "system", "content": text}, *plain]
-    if plain and plain[0]["role"] == "user":
-        first = plain.pop(0)
-        return [{**first, "content": f"{text}\n\n{first.get('content', '')}"}, *plain]
-    return [{"role": "user", "content": text}, *plain]
+def describe(tools: Sequence[Mapping[str, Any]], format: ToolFormat) -> str:
+    """The system message's description of the tools, and of the calls in the model's `format`."""
+    return "\n\n".join([_introduction(format), *(_tool(tool["function"]) for tool in tools)])
 
 
-def describe(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The system message's description of the tools."""
-    return "\n\n".join([INTRODUCTION, *(_tool(tool["function"]) for tool in tools)])
-
-
-def as_calls(calls: Sequence[Mapping[str, Any]]) -> str:
+def call_text(calls: Sequence[Mapping[str, Any]], format: ToolFormat) -> str:
     """Calls, each with its name and its arguments, as the model writes them."""
-    return "\n".join(f"<tool_call>{_json(call)}</tool_call>" for call in calls)
+    return format.written([(call["name"], call["arguments"]) for call in calls])
 
 
-def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with its calls and results as text."""
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>{message.get('content', '')}</tool_response>"}
-    if not message.get("tool_calls"):
-        return dict(message)
-    said = [message["content"]] if message.get("content") else []
-    kept = {key: value for key, value in message.items() if key != "tool_calls"}
-    calls = as_calls([call["function"] for call in message["tool_calls"]])
-    return {**kept, "content": "\n".join([*said, calls])}
+def result_text(result: str) -> str:
+    """A tool's result, for a message of the user."""
+    return f"{RESULT}{result}</tool_response>"
 
 
-def _append(plain: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Add a message. Consecutive results, and what the user says after them, become one message, because
-    templates require alternating turns."""
-    last = plain[-1] if plain else None
-    results = last is not None and str(last.get("content", "")).startswith("<tool_response>")
-    if last is not None and results and message["role"] == last["role"] == "user":
-        last["content"] += "\n" + message.get("content", "")
-    else:
-        plain.append(message)
+def _introduction(format: ToolFormat) -> str:
+    """How to call a tool. An object's arguments are left open; others are shown one by one."""
+    example = format.written(
+        [("...", "{...}" if isinstance(format.arguments, JsonArguments) else {"...": "..."})]
+    )
+    more = "" if format.single else "\nand once more for each further call"
+    return (
+        f"You can call tools. To call one, answer only with\n{example}{more}. "
+        "Call nothing if no tool fits or a required value is missing."
+    )
 
 
 def _tool(function: Mapping[str, Any]) -> str:
