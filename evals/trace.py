@@ -2,9 +2,9 @@
 
     python -m personae.evals.trace
 
-The whole server runs in this process, with the default model and without speculation. Plain streamed chats are answered
-over ASGI after a warm-up, and the calls of Personae's Python functions are counted meanwhile, on all threads.
-The calls of a decode step are the difference of a long and a short answer, for each token of the difference.
+The whole server runs in this process, with the default model, without speculation. Plain streamed chats are
+answered over ASGI after a warm-up, and the calls of Personae's Python functions are counted meanwhile, on all
+threads. The calls of a decode step are the difference of a long and a short answer, for each token of it.
 """
 
 import sys

@@ -31,8 +31,9 @@ from personae.engine.scheduling.step_builder import Chunks, StepBuilder
 from personae.engine.scheduling.step_time import StepTime
 from personae.engine.sequence import Delta, SequenceLog
 
-# The longest step with prompts of tenants over quota, relative to a step in which all slots decode.
-OVER_QUOTA_FACTOR = 1.5
+# The longest step with prompts of tenants over quota, relative to a step in which all slots decode, and to
+# one with the sequences that decode now.
+OVER_QUOTA_FACTORS = (1.5, 2.0)
 
 
 class _InFlightBatch(NamedTuple):
@@ -254,7 +255,8 @@ class Scheduler:
         """The prompt tokens that tenants over quota may have in a step with `decoding` decode rows and
         `others` prompt tokens of other tenants. None, to keep the step short for the others, but not in two
         steps in a row."""
-        longest = OVER_QUOTA_FACTOR * self._times.of(self.layout.max_seqs, 0)
+        full, now = (self._times.of(rows, 0) for rows in (self.layout.max_seqs, max(decoding, 1)))
+        longest = min(OVER_QUOTA_FACTORS[0] * full, OVER_QUOTA_FACTORS[1] * now)
         room = min(self._times.room(decoding, longest), self.layout.max_batch_tokens) - others
         self._held_back = others > 0 and not self._held_back
         return max(int(room), 0 if self._held_back else self.layout.page_size)

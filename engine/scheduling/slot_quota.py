@@ -1,4 +1,4 @@
-"""Slots and prompt tokens by tenant: one with more than its share gives way if another, with less, waits.
+"""Slots and prompt tokens by tenant: those with more than their share make room for others that wait.
 
 Virtual token counters decide who is admitted next, but they cannot take a slot back. A tenant that came first
 with long answers would hold every slot until these end, and another tenant would wait all that time, however
@@ -11,7 +11,8 @@ A step that has begun cannot be interrupted, and new requests wait for it. So a 
 asks for more than its share of the slots, with shares kept for other tenants that were here recently, or if
 its prompts need more tokens than its share of a step. These prompts come after all others, whether they have
 begun or not, and are spread over several steps. None of these takes much longer than a step in which all
-slots decode. Among tenants over quota, the one whose prompts had the fewest tokens goes first in each step.
+slots decode, or than twice one without prompts. Among tenants over quota, the one whose prompts had the
+fewest tokens goes first in each step.
 """
 
 from collections import Counter
