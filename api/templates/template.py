@@ -187,7 +187,7 @@ class _Rendering:
         for traits in _tried(self.template.traits):
             try:
                 prompt = self._write(traits, talk.chat, tools, most=None)
-            except RequestError:
+            except (RequestError, OSError, MemoryError):  # the last two are the server's
                 raise
             except Exception as error:  # a template is a program: it can fail in any way
                 failure = failure if lost else failure or error
@@ -213,7 +213,7 @@ class _Rendering:
         for conversation in (chat, _as_single_arguments(chat)) if malformed else (chat,):
             try:
                 prompt = self._write(traits, conversation, self.tools, self.characters)
-            except (RequestError, PromptTooLong):
+            except (RequestError, PromptTooLong, OSError, MemoryError):  # the last two are the server's
                 raise
             except Exception as error:  # a template is a program: unusual content can make it fail in any way
                 failure = error

@@ -1,5 +1,6 @@
 """Errors in their wire form, in OpenAI's shape: `{"error": {message, type, param, code}}`."""
 
+import errno
 import logging
 import math
 
@@ -15,6 +16,7 @@ from personae.api.wire.compat_names import route_here
 from personae.errors import (
     MethodNotAllowed,
     NotFound,
+    Overloaded,
     PersonaeError,
     RequestError,
     RequestFailed,
@@ -81,6 +83,9 @@ def visible(error: Exception, request_id: str) -> PersonaeError:
     """
     if isinstance(error, PersonaeError):
         return error
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        logger.error("request %s: too many open files", request_id)
+        return Overloaded("The server has too many open files; try again later.", code="too_many_files")
     if (failure := storage_failure(error)) is not None:
         failure.__cause__ = error
         return failure

@@ -1,5 +1,6 @@
 """The gate: ids, limits, and what happens to an uncaught error."""
 
+import errno
 import json
 import logging
 
@@ -178,6 +179,14 @@ async def test_an_unexpected_error_is_a_500_that_shows_nothing(
             }
             assert visit.headers["x-request-id"] in caplog.text
     assert "the secret" in caplog.text
+
+
+async def test_too_many_open_files_are_a_503_without_a_path(engine: FakeEngine) -> None:
+    engine.refuse = OSError(errno.EMFILE, "Too many open files", "/the/secret/file")
+    visit = await asgi.Visit("/v1/completions", ASK).run(create_app(engine))
+    assert (visit.status, visit.error["code"]) == (503, "too_many_files")
+    assert "secret" not in visit.error["message"]
+    assert visit.headers["retry-after"] == "1"
 
 
 async def test_an_unexpected_error_within_a_stream_shows_nothing(caplog: pytest.LogCaptureFixture) -> None:

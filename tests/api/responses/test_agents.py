@@ -52,7 +52,8 @@ async def test_the_request_of_codex_is_served_and_web_search_is_left_out(
 ) -> None:
     visit = await ask(app, **CODEX)
     assert visit.status == 200, visit.chunks
-    assert visit.headers["x-personae-ignored"] == "tools[].web_search"
+    own = "tools[1].tools[0].parameters#/properties/message/encrypted"  # a keyword of Codex's
+    assert visit.headers["x-personae-ignored"] == f"tools[].web_search, {own}"
     prompt = prompt_of(engine)
     for name in ("get_weather", "collaboration__spawn_agent", "collaboration__shell"):
         assert f'"name": "{name}"' in prompt
