@@ -22,7 +22,7 @@ from personae.grammar.budget.analysis import CompilePlan
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.masks import RemoteGrammar
-from personae.grammar.sandbox.server import SandboxLimits
+from personae.grammar.sandbox.server import ChildEnded, SandboxLimits
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Concat, Exactly, Json, structure_spec
 from personae.grammar.vocabulary import Vocabulary
@@ -46,7 +46,7 @@ GOOD = spec_of({"type": "object", "properties": {"a": {"type": "string", "patter
 REWRITTEN = spec_of({"allOf": [{"type": "integer", "minimum": 3}, {"not": {"const": 4}}]})
 BOMB = spec_of(complements(8, 8))
 # What takes long runs on idle cores alone: on a busy machine half a second of work may take minutes.
-PATIENT = SandboxLimits(processor=0.5, memory=2**28, patience=600.0)
+PATIENT = SandboxLimits(processor=0.5, memory=2**28, patience=600.0, idle=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -233,13 +233,14 @@ def test_a_spec_that_takes_long_gives_way_to_everybody_and_its_child_takes_no_ot
     sandbox = Sandbox(VOCABULARY, PATIENT)
     assert sandbox.analyse(GOOD).plan
     assert not given_way(standing(sandbox))
-    asked = sandbox.ask(b"n", msgspec.msgpack.encode((BOMB, True, None)))
+    asked = sandbox.ask(b"a", msgspec.msgpack.encode((BOMB, True, None)))
     next(asked)
     eventually(lambda: given_way(standing(sandbox)), "it gives way")
     assert sandbox.analyse(GOOD).plan
     assert len(given_way(standing(sandbox))) <= 1
-    for _ in asked:
-        """It is heard to the end."""
+    with pytest.raises(ChildEnded) as ended:
+        list(asked)
+    assert ended.value.exceeded
     long = spec_of({"enum": [f"value {n}" for n in range(5_000)]})  # answered, and not within milliseconds
     for _ in range(3):
         assert sandbox.analyse(long).plan
@@ -266,7 +267,7 @@ def test_a_spec_that_only_lacked_a_processor_is_not_called_too_complex() -> None
 def test_children_beyond_those_that_are_kept_end_although_younger_ones_stand_by() -> None:
     sandbox = Sandbox(VOCABULARY, PATIENT)
     longer_than_a_line_holds = msgspec.msgpack.encode((spec_of({"enum": [1, "x" * 2**18]}), True, None))
-    asked = [sandbox.ask(b"n", longer_than_a_line_holds) for _ in range(6)]
+    asked = [sandbox.ask(b"a", longer_than_a_line_holds) for _ in range(6)]
     for child in asked:
         next(child)  # it is busy until it is heard to the end
     for child in asked:
