@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from enum import Enum
 from itertools import count
-from threading import Lock, Thread
+from threading import Condition, RLock, Thread
 from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -39,13 +39,15 @@ from personae.grammar.sandbox.mask_server import (
     TooSlow,
     Veto,
 )
-from personae.grammar.sandbox.server import ATTEMPTS, HEAD, ChildEnded, length_of
+from personae.grammar.sandbox.server import ATTEMPTS, HEAD, ChildEnded, is_end, length_of
 
 Words = NDArray[np.uint32]
 
 PROCESS_BYTES = 16 * 2**20  # of a process, in addition to what it shares; measured at 100k tokens
-TENANT_PROCESSES = 8
-PROCESSES = 48
+TENANT_PROCESSES = 24
+PROCESSES = 64
+PLACE_PATIENCE = 40.0  # seconds that a compile waits for one of them
+_ROOM_SECONDS = 0.05  # between two looks for processes that bind no answer any more
 _SPENT = "the masks of its grammar take too long: the grammar is ambiguous, make it simpler"
 _LOST = "the processes that make the masks of its grammar were ended again and again; try again later"
 _PATIENCE = 0.01  # seconds that steps wait for the masks of one answer in total
@@ -66,31 +68,44 @@ Undecided = Literal[_Pending.UNDECIDED]
 class Processes:
     """Counts the live processes, in total and by tenant."""
 
-    def __init__(self, most: int = PROCESSES, most_of_tenant: int = TENANT_PROCESSES) -> None:
+    def __init__(
+        self,
+        most: int = PROCESSES,
+        most_of_tenant: int = TENANT_PROCESSES,
+        patience: float = PLACE_PATIENCE,
+    ) -> None:
         self._most = most
         self._most_of_tenant = most_of_tenant
+        self._patience = patience
         self._live: Counter[str] = Counter()
-        self._lock = Lock()
+        # Reentrant: a grammar may be collected, and leave, while its thread is in here.
+        self._changed = Condition(RLock())
 
     def enter(self, tenant: str, make_room: Callable[[str | None], None]) -> None:
-        """Count one more process of this tenant. `make_room` releases processes that bind no answer, of a
-        tenant or of all. Raises Overloaded."""
-        for attempt in range(2):
-            with self._lock:
+        """Count one more process of this tenant, as soon as there is room. `make_room` releases processes
+        that bind no answer, of a tenant or of all. Raises Overloaded if there is no room for too long."""
+        until = time.monotonic() + self._patience
+        while True:
+            with self._changed:
                 full = self._live.total() >= self._most
                 if not full and self._live[tenant] < self._most_of_tenant:
                     self._live[tenant] += 1
                     return
-            if not attempt:
-                make_room(None if full else tenant)
-        raise Overloaded("Too many grammars of your own are in use at once; try again later.")
+            make_room(None if full else tenant)
+            with self._changed:
+                if self._live.total() < self._most and self._live[tenant] < self._most_of_tenant:
+                    continue
+                if time.monotonic() >= until:
+                    raise Overloaded("Too many grammars of your own are in use at once; try again later.")
+                self._changed.wait(_ROOM_SECONDS)
 
     def leave(self, tenant: str) -> None:
         """Count one process less."""
-        with self._lock:
+        with self._changed:
             self._live[tenant] -= 1
             if not self._live[tenant]:
                 del self._live[tenant]
+            self._changed.notify_all()
 
     @property
     def live(self) -> int:
@@ -147,11 +162,17 @@ class RemoteGrammar:
         if self._ended or self._reopening is not None:
             return self._ended
         try:
-            return self._connection.recv(1, socket.MSG_PEEK) == b""
+            head = self._connection.recv(HEAD, socket.MSG_PEEK)
+            return not head or is_end(head)
         except BlockingIOError:
             return False
         except OSError:
             return True
+
+    @property
+    def idle(self) -> bool:
+        """Whether it binds no answer. Any thread may ask."""
+        return not self._answers
 
     @property
     def reopening(self) -> bool:

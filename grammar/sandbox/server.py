@@ -50,6 +50,11 @@ def end_frame(number: int) -> bytes:
     return (_END | number).to_bytes(HEAD, "big")
 
 
+def is_end(head: bytes) -> bool:
+    """Whether this is the head of such a frame."""
+    return int.from_bytes(head, "big") >= _END
+
+
 def length_of(head: bytes) -> int:
     """The length of the frame after this head. Raises ChildEnded."""
     length = int.from_bytes(head, "big")
@@ -64,7 +69,8 @@ class SandboxLimits(msgspec.Struct, frozen=True):
 
     For an answer whose masks are made there: the seconds of processor time that one mask may take, that all
     of them may take, and the time that a mask may take on a busy machine. An answer that is replayed may take
-    as long as all of its masks. Whatever takes more than `ordinary` runs only on idle cores.
+    as long as all of its masks. A grammar is kept for `kept` seconds after its last answer. Whatever takes
+    more than `ordinary` runs only on idle cores.
 
     A process that has grown by more than `size_estimate` bytes gets no further request, and one that has had
     a request ends after `idle` seconds without another. While all together have grown by more than
@@ -81,6 +87,7 @@ class SandboxLimits(msgspec.Struct, frozen=True):
     mask_wall: float = 20.0
     ordinary: float = 0.02
     idle: float = 5.0
+    kept: float = 20.0
 
     @property
     def wall(self) -> float:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -174,7 +175,7 @@ def test_an_answer_whose_processes_are_always_ended_fails_without_blame_for_its_
 def test_a_tenant_has_so_many_processes_and_what_it_does_not_use_makes_room(
     compiler: GrammarCompiler,
 ) -> None:
-    compiler._processes = Processes(most=3, most_of_tenant=2)
+    compiler._processes = Processes(most=3, most_of_tenant=2, patience=0.1)
     specs = [GrammarSpec("ebnf", f'root ::= "{n}"') for n in range(4)]
     held = [compiler.compile(spec, "a") for spec in specs[:2]]
     with pytest.raises(Overloaded):
@@ -186,6 +187,51 @@ def test_a_tenant_has_so_many_processes_and_what_it_does_not_use_makes_room(
         others.append(compiler.compile(specs[1], "b"))
     assert compiler._processes.live == 3
     assert third.shortest == others[0].shortest == 1
+
+
+def test_a_compile_waits_for_a_process_that_binds_an_answer_and_its_cached_grammar_stays(
+    compiler: GrammarCompiler,
+) -> None:
+    compiler._processes = Processes(most_of_tenant=1)
+    first = compiler.compile(WORD, "a")
+    assert isinstance(first, RemoteGrammar)
+    compiler.put(WORD, first, "a")
+    answer = first.begin(9, ())
+    compiler.cache.drop_processes("a")
+    assert compiler.get(WORD, "a") is first
+    found: list[Any] = []
+    other = GrammarSpec("ebnf", 'root ::= "b"')
+    waiting = Thread(target=lambda: found.append(compiler.compile(other, "a")))
+    waiting.start()
+    time.sleep(0.15)
+    assert found == []
+    answer.end()
+    del first, answer
+    waiting.join(PATIENCE)
+    assert [one.shortest for one in found] == [1]
+    assert compiler._processes.live == 1
+
+
+def test_a_grammar_that_nobody_uses_has_no_process_and_is_made_again_for_the_next_answer() -> None:
+    limits = structs.replace(PATIENT, kept=0.1)
+    compiler = GrammarCompiler(VOCABULARY, limits=limits)
+    try:
+        grammar = compiler.compile(WORD)
+        assert isinstance(grammar, RemoteGrammar)
+        compiler.put(WORD, grammar)
+        answer = grammar.begin(9, ())
+        mask_of(answer)
+        time.sleep(0.3)
+        assert not grammar.ended, "an answer is here"
+        answer.end()
+        assert compiler.get(WORD) is grammar
+        eventually(lambda: grammar.ended, "its process is free")
+        answer = grammar.begin(9, ())
+        assert allows(mask_of(answer), ord("x"))
+        answer.end()
+        eventually(lambda: compiler.get(WORD) is None, "it is free again")
+    finally:
+        compiler.close()
 
 
 def test_a_grammar_that_cannot_be_compiled_is_refused_and_its_place_is_free(
