@@ -20,7 +20,6 @@ from personae.grammar.budget.table import TokenTable
 from personae.grammar.cache import GrammarCache
 from personae.grammar.checked.compile import Loosening, compile_checked
 from personae.grammar.checked.grammar import CheckedGrammar
-from personae.grammar.productive import matches_nothing
 from personae.grammar.reasoning.limit import LimitedGrammar, Tags
 from personae.grammar.registry import BACKENDS_OF_KIND, Backends
 from personae.grammar.sandbox.forkserver import Sandbox
@@ -113,8 +112,6 @@ class GrammarCompiler:
         """
         if self._sandbox is not None and is_foreign(spec):
             self._automaton(spec)
-            if spec.kind == "ebnf" and matches_nothing(spec.source):
-                raise GrammarError("The grammar, read as GBNF, matches no text.", param=PARAMS[spec.kind])
             return self._remote(self._sandbox, spec, tenant)
         try:
             return self._compiled(spec, tenant)
