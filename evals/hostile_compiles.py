@@ -4,8 +4,8 @@
 
 Many clients of one tenant send grammars that the server has never seen, each client the next one when it has
 its answer, while a client of another tenant repeatedly requests 16 tokens. In the last two cases the
-processes that make the masks, and the one that they come from, are killed or stopped every two seconds. Calm
-and attack alternate. Prints the neighbour's first token, its longest wait between two tokens, both as ratios,
+processes that make the masks, and the one that they come from, are in turns killed or stopped, every three
+seconds. Calm and attack alternate. Prints the neighbour's first token, its longest wait between two tokens, both as ratios,
 how the attackers' answers ended, and the memory of the server's processes, in the attack and half a minute
 after it.
 """
@@ -40,7 +40,7 @@ _LIMITS = {
     "schemas_per_minute": 1_000_000,
 }
 _AFTERWARDS = 30.0  # seconds until memory is measured again
-_FAULT_SECONDS = 2.0
+_FAULT_SECONDS = 3.0
 
 
 def _regex(number: int) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _checked(number: int) -> dict[str, Any]:
 
 
 def _choice(number: int) -> dict[str, Any]:
-    return {"structured_outputs": {"choice": [f"choice {number} {n:04} {'word ' * 8}" for n in range(1100)]}}
+    return {"structured_outputs": {"choice": [f"choice {number} {n:04} {'word ' * 9}" for n in range(1000)]}}
 
 
 def _gbnf(number: int) -> dict[str, Any]:
@@ -128,11 +128,15 @@ def _descends(pid: int, ancestor: int) -> bool:
     while pid > 1:
         if pid == ancestor:
             return True
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            return False
+        pid = _parent(pid)
     return False
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return 0
 
 
 async def _attack(
@@ -147,8 +151,10 @@ async def _attack(
 
 
 async def _disturb(server: int, fault: signal.Signals) -> None:
-    while True:
-        for pid in sandbox_processes(server):
+    for turn in count():
+        found = sandbox_processes(server)
+        forkserver = [pid for pid in found if _parent(pid) not in found]
+        for pid in forkserver if turn % 2 else set(found).difference(forkserver):
             with suppress(ProcessLookupError):
                 os.kill(pid, fault)
         await anyio.sleep(_FAULT_SECONDS)

@@ -72,7 +72,7 @@ def _ebnf(source: str) -> str:
         rules = read_gbnf(source)
     except GbnfError as error:
         raise GrammarError(
-            f"The grammar, read as GBNF, is malformed: {error}", param=PARAMS["ebnf"]
+            f"The grammar, read as GBNF, cannot be compiled: {error}", param=PARAMS["ebnf"]
         ) from error
     if matches_nothing(rules):
         raise GrammarError("The grammar, read as GBNF, matches no text.", param=PARAMS["ebnf"])

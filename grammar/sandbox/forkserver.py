@@ -29,8 +29,8 @@ from personae.grammar.sandbox.light_import import import_xgrammar
 from personae.grammar.sandbox.mask_server import Compiled, serve
 from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.sandbox.server import (
-    ATTEMPTS,
     ChildEnded,
+    Retries,
     SandboxLimits,
     SandboxServer,
     frames,
@@ -149,25 +149,26 @@ class Sandbox(SandboxServer):
     def _open_masks(self, spec: GrammarSpec) -> tuple[socket.socket, int]:
         """The connection to such a process, and the tokens of the grammar's shortest answer."""
         asked = time.monotonic()
-        for attempt in range(ATTEMPTS):
+        retries = Retries()
+        while True:
             try:
                 connection = self.connect(_MASKS)
                 try:
                     send_frame(connection, msgspec.msgpack.encode(spec))
                     report = next((_STARTS.decode(frame) for frame in frames(connection)), None)
+                    if report is None:
+                        raise ConnectionResetError("the server has died")
                 except BaseException:
                     connection.close()
                     raise
             except OSError as error:
-                if self.may_try_again(error) and attempt < ATTEMPTS - 1:
-                    continue
-                raise self._ended(spec, error, asked) from None
+                if not retries.again(error):
+                    raise self._ended(spec, error, asked) from None
+                continue
             if isinstance(report, Compiled):
                 return connection, report.shortest
             connection.close()
-            if report is not None:
-                raise report.error()
-        raise _overloaded()
+            raise report.error()
 
     def _ended(self, spec: GrammarSpec, error: OSError, asked: float) -> GrammarError | Overloaded:
         """Why there is no result. A grammar is to blame only if it has exceeded the limits itself."""
@@ -193,7 +194,6 @@ def main() -> None:
     """The server's main function: read the vocabulary, then serve requests."""
     from personae.grammar.compiler import GrammarCompiler  # that module imports this one
 
-    os.nice(5)
     control = socket.socket(fileno=int(sys.argv[1]))
     given = tuple[tuple[bytes, ...], tuple[int, ...], dict[str, int], SandboxLimits]
     tokens, stops, special, limits = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=given)
@@ -207,6 +207,7 @@ def main() -> None:
         else:
             _analyse(compiler, connection)
 
+    os.nice(5)  # from here on: what waits for a server that has died waits for the start as well
     Children(
         control,
         limits,

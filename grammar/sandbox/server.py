@@ -22,7 +22,8 @@ HEAD = 4  # bytes; the length before each frame
 BEAT_SECONDS = 0.25  # between two signs of life of the server
 _STOPPED_BEATS = 4  # that did not come: the server is replaced if it is stopped
 _SILENT_BEATS = 60  # the server is replaced in any case; one that only lacks processor time answers sooner
-ATTEMPTS = 3  # of a request whose process was ended from outside
+ATTEMPTS = 3  # of a request whose child was ended from outside
+_SERVERS = 8  # that may die while a request waits
 _END = 0xFFFF_FF00  # the head of the frame that says how a child's work has ended, in its last byte
 
 # What the kernel does to a process that exceeds a limit: its library finds no memory, or its time is over.
@@ -95,6 +96,22 @@ class SandboxLimits(msgspec.Struct, frozen=True):
         return 0.8 * self.patience
 
 
+class Retries:
+    """Decides whether a request is made again."""
+
+    def __init__(self) -> None:
+        self._children = self._servers = 0
+
+    def again(self, error: OSError) -> bool:
+        """Whether a request that has ended like this may succeed in another process."""
+        if isinstance(error, ChildEnded):
+            self._children += 1
+            blameless = not error.exceeded and error.number != signal.SIGALRM
+            return blameless and self._children < ATTEMPTS
+        self._servers += 1
+        return isinstance(error, ConnectionError) and self._servers < _SERVERS
+
+
 class SandboxServer:
     """Started when it is first needed, or by `start`. A thread watches it, and starts another one within two
     seconds when it has died or is stopped. Thread-safe.
@@ -130,7 +147,8 @@ class SandboxServer:
         ChildEnded if the request exceeds its limits, or if its child was ended too often, and another OSError
         if nothing arrives in time.
         """
-        for left in reversed(range(ATTEMPTS)):
+        retries = Retries()
+        while True:
             try:
                 with self.connect(kind) as ours:
                     ours.sendall(request)
@@ -140,15 +158,8 @@ class SandboxServer:
             except OSError as error:
                 if isinstance(error, ChildEnded) and error.number == ANSWERED:
                     return
-                if not left or not self.may_try_again(error):
+                if not retries.again(error):
                     raise
-
-    @staticmethod
-    def may_try_again(error: OSError) -> bool:
-        """Whether a request that has ended like this may succeed in another process."""
-        if isinstance(error, ChildEnded):
-            return not error.exceeded and error.number != signal.SIGALRM
-        return isinstance(error, ConnectionError)
 
     def connect(self, kind: bytes) -> socket.socket:
         """This end of a connection to a child. Raises OSError if there is no server."""

@@ -82,7 +82,7 @@ def test_what_a_grammar_matches(
 def test_what_is_refused_and_where(compiler: GrammarCompiler, source: str, why: str) -> None:
     with pytest.raises(GbnfError, match=why):
         read_gbnf(source)
-    with pytest.raises(GrammarError, match="read as GBNF, is malformed") as refused:
+    with pytest.raises(GrammarError, match="read as GBNF, cannot be compiled") as refused:
         compiler.compile_here(GrammarSpec("ebnf", source))
     assert refused.value.param == "structured_outputs.grammar"
 
