@@ -34,7 +34,7 @@ from personae.grammar.sandbox.server import (
 
 STANDING = 2  # new children that wait for a request, at least
 MOST = 96  # children; further requests wait
-_NICENESS = 10  # of a child, beside the server's: many may be busy at once, and a step needs the cores more
+_NICENESS = 5  # of a child, beside the server's: many may be busy at once, and a step needs the cores more
 _FREE = b"+"  # what a child writes on its line when it has answered
 _BEAT = b"."
 _TIMER = signal.SIGVTALRM
