@@ -5,9 +5,9 @@
 Many clients of one tenant send grammars that the server has never seen, each client the next one when it has
 its answer, while a client of another tenant repeatedly requests 16 tokens. In the last two cases the
 processes that make the masks, and the one that they come from, are in turns killed or stopped, every three
-seconds. Calm and attack alternate. Prints the neighbour's first token, its longest wait between two tokens, both as ratios,
-how the attackers' answers ended, and the memory of the server's processes, in the attack and half a minute
-after it.
+seconds. Calm and attack alternate. Prints the neighbour's first token and its wait between two tokens (p99),
+each with the ratio, how the attackers' answers ended, and the memory of the server's processes before, in and
+half a minute after the attack.
 """
 
 import os

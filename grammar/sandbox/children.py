@@ -2,11 +2,11 @@
 
 A child gets one request at a time, with the socket on which it is answered. The server holds a copy of that
 socket until the child has answered, and writes to it how the child's work has ended (`server.end_frame`). So
-whoever waits knows whether its request has exceeded a limit or its child was ended from outside. A stopped
-child is ended.
+it is known whether the request has exceeded a limit or its child was ended from outside. A stopped child is
+ended.
 
-A child is used again, unless it has grown, or its request took so long that it gives way to all other
-processes. Children that wait for long end, so that memory is what it was before.
+A child is used again, unless it has grown, or its request took so long that it runs on idle cores only.
+Children that wait for long end, so that memory is what it was before.
 """
 
 import ctypes
@@ -34,7 +34,6 @@ from personae.grammar.sandbox.server import (
 
 STANDING = 2  # new children that wait for a request, at least
 MOST = 96  # children; further requests wait
-_NICENESS = 5  # of a child, beside the server's: many may be busy at once, and a step needs the cores more
 _FREE = b"+"  # what a child writes on its line when it has answered
 _BEAT = b"."
 _TIMER = signal.SIGVTALRM
@@ -88,7 +87,7 @@ class Children:
 
     `answer(kind, connection)` is a child's work on a request; `warm_up` writes, in a new child, to the memory
     that a request will write to. `ordinary` gives the seconds of processor time after which a request of a
-    kind gives way to all other processes.
+    kind runs on idle cores only.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class Children:
                     self._hear(self._children[descriptor])
 
     def _beat(self) -> None:
-        with suppress(BlockingIOError):  # whoever listens is busy
+        with suppress(BlockingIOError):  # the other end is busy
             self._control.send(_BEAT, socket.MSG_DONTWAIT)
         for child in self._children.values():
             child.examine()
@@ -212,7 +211,6 @@ class Children:
             return
         try:
             _end_with(server)
-            os.nice(_NICENESS)
             self._control.close()
             line.close()
             for other in self._children.values():

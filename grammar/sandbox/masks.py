@@ -244,7 +244,7 @@ class RemoteGrammar:
     def _take_in(self) -> None:
         received, at = self._received, 0
         while len(received) - at >= HEAD:
-            end = at + HEAD + length_of(received[at : at + HEAD])
+            end = at + HEAD + length_of(bytes(received[at : at + HEAD]))
             if end > len(received):
                 break
             report = REPORTS.decode(memoryview(received)[at + HEAD : end])
