@@ -179,8 +179,9 @@ def test_what_is_not_bound_so_is_never_asked(monkeypatch) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("whom", ["children", "server"])
 def test_rows_whose_processes_are_ended_or_stopped_have_the_tokens_that_they_would_have(
-    remote, expected, monkeypatch, how: signal.Signals
+    remote, expected, monkeypatch, how: signal.Signals, whom: str
 ) -> None:
     """The rows wait while their masks are made elsewhere, and the others go on."""
     left = {3: 0, 9: 0, 15: 0}
@@ -192,10 +193,11 @@ def test_rows_whose_processes_are_ended_or_stopped_have_the_tokens_that_they_wou
         accepted += 1
         if accepted in left:
             server = remote._sandbox._process.pid
-            for child in map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split()):
+            children = map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())
+            for pid in children if whom == "children" else [server]:
                 left[accepted] += 1
                 with suppress(ProcessLookupError):
-                    os.kill(child, how)
+                    os.kill(pid, how)
         return accept(self, token)
 
     monkeypatch.setattr(RemoteMatcher, "accept", end_all)
