@@ -11,6 +11,7 @@ Children that wait for long end, so that memory is what it was before.
 
 import ctypes
 import gc
+import math
 import os
 import select
 import signal
@@ -34,6 +35,8 @@ from personae.grammar.sandbox.server import (
 
 STANDING = 2  # new children that wait for a request, at least
 MOST = 96  # children; further requests wait
+_WEIGHT_OF_NICENESS = 1.25  # Linux divides the weight of a process by this for each step
+_NICEST = 18
 _FREE = b"+"  # what a child writes on its line when it has answered
 _BEAT = b"."
 _TIMER = signal.SIGVTALRM
@@ -48,13 +51,22 @@ class _Child:
         self.pid = pid
         self.line = line
         self.connection: socket.socket | None = None  # of its request
-        self.used = self.gives_way = self.exceeded = False
+        self.used = self.slowed = self.exceeded = False
         self.since = time.monotonic()  # when it became free
         self.status: int | None = None  # how it has ended, if that is known
 
+    def slow(self, others: int) -> None:
+        """Let it have less processor time in proportion, if so many others are busy: together they have
+        little more than one alone."""
+        if others:
+            self.slowed = True
+            niceness = os.getpriority(os.PRIO_PROCESS, 0) + math.log(others + 1, _WEIGHT_OF_NICENESS)
+            with suppress(OSError):  # it has ended
+                os.setpriority(os.PRIO_PROCESS, self.pid, min(round(niceness), _NICEST))
+
     def give_way(self) -> None:
         """Let it run only when no other process wants to."""
-        self.gives_way = True
+        self.slowed = True
         if sys.platform == "linux":
             with suppress(OSError):  # it has ended, or a container forbids this
                 os.sched_setscheduler(self.pid, os.SCHED_IDLE, os.sched_param(0))
@@ -169,6 +181,7 @@ class Children:
             except ConnectionError:  # it has died, which is noticed soon
                 self._waiting.appendleft((kind, connection))
                 continue
+            child.slow(sum(other.connection is not None for other in self._children.values()))
             child.used = True
             child.connection = connection
 
@@ -181,7 +194,7 @@ class Children:
         elif said == _FREE:
             child.ended(ANSWERED)
             child.since = time.monotonic()
-            if child.gives_way:
+            if child.slowed:  # which only an administrator can undo
                 self._leave(child)
             else:
                 self._free.append(child)
