@@ -47,13 +47,24 @@ def _regex(number: int) -> dict[str, Any]:
     return {"structured_outputs": {"regex": rf"(ab|c{number})*[0-9]{{2}}(x|y)*"}}
 
 
-def _checked(number: int) -> dict[str, Any]:
+def _set(number: int) -> dict[str, Any]:
     items = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 4}
+    return _strict({f"list_{number}": items})
+
+
+def _checked(number: int) -> dict[str, Any]:
+    rows = {"type": "array", "items": {"type": "integer"}, "maxItems": 4}
+    barred = {"not": {"properties": {f"count_{number}": {"multipleOf": 7}}}}
+    return _strict({"rows": rows, f"count_{number}": {"type": "integer"}}, barred)
+
+
+def _strict(properties: dict[str, Any], more: dict[str, Any] | None = None) -> dict[str, Any]:
     schema = {
         "type": "object",
-        "properties": {f"list_{number}": items},
-        "required": [f"list_{number}"],
+        "properties": properties,
+        "required": [*properties],
         "additionalProperties": False,
+        **(more or {}),
     }
     named = {"name": "answer", "schema": schema, "strict": True}
     return {"response_format": {"type": "json_schema", "json_schema": named}}
@@ -80,6 +91,7 @@ class Flood:
 FLOODS = {
     CONTROL: Flood(20, lambda number: {}),
     "new regular expressions": Flood(20, _regex),
+    "new schemas of sets": Flood(20, _set),
     "new checked schemas": Flood(20, _checked),
     "choice lists of 60 kB": Flood(16, _choice),
     "new GBNF grammars": Flood(20, _gbnf),
