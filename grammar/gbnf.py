@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-_SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
-_SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
-_BEFORE_BAR = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*(?=\|)")
+_BLANKS = re.compile(r"[ \t]*")
+_BLANKS_AND_LINES = re.compile(r"[ \t\r\n]*")
+_COMMENT = re.compile(r"#[^\r\n]*")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _DEFINED = re.compile(r"[ \t]*::=")
 _BOUNDS = re.compile(r"\{\s*(\d{1,9})\s*(?:(,)\s*(\d{1,9})?\s*)?\}")
@@ -88,7 +88,7 @@ class _Reader:
 
     def rules(self) -> Rules:
         rules: Rules = {}
-        self._take(_SPACE_AND_LINES)
+        self._space(lines=True)
         while self._at < len(self._source):
             name = self._take(_NAME)
             if not name:
@@ -97,11 +97,11 @@ class _Reader:
                 raise self._error(f"expected '::=' after {name!r}")
             if name in rules:
                 raise self._error(f"the rule {name!r} is defined twice")
-            self._take(_SPACE_AND_LINES)
+            self._space(lines=True)
             rules[name] = self._alternatives(0)
             if self._at < len(self._source) and self._source[self._at] not in "\r\n":
                 raise self._error("expected a new line")
-            self._take(_SPACE_AND_LINES)
+            self._space(lines=True)
         if "root" not in rules:
             raise GbnfError("it has no rule 'root'")
         for name in _names(rules.values()):
@@ -115,15 +115,16 @@ class _Reader:
         found: list[list[AnyItem]] = []
         while True:
             found.append(self._sequence(depth))
-            self._take(_BEFORE_BAR)
+            end = self._at
+            self._space(lines=True)
             if self._source[self._at : self._at + 1] != "|":
+                self._at = end
                 return found
             self._at += 1
-            self._take(_SPACE_AND_LINES)
+            self._space(lines=True)
 
     def _sequence(self, depth: int) -> list[AnyItem]:
         items: list[AnyItem] = []
-        space = _SPACE_AND_LINES if depth else _SPACE
         while self._at < len(self._source):
             character = self._source[self._at]
             if character in "*+?{":
@@ -139,7 +140,7 @@ class _Reader:
                 items.append(Characters(ranges=[(0, _LAST)]))
             elif character == "(":
                 self._at += 1
-                self._take(_SPACE_AND_LINES)
+                self._space(lines=True)
                 items.append(Group(alternatives=self._alternatives(depth + 1)))
                 if self._source[self._at : self._at + 1] != ")":
                     raise self._error("expected ')'")
@@ -148,7 +149,7 @@ class _Reader:
                 items.append(RuleName(name=name))
             else:
                 break
-            self._take(space)
+            self._space(lines=depth > 0)
         return items
 
     def _repetition(self, character: str) -> tuple[int, int | None]:
@@ -218,6 +219,12 @@ class _Reader:
             raise self._error(f"the escape \\{escaped} is unknown")
         self._at += 1
         return ord(_ESCAPED[escaped])
+
+    def _space(self, *, lines: bool) -> None:
+        """Skip blanks and comments, and the ends of lines if `lines`."""
+        self._take(_BLANKS_AND_LINES if lines else _BLANKS)
+        while self._take(_COMMENT) is not None:
+            self._take(_BLANKS_AND_LINES if lines else _BLANKS)
 
     def _take(self, pattern: re.Pattern[str]) -> str | None:
         match = pattern.match(self._source, self._at)
