@@ -20,6 +20,7 @@ from personae.grammar.backend import Binding
 from personae.grammar.sandbox.masks import RemoteMatcher
 
 STEP_PATIENCE = 0.002  # seconds that a step waits for all such masks together
+SHARED_STEP_PATIENCE = 0.0005  # the same for a step with rows of others, which would wait too
 
 
 @dataclass(slots=True)
@@ -68,7 +69,8 @@ class Deferrals:
         """The indices of the samples that this step cannot choose. Waits briefly for their masks. `rows` are
         the plan's, which may begin elsewhere than what was packed (`speculation/`)."""
         starts = {row.slot: row.start for row in rows}
-        deadline = time.monotonic() + STEP_PATIENCE
+        alone = all(isinstance(matchers.get(slot), RemoteMatcher) for slot in packed.sampled_slots)
+        deadline = time.monotonic() + (STEP_PATIENCE if alone else SHARED_STEP_PATIENCE)
         out = []
         for i, slot in enumerate(packed.sampled_slots):
             matcher, parked = matchers.get(slot), self._deferred.get(slot)

@@ -52,10 +52,10 @@ class GrammarCache:
                 self._drop(next(iter(self._grammars)))
 
     def drop_processes(self, tenant: str | None) -> None:
-        """Drop the processes that make masks: those of a tenant, or all."""
+        """Drop the processes that make masks and bind no answer: those of a tenant, or all."""
         with self._lock:
             for key, grammar in [*self._grammars.items()]:
-                if isinstance(grammar, RemoteGrammar) and tenant in (None, key[0]):
+                if isinstance(grammar, RemoteGrammar) and grammar.idle and tenant in (None, key[0]):
                     self._drop(key)
 
     def _drop(self, key: GrammarKey) -> None:

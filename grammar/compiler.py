@@ -20,8 +20,9 @@ from personae.grammar.budget.table import TokenTable
 from personae.grammar.cache import GrammarCache
 from personae.grammar.checked.compile import Loosening, compile_checked
 from personae.grammar.checked.grammar import CheckedGrammar
-from personae.grammar.productive import matches_nothing
 from personae.grammar.reasoning.limit import LimitedGrammar, Tags
+from personae.grammar.regex.parse import NotRegular
+from personae.grammar.regex.plain import looks_around, without_looks
 from personae.grammar.registry import BACKENDS_OF_KIND, Backends
 from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.masks import AnyGrammar, Processes, RemoteGrammar
@@ -49,6 +50,15 @@ def _may_be_checked(spec: GrammarSpec, error: GrammarError) -> bool:
     if not isinstance(error, NotEnforced) and error.code != TOO_COMPLEX:
         return False
     return spec.kind in ("json_schema", "structure") and spec.strict and spec.backend is None
+
+
+def _without_looks(spec: GrammarSpec) -> GrammarSpec:
+    try:
+        return msgspec.structs.replace(spec, source=without_looks(spec.source))
+    except NotRegular as error:
+        raise GrammarError(
+            f"The regular expression cannot be enforced: {error}.", param=PARAMS["regex"]
+        ) from error
 
 
 class _NeedsSandbox(Exception):
@@ -113,8 +123,6 @@ class GrammarCompiler:
         """
         if self._sandbox is not None and is_foreign(spec):
             self._automaton(spec)
-            if spec.kind == "ebnf" and matches_nothing(spec.source):
-                raise GrammarError("The grammar, read as GBNF, matches no text.", param=PARAMS[spec.kind])
             return self._remote(self._sandbox, spec, tenant)
         try:
             return self._compiled(spec, tenant)
@@ -273,6 +281,10 @@ class GrammarCompiler:
         rewritings = rewritings or self._rewritings
         if spec.kind == "json_schema":
             return self._schemas.compile(spec, finish, rewritings)
+        if spec.kind == "regex" and looks_around(spec.source):
+            if self._sandbox is not None:
+                raise _NeedsSandbox
+            spec = _without_looks(spec)
         name = BACKENDS_OF_KIND[spec.kind][-1]
         if spec.kind == "structure":
             backend = self._backends.get(name)

@@ -1,10 +1,10 @@
 """Compiles grammars off the loop, so that a slow schema delays only its sender and no step."""
 
 import logging
-from weakref import WeakValueDictionary
 
-from anyio import CapacityLimiter, create_task_group, sleep
+from anyio import CancelScope, CapacityLimiter, Event, create_task_group, current_time, sleep
 
+from personae.actors.enginecore.compile_turns import QUICK_SECONDS, CompileTurns, Turn
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import Compile, Compiled, Message
@@ -13,20 +13,21 @@ from personae.errors import GrammarError, Overloaded, PersonaeError, RequestFail
 from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarKey
 
-AT_ONCE = 4  # compiles per tenant; more would only take cores from the steps
 SECONDS = 90.0  # how long a request waits for its grammar
+_THREADS = 32
 
 log = logging.getLogger(__name__)
 
 
 class Compiler(Actor[Message]):
-    """Answers `Compile` with `Compiled`. Each compile is a task of its own on a worker thread.
+    """Answers `Compile` with `Compiled`. Each compile is a task of its own, on a worker thread when it is its
+    turn (`compile_turns.py`).
 
     An error in a compile ends its own requests and nothing else: a grammar library that fails on one client's
     schema must not take down the engine. After `seconds` a request is answered with an error. The error names
     the grammar if that has compiled for at least half of the time, else the queue. The thread cannot be
-    stopped and keeps its place among its tenant's `AT_ONCE`; every tenant has `AT_ONCE` places of its own.
-    The cache keeps the result of a late compile for that tenant's next request.
+    stopped and keeps its place among its tenant's; the cache keeps the result of a late compile for that
+    tenant's next request. A compile that has not begun by then is dropped.
     """
 
     def __init__(
@@ -35,14 +36,12 @@ class Compiler(Actor[Message]):
         self._grammars = grammars
         self._scheduler = scheduler
         self._seconds = seconds
-        self._threads: WeakValueDictionary[str, CapacityLimiter] = (
-            WeakValueDictionary()
-        )  # only while they are in use
-        self._started_compiles: set[GrammarKey] = set()
+        self._turns = CompileTurns()
         self._timed_out: dict[GrammarKey, PersonaeError] = {}
 
     async def started(self) -> None:
         """Drop messages of an earlier epoch."""
+        self._threads = CapacityLimiter(_THREADS)
         self.drain()
 
     async def receive(self, message: Message) -> None:
@@ -55,29 +54,42 @@ class Compiler(Actor[Message]):
             elif (error := self._timed_out.get((tenant, spec))) is not None:
                 self._scheduler.tell(Compiled(spec, tenant, error=error))
             else:
-                threads = self._threads.setdefault(tenant, CapacityLimiter(AT_ONCE))
-                self.start_soon(self._compile, (tenant, spec), threads)
+                self.start_soon(self._compile, (tenant, spec))
 
-    async def _compile(self, key: GrammarKey, threads: CapacityLimiter) -> None:
+    async def _compile(self, key: GrammarKey) -> None:
         tenant, spec = key
+        outcome: AnyGrammar | PersonaeError | None = None
+        begun = Event()
+        turn = Turn(tenant, begun.set)
         async with create_task_group() as tasks:
-            tasks.start_soon(self._time_out, key)
-            outcome = await self.in_thread(self._outcome, key, limiter=threads)
+            tasks.start_soon(self._time_out, key, turn, tasks.cancel_scope)
+            self._turns.wait(turn, current_time())
+            try:
+                await begun.wait()
+                tasks.start_soon(self._lengthen, turn)
+                outcome = await self.in_thread(self._outcome, key, limiter=self._threads)
+            finally:
+                self._turns.leave(turn, current_time())
             tasks.cancel_scope.cancel()
         late = self._timed_out.pop(key, None) is not None
-        self._started_compiles.discard(key)
-        error = outcome if isinstance(outcome, PersonaeError) else None
-        grammar = None if isinstance(outcome, PersonaeError) else outcome
         if not late:
+            error = outcome if isinstance(outcome, PersonaeError) else None
+            grammar = None if isinstance(outcome, PersonaeError) else outcome
             self._scheduler.tell(Compiled(spec, tenant, grammar, error))
 
-    async def _time_out(self, key: GrammarKey) -> None:
+    async def _lengthen(self, turn: Turn) -> None:
+        await sleep(QUICK_SECONDS)
+        self._turns.lengthen(turn, current_time())
+
+    async def _time_out(self, key: GrammarKey, turn: Turn, compile: CancelScope) -> None:
         await sleep(self._seconds / 2)
-        compiling = key in self._started_compiles
+        compiling = turn.begun is not None
         await sleep(self._seconds / 2)
         self._timed_out[key] = error = self._timeout_error(compiling)
         tenant, spec = key
         self._scheduler.tell(Compiled(spec, tenant, error=error))
+        if turn.begun is None:
+            compile.cancel()  # nobody waits for it
 
     def _timeout_error(self, compiling: bool) -> PersonaeError:
         """Return why there is no grammar. `compiling`: it compiled for at least half of the time."""
@@ -88,7 +100,6 @@ class Compiler(Actor[Message]):
 
     def _outcome(self, key: GrammarKey) -> AnyGrammar | PersonaeError:
         tenant, spec = key
-        self._started_compiles.add(key)
         try:
             grammar = self._grammars.compile(spec, tenant)
             self._grammars.put(spec, grammar, tenant)  # on this thread: measuring a large one takes long

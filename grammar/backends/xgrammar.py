@@ -12,6 +12,8 @@ import xgrammar
 
 from personae.errors import GrammarError
 from personae.grammar.bitmask import Bitmask, allow_only, words_of
+from personae.grammar.gbnf import GbnfError, read_gbnf, write_ebnf
+from personae.grammar.productive import matches_nothing
 from personae.grammar.schema.document import MAX_WHITESPACE, PARAMS, SAID
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
@@ -40,7 +42,7 @@ class XGrammarBackend:
         """Compile a spec. Raises GrammarError if it is malformed."""
         try:
             if spec.kind == "ebnf":
-                grammar = self._compiler.compile_grammar(spec.source)
+                grammar = self._compiler.compile_grammar(_ebnf(spec.source))
             else:
                 grammar = self._compiler.compile_json_schema(
                     spec.source if spec.kind == "json_schema" else '{"type":"object"}',
@@ -62,6 +64,19 @@ class XGrammarBackend:
                 f"The {SAID.get(spec.kind, spec.kind)} matches no text.", param=PARAMS[spec.kind]
             )
         return compiled
+
+
+def _ebnf(source: str) -> str:
+    """A grammar in GBNF, in xgrammar's dialect. Raises GrammarError."""
+    try:
+        rules = read_gbnf(source)
+    except GbnfError as error:
+        raise GrammarError(
+            f"The grammar, read as GBNF, cannot be compiled: {error}", param=PARAMS["ebnf"]
+        ) from error
+    if matches_nothing(rules):
+        raise GrammarError("The grammar, read as GBNF, matches no text.", param=PARAMS["ebnf"])
+    return write_ebnf(rules)
 
 
 class XGrammarCompiled:

@@ -18,6 +18,9 @@ _ODD = re.compile(
 )
 
 
+_LOOKS = re.compile(r"\(\?<?[=!]|\\[bB]")
+
+
 def conjuncts(pattern: str) -> tuple[str, ...]:
     """Plain expressions, all of which a text must match to match `pattern`. If the language is not known to
     be regular, the pattern is returned unchanged, and the library reports what it does not support."""
@@ -58,6 +61,20 @@ def some_text(matched: tuple[str, ...], unmatched: tuple[str, ...] = ()) -> bool
 def literal(text: str) -> str:
     """An expression for one text."""
     return "".join(charset.written(((ord(one), ord(one)),)) for one in text)
+
+
+def looks_around(pattern: str) -> bool:
+    """Whether the pattern may test what is around a place in the text."""
+    return _LOOKS.search(pattern.replace(r"\\", "")) is not None
+
+
+def without_looks(pattern: str) -> str:
+    """An expression without look-around for the same whole texts. Raises NotRegular, also if there are no
+    such texts."""
+    found = plain((f"^(?:{pattern})$",))
+    if found is None:
+        raise NotRegular("no text matches it")
+    return found.removeprefix("^(?:").removesuffix(")$")
 
 
 def complement(pattern: str) -> str | None:

@@ -5,10 +5,8 @@ A validator follows every reference anew, so a schema of a kilobyte can keep it 
 the interpreter's lock meanwhile. A check that is known to be quick runs at once.
 """
 
-import gc
 import os
 import re
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -18,7 +16,8 @@ from typing import Any
 import msgspec
 
 from personae.errors import GrammarError
-from personae.grammar.sandbox.server import SandboxLimits, SandboxServer, bound, request_of, send_frame
+from personae.grammar.sandbox.children import Children
+from personae.grammar.sandbox.server import SandboxLimits, SandboxServer, request_of, send_frame
 from personae.grammar.sandbox.small import is_plain
 from personae.grammar.schema.validate import SchemaValidation, validate_answer
 from personae.grammar.schema.walk import target
@@ -107,26 +106,19 @@ class Checker(SandboxServer):
 
 
 def main() -> None:
-    """The server's main function: fork a child for each request."""
+    """The server's main function."""
     os.nice(5)
     control = socket.socket(fileno=int(sys.argv[1]))
     limits = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=SandboxLimits)
     parts = msgspec.msgpack.Decoder(list[Part])
-    validate_answer(GrammarSpec("json_schema", '{"pattern": "a", "format": "date"}'), '"b"')
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
-    gc.freeze()
-    while True:
-        kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        if not kind:
-            os._exit(0)  # the other end is closed
-        with socket.socket(fileno=descriptors[0]) as connection:
-            if os.fork():
-                continue
-            try:
-                control.close()
-                bound(limits)
-                with suppress(GrammarError):
-                    outcomes = [validate_answer(*part) for part in parts.decode(request_of(connection))]
-                    send_frame(connection, msgspec.msgpack.encode(outcomes))
-            finally:
-                os._exit(0)
+
+    def warm_up() -> None:
+        validate_answer(GrammarSpec("json_schema", '{"pattern": "a", "format": "date"}'), '"b"')
+
+    def answer(kind: bytes, connection: socket.socket) -> None:
+        with suppress(GrammarError):
+            outcomes = [validate_answer(*part) for part in parts.decode(request_of(connection))]
+            send_frame(connection, msgspec.msgpack.encode(outcomes))
+
+    warm_up()
+    Children(control, limits, answer, warm_up).serve()

@@ -1,45 +1,41 @@
 """A process whose children compile specs, one at a time each, so that the cost of a spec affects nobody else.
 
-The fork server has read the vocabulary once, and keeps a few children ready. The kernel ends a child that
-takes too much processor time or memory, whatever library it is stuck in. Its resources are then free again,
-and other compiles notice nothing. A child returns a `CompilePlan` as soon as it has compiled it, and then an
-`Analysis`. From these the grammar is built here without the analysis and the searches, which are the part
-that can explode and would hold this interpreter's lock.
+The fork server has read the vocabulary and imported the libraries once (`children.py` keeps children of it
+ready). The kernel ends a child that takes too much processor time or memory, whatever library it is stuck in.
+Its resources are then free again, and other compiles notice nothing. A child returns a `CompilePlan` as soon
+as it has compiled it, and then an `Analysis`. From these the grammar is built here without the analysis and
+the searches, which are the part that can explode and would hold this interpreter's lock.
 
-Each request has a socket of its own, whose other end is sent to the first child that takes it. A child
-reports on its line when it has taken a request, so that another child becomes ready in its place, and when it
-has answered. It then waits again, unless enough others do or it has grown. A third of a compile's time in a
-new child goes into pages that it shares with the server until it writes to them. All children end when this
-process ends.
+A third of a compile's time in a new child goes into pages that it shares with the server until it writes to
+them, so a child compiles something before its first request.
 """
 
-import gc
 import os
-import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from personae.errors import GrammarError, NotEnforced, Overloaded
 from personae.grammar.budget.analysis import Analysis, CompilePlan
+from personae.grammar.sandbox.children import Children
+from personae.grammar.sandbox.light_import import import_xgrammar
 from personae.grammar.sandbox.mask_server import Compiled, serve
 from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.sandbox.server import (
+    ChildEnded,
+    Retries,
     SandboxLimits,
     SandboxServer,
-    bound,
     frames,
     request_of,
-    resident,
     send_frame,
-    unbound,
 )
 from personae.grammar.sandbox.warm_up import FIRST_SPECS, warm_up_specs
 from personae.grammar.schema.document import PARAMS, TOO_COMPLEX
@@ -50,20 +46,9 @@ if TYPE_CHECKING:
     from personae.grammar.compiler import GrammarCompiler
 
 _COMMAND = "from personae.grammar.sandbox.forkserver import main; main()"
-_STANDING = 2  # children that wait for a spec, at least
-_KEPT = 4  # children that have had a spec and are kept, at most
-_AGAIN = b"."
-_LOADED = b"+"
-_TIMER = signal.SIGVTALRM
-_LONG = bytes(
-    [_TIMER]
-)  # what the signal handler of a child writes then, in whatever library the child may be
-# What a child must load first: one backend for nearly all specs, and another, large one for grammars in GBNF.
-_NEARLY_ALL, _GBNF = b"n", b"g"
-# The same in capitals: the child goes on and makes the masks.
-_MASKS = {_NEARLY_ALL: b"N", _GBNF: b"G"}
-_COMPILE_ORDINARY = 0.25  # seconds, as `SandboxLimits.ordinary`, of such a compile
-_FIRST = {_NEARLY_ALL: FIRST_SPECS, _GBNF: (GrammarSpec("ebnf", 'root ::= "a"'),)}
+_ANALYSIS, _MASKS = b"a", b"m"  # the kinds of requests
+_COMPILE_ORDINARY = 0.25  # seconds, as `SandboxLimits.ordinary`, of a compile whose masks are made there, too
+_GBNF = GrammarSpec("ebnf", 'root ::= "a"')
 
 
 class SandboxRefusal(msgspec.Struct, frozen=True, tag=True):
@@ -130,10 +115,9 @@ class Sandbox(SandboxServer):
         compile does not end within the limits, and Overloaded if this is not known in time.
         """
         request = msgspec.msgpack.encode((spec, rewritten, None))
-        begun, asked = False, time.monotonic()
+        asked = time.monotonic()
         try:
-            for frame in self.ask(_GBNF if spec.kind == "ebnf" else _NEARLY_ALL, request):
-                begun = True
+            for frame in self.ask(_ANALYSIS, request):
                 match _REPORTS.decode(frame) if frame else None:
                     case CompilePlan() as compile_plan:
                         if report is not None:
@@ -142,10 +126,8 @@ class Sandbox(SandboxServer):
                         return analysis
                     case SandboxRefusal() as refusal:
                         raise refusal.error()
-        except OSError:  # a time-out is one of them
-            begun = False
-        if not begun or time.monotonic() - asked >= self.limits.wall:
-            raise _overloaded()
+        except OSError as error:  # a time-out is one of them
+            raise self._ended(spec, error, asked) from None
         raise _too_complex(spec)
 
     def explain(self, spec: GrammarSpec, refusal: GrammarError) -> GrammarError:
@@ -153,7 +135,7 @@ class Sandbox(SandboxServer):
         found within the limits."""
         request = msgspec.msgpack.encode((spec, True, SandboxRefusal.of(refusal)))
         with suppress(OSError):
-            for frame in self.ask(_NEARLY_ALL, request):
+            for frame in self.ask(_ANALYSIS, request):
                 if frame and isinstance(found := _REPORTS.decode(frame), SandboxRefusal):
                     return found.error()
         return refusal
@@ -161,25 +143,39 @@ class Sandbox(SandboxServer):
     def masks(self, spec: GrammarSpec, left: Callable[[], None] = lambda: None) -> RemoteGrammar:
         """A process that has compiled `spec` and makes the masks of its answers. Calls `left` when the
         process is released. Raises as `analyse` does."""
+        connection, shortest = self._open_masks(spec)
+        return RemoteGrammar(connection, shortest, left, partial(self._open_masks, spec))
+
+    def _open_masks(self, spec: GrammarSpec) -> tuple[socket.socket, int]:
+        """The connection to such a process, and the tokens of the grammar's shortest answer."""
         asked = time.monotonic()
-        try:
-            connection = self.connect(_MASKS[_GBNF if spec.kind == "ebnf" else _NEARLY_ALL])
-        except OSError:
-            raise _overloaded() from None
-        try:
-            send_frame(connection, msgspec.msgpack.encode(spec))
-            report = next((_STARTS.decode(frame) for frame in frames(connection)), None)
-        except OSError:
+        retries = Retries()
+        while True:
+            try:
+                connection = self.connect(_MASKS)
+                try:
+                    send_frame(connection, msgspec.msgpack.encode(spec))
+                    report = next((_STARTS.decode(frame) for frame in frames(connection)), None)
+                    if report is None:
+                        raise ConnectionResetError("the server has died")
+                except BaseException:
+                    connection.close()
+                    raise
+            except OSError as error:
+                if not retries.again(error):
+                    raise self._ended(spec, error, asked) from None
+                continue
+            if isinstance(report, Compiled):
+                return connection, report.shortest
             connection.close()
-            raise _overloaded() from None
-        if isinstance(report, Compiled):
-            return RemoteGrammar(connection, report.shortest, left)
-        connection.close()
-        if report is not None:
             raise report.error()
-        if time.monotonic() - asked >= self.limits.wall:
-            raise _overloaded()
-        raise _too_complex(spec)
+
+    def _ended(self, spec: GrammarSpec, error: OSError, asked: float) -> GrammarError | Overloaded:
+        """Why there is no result. A grammar is to blame only if it has exceeded the limits itself."""
+        exceeded = isinstance(error, ChildEnded) and error.exceeded
+        if exceeded and time.monotonic() - asked < self.limits.wall:
+            return _too_complex(spec)
+        return _overloaded()
 
 
 def _overloaded() -> Overloaded:
@@ -195,143 +191,39 @@ def _too_complex(spec: GrammarSpec) -> GrammarError:
 
 
 def main() -> None:
-    """The server's main function: read the vocabulary, then keep children ready."""
+    """The server's main function: read the vocabulary, then serve requests."""
     from personae.grammar.compiler import GrammarCompiler  # that module imports this one
 
-    os.nice(5)
     control = socket.socket(fileno=int(sys.argv[1]))
     given = tuple[tuple[bytes, ...], tuple[int, ...], dict[str, int], SandboxLimits]
     tokens, stops, special, limits = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=given)
     compiler = GrammarCompiler(Vocabulary(tokens, stops, special), sandboxed=False)
-    known = {_NEARLY_ALL}
-    warm_up_specs(compiler, _FIRST[_NEARLY_ALL])
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
-    gc.disable()  # a child collects between two specs
-    gc.freeze()
-    poll = select.poll()
-    poll.register(control, 0)  # reports when the other end is closed
-    children: dict[int, _Child] = {}  # by the descriptor of their line
-    standing: set[int] = set()
-    learning: dict[int, bytes] = {}  # for children that have taken a kind that is not loaded here
-    while True:
-        while len(standing) < _STANDING:
-            child = _stand(compiler, control, limits, known, children.values())
-            descriptor = child.line.fileno()
-            children[descriptor] = child
-            standing.add(descriptor)
-            poll.register(descriptor, select.POLLIN)
-        for descriptor, _ in poll.poll():
-            if descriptor == control.fileno():
-                os._exit(0)  # there is nothing to clean up
-            child = children[descriptor]
-            said = b""
-            with suppress(ConnectionError):  # it died before it read the message
-                said = child.line.recv(1)
-            if said == _LONG:
-                child.give_way()
-                continue
-            if said == _AGAIN and not child.gives_way and len(standing) < _KEPT:
-                standing.add(descriptor)
-                with suppress(ConnectionError):
-                    child.line.send(_AGAIN)
-                continue
-            if said == _LOADED:
-                if (kind := learning.pop(descriptor, None)) is not None and kind not in known:
-                    known.add(kind)
-                    warm_up_specs(compiler, _FIRST[kind])
-                continue
-            if said not in (_AGAIN, b""):
-                standing.remove(descriptor)
-                if said.lower() not in known:
-                    # The child loads a library, and this process does the same when the child has ended: one
-                    # at a time.
-                    learning[descriptor] = said.lower()
-                continue
-            poll.unregister(descriptor)
-            children.pop(descriptor).line.close()
-            if (kind := learning.pop(descriptor, None)) is not None:
-                known.add(kind)
-                warm_up_specs(compiler, _FIRST[kind])
-            elif descriptor in standing:
-                standing.remove(descriptor)
-                time.sleep(0.1)  # it died by itself, and so may the next one
+    import_xgrammar()
+    warm_up_specs(compiler, (*FIRST_SPECS, _GBNF))
 
+    def answer(kind: bytes, connection: socket.socket) -> None:
+        if kind == _MASKS:
+            _make_masks(compiler, connection, limits)
+        else:
+            _analyse(compiler, connection)
 
-@dataclass(slots=True)
-class _Child:
-    """What the server knows of a child: this end of its line, and whether its spec takes long."""
-
-    pid: int
-    line: socket.socket
-    gives_way: bool = False
-
-    def give_way(self) -> None:
-        """Let it run only when no other process wants to."""
-        self.gives_way = True
-        if sys.platform == "linux":
-            with suppress(OSError):  # it has ended, or a container forbids this
-                os.sched_setscheduler(self.pid, os.SCHED_IDLE, os.sched_param(0))
-
-
-def _stand(
-    compiler: "GrammarCompiler",
-    control: socket.socket,
-    limits: SandboxLimits,
-    known: set[bytes],
-    others: Iterable[_Child],
-) -> _Child:
-    """Fork a child."""
-    line, theirs = socket.socketpair()
-    if pid := os.fork():
-        theirs.close()
-        return _Child(pid, line)
-    try:
-        for ours in (line, *(other.line for other in others)):
-            ours.close()  # a released child notices when the last copy is closed
-        theirs.setblocking(False)
-        signal.signal(_TIMER, lambda *_: None)
-        signal.set_wakeup_fd(theirs.fileno())  # the signal is written here, whatever it interrupts
-        if not select.select([control], [], [], 0)[0]:
-            # a child must copy each page that it writes to, so do not write while it waits
-            warm_up_specs(compiler, _FIRST[_NEARLY_ALL][:1])
-        most = resident() + limits.size_estimate
-        again = True
-        while again:
-            kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-            if not kind:
-                break  # the other end is closed
-            theirs.send(kind)
-            if kind.lower() not in known:
-                warm_up_specs(compiler, _FIRST[kind.lower()])
-            bound(limits)
-            makes_masks = kind in _MASKS.values()
-            signal.setitimer(signal.ITIMER_VIRTUAL, _COMPILE_ORDINARY if makes_masks else limits.ordinary)
-            with socket.socket(fileno=descriptors[0]) as connection:
-                if makes_masks:
-                    theirs.send(_LOADED)
-                    _make_masks(compiler, connection, limits)
-                    break
-                _answer(compiler, connection)
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            unbound()
-            gc.collect()
-            again = kind in known and resident() <= most and _is_kept(theirs)
-    finally:
-        os._exit(0)
-
-
-def _is_kept(line: socket.socket) -> bool:
-    """Whether a child that has answered is kept for another request."""
-    line.send(_AGAIN)
-    select.select([line], [], [])
-    return line.recv(1) == _AGAIN
+    os.nice(5)  # from here on: what waits for a server that has died waits for the start as well
+    Children(
+        control,
+        limits,
+        answer,
+        lambda: warm_up_specs(compiler, (FIRST_SPECS[0], _GBNF)),
+        lambda kind: _COMPILE_ORDINARY if kind == _MASKS else limits.ordinary,
+    ).serve()
 
 
 def _make_masks(compiler: "GrammarCompiler", connection: socket.socket, limits: SandboxLimits) -> None:
     """A child's work for as long as its grammar is in use."""
-    spec = _SPECS.decode(next(frames(connection)))
+    request = next(frames(connection), None)
+    if request is None:
+        return
     try:
-        grammar = compiler.compile_here(spec)
+        grammar = compiler.compile_here(_SPECS.decode(request))
     except GrammarError as error:
         send_frame(connection, msgspec.msgpack.encode(SandboxRefusal.of(error)))
         return
@@ -340,7 +232,7 @@ def _make_masks(compiler: "GrammarCompiler", connection: socket.socket, limits: 
     serve(connection, grammar, compiler.vocabulary.size, limits)
 
 
-def _answer(compiler: "GrammarCompiler", connection: socket.socket) -> None:
+def _analyse(compiler: "GrammarCompiler", connection: socket.socket) -> None:
     """A child's work on one request."""
     spec, rewritten, refusal = _REQUESTS.decode(request_of(connection))
     send_frame(connection, b"")

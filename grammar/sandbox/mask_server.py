@@ -12,6 +12,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -128,6 +129,11 @@ class MaskServer:
         self._spent: dict[int, float] = {}
         self._kept: dict[int, deque[tuple[int, Snapshot]]] = {}
 
+    @property
+    def answers(self) -> int:
+        """How many answers there are."""
+        return len(self._matchers)
+
     def left(self, operation: Operation) -> float:
         """Seconds of processor time that are left for an operation. One that replays an answer may take as
         long as all of its masks."""
@@ -198,17 +204,21 @@ class MaskServer:
 
 
 def serve(connection: socket.socket, grammar: BoundGrammar, vocab_size: int, limits: SandboxLimits) -> None:
-    """Serve until the other end is closed. The kernel ends this process if it takes too long."""
+    """Serve until the other end is closed, or nobody has had an answer for long. The kernel ends this process
+    if it takes too long."""
     send_frame(connection, _encode(Compiled(grammar.shortest)))
     server = MaskServer(grammar, vocab_size, limits)
-    for frame in frames(connection):
-        operation = OPERATIONS.decode(frame)
-        left = max(server.left(operation), 0.01)
-        signal.setitimer(signal.ITIMER_VIRTUAL, limits.ordinary)
-        signal.setitimer(signal.ITIMER_PROF, left)
-        signal.setitimer(signal.ITIMER_REAL, limits.mask_wall * max(left / limits.mask, 1.0))
-        reports = list(server.do(operation))
-        for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF, signal.ITIMER_VIRTUAL):
-            signal.setitimer(timer, 0)
-        for report in reports:
-            send_frame(connection, _encode(report))
+    connection.settimeout(limits.kept)
+    with suppress(TimeoutError):
+        for frame in frames(connection):
+            operation = OPERATIONS.decode(frame)
+            left = max(server.left(operation), 0.01)
+            signal.setitimer(signal.ITIMER_VIRTUAL, limits.ordinary)
+            signal.setitimer(signal.ITIMER_PROF, left)
+            signal.setitimer(signal.ITIMER_REAL, limits.mask_wall * max(left / limits.mask, 1.0))
+            reports = list(server.do(operation))
+            for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF, signal.ITIMER_VIRTUAL):
+                signal.setitimer(timer, 0)
+            for report in reports:
+                send_frame(connection, _encode(report))
+            connection.settimeout(None if server.answers else limits.kept)

@@ -1,7 +1,12 @@
 """Answers whose masks are made in another process: late or not, their tokens are those that they would be."""
 
+import os
+import signal
+import sys
 import time
+from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +22,7 @@ from personae.errors import GRAMMAR_TOO_SLOW
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox import masks
 from personae.grammar.sandbox.masks import RemoteGrammar, RemoteMatcher
+from personae.grammar.sandbox.server import end_frame
 from personae.grammar.spec import GrammarSpec
 
 VOCABULARY = text_vocabulary()
@@ -141,7 +147,7 @@ def test_an_answer_whose_masks_take_too_long_ends_with_an_error_of_its_own_and_t
     def spend(self, budget, tokens):
         answer = begin(self, budget, tokens)
         if self is slow:
-            slow._connection.shutdown(2)  # as if the kernel had ended it
+            slow._received += end_frame(signal.SIGPROF)  # as if the kernel had ended it
         return answer
 
     monkeypatch.setattr(RemoteGrammar, "begin", spend)
@@ -169,3 +175,31 @@ def test_what_is_not_bound_so_is_never_asked(monkeypatch) -> None:
     harness = EngineHarness(model_folder("qwen3", vocab_size=VOCABULARY.size), max_seqs=4)
     assert harness.play([harness.log("free", [5, 6, 8])])["free"].finish == "length"
     assert masks.UNDECIDED is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("whom", ["children", "server"])
+def test_rows_whose_processes_are_ended_or_stopped_have_the_tokens_that_they_would_have(
+    remote, expected, monkeypatch, how: signal.Signals, whom: str
+) -> None:
+    """The rows wait while their masks are made elsewhere, and the others go on."""
+    left = {3: 0, 9: 0, 15: 0}
+    accepted = 0
+    accept = RemoteMatcher.accept
+
+    def end_all(self: RemoteMatcher, token: int) -> bool:
+        nonlocal accepted
+        accepted += 1
+        if accepted in left:
+            server = remote._sandbox._process.pid
+            children = map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())
+            for pid in children if whom == "children" else [server]:
+                left[accepted] += 1
+                with suppress(ProcessLookupError):
+                    os.kill(pid, how)
+        return accept(self, token)
+
+    monkeypatch.setattr(RemoteMatcher, "accept", end_all)
+    assert tokens_of(played(remote)[0]) == expected
+    assert all(left.values())

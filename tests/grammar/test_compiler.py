@@ -355,3 +355,30 @@ def test_what_is_not_strict_is_rewritten_once(monkeypatch):
     loose = GrammarSpec("json_schema", json.dumps(schema), strict=False)
     assert GrammarCompiler(byte_level_vocabulary(), sandboxed=False).compile(loose).shortest
     assert asked == [schema]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts", "others"),
+    [
+        (r"(?!ab)[a-c]{2}", ["ba", "bb"], ["ab", "a", "abc"]),
+        (r"a(?=b)[bc]+", ["ab", "abc"], ["ac", "a"]),
+        (r"\bfoo\b.*", ["foo", "foo x"], ["foox"]),
+        (r"[a-z]+(?<!x)", ["ab", "xa"], ["ax"]),
+        (r"(?=.*[0-9])(?=.*[a-z])[a-z0-9]{3}", ["a1b", "12c"], ["123", "abc"]),
+    ],
+)
+def test_a_regular_expression_that_looks_around_binds_the_whole_answer(pattern, texts, others):
+    compiler = GrammarCompiler(VOCABULARY, limits=PATIENT)
+    grammar = compiler.compile(GrammarSpec("regex", pattern))
+    assert [text for text in texts if not accepts(grammar.matcher(), VOCABULARY, text.encode())] == []
+    assert [text for text in others if accepts(grammar.matcher(), VOCABULARY, text.encode())] == []
+    compiler.close()
+
+
+@pytest.mark.parametrize(("pattern", "why"), [("a(?=b)", "no text matches it"), (r"(a)(?=b)\1", "back-ref")])
+def test_one_that_cannot_be_enforced_is_refused_with_the_reason(pattern, why):
+    compiler = GrammarCompiler(VOCABULARY, limits=PATIENT)
+    with pytest.raises(GrammarError, match=why) as refused:
+        compiler.compile(GrammarSpec("regex", pattern))
+    assert refused.value.param == "structured_outputs.regex"
+    compiler.close()

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Set
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from personae.grammar.budget.analysis import CompilePlan
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.masks import RemoteGrammar
-from personae.grammar.sandbox.server import SandboxLimits
+from personae.grammar.sandbox.server import ChildEnded, SandboxLimits
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Concat, Exactly, Json, structure_spec
 from personae.grammar.vocabulary import Vocabulary
@@ -46,7 +47,7 @@ GOOD = spec_of({"type": "object", "properties": {"a": {"type": "string", "patter
 REWRITTEN = spec_of({"allOf": [{"type": "integer", "minimum": 3}, {"not": {"const": 4}}]})
 BOMB = spec_of(complements(8, 8))
 # What takes long runs on idle cores alone: on a busy machine half a second of work may take minutes.
-PATIENT = SandboxLimits(processor=0.5, memory=2**28, patience=600.0)
+PATIENT = SandboxLimits(processor=0.5, memory=2**28, patience=600.0, idle=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -233,18 +234,89 @@ def test_a_spec_that_takes_long_gives_way_to_everybody_and_its_child_takes_no_ot
     sandbox = Sandbox(VOCABULARY, PATIENT)
     assert sandbox.analyse(GOOD).plan
     assert not given_way(standing(sandbox))
-    asked = sandbox.ask(b"n", msgspec.msgpack.encode((BOMB, True, None)))
+    asked = sandbox.ask(b"a", msgspec.msgpack.encode((BOMB, True, None)))
     next(asked)
     eventually(lambda: given_way(standing(sandbox)), "it gives way")
     assert sandbox.analyse(GOOD).plan
     assert len(given_way(standing(sandbox))) <= 1
-    for _ in asked:
-        """It is heard to the end."""
+    with pytest.raises(ChildEnded) as ended:
+        list(asked)
+    assert ended.value.exceeded
     long = spec_of({"enum": [f"value {n}" for n in range(5_000)]})  # answered, and not within milliseconds
     for _ in range(3):
         assert sandbox.analyse(long).plan
     eventually(lambda: not given_way(standing(sandbox)), "nobody who waits for a spec has given way")
     assert sandbox.analyse(GOOD).plan
+    sandbox.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("whom", ["child", "server"])
+def test_a_spec_whose_process_is_ended_from_outside_is_compiled_in_another_and_not_blamed(
+    how: signal.Signals, whom: str
+) -> None:
+    sandbox = Sandbox(VOCABULARY, structs.replace(PATIENT, processor=60.0))
+    long = spec_of({"enum": [f"value {n}" for n in range(5_000)]})
+    asked = sandbox.ask(b"a", msgspec.msgpack.encode((long, True, None)))
+    next(asked)
+    assert sandbox._process is not None
+    for pid in standing(sandbox) if whom == "child" else [sandbox._process.pid]:
+        os.kill(pid, how)
+    assert len([frame for frame in asked if frame]) >= 2, "a plan and an analysis, at least"
+    assert sandbox.analyse(GOOD).plan
+    sandbox.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_stopped_child_is_ended_although_nobody_waits_for_it() -> None:
+    sandbox = Sandbox(VOCABULARY, PATIENT)
+    sandbox.start()
+    first = standing(sandbox)
+    for pid in first:
+        os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: not first & standing(sandbox), "others stand by")
+    sandbox.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_children_leave_when_they_are_idle_and_new_ones_have_no_more_memory_than_at_first() -> None:
+    sandbox = Sandbox(VOCABULARY, PATIENT)
+    sandbox.start()
+    first = standing(sandbox)
+    used = [sandbox.masks(GrammarSpec("ebnf", f'root ::= "{n}"')) for n in range(6)]
+    assert len(standing(sandbox)) >= 6
+    assert sandbox._process is not None
+    pages = Path(f"/proc/{sandbox._process.pid}/maps").read_text()
+    assert "xgrammar" in pages, "it is imported before a child is forked"
+    assert "libtorch" not in pages
+    del used
+    eventually(lambda: not first & standing(sandbox) and len(standing(sandbox)) == 2, "new ones stand by")
+    sandbox.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_child_copies_little_of_what_it_shares_with_the_server() -> None:
+    """The collector does not write to all objects of the server's libraries (`gc.freeze`)."""
+    sandbox = Sandbox(VOCABULARY, structs.replace(PATIENT, idle=60.0))
+    for _ in range(4):
+        assert sandbox.analyse(GOOD).plan
+        time.sleep(0.1)  # it collects after it has answered
+    for pid in standing(sandbox):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        [dirty] = [int(line.split()[1]) for line in lines if line.startswith("Private_Dirty")]
+        assert dirty < 12 * 1024
+    sandbox.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_all_processes_together_have_a_bound_and_the_largest_is_to_blame() -> None:
+    limits = structs.replace(PATIENT, processor=60.0, memory=2**31, memory_of_all=2**27)
+    sandbox = Sandbox(VOCABULARY, limits)
+    small = sandbox.masks(GrammarSpec("ebnf", 'root ::= "a"'))
+    with pytest.raises(GrammarError, match="limits on time and memory"):
+        sandbox.analyse(BOMB)
+    assert not small.ended
     sandbox.close()
 
 
@@ -266,7 +338,7 @@ def test_a_spec_that_only_lacked_a_processor_is_not_called_too_complex() -> None
 def test_children_beyond_those_that_are_kept_end_although_younger_ones_stand_by() -> None:
     sandbox = Sandbox(VOCABULARY, PATIENT)
     longer_than_a_line_holds = msgspec.msgpack.encode((spec_of({"enum": [1, "x" * 2**18]}), True, None))
-    asked = [sandbox.ask(b"n", longer_than_a_line_holds) for _ in range(6)]
+    asked = [sandbox.ask(b"a", longer_than_a_line_holds) for _ in range(6)]
     for child in asked:
         next(child)  # it is busy until it is heard to the end
     for child in asked:

@@ -1,14 +1,19 @@
 """Masks of grammars that clients write: made in a process of their own, which ends with what it may take."""
 
 import json
+import os
+import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from patience import PATIENCE, eventually
 
 from personae.errors import GRAMMAR_TOO_SLOW, GrammarError, Overloaded
@@ -17,14 +22,14 @@ from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.mask_server import Ask, Begin, End, Mask, MaskServer, Refused, Take, TooSlow
 from personae.grammar.sandbox.masks import Processes, RemoteGrammar, RemoteMatcher
-from personae.grammar.sandbox.server import SandboxLimits
+from personae.grammar.sandbox.server import ATTEMPTS, SandboxLimits, end_frame
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), *[b"ab" * 20] * 64, b""), (320,), {})
 AMBIGUOUS = GrammarSpec("ebnf", "root ::= s\ns ::= s s | s s s | [a-z] | [a-z] s | s [a-z]")
 WORD = GrammarSpec("ebnf", "root ::= [a-z]+")
-PATIENT = SandboxLimits(patience=PATIENCE, mask=0.3, mask_wall=PATIENCE)
+PATIENT = SandboxLimits(patience=PATIENCE, mask=0.3, mask_wall=PATIENCE, idle=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +98,84 @@ def test_its_process_ends_when_nobody_holds_the_grammar(compiler: GrammarCompile
     assert compiler._processes.live == 0
 
 
+def processes(sandbox: Sandbox) -> tuple[int, list[int]]:
+    """The fork server and its children."""
+    assert sandbox._process is not None
+    server = sandbox._process.pid
+    return server, [*map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("whom", ["children", "server"])
+def test_answers_go_on_with_the_same_masks_when_their_processes_are_ended_or_stopped(
+    how: signal.Signals, whom: str
+) -> None:
+    compiler = GrammarCompiler(VOCABULARY, limits=structs.replace(PATIENT, mask=5.0))
+    here = GrammarCompiler(VOCABULARY, sandboxed=False).compile_here(WORD)
+    try:
+        grammar = compiler.compile(WORD, "a")
+        compiler.put(WORD, grammar, "a")
+        assert isinstance(grammar, RemoteGrammar)
+        answers = [(grammar.begin(9, ()), here.matcher(9)) for _ in range(3)]
+        assert compiler._sandbox is not None
+        points: list[Any] = []
+        expected = np.zeros((1, words_of(VOCABULARY.size)), np.int32)
+        for step, token in enumerate(b"abcdefg"):
+            if step == 3:
+                server, children = processes(compiler._sandbox)
+                for pid in children if whom == "children" else [server]:
+                    os.kill(pid, how)
+            for remote, local in answers:
+                local.fill(expected, 0)
+                assert (mask_of(remote) == expected[0]).all()
+                if step == 2:
+                    points.append((remote.snapshot(), local.snapshot()))
+                remote.accept(token)
+                local.accept(token)
+        for (remote, local), (there, point) in zip(answers, points, strict=True):
+            remote.restore(there)
+            local.restore(point)
+            for token in b"xy":
+                local.fill(expected, 0)
+                assert (mask_of(remote) == expected[0]).all()
+                remote.accept(token)
+                local.accept(token)
+        assert compiler.get(WORD, "a") is grammar
+        for spec in (WORD, GrammarSpec("ebnf", 'root ::= "new"')):
+            assert compiler.compile(spec, "a").shortest
+    finally:
+        compiler.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_an_answer_whose_processes_are_always_ended_fails_without_blame_for_its_grammar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    opened: list[socket.socket] = []
+
+    def reopen() -> tuple[socket.socket, int]:
+        one, other = socket.socketpair()
+        other.sendall(end_frame(signal.SIGKILL))
+        opened.append(other)
+        return one, 1
+
+    answer = RemoteGrammar(ours, 1, reopen=reopen).begin(10, ())
+    eventually(lambda: answer.ready, "it fails")
+    assert answer.failure is not None
+    assert "again and again" in answer.failure
+    assert answer.code is None
+    assert len(opened) == ATTEMPTS
+    for other in opened:
+        other.close()
+
+
 def test_a_tenant_has_so_many_processes_and_what_it_does_not_use_makes_room(
     compiler: GrammarCompiler,
 ) -> None:
-    compiler._processes = Processes(most=3, most_of_tenant=2)
+    compiler._processes = Processes(most=3, most_of_tenant=2, patience=0.1)
     specs = [GrammarSpec("ebnf", f'root ::= "{n}"') for n in range(4)]
     held = [compiler.compile(spec, "a") for spec in specs[:2]]
     with pytest.raises(Overloaded):
@@ -108,6 +187,51 @@ def test_a_tenant_has_so_many_processes_and_what_it_does_not_use_makes_room(
         others.append(compiler.compile(specs[1], "b"))
     assert compiler._processes.live == 3
     assert third.shortest == others[0].shortest == 1
+
+
+def test_a_compile_waits_for_a_process_that_binds_an_answer_and_its_cached_grammar_stays(
+    compiler: GrammarCompiler,
+) -> None:
+    compiler._processes = Processes(most_of_tenant=1)
+    first = compiler.compile(WORD, "a")
+    assert isinstance(first, RemoteGrammar)
+    compiler.put(WORD, first, "a")
+    answer = first.begin(9, ())
+    compiler.cache.drop_processes("a")
+    assert compiler.get(WORD, "a") is first
+    found: list[Any] = []
+    other = GrammarSpec("ebnf", 'root ::= "b"')
+    waiting = Thread(target=lambda: found.append(compiler.compile(other, "a")))
+    waiting.start()
+    time.sleep(0.15)
+    assert found == []
+    answer.end()
+    del first, answer
+    waiting.join(PATIENCE)
+    assert [one.shortest for one in found] == [1]
+    assert compiler._processes.live == 1
+
+
+def test_a_grammar_that_nobody_uses_has_no_process_and_is_made_again_for_the_next_answer() -> None:
+    limits = structs.replace(PATIENT, kept=0.1)
+    compiler = GrammarCompiler(VOCABULARY, limits=limits)
+    try:
+        grammar = compiler.compile(WORD)
+        assert isinstance(grammar, RemoteGrammar)
+        compiler.put(WORD, grammar)
+        answer = grammar.begin(9, ())
+        mask_of(answer)
+        time.sleep(0.3)
+        assert not grammar.ended, "an answer is here"
+        answer.end()
+        assert compiler.get(WORD) is grammar
+        eventually(lambda: grammar.ended, "its process is free")
+        answer = grammar.begin(9, ())
+        assert allows(mask_of(answer), ord("x"))
+        answer.end()
+        eventually(lambda: compiler.get(WORD) is None, "it is free again")
+    finally:
+        compiler.close()
 
 
 def test_a_grammar_that_cannot_be_compiled_is_refused_and_its_place_is_free(

@@ -1,0 +1,39 @@
+"""What the eval of new grammars sends, and what it makes of what it has seen."""
+
+import os
+import sys
+
+import pytest
+from patience import eventually
+
+from personae.evals.hostile_compiles import FLOODS, FloodFindings, sandbox_processes
+from personae.evals.slow_grammars import Seen
+from personae.grammar.sandbox.forkserver import Sandbox
+from personae.grammar.vocabulary import Vocabulary
+
+
+@pytest.mark.parametrize("name", [name for name in FLOODS if "without" not in name])
+def test_no_request_of_a_flood_has_a_grammar_of_another(name: str) -> None:
+    first, second = (FLOODS[name].body(number) for number in (1, 2))
+    assert first != second
+    assert first == FLOODS[name].body(1)
+
+
+def test_a_row_has_both_times_their_ratio_and_the_memory() -> None:
+    calm, attacked = Seen([0.02] * 3, [0.01] * 3), Seen([0.03] * 3, [0.04] * 3)
+    attacked.bytes.append(3 * 2**20)
+    attacked.outcomes["200"] += 2
+    row = FloodFindings(calm, attacked, before=2**20, after=2 * 2**20).row()
+    assert row == ["20 / 30 (1.5x)", "10 / 40 (4.0x)", "1 / 3 / 2", "2 x 200"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_only_the_processes_of_one_server_are_disturbed() -> None:
+    sandbox = Sandbox(Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (256,), {}))
+    sandbox.start()
+    assert sandbox._process is not None
+    server = sandbox._process.pid
+    eventually(lambda: server in sandbox_processes(os.getpid()), "it runs")
+    assert server not in sandbox_processes(os.getppid() + 10**7)
+    sandbox.close()
+    assert server not in sandbox_processes(os.getpid())
