@@ -158,8 +158,6 @@ class Connection:
             case wire.Increments(increments=increments):
                 self._context.metrics.merged.add(increments)
                 self._reported.set()
-            case wire.ConversationAppend(id=id, items=items):
-                self._stored().conversations.append(id, items)
             case wire.Serving():
                 self.serving.set()
             case _:
@@ -188,8 +186,8 @@ class Connection:
                     self._context.usage.add(who, adapter, prompt, cached, said, seconds)
             case wire.FindResponse(call=call, id=id):
                 self._later(call, lambda: to_thread.run_sync(self._stored().find, who.tenant, id))
-            case wire.PutResponse(response=response, limit=limit):
-                self._stored().put(response, limit)
+            case wire.PutResponse(call=call, response=response, limit=limit, added=added):
+                self._later(call, lambda: self._stored().put(response, limit, added))
             case wire.ConversationRoom(call=call, limit=limit):
                 asked = (who.tenant, limit)
                 self._later(call, lambda: to_thread.run_sync(self._stored().conversations.check_room, *asked))
@@ -207,7 +205,7 @@ class Connection:
         held.caller.until_done.enter_context(self._context.meter.request(who))
         self._requests[message.request] = held
         load = self._load() if orca.FORMAT_HEADER.decode() in headers else None
-        return wire.Entered(who, load, self._context.responses is not None and self._context.responses.full)
+        return wire.Entered(who, load)
 
     def _load(self) -> EngineStats:
         now = self._context.client.stats()

@@ -12,7 +12,6 @@ from itertools import count
 from typing import Any, TypeVar
 
 import msgspec
-from anyio import from_thread
 
 from personae.actors.framing import HEADER, decoder, frame, frame_length
 from personae.actors.messages import Message
@@ -68,15 +67,6 @@ class Line:
         if sent < len(data):
             self._unsent += memoryview(data)[sent:]
             self._loop.add_writer(self._connection, self._write)
-
-    def tell_from_anywhere(self, message: Message) -> None:
-        """The same, also in a thread that the event loop has started."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            from_thread.run_sync(self.tell, message)
-        else:
-            self.tell(message)
 
     async def ask(self, message: Callable[[int], Message], kind: type[T] | Any) -> T:
         """Send a call and return its result. Raises the PersonaeError with which it failed, ActorStopped if

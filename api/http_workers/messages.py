@@ -6,14 +6,13 @@ one `CallResult` with the same number. There is one message per step and worker,
 """
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from personae import errors
 from personae.actors.client import EngineStats, ModelCard
 from personae.actors.messages import Message, Withdraw
-from personae.api.responses.store import KeptResponse
+from personae.api.responses.store import AddedItems, KeptResponse
 from personae.api.settings import ApiSettings
 from personae.api.telemetry.increments import Increment
 from personae.api.tenants.store import Identity
@@ -138,12 +137,10 @@ class Enter(Message, frozen=True):
 
 
 class Entered(msgspec.Struct, frozen=True):
-    """The caller of a request. `stats` have the engine's load, if the request asks for it. `full`: no more
-    responses can be stored now."""
+    """The caller of a request. `stats` have the engine's load, if the request asks for it."""
 
     identity: Identity
     stats: EngineStats | None = None
-    full: bool = False
 
 
 class Find(Message, frozen=True):
@@ -212,11 +209,13 @@ class FindResponse(Message, frozen=True):
 
 
 class PutResponse(Message, frozen=True):
-    """Store a response."""
+    """Store a response, and what it adds to a conversation. Answered when it is on disk."""
 
+    call: int
     request: int
-    response: KeptResponse
+    response: KeptResponse | None
     limit: int | None
+    added: AddedItems | None
 
 
 class BeginBackground(Message, frozen=True):
@@ -253,13 +252,6 @@ class ConversationPage(Message, frozen=True):
     after: str | None
     limit: int
     order: str
-
-
-class ConversationAppend(Message, frozen=True):
-    """Put items behind the others of a conversation."""
-
-    id: str
-    items: list[dict[str, Any]]
 
 
 class Forward(Message, frozen=True):
@@ -332,7 +324,6 @@ ToMain = (
     | BeginBackground
     | ConversationRoom
     | ConversationPage
-    | ConversationAppend
     | Forward
     | Received
     | Taken

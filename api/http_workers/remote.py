@@ -20,7 +20,7 @@ from personae.api.responses.background import BackgroundResponses
 from personae.api.responses.conversations import ConversationStore
 from personae.api.responses.kept_items import KeptItem
 from personae.api.responses.request import ResponsesRequest
-from personae.api.responses.store import KeptResponse, ResponseStore
+from personae.api.responses.store import AddedItems, KeptResponse, ResponseStore
 from personae.api.telemetry import logs
 from personae.api.tenants.access import Caller
 from personae.api.tenants.bodies import BodyBudget, Hold
@@ -41,7 +41,6 @@ class RemoteRequest:
         self.line = line
         self.number = line.next_number()
         self.stats = EngineStats()
-        self.full = False
 
     async def ask(self, kind: Any, message: Callable[..., Message], *values: Any) -> Any:
         """Make a call about this request, and return its result of that kind."""
@@ -80,7 +79,6 @@ class RemoteAccess:
         try:
             headers = tuple((name, value) for name, value in scope["headers"])
             entered = await request.ask(wire.Entered, wire.Enter, headers)
-            request.full = entered.full
             request.stats = entered.stats or request.stats
             caller = Caller(entered.identity)
             scope.setdefault("state", {})["caller"] = caller
@@ -228,20 +226,14 @@ class RemoteUsage(UsageLedger):
 class RemoteResponses(ResponseStore):
     """The stored responses of the main process. What blocks is called in threads, as in `ResponseStore`."""
 
-    def __init__(self, line: Callable[[], Line]) -> None:
+    def __init__(self) -> None:
         """There is no data directory here."""
-        self.conversations = _RemoteConversations(line)
+        self.conversations = _RemoteConversations()
         self.background = _RemoteBackground(self)
 
-    @property
-    def full(self) -> bool:
-        """Whether no more could be stored when the request began."""
-        return _current.get().full
-
-    def put(self, one: KeptResponse, limit: int | None) -> None:
-        """Store a response."""
-        request = _current.get()
-        request.line.tell_from_anywhere(wire.PutResponse(request.number, one, limit))
+    async def put(self, one: KeptResponse | None, limit: int | None, added: AddedItems | None = None) -> None:
+        """Store a response. Raises StorageFailed."""
+        await _current.get().ask(None, wire.PutResponse, one, limit, added)
 
     def find(self, tenant: str, id: str) -> KeptResponse:
         """The tenant's response. Raises NotFound."""
@@ -250,12 +242,8 @@ class RemoteResponses(ResponseStore):
 
 
 class _RemoteConversations(ConversationStore):
-    def __init__(self, line: Callable[[], Line]) -> None:
-        self._line = line
-
-    def append(self, id: str, items: Sequence[KeptItem]) -> None:
-        """Put a response's items behind the others."""
-        self._line().tell_from_anywhere(wire.ConversationAppend(id, list(items)))
+    def __init__(self) -> None:
+        """There is no data directory here."""
 
     def check_room(self, tenant: str, limit: int | None) -> None:
         """Raises QuotaExceeded if the tenant may add nothing more."""

@@ -83,7 +83,7 @@ class Worker:
             begin.settings,
             tracing=tracing,
             usage=RemoteUsage(),
-            stored=RemoteResponses(self.line) if begin.stores else None,
+            stored=RemoteResponses() if begin.stores else None,
         )
         self._increments = context.metrics.increments()
         context = replace(context, meter=RemoteMeter(), bodies=RemoteBodies(), lookup=find_model)

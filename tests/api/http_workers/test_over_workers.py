@@ -12,6 +12,7 @@ FILES = (
     "test_tools.py",
     "responses/test_stored.py",
     "responses/test_conversations.py",
+    "responses/test_durable.py",
     "anthropic/test_client.py",
     "tenants/test_admin.py",
 )
