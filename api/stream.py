@@ -54,6 +54,7 @@ class AnswerBuilder(Protocol):
     async def store(self) -> None:
         """Store the answer, which is complete, if it is to be stored: the client may rely on it once it has
         the end of the answer. Raises StorageFailed."""
+        return None
 
     def last(self) -> Iterable[msgspec.Struct]:
         """The events after all choices have ended; `done` comes after them."""
@@ -119,8 +120,8 @@ class EventStream:
         if failure is None:
             try:
                 await self._form.store()
-            except StorageFailed as error:
-                failure = error
+            except StorageFailed as refused:
+                failure = refused
         if failure is not None and not started:
             raise failure
         if failure is not None:
