@@ -54,7 +54,7 @@ class AnswerBuilder(Protocol):
     async def store(self) -> None:
         """Store the answer, which is complete, if it is to be stored: the client may rely on it once it has
         the end of the answer. Raises StorageFailed."""
-        return None
+        return
 
     def last(self) -> Iterable[msgspec.Struct]:
         """The events after all choices have ended; `done` comes after them."""
