@@ -28,7 +28,7 @@ from personae.api.packing import Pack, as_json, as_list
 from personae.api.respond import encode_json
 from personae.api.telemetry import logs
 from personae.api.wire.errors import error_answer, visible
-from personae.errors import Cancelled, PersonaeError
+from personae.errors import Cancelled, PersonaeError, StorageFailed
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -50,6 +50,11 @@ class AnswerBuilder(Protocol):
 
     def of(self, part: Part) -> Iterable[msgspec.Struct]:
         """The events for a part; none if it contains nothing that the client would see."""
+
+    async def store(self) -> None:
+        """Store the answer, which is complete, if it is to be stored: the client may rely on it once it has
+        the end of the answer. Raises StorageFailed."""
+        return
 
     def last(self) -> Iterable[msgspec.Struct]:
         """The events after all choices have ended; `done` comes after them."""
@@ -112,6 +117,11 @@ class EventStream:
                         started = True
                         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                     await _send(send, b"".join(map(_event, events)), more=True)
+        if failure is None:
+            try:
+                await self._form.store()
+            except StorageFailed as refused:
+                failure = refused
         if failure is not None and not started:
             raise failure
         if failure is not None:
@@ -153,10 +163,14 @@ async def respond(request: Request, job: Job, form: AnswerBuilder, *, stream: bo
 
 
 async def encoded(context: RequestContext, form: AnswerBuilder, parts: list[Part]) -> bytes:
-    """The complete answer as JSON, encoded off the event loop if it has many log-probabilities."""
+    """The complete answer as JSON, encoded off the event loop if it has many log-probabilities. It is stored
+    by then, if it is to be. Raises StorageFailed."""
     if sum(len(part.entries) + len(part.prompt_logprobs) for part in parts) <= _FEW_PLACES:
-        return encode_json(form.whole(parts))
-    return await context.off_loop(lambda: encode_json(form.whole(parts, as_json)))
+        answer = encode_json(form.whole(parts))
+    else:
+        answer = await context.off_loop(lambda: encode_json(form.whole(parts, as_json)))
+    await form.store()
+    return answer
 
 
 class _Outbox:

@@ -271,6 +271,8 @@ class BatchManager:
                         work.cancel()
             except StorageFailed as error:
                 logger.warning("other servers' batches are not known: %s", error.message)
+            except Exception as error:  # a task that ends would take the server with it
+                logger.error("other servers' batches are not known", exc_info=error)
             await anyio.sleep(LOOK_SECONDS)
 
     def _has_input(self, entry: BatchEntry) -> bool:

@@ -31,6 +31,7 @@ from personae.api.responses.store import ResponseStore
 from personae.api.settings import serve_settings
 from personae.api.telemetry import logs
 from personae.api.telemetry.tracing import tracing_to
+from personae.api.telemetry.write_metrics import WriteFailureCollector
 from personae.api.tenants.data import DataDir, serving
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
 from personae.api.tenants.usage import UsageLedger
@@ -159,6 +160,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
                     stored=stored if options.store_responses else None,
                     scaler=opened.scaler,
                 )
+                app.state.context.metrics.registry.register(WriteFailureCollector(data.failures))
                 _log_start(opened, app.state.context.family, options.data_dir, data.shared)
                 named = options.default_model
                 if named is not None and named not in models:

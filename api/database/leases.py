@@ -56,7 +56,9 @@ class Leases:
 
         self.renew()
         try:
-            with flushed("the lease on batches", lambda: self.renew(), RENEW_SECONDS, logger):
+            with flushed(
+                "the lease on batches", lambda: self.renew(), RENEW_SECONDS, logger, self._data.failures
+            ):
                 yield
         finally:
             with suppress(StorageFailed), self._data.write() as db:

@@ -53,7 +53,7 @@ def migrate(folder: Path, url: str, objects: ObjectStore | None = None) -> Migra
             closing(DataDir(folder)) as data,
             data.write() as source,
         ):
-            source.execute("begin immediate")  # nobody else writes, and all tables are of one moment
+            # Nobody else writes to the source meanwhile, and all its tables are of one moment.
             with target.read() as db:
                 _check_empty(db, data.secret)
             contents, missing = _put_contents(source, data, objects)

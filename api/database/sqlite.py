@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import TypeVar
 
 from personae.api.database.base import Connection
@@ -31,6 +32,7 @@ class SqliteDatabase:
     def __init__(self, path: Path, reserve: Path) -> None:
         self._path = path
         self._reserve = Reserve(reserve)
+        self._writing = Lock()  # SQLite lets those who wait for another process sleep, so none waits for us
         try:
             self._reader, self.secret = self._open()
         except (OSError, sqlite3.Error) as error:
@@ -56,7 +58,8 @@ class SqliteDatabase:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction: committed and on disk when the block ends, rolled back when it raises.
+        """A transaction: committed and on disk when the block ends, rolled back when it raises. No other
+        transaction, also of another process, runs meanwhile: what the block has read stays true.
 
         Raises StorageFailed if the disk is full or fails.
         """
@@ -93,9 +96,10 @@ class SqliteDatabase:
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         reader = self._connect()
         try:
+            reader.execute("pragma journal_mode = wal")
             with self._transaction() as db:
-                db.execute("pragma journal_mode = wal")
-                db.executescript(f"begin immediate; {SQLITE}")  # waits for the disk once
+                for statement in filter(str.strip, SQLITE.split(";")):
+                    db.execute(statement)
                 _add_missing(db)
                 db.execute("insert or ignore into meta values ('secret', ?)", (secrets.token_bytes(32),))
             (secret,) = reader.execute("select value from meta where key = 'secret'").fetchone()
@@ -114,13 +118,19 @@ class SqliteDatabase:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        db = self._connect()
+        if not self._writing.acquire(timeout=_BUSY_SECONDS):
+            raise StorageFailed("The server's storage is slow. Try again later.")
         try:
-            db.execute("pragma synchronous = full")
-            with db:
-                yield db
+            db = self._connect()
+            try:
+                db.execute("pragma synchronous = full")
+                db.execute("begin immediate")  # Python's module begins one with the first change only
+                with db:
+                    yield db
+            finally:
+                db.close()
         finally:
-            db.close()
+            self._writing.release()
 
     def _connect(self) -> sqlite3.Connection:
         # The reader is created by the thread that opens the directory, and then used only by the event loop's

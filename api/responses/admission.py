@@ -13,7 +13,7 @@ from personae.api.responses.builder import ResponseBuilder
 from personae.api.responses.items import Item, ItemReference, MessageItem
 from personae.api.responses.kept_items import KeptItem, kept_items
 from personae.api.responses.request import ResponsesRequest, conversation_id
-from personae.api.responses.store import ResponseStore
+from personae.api.responses.store import AddedItems, KeptResponse, ResponseStore
 from personae.api.responses.translate import chat_request
 from personae.api.wire.schema import refuse_unserved
 from personae.errors import RequestError, UnsupportedParameter
@@ -41,17 +41,25 @@ class Keeping:
     stored: bool
     conversation: str | None
 
-    def __call__(self, done: Response) -> None:
-        """Keep a response that is complete."""
-        if self.stored:
-            self.keep(done)
+    async def __call__(self, done: Response) -> None:
+        """Keep a response that is complete. Raises StorageFailed."""
+        added = None
         if self.conversation is not None:
             output = [msgspec.to_builtins(item) for item in done.output]
-            self.store.conversations.append(self.conversation, [*self.items, *output])
+            added = AddedItems(self.conversation, [*self.items, *output])
+        if done.background:
+            await self.store.update(self.kept(done), added)
+        else:
+            await self.store.put(self.kept(done) if self.stored else None, self.limit, added)
 
-    def keep(self, response: Response, request: bytes | None = None) -> None:
-        """Put a response into the store; with its `request` one that is not answered yet."""
-        self.store.keep(self.tenant, self.limit, response, _encode(self.items), request)
+    async def begin(self, response: Response, request: bytes) -> None:
+        """Store a response that is not answered yet, with its `request`. Raises StorageFailed."""
+        await self.store.put(self.kept(response, request), self.limit)
+
+    def kept(self, response: Response, request: bytes | None = None) -> KeptResponse:
+        """A response as it is kept."""
+        previous, encoded = response.previous_response_id, _encode(response)
+        return KeptResponse(self.tenant, response.id, previous, _encode(self.items), encoded, request)
 
 
 async def admit(context: RequestContext, body: ResponsesRequest) -> tuple[Job, ResponseBuilder]:
@@ -119,8 +127,6 @@ async def _keeping(context: RequestContext, body: ResponsesRequest, own: list[It
         return None
     _refuse_references(own)
     items = kept_items(own)
-    if wanted:
-        store.check_room()
     context.keep(len(_encode(items)))
     limit = who.limits.response_bytes
     if conversation is not None:

@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 MOST_LIVE = 64
 """Responses of a tenant that are not answered yet."""
 _LEAST_WAIT = 1.0  # seconds until a response is tried again
+_AFTER_AN_ERROR = 30.0  # the same, after an error of ours
 _ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
@@ -64,11 +65,10 @@ class Admitted:
 
 @dataclass(slots=True)
 class _Live:
-    """A response that is not answered yet. `dropped`: nothing more is kept of it."""
+    """A response that is not answered yet."""
 
     tenant: str
     scope: CancelScope
-    dropped: bool = False
 
 
 class BackgroundResponses:
@@ -119,6 +119,8 @@ class BackgroundResponses:
                 await self._take_over()
             except StorageFailed as error:
                 logger.warning("other servers' responses are not known: %s", error.message)
+            except Exception as error:  # a task that ends would take the server with it
+                logger.error("other servers' responses are not known", exc_info=error)
 
     def check_room(self, tenant: str) -> None:
         """Raises QuotaExceeded for a tenant with too many of them."""
@@ -133,14 +135,26 @@ class BackgroundResponses:
         raises."""
         whole = msgspec.json.encode(body)
         admitted = await admit_background(context, context.caller.identity, body)
-        return msgspec.json.encode(self.start(admitted, whole))
+        return msgspec.json.encode(await self.start(admitted, whole))
 
-    def start(self, admitted: Admitted, request: bytes) -> Response:
-        """Take a response, whose whole request is `request`."""
-        response = admitted.form.begun()
+    async def start(self, admitted: Admitted, request: bytes) -> Response:
+        """Take a response, whose whole request is `request`. Raises QuotaExceeded, or StorageFailed."""
+        response, tenant = admitted.form.begun(), admitted.keeping.tenant
         response.status = "queued"
-        admitted.keeping.keep(response, request)
-        self._begin(admitted.keeping.tenant, response.id, admitted)
+        begun = False
+        try:
+            self.check_room(tenant)
+            self._counts[tenant] += 1  # also while it is being stored
+            try:
+                await admitted.keeping.begin(response, request)
+            finally:
+                self._counts[tenant] -= 1
+            if self._tasks is not None:  # else the next start runs it
+                self._begin(tenant, response.id, admitted)
+                begun = True
+        finally:
+            if not begun:
+                admitted.caller.until_done.close()
         return response
 
     async def cancel(self, tenant: str, id: str) -> bytes:
@@ -153,12 +167,12 @@ class BackgroundResponses:
             return kept.response
         self.drop(id)
         found.status = "cancelled"
-        return self._store.keep_again(kept, found).response
+        ended = replace(kept, response=msgspec.json.encode(found), request=None)
+        return (await to_thread.run_sync(self._store.end, ended)).response
 
     def drop(self, id: str) -> None:
-        """End a response; nothing more is kept of it."""
+        """End a response."""
         if (live := self._live.get(id)) is not None:
-            live.dropped = True
             live.scope.cancel()
 
     def _begin(self, tenant: str, id: str, admitted: Admitted | None) -> None:
@@ -184,21 +198,28 @@ class BackgroundResponses:
     async def _attempt(self, id: str, live: _Live, admitted: Admitted | None) -> float | None:
         """Run it once; seconds until it is to be tried again, None once it has ended."""
         try:
-            await self._run(id, live, admitted or await self._again(live.tenant, id))
-        except (RateLimited, Overloaded) as busy:
-            if not isinstance(busy, QuotaExceeded):
-                return busy.retry_after or _LEAST_WAIT
-            await self._fail(live, id, busy)
-        except Exception as error:
-            await self._fail(live, id, visible(error, id))
+            try:
+                await self._run(id, live, admitted or await self._again(live.tenant, id))
+            except (RateLimited, Overloaded) as busy:
+                if not isinstance(busy, QuotaExceeded):
+                    return busy.retry_after or _LEAST_WAIT
+                await self._fail(live, id, busy)
+            except Exception as error:
+                await self._fail(live, id, visible(error, id))
+        except StorageFailed as error:  # nobody waits for it but this task
+            return error.retry_after or _LEAST_WAIT
+        except Exception as error:  # a task that ends so would take the server with it
+            logger.error("background response %s is tried again", id, exc_info=error)
+            return _AFTER_AN_ERROR
         return None
 
     async def _run(self, id: str, live: _Live, admitted: Admitted) -> None:
         with admitted.caller.until_done:
             kept, _ = await self._found(live.tenant, id)
-            if not live.dropped:
-                self._store.keep_again(kept, admitted.form.begun(), kept.request)
+            begun = msgspec.json.encode(admitted.form.begun())
+            await self._store.update(replace(kept, response=begun))
             admitted.form.whole(await admitted.job.gather(_nobody))
+            await self._kept(admitted.form)
         logger.info("background response %s is complete", id)
 
     async def _again(self, tenant: str, id: str) -> Admitted:
@@ -219,8 +240,16 @@ class BackgroundResponses:
             kept, response = await self._found(live.tenant, id)
             response.status = "failed"
             response.error = ResponseError(_code(error), error.message)
-            if not live.dropped:
-                self._store.keep_again(kept, response)
+            failed = replace(kept, response=msgspec.json.encode(response), request=None)
+            await self._store.update(failed)
+
+    async def _kept(self, form: ResponseBuilder) -> None:
+        """Store an answer, again and again while the disk is full: it need not be made again."""
+        while True:
+            try:
+                return await form.store()
+            except StorageFailed as error:
+                await anyio.sleep(error.retry_after or _LEAST_WAIT)
 
     async def _found(self, tenant: str, id: str) -> tuple[KeptResponse, Response]:
         kept = await to_thread.run_sync(self._store.find, tenant, id)

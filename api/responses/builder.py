@@ -1,7 +1,7 @@
 """Builds a response: its items, complete or as events."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -62,12 +62,12 @@ class ResponseBuilder(AnswerBuilder):
         job: Job,
         body: ResponsesRequest,
         namespaces: Mapping[str, tuple[str, str]] | None = None,
-        keep: Callable[[Response], None] | None = None,
+        keep: Callable[[Response], Awaitable[None]] | None = None,
         *,
         stored: bool = False,
     ) -> None:
-        """`namespaces` has the namespace and the name of the tools that are in one; `keep` gets the complete
-        response before the client does. `stored` says whether the client can fetch it again."""
+        """`namespaces` has the namespace and the name of the tools that are in one; `keep` stores the
+        complete response before the client gets it. `stored` says whether the client can fetch it again."""
         self._job = job
         self._body = body
         self._namespaces = namespaces or {}
@@ -103,9 +103,15 @@ class ResponseBuilder(AnswerBuilder):
         if part.finish is not None:
             yield from self._ended(part)
 
+    async def store(self) -> None:
+        """Keep the complete response. Raises StorageFailed."""
+        if self._keep is not None:
+            await self._keep(self._response)
+
     def last(self) -> Iterator[Event]:
-        """None: the response's end was already sent."""
-        yield from ()
+        """The event that completes the response."""
+        spent = self._response.status == "incomplete"
+        yield self._event(EndedEarly if spent else Completed, response=self._response)
 
     def failed(self, error: PersonaeError) -> Iterator[Event]:
         """The event that ends a response that broke off."""
@@ -182,9 +188,6 @@ class ResponseBuilder(AnswerBuilder):
             response.status, response.incomplete_details = "incomplete", Incomplete()
         else:
             response.status, response.completed_at = "completed", int(time.time())
-        if self._keep is not None:
-            self._keep(response)
-        yield self._event(EndedEarly if spent else Completed, response=response)
 
     def _usage(self) -> ResponseUsage:
         usage = self._job.usage()

@@ -1,16 +1,12 @@
 """Conversations: items that the server keeps, and that responses read and add to.
 
-What a response adds is in memory at once and on the disk within half a second. Whatever looks at a
-conversation has it written first.
+What a request adds is on disk before it is answered.
 """
 
 import json
-import logging
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -18,13 +14,9 @@ from personae.api.database.base import Connection
 from personae.api.responses.items import Item
 from personae.api.responses.kept_items import KeptItem, items_of
 from personae.api.tenants.data import DataDir
-from personae.api.tenants.flusher import flushed
-from personae.errors import Conflict, NotFound, QuotaExceeded, RequestError, StorageFailed
+from personae.errors import Conflict, NotFound, QuotaExceeded, RequestError
 from personae.kernels.sizes import size_text
 
-logger = logging.getLogger(__name__)
-
-FLUSH_SECONDS = 0.5
 DEFAULT_BYTES = 256 * 2**20
 """What a tenant's conversations may take where its limit on responses does not say."""
 MOST_ITEMS = 4096
@@ -42,7 +34,7 @@ class Conversation(msgspec.Struct):
 
 
 class ConversationStore:
-    """The conversations of a data directory. `clock` gives Unix time. All but `append` waits for the disk.
+    """The conversations of a data directory. `clock` gives Unix time. All of it waits for the disk.
 
     `limit` is what a tenant's conversations may take, in bytes; None is the default.
     """
@@ -50,8 +42,6 @@ class ConversationStore:
     def __init__(self, data: DataDir, clock: Callable[[], float] = time.time) -> None:
         self._data = data
         self._clock = clock
-        self._lock = threading.Lock()
-        self._waiting: list[tuple[str, Sequence[KeptItem]]] = []
 
     def create(
         self, tenant: str, limit: int | None, metadata: Mapping[str, str], items: Sequence[KeptItem]
@@ -88,7 +78,6 @@ class ConversationStore:
 
     def add(self, tenant: str, limit: int | None, id: str, items: Sequence[KeptItem]) -> None:
         """Put items behind the others. Raises NotFound, QuotaExceeded, or RequestError for too many."""
-        self.flush()
         with self._data.write() as db:
             _found(db, tenant, id)
             _check_room(db, tenant, limit, _size(items))
@@ -99,10 +88,11 @@ class ConversationStore:
                 raise RequestError(f"A conversation may have at most {MOST_ITEMS} items.", param="items")
             _add_new(db, id, items)
 
-    def append(self, id: str, items: Sequence[KeptItem]) -> None:
-        """Put a response's items behind the others, soon. A conversation that is deleted stays so."""
-        with self._lock:
-            self._waiting.append((id, items))
+    def append(self, db: Connection, id: str, items: Sequence[KeptItem]) -> None:
+        """Put a response's items behind the others, in the transaction that stores the response. Of a
+        conversation that was deleted meanwhile nothing stays."""
+        if db.execute("select 1 from conversations where id = ?", (id,)).fetchone():
+            _add(db, id, items)
 
     def check_room(self, tenant: str, limit: int | None) -> None:
         """Raises QuotaExceeded if the tenant may add nothing more."""
@@ -118,7 +108,6 @@ class ConversationStore:
     ) -> tuple[list[KeptItem], bool]:
         """Some of the items, and whether there are more. Raises NotFound, also for an `after` that is not
         there."""
-        self.flush()
         newest = order == "desc"
         with self._data.read() as db:
             _found(db, tenant, id)
@@ -140,7 +129,6 @@ class ConversationStore:
 
     def item(self, tenant: str, id: str, item: str) -> KeptItem:
         """One of the items. Raises NotFound."""
-        self.flush()
         with self._data.read() as db:
             _found(db, tenant, id)
             row = db.execute(
@@ -161,27 +149,6 @@ class ConversationStore:
             return found
 
         return self._data.urgently(change)
-
-    @contextmanager
-    def running(self) -> Iterator["ConversationStore"]:
-        """Write what responses add while the block runs, and when it ends."""
-        with flushed("conversations", self.flush, FLUSH_SECONDS, logger):
-            yield self
-
-    def flush(self) -> None:
-        """Write what responses have added. Raises StorageFailed; then it waits on."""
-        with self._lock:
-            if not self._waiting:
-                return
-            waiting, self._waiting = self._waiting, []
-            try:
-                with self._data.write() as db:
-                    for id, items in waiting:
-                        if db.execute("select 1 from conversations where id = ?", (id,)).fetchone():
-                            _add(db, id, items)
-            except StorageFailed:
-                self._waiting = waiting + self._waiting
-                raise
 
 
 def _found(db: Connection, tenant: str, id: str) -> Conversation:

@@ -1,44 +1,40 @@
 """Stored responses, so that clients can continue a conversation from one or fetch it again.
 
-A response is in memory at once, and on disk within half a second: a thread writes all new ones in one
-transaction.
+A response is on disk before its client learns that it is complete, or that it is queued. The items that it
+adds to a conversation are stored in the same transaction.
 """
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from personae.api.database.base import Connection, Row
-from personae.api.responses.answers import Response
+from personae.api.database.base import Connection
+from personae.api.database.group_commit import GroupCommit
 from personae.api.responses.conversations import ConversationStore
 from personae.api.responses.items import Item
+from personae.api.responses.kept_items import KeptItem
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.flusher import flushed
-from personae.errors import NotFound, Overloaded, RequestError, StorageFailed
+from personae.errors import NotFound, RequestError
 
 if TYPE_CHECKING:
     from personae.api.responses.background import BackgroundResponses
 
 logger = logging.getLogger(__name__)
 
-FLUSH_SECONDS = 0.5
-_SHARED_FLUSH_SECONDS = 0.1  # the next request may reach another server
-_LATER_SECONDS = 0.4
 KEPT_SECONDS = 30 * 86400
 DEFAULT_BYTES = 256 * 2**20
 """What a tenant's responses may take if its limits do not say. The oldest are removed beyond that."""
-_MOST_WAITING = 64 * 2**20
 _PRUNED_TO = 0.9
+_PRUNE_SECONDS = 0.5
 _SWEEP_SECONDS = 3600.0
 
-_ID = re.compile(r"resp_[0-9a-f]{16,64}")
 _decode_items = msgspec.json.Decoder(list[Item]).decode
 
 
@@ -60,6 +56,14 @@ class KeptResponse:
         return len(self.input) + len(self.response) + len(self.request or b"")
 
 
+@dataclass(frozen=True, slots=True)
+class AddedItems:
+    """The items that a response adds to the conversation `id`."""
+
+    id: str
+    items: list[KeptItem]
+
+
 class _Output(msgspec.Struct):
     output: list[Item]
 
@@ -73,77 +77,57 @@ class ResponseStore:
         self.shared = data.shared
         self._data = data
         self._clock = clock
+        self._commits = GroupCommit(data, "responses")
         self._lock = threading.Lock()
-        self._waiting: dict[str, KeptResponse] = {}
-        self._bytes = 0
         self._limits: dict[str, int] = {}
         self._swept = 0.0
 
-    @property
-    def full(self) -> bool:
-        """Whether the disk is so far behind that no more can be stored now."""
-        return self._bytes > _MOST_WAITING
+    async def put(self, one: KeptResponse | None, limit: int | None, added: AddedItems | None = None) -> None:
+        """Store a new response of a tenant that may have `limit` bytes of them, or only what it adds to a
+        conversation. Raises StorageFailed."""
 
-    def check_room(self) -> None:
-        """Raises Overloaded while the disk is far behind."""
-        if self.full:
-            raise Overloaded("Responses wait to be stored; try again later, or with `store` false.")
+        def change(db: Connection) -> None:
+            if one is not None:
+                db.execute(_PUT, _row(one, int(self._clock())))
+                if self._data.leases is not None and one.request is not None:
+                    self._data.leases.begin(db, one.id)
+            if added is not None:
+                self.conversations.append(db, added.id, added.items)
 
-    def keep(
-        self,
-        tenant: str,
-        limit: int | None,
-        response: Response,
-        input: bytes,
-        request: bytes | None = None,
-    ) -> None:
-        """Store a response of a tenant that may have `limit` bytes of them. It replaces the one with its id.
-        With a `request` it is not answered yet."""
-        previous = response.previous_response_id
-        one = KeptResponse(tenant, response.id, previous, input, msgspec.json.encode(response), request)
-        self.put(one, limit)
+        await self._commits.write(change)
+        if one is not None:
+            with self._lock:
+                self._limits[one.tenant] = DEFAULT_BYTES if limit is None else limit
 
-    def put(self, one: KeptResponse, limit: int | None) -> None:
-        """Store a response of a tenant that may have `limit` bytes of them."""
-        with self._lock:
-            self._put(one)
-            self._limits[one.tenant] = DEFAULT_BYTES if limit is None else limit
+    async def update(self, one: KeptResponse, added: AddedItems | None = None) -> None:
+        """Store what became of a response that was not answered yet. One that has ended, or was deleted,
+        stays so, and adds nothing. Raises StorageFailed."""
+        await self._commits.write(lambda db: self._update(db, one, added))
 
-    def keep_again(
-        self, before: KeptResponse, response: Response, request: bytes | None = None
-    ) -> KeptResponse:
-        """Put a response in the place of what was kept of it so far."""
-        one = replace(before, response=msgspec.json.encode(response), request=request)
-        with self._lock:
-            self._put(one)
-        return one
+    def end(self, one: KeptResponse) -> KeptResponse:
+        """Store the end of a response that is cancelled, also on a full disk. Returns it as it is then. For
+        threads. Raises NotFound or StorageFailed."""
+        self._data.urgently(lambda db: self._update(db, one, None))
+        return self.find(one.tenant, one.id)
 
-    def _put(self, one: KeptResponse) -> None:
-        if (before := self._waiting.pop(one.id, None)) is not None:
-            self._bytes -= before.size
-        self._waiting[one.id] = one
-        self._bytes += one.size
+    def _update(self, db: Connection, one: KeptResponse, added: AddedItems | None) -> None:
+        if not db.execute(_UPDATE, (one.size, one.response, one.request, one.id)).rowcount:
+            return
+        if self._data.leases is not None and one.request is None:
+            self._data.leases.end(db, one.id)
+        if added is not None:
+            self.conversations.append(db, added.id, added.items)
 
     def find(self, tenant: str, id: str) -> KeptResponse:
-        """The tenant's response. Raises NotFound."""
-        one = self._waiting.get(id)
-        if one is not None and one.tenant == tenant:
-            return one
-        row = self._stored(tenant, id)
-        if row is None and self._data.shared and _ID.fullmatch(id):
-            time.sleep(_LATER_SECONDS)  # another server may be about to write it
-            row = self._stored(tenant, id)
-        if row is None:
-            raise NotFound(f"There is no response `{id[:80]}`.", param="id", code="response_not_found")
-        return KeptResponse(tenant, id, *row)
-
-    def _stored(self, tenant: str, id: str) -> Row | None:
+        """The tenant's response. For threads. Raises NotFound."""
         with self._data.read() as db:
-            found: Row | None = db.execute(
+            row = db.execute(
                 "select previous, input, response, request from responses where id = ? and tenant = ?",
                 (id, tenant),
             ).fetchone()
-            return found
+        if row is None:
+            raise NotFound(f"There is no response `{id[:80]}`.", param="id", code="response_not_found")
+        return KeptResponse(tenant, id, *row)
 
     def unanswered(self) -> list[tuple[str, str]]:
         """The tenants and ids of stored responses that are not answered yet and that no other server works
@@ -158,11 +142,7 @@ class ResponseStore:
 
     def ended_by_others(self, ids: Collection[str]) -> set[str]:
         """Those of this server's unanswered responses that another server has cancelled, or taken over."""
-        with self._lock:
-            stored = set(ids) - self._waiting.keys()
-        if not stored or self._data.leases is None:
-            return set()
-        return self._data.leases.lost(stored)
+        return set() if self._data.leases is None else self._data.leases.lost(ids)
 
     def conversation(self, tenant: str, id: str, most: int) -> list[Item]:
         """All items up to and including a response. Raises RequestError if it, or one before it, does not
@@ -192,9 +172,6 @@ class ResponseStore:
     def remove(self, tenant: str, id: str) -> None:
         """Delete a response. Raises NotFound."""
         self.find(tenant, id)
-        with self._lock:
-            if (waiting := self._waiting.pop(id, None)) is not None:
-                self._bytes -= waiting.size
 
         def change(db: Connection) -> None:
             db.execute("delete from responses where id = ?", (id,))
@@ -205,60 +182,45 @@ class ResponseStore:
 
     @contextmanager
     def running(self) -> Iterator["ResponseStore"]:
-        """Write new responses while the block runs, and when it ends."""
-        often = _SHARED_FLUSH_SECONDS if self._data.shared else FLUSH_SECONDS
-        with flushed("responses", self.flush, often, logger), self.conversations.running():
+        """Keep tenants within their limits while the block runs."""
+        with flushed("old responses", self.prune, _PRUNE_SECONDS, logger, self._data.failures):
             yield self
 
-    def flush(self) -> None:
-        """Write new responses, and remove those that are too old or too many. Raises StorageFailed."""
+    def prune(self) -> None:
+        """Remove responses that are too old or too many. Raises StorageFailed."""
         with self._lock:
-            waiting, limits, self._limits = list(self._waiting.values()), self._limits, {}
+            limits, self._limits = self._limits, {}
         now = self._clock()
-        if not waiting and now - self._swept < _SWEEP_SECONDS:
+        sweeps = now - self._swept >= _SWEEP_SECONDS
+        if not limits and not sweeps:
             return
         try:
             with self._data.write() as db:
-                db.executemany(_KEEP, [_row(one, int(now)) for one in waiting])
-                if (leases := self._data.leases) is not None:
-                    for one in waiting:
-                        (leases.end if one.request is None else leases.begin)(db, one.id)
-                db.execute("delete from responses where created < ?", (int(now) - KEPT_SECONDS,))
+                if sweeps:
+                    db.execute("delete from responses where created < ?", (int(now) - KEPT_SECONDS,))
                 for tenant, limit in limits.items():
                     (used,) = db.execute(
                         "select coalesce(sum(bytes), 0) from responses where tenant = ?", (tenant,)
                     ).fetchone()
                     if used > limit:
                         db.execute(_PRUNE, (tenant, limit * _PRUNED_TO))
-        except StorageFailed:
+        except BaseException:
             with self._lock:
                 self._limits = limits | self._limits
             raise
-        self._swept = now
-        removed = []
-        with self._lock:
-            for one in waiting:
-                latest = self._waiting.get(one.id)
-                if latest is None:
-                    removed.append((one.id,))  # while it was being written
-                elif latest is one:
-                    del self._waiting[one.id]
-                    self._bytes -= one.size
-        if removed:
-            with self._data.write() as db:
-                db.executemany("delete from responses where id = ?", removed)
+        if sweeps:
+            self._swept = now
 
 
 def _row(one: KeptResponse, now: int) -> tuple[object, ...]:
     return one.id, one.tenant, now, one.previous, one.size, one.input, one.response, one.request
 
 
-_KEEP = (
+_PUT = (
     "insert into responses (id, tenant, created, previous, bytes, input, response, request) "
-    "values (?, ?, ?, ?, ?, ?, ?, ?) on conflict (id) do update set "
-    "bytes = excluded.bytes, response = excluded.response, request = excluded.request "
-    "where responses.request is not null"  # one that has ended stays as it is
+    "values (?, ?, ?, ?, ?, ?, ?, ?)"
 )
+_UPDATE = "update responses set bytes = ?, response = ?, request = ? where id = ? and request is not null"
 _PRUNE = (
     "delete from responses where rowid in (select rowid from (select rowid, "
     "sum(bytes) over (order by rowid desc) as kept from responses where tenant = ?) as sized where kept > ?)"

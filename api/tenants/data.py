@@ -17,6 +17,7 @@ from personae.api.database.base import Connection, Database, Row
 from personae.api.database.leases import Leases
 from personae.api.database.sqlite import SqliteDatabase
 from personae.api.object_store import ObjectStore
+from personae.api.tenants.flusher import WriteFailures
 from personae.errors import LoadError
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ class DataDir:
     batches by id. `secret` is 32 bytes that never leave the database; what is derived from it stays the same
     across restarts. `shared`: other servers may use the database at the same time; `leases` then say which
     of them does what. `follow`: learn what they write. `objects` has the contents of adapters and files for
-    all of them; of adapters' at most `cache_bytes` are also here.
+    all of them; of adapters' at most `cache_bytes` are also here. `failures` counts writes
+    that failed.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class DataDir:
         self.path = path
         self.objects = objects
         self.cache_bytes = cache_bytes
+        self.failures = WriteFailures()
         self.adapters = path / ADAPTERS
         self.files = path / FILES
         self.batches = path / BATCHES

@@ -96,33 +96,56 @@ class UsageLedger:
 
     def saw(self, key: str) -> None:
         """Record that a key was used now."""
-        self._seen[key] = int(self._clock()) // _MINUTE * _MINUTE
+        with self._lock:
+            self._seen[key] = int(self._clock()) // _MINUTE * _MINUTE
 
     @contextmanager
     def running(self) -> Iterator["UsageLedger"]:
         """Write regularly while the block runs, and when it ends."""
-        with flushed("usage", self.flush, FLUSH_SECONDS, logger):
+        with flushed("usage", self.flush, FLUSH_SECONDS, logger, self._data.failures):
             yield self
 
     def flush(self) -> None:
-        """Write what was counted. Raises StorageFailed; the counts are then kept."""
+        """Write what was counted. Raises StorageFailed; the counts are then kept. A count that the database
+        refuses for another reason is logged and left out, and the others are written."""
         with self._lock:
             pending, self._pending = self._pending, {}
             seen, self._seen = self._seen, {}
         if not pending and not seen:
             return
         try:
-            with self._data.write() as db:
-                db.executemany(_ADD, [(*place, *sums) for place, sums in pending.items()])
-                db.execute("delete from usage where hour < ?", (int(self._clock()) - _KEPT_SECONDS,))
-                db.executemany("update keys set used = ? where id = ?", [(at, id) for id, at in seen.items()])
-        except StorageFailed:
+            try:
+                self._write(pending, seen)
+            except StorageFailed:
+                raise
+            except Exception:
+                self._write_alone(pending, seen)
+        except BaseException:
             with self._lock:
                 for place, sums in pending.items():
                     later = self._pending.setdefault(place, [0, 0, 0, 0, 0.0])
                     self._pending[place] = [a + b for a, b in zip(sums, later, strict=True)]
                 self._seen = seen | self._seen
             raise
+
+    def _write(self, pending: dict[_Place, list[float]], seen: dict[str, int]) -> None:
+        with self._data.write() as db:
+            db.executemany(_ADD, [(*place, *sums) for place, sums in pending.items()])
+            db.execute("delete from usage where hour < ?", (int(self._clock()) - _KEPT_SECONDS,))
+            db.executemany("update keys set used = ? where id = ?", [(at, id) for id, at in seen.items()])
+
+    def _write_alone(self, pending: dict[_Place, list[float]], seen: dict[str, int]) -> None:
+        """Write each in a transaction of its own. What is written, or refused, is taken out."""
+        for place, sums in list(pending.items()):
+            try:
+                self._write({place: sums}, {})
+            except StorageFailed:
+                raise
+            except Exception as error:
+                self._data.failures.add("usage")
+                logger.error("usage of %s is lost: %s", place, sums, exc_info=error)
+            del pending[place]
+        self._write({}, seen)
 
     def rows(
         self,

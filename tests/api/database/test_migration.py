@@ -61,11 +61,11 @@ async def folder(tmp_path: Path) -> Path:
         async with server.client(server.key("ann")) as client:
             assert (await upload(client, "poet", whole())).status_code == 201
             assert (await upload(client, "bard", whole(1))).status_code == 201
-    fill(path)
+    await fill(path)
     return path
 
 
-def fill(path: Path) -> None:
+async def fill(path: Path) -> None:
     """Use, responses and conversations."""
     with closing(DataDir(path)) as data:
         ledger = UsageLedger(data, clock=lambda: 7200.0)
@@ -73,9 +73,10 @@ def fill(path: Path) -> None:
         ledger.add(Identity("ann", "tenant"), None, 1, 0, 1, 0.0)
         ledger.flush()
         responses = ResponseStore(data)
-        responses.put(KeptResponse("ann", "resp_" + "a" * 16, None, b"[]", b"{}"), None)
-        responses.put(KeptResponse("ann", "resp_" + "b" * 16, "resp_" + "a" * 16, b"[1]", b"{}", b"{}"), None)
-        responses.flush()
+        first = KeptResponse("ann", "resp_" + "a" * 16, None, b"[]", b"{}")
+        second = KeptResponse("ann", "resp_" + "b" * 16, first.id, b"[1]", b"{}", b"{}")
+        for one in (first, second):
+            await responses.put(one, None)
         items = [{"id": f"msg_{n}", "type": "message", "content": "\0ä"} for n in range(3)]
         conversations = ConversationStore(data)
         made = conversations.create("ann", None, {"topic": "a\0b\\n\t"}, items[:1])

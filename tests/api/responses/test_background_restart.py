@@ -28,7 +28,7 @@ def make_engine(**fields: Any) -> FakeEngine:
 
 @asynccontextmanager
 async def started(path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    """A server on a data directory, until the block ends; then it has written what it keeps."""
+    """A server on a data directory, until the block ends."""
     data = DataDir(path)
     store = ResponseStore(data)
     app = create_app(engine, stored=store)
@@ -39,7 +39,6 @@ async def started(path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncCl
         ):
             yield client
     finally:
-        store.flush()
         data.close()
 
 

@@ -16,9 +16,8 @@ from uploads import UploadFixture, open_fixture
 from personae.api.app import create_app
 from personae.api.responses.conversations import ConversationStore
 from personae.api.responses.store import ResponseStore
-from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import TenantLimits
-from personae.errors import NotFound, StorageFailed
+from personae.errors import NotFound
 
 
 @pytest.fixture
@@ -217,24 +216,3 @@ def test_a_freed_tenants_conversations_are_gone(client: OpenAI, fixture: UploadF
     with pytest.raises(NotFound):
         ConversationStore(fixture.data).find("ann", id)
     assert fixture.data.rows("select 1 from conversation_items") == []
-
-
-def test_what_a_response_adds_is_kept_over_a_full_disk_and_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full() -> None:
-        raise StorageFailed("The disk is full.")
-
-    data = DataDir(tmp_path)
-    store = ConversationStore(data)
-    id = store.create("ann", None, {}, []).id
-    store.append(id, [{"type": "message", "id": "msg_1", "role": "user", "content": []}])
-    with monkeypatch.context() as broken:
-        broken.setattr(data, "write", full)
-        with pytest.raises(StorageFailed):
-            store.flush()
-    store.flush()
-    data.close()
-    data = DataDir(tmp_path)
-    assert [item["id"] for item in ConversationStore(data).page("ann", id, None, 9, "asc")[0]] == ["msg_1"]
-    data.close()

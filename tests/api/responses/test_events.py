@@ -87,6 +87,7 @@ async def test_the_items_do_not_depend_on_how_the_answer_comes(
             merged.append(part)
         form = ResponseBuilder(job, body)
         events: list[Any] = [event for part in merged for event in form.of(part)]
+        events += form.last()
         items = events[-1].response.output
         done = [event.item for event in events if isinstance(event, ItemDone)]
         assert done == items
