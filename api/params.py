@@ -113,23 +113,29 @@ def answer_length(asked: int | None, *, prompt: int, limit: int, param: str, pro
     # Wording of OpenAI and vLLM, by which clients (LiteLLM, inspect-ai) know what to cut or fall back to.
     longest = f"This model's maximum context length is {limit} tokens"
     if prompt >= limit:
-        raise ContextLengthExceeded(
+        error = ContextLengthExceeded(
             f"{longest}; the prompt has {prompt}, and the answer needs one.", param=prompt_param
         )
+        error.limit, error.prompt = limit, prompt
+        raise error
     if asked is not None and prompt + asked > limit:
-        raise ContextLengthExceeded(
-            f"{longest}; the prompt has {prompt} and `{param}` asks for {_shown(asked)} more, "
+        error = ContextLengthExceeded(
+            f"{longest}; the prompt has {prompt} and `{param}` asks for {shown(asked)} more, "
             f"where {limit - prompt} are left.",
             param=param,
         )
+        error.limit, error.prompt, error.asked = limit, prompt, asked
+        raise error
     return asked if asked is not None else limit - prompt
 
 
 def too_many_tokens(limit: int, prompt_param: str) -> ContextLengthExceeded:
     """The error for a prompt that is far over the limit, and was not counted exactly."""
-    return ContextLengthExceeded(
+    error = ContextLengthExceeded(
         f"This model's maximum context length is {limit} tokens; the prompt has more.", param=prompt_param
     )
+    error.limit = limit
+    return error
 
 
 def check_prompt_logprobs(entries: int, name: str, settings: ApiSettings) -> None:
@@ -235,10 +241,11 @@ def _between(name: str, value: N, low: N, high: N) -> N:
 
 
 def _out_of_range(name: str, range: str, value: float) -> RequestError:
-    return RequestError(f"`{name}` must be {range}; it is {_shown(value)}.", param=name, code="out_of_range")
+    return RequestError(f"`{name}` must be {range}; it is {shown(value)}.", param=name, code="out_of_range")
 
 
-def _shown(value: float) -> str:
+def shown(value: float) -> str:
+    """A number in an error, which a client may have made very long."""
     return str(value) if abs(value) < 1e15 else f"a number of {len(str(value))} characters"
 
 
@@ -254,13 +261,13 @@ def _logit_bias(bias: dict[int, float], vocab: int) -> dict[int, float]:
     for token, value in bias.items():
         if not 0 <= token < vocab:
             raise RequestError(
-                f"`logit_bias` names token {_shown(token)}, which does not exist; "
+                f"`logit_bias` names token {shown(token)}, which does not exist; "
                 f"ids are from 0 to {vocab - 1}.",
                 param="logit_bias",
             )
         if not -100.0 <= value <= 100.0:
             raise RequestError(
-                f"`logit_bias` must be from -100 to 100; that of token {token} is {_shown(value)}.",
+                f"`logit_bias` must be from -100 to 100; that of token {token} is {shown(value)}.",
                 param="logit_bias",
                 code="out_of_range",
             )
