@@ -11,6 +11,7 @@ from personae.api.chat_template import PromptTooLong
 from personae.api.context import RequestContext, context_of
 from personae.api.dialect import CHAT, Dialect
 from personae.api.http.operation import Content, operation
+from personae.api.params import sampling_defaults
 from personae.api.respond import encode_json, json_response
 from personae.api.tools import functions_of, shown_tools
 from personae.api.wire.answers import Load, Model, ModelList, Status, Text, Tokens, Version
@@ -38,6 +39,7 @@ def _model(card: ModelCard, context: RequestContext) -> Model:
         card.parent,
         root=card.parent or (card.name if card.adapter else context.base),
         quantization=card.quantization,
+        sampling_defaults=sampling_defaults(context.settings.defaults),
     )
 
 

@@ -1,5 +1,6 @@
 """Agents that people use, run as they are: each reads a file with a tool of its own, and a second question
-goes on with the conversation. The server is in front of an engine that answers by script.
+goes on with the conversation. `personae launch` says how they are started. The server is in front of an engine
+that answers by script.
 
 They have a home of their own, no account, and only this server to talk to.
 """
@@ -7,8 +8,7 @@ They have a home of their own, no account, and only this server to talk to.
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from tool_chat import TAGS, TEMPLATE, call
 from uploads import open_fixture
 
 from personae.api.app import create_app
+from personae.api.commands.agents import prepared
 from personae.api.responses.store import ResponseStore
 from personae.engine.sequence import SequenceLog
 
@@ -32,25 +33,17 @@ NOWCLIENTS = "http://127.0.0.1:9"  # nothing listens there
 QUIET = {"NO_PROXY": "127.0.0.1", "HTTPS_PROXY": NOWCLIENTS, "HTTP_PROXY": NOWCLIENTS}
 
 
-class Room(NamedTuple):
-    """Where an agent works: its folder, its environment, and the server's address."""
-
-    folder: Path
-    env: dict[str, str]
-    url: str
-
-
 class Agent(NamedTuple):
     """A program: its arguments for a question (and whether the conversation goes on), its call that reads a
     file, and what it answered."""
 
     name: str
-    arguments: Callable[[Room, str, bool], list[str]]
+    arguments: Callable[[str, bool], list[str]]
     call: str
     answer: Callable[[str], str]
 
 
-def _claude(room: Room, question: str, more: bool) -> list[str]:
+def _claude(question: str, more: bool) -> list[str]:
     arguments = ["--print", "--allowedTools", "Bash", "--output-format", "json"]
     return [*arguments, *(["--continue"] if more else []), question]
 
@@ -59,11 +52,8 @@ def _claudes_answer(output: str) -> str:
     return str(json.loads(output)["result"])
 
 
-def _codex(room: Room, question: str, more: bool) -> list[str]:
-    provider = f'{{name="Personae",base_url="{room.url}/v1",wire_api="responses"}}'
-    options = {"model": '"base"', "model_provider": '"personae"', "model_providers.personae": provider}
+def _codex(question: str, more: bool) -> list[str]:
     arguments = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json"]
-    arguments += [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
     return ["exec", *(["resume", "--last"] if more else []), *arguments, question]
 
 
@@ -77,24 +67,6 @@ AGENTS = (
     Agent("claude", _claude, call("Bash", command="cat note.txt"), _claudes_answer),
     Agent("codex", _codex, call("exec_command", cmd="cat note.txt"), _codexs_answer),
 )
-
-
-@contextmanager
-def room_of(engine: FakeEngine, folder: Path) -> Iterator[Room]:
-    (work := folder / "work").mkdir()
-    (work / "note.txt").write_text(NOTE)
-    with serving(create_app(engine)) as url:
-        claude = {
-            "ANTHROPIC_BASE_URL": url,
-            "ANTHROPIC_API_KEY": "none",
-            "ANTHROPIC_MODEL": "base",
-            "ANTHROPIC_SMALL_FAST_MODEL": "base",
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "DISABLE_AUTOUPDATER": "1",
-            "IS_SANDBOX": "1",  # it refuses to run as root elsewhere
-        }
-        env = {"PATH": os.environ["PATH"], "HOME": str(folder), **QUIET, **claude}
-        yield Room(work, env, url)
 
 
 @pytest.mark.parametrize("length", [400_000, 100_000], ids=["long context", "less than it asks for"])
@@ -114,12 +86,17 @@ def test_an_agent_reads_a_file_and_goes_on(agent: Agent, length: int, tmp_path: 
         return thought + (ANSWERS[0] if NOTE.strip() in conversation else agent.call)
 
     engine.answer = answer
-    with room_of(engine, tmp_path) as room:
+    (work := tmp_path / "work").mkdir()
+    (work / "note.txt").write_text(NOTE)
+    env = {"PATH": f"{PROGRAMS}:{os.environ['PATH']}", "HOME": str(tmp_path), **QUIET}
+    with serving(create_app(engine)) as url:
         for more, (question, expected) in enumerate(zip((QUESTION, THANKS), ANSWERS, strict=True)):
+            arguments = agent.arguments(question, bool(more))
+            launch = prepared(agent.name, arguments, url=url, model=None, key=None, env=env)
             done = subprocess.run(
-                [str(PROGRAMS / agent.name), *agent.arguments(room, question, bool(more))],
-                cwd=room.folder,
-                env=room.env,
+                [launch.program, *launch.arguments[1:]],
+                cwd=work,
+                env=launch.env,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
