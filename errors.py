@@ -82,9 +82,16 @@ class UnsupportedParameter(RequestError):
 
 
 class ContextLengthExceeded(RequestError):
-    """The prompt, or the prompt and `max_tokens`, do not fit the model's context."""
+    """The prompt, or the prompt and `max_tokens`, do not fit the model's context.
+
+    `limit` is the context's length, `prompt` the prompt's (None if it was not counted), `asked` the
+    `max_tokens` that does not fit (None if the prompt alone does not), all in tokens.
+    """
 
     code = "context_length_exceeded"
+    limit: int = 0
+    prompt: int | None = None
+    asked: int | None = None
 
 
 class BudgetTooSmall(RequestError):

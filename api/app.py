@@ -152,6 +152,7 @@ def _cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
                 "request-id",
                 "retry-after",
                 "x-personae-ignored",
+                "x-personae-max-tokens",
                 "x-personae-moved",
                 "endpoint-load-metrics",
             ),

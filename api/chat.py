@@ -15,6 +15,7 @@ from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
 from personae.api.context import RequestContext, context_of
 from personae.api.deadline import TIMEOUT
+from personae.api.dialect import CHAT, Dialect
 from personae.api.exclusion import exclusions
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
@@ -97,9 +98,10 @@ class _Prepared:
 
 
 async def admit(
-    context: RequestContext, body: ChatRequest, prefix: str = "chatcmpl-"
+    context: RequestContext, body: ChatRequest, prefix: str = "chatcmpl-", dialect: Dialect = CHAT
 ) -> tuple[Job, "ChatBuilder"]:
-    """Check everything, render and encode. The job, whose id begins with `prefix`, is then ready to run."""
+    """Check everything, render and encode. The job, whose id begins with `prefix`, is then ready to run.
+    `dialect` is the API that the request came by."""
     refuse_unserved(body)
     settings, client = context.settings, context.client
     model = context.chosen(body)
@@ -111,11 +113,12 @@ async def admit(
     if asked is not None and asked < 1:
         raise RequestError(f"`{param}` must be at least 1; it is {asked}.", param=param, code="out_of_range")
     kept = kept_of_prompt(body.truncate_prompt_tokens, answer=asked or 1, limit=client.max_model_len)
-    ready = await context.prepared(lambda brief: _prepare(context, body, kept, brief))
+    ready = await context.prepared(lambda brief: _prepare(context, body, kept, dialect, brief))
     prompt, bound, shape = ready.prompt, ready.bound, ready.shape
-    length = answer_length(
-        asked, prompt=len(prompt), limit=client.max_model_len, param=param, prompt_param="messages"
-    )
+    limit = client.max_model_len
+    if dialect.shrinks(settings):
+        asked = context.shrunk(asked, limit - len(prompt))
+    length = answer_length(asked, prompt=len(prompt), limit=limit, param=param, prompt_param="messages")
     of_prompt = logprob_count("prompt_logprobs", body.prompt_logprobs, settings)
     if of_prompt is not None:
         entries = count * len(prompt) * (of_prompt + 1)
@@ -155,11 +158,13 @@ async def admit(
     return job, ChatBuilder(job, body, prompt)
 
 
-def _prepare(context: RequestContext, body: ChatRequest, kept: int | None, brief: bool) -> _Prepared:
+def _prepare(
+    context: RequestContext, body: ChatRequest, kept: int | None, dialect: Dialect, brief: bool
+) -> _Prepared:
     """Render, encode, and find what binds the answer. The prompt comes first, because a prompt that is too
     long makes the rest unnecessary."""
     limit = context.client.max_model_len
-    functions_of(body.tools)
+    functions_of(body.tools, dialect=dialect)
     try:
         text = context.render_chat(
             body.messages,
@@ -184,7 +189,8 @@ def _prepare(context: RequestContext, body: ChatRequest, kept: int | None, brief
     prediction = _predicted(context, body, brief)
     bound = bound_of(body, strict=context.settings.default_strict)
     context.ignored.extend(foreign_names(body))
-    shape = answer_shape(body, context.family, text, bound, strict=context.settings.default_strict)
+    strict = context.settings.default_strict
+    shape = answer_shape(body, context.family, text, bound, strict=strict, dialect=dialect)
     grammar = as_asked(grammar_of(bound, shape), body, context.settings)
     return _Prepared(prompt, bound, shape, grammar, prediction)
 

@@ -1,5 +1,5 @@
-"""The command line: `personae serve`, `chat`, `check-template`, `tenants`, `keys`, `adapters` and `database`;
-in a checkout also `eval`, `bench` and `simulate`.
+"""The command line: `personae serve`, `chat`, `launch`, `check-template`, `tenants`, `keys`, `adapters` and
+`database`; in a checkout also `eval`, `bench` and `simulate`.
 
 Heavy packages (torch, the server) are imported inside the commands, so that `personae --help` is quick.
 """
@@ -114,3 +114,26 @@ def chat(
 
     if not talk(Conversation(url, model, system, key=key)):
         raise typer.Exit(1)
+
+
+@app.command()
+def launch(
+    agent: Annotated[str, typer.Argument(help="claude or codex.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="What the agent gets.")
+    ] = None,
+    url: Annotated[str, typer.Option(help="Where the server runs.")] = "http://127.0.0.1:8000",
+    model: Annotated[
+        str | None, typer.Option(help="The model or adapter that answers; else the server's first.")
+    ] = None,
+    key: KeyOption = None,
+) -> None:
+    """Start Claude Code or Codex on a running server: personae launch claude -- --continue."""
+    from personae.api.commands.agents import LaunchFailed, prepared, start
+
+    try:
+        found = prepared(agent, arguments or (), url=url, model=model, key=key)
+    except LaunchFailed as error:
+        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(1) from None
+    start(found)

@@ -14,6 +14,7 @@ from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
 from personae.api.context import RequestContext, context_of
 from personae.api.deadline import TIMEOUT
+from personae.api.dialect import CHAT
 from personae.api.exclusion import exclusions
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
@@ -96,7 +97,7 @@ async def admit(context: RequestContext, body: CompletionRequest) -> tuple[Job, 
     left_out = await exclusions(context, body, bound_by)
     job = Job.begin(context, "cmpl-", model, body, bound_by=bound_by)
     for place, prompt in enumerate(prompts):
-        length = _length(body, asked if answers else 1, len(prompt.tokens), client.max_model_len, prompt.name)
+        length = _length(context, body, asked if answers else 1, len(prompt.tokens), prompt.name)
         params = sampling_params(
             body,
             limits=client,
@@ -130,10 +131,15 @@ def _asked(body: CompletionRequest) -> int | None:
     return _DEFAULT_MAX_TOKENS if body.max_tokens is None else asked_tokens(body.max_tokens)
 
 
-def _length(body: CompletionRequest, asked: int | None, prompt: int, limit: int, name: str) -> int:
+def _length(
+    context: RequestContext, body: CompletionRequest, asked: int | None, prompt: int, name: str
+) -> int:
     """As params.answer_length. The default of 16 shrinks to what fits, because the client did not set it."""
+    limit = context.client.max_model_len
     if body.max_tokens is None and asked is not None and prompt < limit:
         asked = min(asked, limit - prompt)
+    elif CHAT.shrinks(context.settings):
+        asked = context.shrunk(asked, limit - prompt)
     return answer_length(asked, prompt=prompt, limit=limit, param="max_tokens", prompt_param=name)
 
 

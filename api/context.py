@@ -45,6 +45,9 @@ T = TypeVar("T")
 _BRIEF_SECONDS = 0.02
 """The time of the event loop that a template may use."""
 
+CLAMPED = "x-personae-max-tokens"
+"""The header with the most tokens that an answer has, if its request asked for more than fit."""
+
 _LONGEST_COMPARED, _MOST_COMPARED = 64, 16
 """For an unknown model's name: its characters, and how many names of about that length it is compared
 with."""
@@ -167,6 +170,14 @@ class RequestContext:
         arrived = anyio.current_time() if self.arrived is None else self.arrived
         limits = [timeout if timeout is None else seconds(timeout, "timeout"), self.settings.request_timeout]
         return min(self.patience, *(arrived + limit for limit in limits if limit is not None), math.inf)
+
+    def shrunk(self, asked: int | None, left: int) -> int | None:
+        """`asked` tokens of an answer, or what is `left` if that is less; a header says so. Without room for
+        one token it stays as it is, and is refused."""
+        if asked is None or not 0 < left < asked:
+            return asked
+        self.answer_headers[CLAMPED] = str(left)
+        return left
 
     def keep(self, size: int) -> None:
         """Count memory that the request needs until it has ended, in addition to its body. Raises

@@ -184,8 +184,10 @@ class Job:
             )
         self.context.meter.schema(self.context.caller.identity, grammar.source)
 
-    async def run(self, sink: Sink) -> None:
-        """Pass every part to `sink` as it arrives, until all choices have ended.
+    async def run(self, sink: Sink, admitted: Callable[[], None] = lambda: None) -> None:
+        """Pass every part to `sink` as it arrives, until all choices have ended. `admitted` is called when
+        the engine has taken a request in which nothing is left to refuse. Grammars are compiled and adapters
+        are read later, so a request with either is admitted by its first part.
 
         Raises RateLimited, the engine's refusal, DeadlineExceeded, and RequestFailed if a sequence could not
         be finished. However this ends, the engine has released the request by then.
@@ -200,19 +202,21 @@ class Job:
         }
         logs.note(model=self.model.name, answer=self.id)
         with self.context.tracing.generation(self, clocks), metrics.answering(label, self.asked):
-            await self._timed(clocks, sink)
+            await self._timed(clocks, sink, admitted)
 
     def _label(self) -> str:
         """The model's name in metrics, where the base has one name."""
         name = self.model.name if self.model.adapter is not None else self.context.base
         return self.context.metrics.label(name)
 
-    async def _timed(self, clocks: dict[str, SequenceClock], sink: Sink) -> None:
+    async def _timed(
+        self, clocks: dict[str, SequenceClock], sink: Sink, admitted: Callable[[], None]
+    ) -> None:
         """Follow until the end or the deadline. The clocks record how it ended."""
         reason = "error"
         try:
             with anyio.CancelScope(deadline=self.deadline) as patience:
-                await self._follow(clocks, sink)
+                await self._follow(clocks, sink, admitted)
             if patience.cancelled_caught:
                 reason = "abort"
                 raise DeadlineExceeded("The request's time was over before its answer was complete.")
@@ -268,13 +272,17 @@ class Job:
             self._place(refusal)
             raise
 
-    async def _follow(self, clocks: Mapping[str, SequenceClock], sink: Sink) -> None:
+    async def _follow(
+        self, clocks: Mapping[str, SequenceClock], sink: Sink, admitted: Callable[[], None]
+    ) -> None:
         failure: PersonaeError | None = None
         leaders = {log.id for log in self.logs if log.after is None}
         live = len(self.logs)
         await self.context.bring(self.logs[0].adapter)
         async with self.context.client.stream(self.logs) as stream:
             self.context.metrics.prompt_tokens.labels(self._label()).inc(self.prompt_tokens)
+            if all(log.grammar is None and log.adapter is None for log in self.logs):
+                admitted()
             async for delta in stream:
                 choice = self.choices[delta.id]
                 if choice.ended:

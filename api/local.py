@@ -60,6 +60,7 @@ async def open_engine(
         asked["served_model_name"] = options.served_model_name or ours.name
         if options.dtype == "auto" and options.device != "cuda" and options.quantize is None:
             asked["dtype"] = ours.dtype
+    recommended = (lambda read: read) if ours is None else ours.defaults
     assert model is not None
     asked["record_kv_events"] = options.kv_events is not None
     engine_options = EngineOptions(model, adapters, adapter_store, secret, named_adapters=named, **asked)
@@ -72,14 +73,15 @@ async def open_engine(
                 keeper = Keeper(engine_folder, secret, options.engine_grace)
             engines = _open_processes(options, engine_options, on_progress, hear, keeper)
             async with engines as engine_processes:
-                yield replace(_opened(engine_processes), model=model)
+                opened = _opened(engine_processes)
+                yield replace(opened, model=model, defaults=recommended(opened.defaults))
         return
     from personae.actors.assembly import assemble  # it loads torch
     from personae.actors.in_process import open_in_process
 
     assembly = await to_thread.run_sync(assemble, engine_options, on_progress)
     async with open_in_process(assembly.engine_spec, max_restarts=options.max_restarts) as client:
-        facts = (assembly.defaults, assembly.max_adapters, assembly.bounds)
+        facts = (recommended(assembly.defaults), assembly.max_adapters, assembly.bounds)
         yield Opened(
             client, *facts, client.lost, client.end_all, client.describe, assembly.about, model=model
         )

@@ -21,6 +21,7 @@ from personae.api.object_store import check_object_store_url
 from personae.api.telemetry.logs import LogFormat
 
 UnknownFields = Literal["refuse", "ignore"]
+MaxTokensOverflow = Literal["clamp", "refuse"]
 PropertyOrder = Literal["schema", "any"]
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
@@ -98,6 +99,14 @@ class AnswerOptions:
         bool,
         OptionInfo("Treat a schema or function without `strict` as strict: enforce all of it or refuse it."),
     ] = False
+    max_tokens_overflow: Annotated[
+        MaxTokensOverflow | None,
+        OptionInfo(
+            "A `max_tokens` that does not fit behind the prompt: it becomes what fits and a header says so, "
+            "or it is refused.",
+            unset="clamp on /v1/messages and /v1/responses, refuse on the other routes",
+        ),
+    ] = None
     jump_forward: Annotated[
         bool,
         OptionInfo(
@@ -121,6 +130,14 @@ class AnswerOptions:
         bool,
         OptionInfo("Run chat templates that requests bring. Use it only where every client is trusted."),
     ] = False
+    stream_ping_interval: Annotated[
+        float,
+        OptionInfo(
+            "Seconds without an event after which a stream gets a comment, so that proxies keep it open. "
+            "0: never.",
+            min=0,
+        ),
+    ] = 15.0
     request_timeout: Annotated[
         float | None, OptionInfo("Seconds that any request may take, waiting included.", min=0.001)
     ] = None

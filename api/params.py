@@ -8,7 +8,9 @@ import msgspec
 from personae.api.exclusion import Exclusions
 from personae.api.output_parser import TextStyle
 from personae.api.settings import ApiSettings
+from personae.api.wire.answers import SamplingDefaults
 from personae.api.wire.schema import SamplingFields
+from personae.engine.generation_config import GenerationDefaults
 from personae.engine.params import GREEDY_BELOW, SamplingParams
 from personae.errors import ContextLengthExceeded, RequestError
 
@@ -37,6 +39,17 @@ class ModelLimits(Protocol):
         """The exclusive upper bound of token ids."""
 
 
+def sampling_defaults(model: GenerationDefaults) -> SamplingDefaults:
+    """What a request is sampled with that does not say: as the model's makers recommend, or plainly."""
+    return SamplingDefaults(
+        temperature=_pick(model.temperature, 1.0),
+        top_p=_pick(model.top_p, 1.0),
+        top_k=_pick(model.top_k, 0),
+        min_p=_pick(model.min_p, 0.0),
+        repetition_penalty=_pick(model.repetition_penalty, 1.0),
+    )
+
+
 def sampling_params(
     request: SamplingFields,
     *,
@@ -51,14 +64,14 @@ def sampling_params(
     """The parameters of a request's first sequence. Raises RequestError naming the field that is out of
     range."""
     vocab = limits.vocab_size
-    defaults = settings.defaults
-    temperature = _between("temperature", _pick(request.temperature, defaults.temperature, 1.0), 0.0, 2.0)
-    top_p = _pick(request.top_p, defaults.top_p, 1.0)
+    defaults = sampling_defaults(settings.defaults)
+    temperature = _between("temperature", _pick(request.temperature, defaults.temperature), 0.0, 2.0)
+    top_p = _pick(request.top_p, defaults.top_p)
     if not 0.0 < top_p <= 1.0:
         raise _out_of_range("top_p", "over 0 and at most 1", top_p)
-    penalty = _pick(request.repetition_penalty, defaults.repetition_penalty, 1.0)
+    penalty = _pick(request.repetition_penalty, defaults.repetition_penalty)
     penalty = _between("repetition_penalty", penalty, _LEAST_PENALTY, 10.0)
-    top_k = _pick(request.top_k, defaults.top_k, 0)
+    top_k = _pick(request.top_k, defaults.top_k)
     if top_k < -1:
         raise _out_of_range("top_k", "0 or -1 (both: off) or positive", top_k)
     min_tokens = _between("min_tokens", request.min_tokens or 0, 0, max_tokens)
@@ -68,7 +81,7 @@ def sampling_params(
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_p=top_p,
         top_k=min(max(top_k, 0), vocab),
-        min_p=_between("min_p", _pick(request.min_p, defaults.min_p, 0.0), 0.0, 1.0),
+        min_p=_between("min_p", _pick(request.min_p, defaults.min_p), 0.0, 1.0),
         presence_penalty=_between("presence_penalty", request.presence_penalty or 0.0, -2.0, 2.0),
         frequency_penalty=_between("frequency_penalty", request.frequency_penalty or 0.0, -2.0, 2.0),
         repetition_penalty=penalty,
@@ -113,23 +126,29 @@ def answer_length(asked: int | None, *, prompt: int, limit: int, param: str, pro
     # Wording of OpenAI and vLLM, by which clients (LiteLLM, inspect-ai) know what to cut or fall back to.
     longest = f"This model's maximum context length is {limit} tokens"
     if prompt >= limit:
-        raise ContextLengthExceeded(
+        error = ContextLengthExceeded(
             f"{longest}; the prompt has {prompt}, and the answer needs one.", param=prompt_param
         )
+        error.limit, error.prompt = limit, prompt
+        raise error
     if asked is not None and prompt + asked > limit:
-        raise ContextLengthExceeded(
-            f"{longest}; the prompt has {prompt} and `{param}` asks for {_shown(asked)} more, "
+        error = ContextLengthExceeded(
+            f"{longest}; the prompt has {prompt} and `{param}` asks for {shown(asked)} more, "
             f"where {limit - prompt} are left.",
             param=param,
         )
+        error.limit, error.prompt, error.asked = limit, prompt, asked
+        raise error
     return asked if asked is not None else limit - prompt
 
 
 def too_many_tokens(limit: int, prompt_param: str) -> ContextLengthExceeded:
     """The error for a prompt that is far over the limit, and was not counted exactly."""
-    return ContextLengthExceeded(
+    error = ContextLengthExceeded(
         f"This model's maximum context length is {limit} tokens; the prompt has more.", param=prompt_param
     )
+    error.limit = limit
+    return error
 
 
 def check_prompt_logprobs(entries: int, name: str, settings: ApiSettings) -> None:
@@ -159,7 +178,7 @@ def kept_of_prompt(asked: int | None, *, answer: int, limit: int) -> int | None:
 
 def choices_of(n: int | None, settings: ApiSettings, prompts: int = 1) -> int:
     """`n`, checked. Raises RequestError."""
-    count = int(_between("n", _pick(n, None, 1), 1, settings.max_n))
+    count = int(_between("n", _pick(n, 1), 1, settings.max_n))
     if count * prompts > settings.max_sequences:
         raise RequestError(
             f"{prompts} prompts times `n` {count} is over the limit of {settings.max_sequences} sequences.",
@@ -222,10 +241,8 @@ def keeps_first(request: SamplingFields) -> bool:
     return request.truncation_side == "right"
 
 
-def _pick(asked: T | None, default: T | None, otherwise: T) -> T:
-    if asked is not None:
-        return asked
-    return otherwise if default is None else default
+def _pick(asked: T | None, default: T) -> T:
+    return default if asked is None else asked
 
 
 def _between(name: str, value: N, low: N, high: N) -> N:
@@ -235,10 +252,11 @@ def _between(name: str, value: N, low: N, high: N) -> N:
 
 
 def _out_of_range(name: str, range: str, value: float) -> RequestError:
-    return RequestError(f"`{name}` must be {range}; it is {_shown(value)}.", param=name, code="out_of_range")
+    return RequestError(f"`{name}` must be {range}; it is {shown(value)}.", param=name, code="out_of_range")
 
 
-def _shown(value: float) -> str:
+def shown(value: float) -> str:
+    """A number in an error, which a client may have made very long."""
     return str(value) if abs(value) < 1e15 else f"a number of {len(str(value))} characters"
 
 
@@ -254,13 +272,13 @@ def _logit_bias(bias: dict[int, float], vocab: int) -> dict[int, float]:
     for token, value in bias.items():
         if not 0 <= token < vocab:
             raise RequestError(
-                f"`logit_bias` names token {_shown(token)}, which does not exist; "
+                f"`logit_bias` names token {shown(token)}, which does not exist; "
                 f"ids are from 0 to {vocab - 1}.",
                 param="logit_bias",
             )
         if not -100.0 <= value <= 100.0:
             raise RequestError(
-                f"`logit_bias` must be from -100 to 100; that of token {token} is {_shown(value)}.",
+                f"`logit_bias` must be from -100 to 100; that of token {token} is {shown(value)}.",
                 param="logit_bias",
                 code="out_of_range",
             )

@@ -8,7 +8,9 @@ import personae
 from personae.actors.client import ModelCard
 from personae.api.body import read_json
 from personae.api.context import RequestContext, context_of
+from personae.api.dialect import CHAT, Dialect
 from personae.api.http.operation import Content, operation
+from personae.api.params import sampling_defaults
 from personae.api.respond import encode_json, json_response
 from personae.api.templates.sandbox import PromptTooLong
 from personae.api.tools import functions_of, shown_tools
@@ -37,6 +39,7 @@ def _model(card: ModelCard, context: RequestContext) -> Model:
         card.parent,
         root=card.parent or (card.name if card.adapter else context.base),
         quantization=card.quantization,
+        sampling_defaults=sampling_defaults(context.settings.defaults),
     )
 
 
@@ -128,12 +131,15 @@ def _tokenized(context: RequestContext, body: TokenizeRequest, brief: bool) -> b
     return encode_json(Tokens(len(ids), context.client.max_model_len, ids, strings))
 
 
-def prompt_ids(context: RequestContext, body: TokenizeRequest, brief: bool) -> list[int]:
-    """The ids of a text or a conversation. Raises RequestError if it is far longer than any prompt."""
+def prompt_ids(
+    context: RequestContext, body: TokenizeRequest, brief: bool, dialect: Dialect = CHAT
+) -> list[int]:
+    """The ids of a text, or of a conversation in `dialect`. Raises RequestError if it is far longer than any
+    prompt."""
     most = _most_tokens(context)
     try:
         if body.messages is not None:
-            functions_of(body.tools)
+            functions_of(body.tools, dialect=dialect)
             text = context.render_chat(
                 body.messages,
                 brief=brief,

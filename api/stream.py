@@ -10,7 +10,7 @@ need not wake for each token.
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ClassVar, Protocol
 
 import anyio
@@ -35,8 +35,16 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+_PING = b": ping\n\n"
 _FEW_PLACES = 128  # tokens whose log-probabilities are encoded on the event loop: 3 ms with 20 for each
 _encode = msgspec.json.Encoder().encode
+
+
+class Work(Protocol):
+    """What an answer's parts come from."""
+
+    async def __call__(self, sink: Sink, admitted: Callable[[], None], /) -> None:
+        """Put every part into `sink`, and call `admitted` once nothing can refuse the request any more."""
 
 
 class AnswerBuilder(Protocol):
@@ -67,19 +75,19 @@ class AnswerBuilder(Protocol):
 class EventStream:
     """An answer that runs `work` and sends what it puts into its sink; a response in Starlette's sense.
 
-    The status line is sent with the first event. So a request that is refused late (its grammar does not
-    compile, the engine is full) still gets its own status. A later error is sent as an event and ends the
-    stream.
+    The status line is sent when the request is admitted. A request that is refused before (the engine is
+    full, its grammar does not compile) still gets its own status. A later error is sent as an event and ends
+    the stream. After `ping` seconds of silence a comment is sent, so that proxies keep the connection, also
+    if the request is not admitted by then; 0 sends none.
     """
 
     background = None
 
-    def __init__(
-        self, request: Request, work: Callable[[Sink], Awaitable[None]], form: AnswerBuilder
-    ) -> None:
+    def __init__(self, request: Request, work: "Work", form: AnswerBuilder, ping: float = 0.0) -> None:
         self._request_id: str = request.state.request_id
         self._work = work
         self._form = form
+        self._ping = ping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
@@ -93,30 +101,44 @@ class EventStream:
         outbox = _Outbox()
         failure: Exception | None = None
         started = False
+        sent_at = anyio.current_time()
 
         def put(part: Part) -> None:
+            nonlocal sent_at
             if not started or flow is None or flow.write_paused or not outbox.idle:
                 outbox.put(part)
             elif events := b"".join(map(_event, self._form.of(part))):
+                sent_at = anyio.current_time()
                 _at_once(_send(send, events, more=True))
 
         async def follow() -> None:
             nonlocal failure
             try:
-                await self._work(put)
+                await self._work(put, outbox.begin)
             except Exception as error:
                 failure = error
             outbox.close()
 
+        async def waiting() -> list[Part] | None:
+            """The next parts; none if a comment is due, None at the end."""
+            if not self._ping:
+                return await outbox.take()
+            with anyio.move_on_at(sent_at + self._ping):
+                return await outbox.take()
+            return []
+
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(follow)
-            while (parts := await outbox.take()) is not None:
-                events = [event for part in parts for event in self._form.of(part)]
+            while (parts := await waiting()) is not None:
+                events = b"".join(_event(event) for part in parts for event in self._form.of(part))
+                if not events and self._ping and anyio.current_time() >= sent_at + self._ping:
+                    events = _PING
+                if not started and (events or outbox.begun):
+                    started = True
+                    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                 if events:
-                    if not started:
-                        started = True
-                        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-                    await _send(send, b"".join(map(_event, events)), more=True)
+                    await _send(send, events, more=True)
+                    sent_at = anyio.current_time()
         if failure is None:
             try:
                 await self._form.store()
@@ -157,7 +179,7 @@ async def respond(request: Request, job: Job, form: AnswerBuilder, *, stream: bo
     """The answer of a job that is ready to run, complete or as a stream. Raises what `Job.gather` does."""
     job.context.caller.ready()
     if stream:
-        return EventStream(request, job.run, form)
+        return EventStream(request, job.run, form, job.context.settings.stream_ping_interval)
     answer = await encoded(job.context, form, await job.gather(request.receive))
     return Response(answer, media_type="application/json")
 
@@ -178,11 +200,19 @@ class _Outbox:
 
     def __init__(self) -> None:
         self.idle = False  # its reader has sent all of it
+        self.begun = False
+        self._told = False
         self._parts: dict[int, Part] = {}
         self._closed = False
         self._changed = Signal()
 
+    def begin(self) -> None:
+        """The request is admitted."""
+        self.begun = True
+        self._changed.set()
+
     def put(self, part: Part) -> None:
+        self.idle = False
         waiting = self._parts.get(part.index)
         if waiting is None:
             self._parts[part.index] = part
@@ -195,12 +225,16 @@ class _Outbox:
         self._changed.set()
 
     async def take(self) -> list[Part] | None:
-        """All waiting parts, as soon as there are any; None at the end."""
+        """All waiting parts, as soon as there are any; none if the request was admitted before its first
+        part, None at the end."""
         while not self._parts:
             if self._closed:
                 return None
+            if self.begun and not self._told:
+                break
             self.idle = True
             await self._changed.wait()
         self.idle = False
+        self._told = self.begun
         parts, self._parts = list(self._parts.values()), {}
         return parts

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from personae.api.bound import Bound
+from personae.api.dialect import CHAT, Dialect
 from personae.api.family import Family
 from personae.api.templates.template import begun_reasoning
 from personae.api.wire.conversation import (
@@ -27,28 +28,26 @@ from personae.grammar.structure.elements import Lark, Regex
 from personae.grammar.tools.custom import custom_function, input_schema
 from personae.grammar.tools.function import Function
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MOST = 128
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _BUDGETS = ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens")
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def functions_of(tools: Sequence[Tool | CustomTool] | None, *, strict: bool = False) -> tuple[Function, ...]:
-    """The functions that a request offers. `strict` applies to those that do not say.
+def functions_of(
+    tools: Sequence[Tool | CustomTool] | None, *, strict: bool = False, dialect: Dialect = CHAT
+) -> tuple[Function, ...]:
+    """The functions that a request of `dialect` offers. `strict` applies to those that do not say.
 
     Raises RequestError naming the field that is wrong.
     """
-    if len(tools or ()) > _MOST:
-        raise RequestError(f"`tools` may have at most {_MOST}.", param="tools")
+    if len(tools or ()) > dialect.most_tools:
+        raise RequestError(f"`tools` may have at most {dialect.most_tools}.", param="tools")
     functions: dict[str, Function] = {}
     for index, tool in enumerate(tools or ()):
         custom = isinstance(tool, CustomTool)
         name = tool.custom.name if isinstance(tool, CustomTool) else tool.function.name
         where = f"tools[{index}].{'custom' if custom else 'function'}"
-        if not _NAME.fullmatch(name):
-            raise RequestError(
-                f"`{where}.name` must have 1 to 64 letters, digits, `_`, `.` and `-`.", param=f"{where}.name"
-            )
+        check_name(name, f"{where}.name", dialect.longest_name)
         if name in functions:
             raise RequestError(f"`{where}.name`: there are two tools of that name.", param=f"{where}.name")
         if isinstance(tool, CustomTool):
@@ -59,6 +58,14 @@ def functions_of(tools: Sequence[Tool | CustomTool] | None, *, strict: bool = Fa
             said = tool.function.strict
             functions[name] = Function(name, schema, strict if said is None else said, f"{where}.parameters")
     return tuple(functions.values())
+
+
+def check_name(name: str, where: str, longest: int) -> None:
+    """Raises RequestError naming the field `where` if this cannot be a tool's name."""
+    if len(name) > longest or not _NAME.fullmatch(name):
+        raise RequestError(
+            f"`{where}` must have 1 to {longest} letters, digits, `_`, `.` and `-`.", param=where
+        )
 
 
 def _input(tool: CustomTool, param: str) -> Regex | Lark | None:
@@ -94,13 +101,19 @@ def shown_tools(tools: Sequence[Tool | CustomTool] | None) -> list[dict[str, Any
 
 
 def answer_shape(
-    body: ChatRequest, family: Family, prompt: str, bound: Bound | None, *, strict: bool = False
+    body: ChatRequest,
+    family: Family,
+    prompt: str,
+    bound: Bound | None,
+    *,
+    strict: bool = False,
+    dialect: Dialect = CHAT,
 ) -> AnswerShape | None:
     """What the answer to `prompt` consists of. None if all of it is text, bound or not.
 
     Raises RequestError if the tools, the choice among them or the thinking budget are inconsistent.
     """
-    functions, use = _choice(body, functions_of(body.tools, strict=strict))
+    functions, use = _choice(body, functions_of(body.tools, strict=strict, dialect=dialect))
     limit = _thinking_budget(body, family)
     reasoning, thinks = family.reasoning, Thinks.NO
     if reasoning is not None:

@@ -1,11 +1,15 @@
 """Errors of `/v1/messages` in Anthropic's shape: `{"type": "error", "error": {type, message}}`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from personae.api.anthropic.answers import AnthropicError, AnthropicErrorDetail, ErrorDetails
+from personae.api.params import shown
 from personae.api.wire.errors import ErrorAnswer, error_answer
-from personae.errors import PersonaeError
+from personae.errors import ContextLengthExceeded, PersonaeError
 
 PREFIX = "/v1/messages"
 NO_THREADS = "thread_unsupported_request"
@@ -26,6 +30,25 @@ _TYPES = {
 def anthropic_error(error: PersonaeError, request_id: str | None = None) -> AnthropicError:
     """The wire form of an error."""
     return _translated(error.status, error_answer(error), request_id)
+
+
+@contextmanager
+def anthropics_words() -> Iterator[None]:
+    """Errors about the context's length inside the block have the words of Anthropic's API. Claude Code finds
+    the numbers in them, and asks again for less or with a shorter conversation."""
+    try:
+        yield
+    except ContextLengthExceeded as error:
+        limit, prompt, asked = error.limit, error.prompt, error.asked
+        if asked is None:
+            counted = f"at least {limit + 1}" if prompt is None else str(prompt)
+            error.message = f"prompt is too long: {counted} tokens > {limit} maximum"
+        else:
+            error.message = (
+                f"input length and `max_tokens` exceed context limit: {prompt} + {shown(asked)} > {limit}, "
+                "decrease input length or `max_tokens` and try again"
+            )
+        raise
 
 
 def _translated(status: int, answer: ErrorAnswer, request_id: str | None) -> AnthropicError:

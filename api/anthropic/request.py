@@ -160,6 +160,14 @@ class Metadata(Tolerant):
     user_id: str | None = None
 
 
+_NO_EDITS = (
+    {},
+    {"edits": []},
+    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    {"edits": [{"type": "clear_thinking_20251015", "keep": {"type": "all"}}]},
+)
+"""The values of `context_management` that clear nothing."""
+
 _FREE_FORM = ("messages", "system", "tools", "output_config")
 
 
@@ -171,7 +179,7 @@ class MessagesRequest(Sampling, kw_only=True):
         "billing_policy": (),
         "compaction": (),
         "container": (),
-        "context_management": ({}, {"edits": []}),
+        "context_management": _NO_EDITS,
         "diagnostics": ({}, {"previous_message_id": None}),
         "inference_geo": ("global",),
         "mcp_servers": ([],),
@@ -214,7 +222,7 @@ class CountTokensRequest(Body, kw_only=True):
 
     free_form: ClassVar[tuple[str, ...]] = (*_FREE_FORM, "chat_template_kwargs")
     unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "context_management": ({}, {"edits": []}),
+        "context_management": _NO_EDITS,
         "mcp_servers": ([],),
         "speed": ("standard",),
     }

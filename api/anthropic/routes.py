@@ -8,12 +8,13 @@ from starlette.responses import Response
 from personae.api import chat, targets
 from personae.api.anthropic.answers import AnswerMessage, AnthropicError, MessageEvent, TokenCount
 from personae.api.anthropic.builder import MessageBuilder
-from personae.api.anthropic.errors import NO_THREADS
+from personae.api.anthropic.errors import NO_THREADS, anthropics_words
 from personae.api.anthropic.request import CountTokensRequest, MessagesRequest, ThinkingDisabled
 from personae.api.anthropic.translate import chat_request, counted
 from personae.api.body import read_json
 from personae.api.context import RequestContext, context_of
 from personae.api.deadline import TIMEOUT
+from personae.api.dialect import MESSAGES
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
 from personae.api.respond import json_response
@@ -48,8 +49,8 @@ async def admit(context: RequestContext, body: MessagesRequest) -> tuple[Job, Me
         raise UnsupportedParameter(message, param="thread", code=NO_THREADS)
     most, ignored = context.settings.max_messages, context.ignored
     asked, names = await context.prepared(lambda brief: chat_request(body, context.family, most, ignored))
-    with names.applied():
-        job, _ = await chat.admit(context, asked, prefix="msg_")
+    with names.applied(), anthropics_words():
+        job, _ = await chat.admit(context, asked, prefix="msg_", dialect=MESSAGES)
     names.rename_all(ignored)
     job.rename = names.rename
     thinking = body.thinking
@@ -79,7 +80,7 @@ async def count_tokens(request: Request) -> Response:
 def _count(context: RequestContext, body: CountTokensRequest, brief: bool) -> int:
     asked, names = counted(body, context.family, context.settings.max_messages, context.ignored)
     with names.applied():
-        count = len(prompt_ids(context, _tokenized(context, asked), brief))
+        count = len(prompt_ids(context, _tokenized(context, asked), brief, MESSAGES))
     names.rename_all(context.ignored)
     return count
 

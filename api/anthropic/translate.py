@@ -31,6 +31,8 @@ from personae.api.wire.renamed import FieldNames
 from personae.api.wire.schema import ChatRequest, JsonSchema, JsonSchemaFormat, Sampling
 from personae.errors import RequestError
 
+_BILLING = "x-anthropic-billing-header:"
+
 Asked = MessagesRequest | CountTokensRequest
 
 _FIELDS = (
@@ -138,10 +140,10 @@ def _conversation(body: Asked, most: int, names: FieldNames, ignored: list[str])
     if len(body.messages) > most:
         raise RequestError(f"`messages` may have at most {most}.", param="messages")
     messages: list[Message] = []
-    if body.system:
+    if system := _instructions(body.system, ignored):
         names.put("messages[0]", "system")
         names.put("messages[0].content", "system")
-        messages.append(SystemMessage(_text(body.system)))
+        messages.append(SystemMessage(_text(system)))
     for index, turn in enumerate(body.messages):
         place = f"messages[{index}]"
         match turn:
@@ -154,6 +156,19 @@ def _conversation(body: Asked, most: int, names: FieldNames, ignored: list[str])
                 names.put(f"messages[{len(messages)}]", place)
                 messages.append(_assistant_message(turn, f"messages[{len(messages)}]", place, names, ignored))
     return messages
+
+
+def _instructions(
+    system: str | list[wire.TextBlock] | None, ignored: list[str]
+) -> str | list[wire.TextBlock] | None:
+    """`system` without the block in which Claude Code counts its requests. Its number is new every time, so
+    no prompt would begin like another one and none would be in the prefix cache."""
+    if system is None or isinstance(system, str):
+        return system
+    kept = [block for block in system if not block.text.startswith(_BILLING)]
+    if len(kept) < len(system):
+        ignored.append("system[].x-anthropic-billing-header")
+    return kept
 
 
 def _text(content: str | list[wire.TextBlock]) -> Content:

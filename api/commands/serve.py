@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 
 import anyio
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -26,6 +27,7 @@ from personae.api.hub.resolve import on_disk
 from personae.api.local import open_engine
 from personae.api.opened import Opened
 from personae.api.options import ServeOptions
+from personae.api.params import sampling_defaults
 from personae.api.responses.background import BackgroundResponses
 from personae.api.responses.store import ResponseStore
 from personae.api.settings import serve_settings
@@ -193,6 +195,8 @@ def _log_start(opened: Opened, family: Family, data_dir: Path | None, shared: bo
         tools += " (the server describes tools in the system message)"
     if opened.about:
         logger.info("the engine: %s", opened.about)
+    sampling = msgspec.structs.asdict(sampling_defaults(opened.defaults))
+    logger.info("sampling by default: %s", ", ".join(f"{name} {value:g}" for name, value in sampling.items()))
     kept = f"data in {data_dir}" if data_dir else "no data directory"
     if shared:
         kept += " and in the database"

@@ -1,5 +1,6 @@
 """From a request for a response to a job that is ready to run, and to what keeps its answer."""
 
+import uuid
 from dataclasses import dataclass
 
 import msgspec
@@ -7,6 +8,7 @@ from anyio import to_thread
 
 from personae.api import chat
 from personae.api.context import RequestContext
+from personae.api.dialect import RESPONSES
 from personae.api.generation import Job
 from personae.api.responses.answers import Response
 from personae.api.responses.builder import ResponseBuilder
@@ -76,17 +78,19 @@ async def admit_kept(
     refuse_unserved(body)
     if body.background:
         _check_background(context, body)
-    own = _own(body)
-    keep = await _keeping(context, body, own)
+    id = id or f"resp_{uuid.uuid4().hex}"
+    own = await _resolved(context, _own(body))
+    keep = await _keeping(context, body, own, id)
     earlier = await _earlier(context, body)
-    body.input = [*earlier.items, *own] if earlier.items else body.input
+    if earlier.items or not isinstance(body.input, str):
+        body.input = [*earlier.items, *own]
     most, count = context.settings.max_messages, len(earlier.items)
     asked, names = await context.prepared(lambda brief: chat_request(body, most, count, earlier.field))
     with names.applied():
-        job, _ = await chat.admit(context, asked, prefix="resp_")
+        job, _ = await chat.admit(context, asked, prefix="resp_", dialect=RESPONSES)
     names.rename_all(context.ignored)
     job.rename = names.rename
-    job.id, job.created = id or job.id, created or job.created
+    job.id, job.created = id, created or job.created
     body.input = ""  # it is in the prompt, and may be long
     form = ResponseBuilder(job, body, names.namespaces, keep, stored=keep is not None and keep.stored)
     return job, form, keep
@@ -112,8 +116,10 @@ def _check_background(context: RequestContext, body: ResponsesRequest) -> None:
         )
 
 
-async def _keeping(context: RequestContext, body: ResponsesRequest, own: list[Item]) -> Keeping | None:
-    """What keeps the response, None if nothing does.
+async def _keeping(
+    context: RequestContext, body: ResponsesRequest, own: list[Item], id: str
+) -> Keeping | None:
+    """What keeps the response of that id, None if nothing does.
 
     A response is kept unless `store` is false; one of a batch only if it is true.
     """
@@ -125,8 +131,7 @@ async def _keeping(context: RequestContext, body: ResponsesRequest, own: list[It
     wanted = not context.background if body.store is None else body.store
     if not wanted and conversation is None:
         return None
-    _refuse_references(own)
-    items = kept_items(own)
+    items = kept_items(own, id if wanted else None)
     context.keep(len(_encode(items)))
     limit = who.limits.response_bytes
     if conversation is not None:
@@ -134,13 +139,24 @@ async def _keeping(context: RequestContext, body: ResponsesRequest, own: list[It
     return Keeping(store, who.tenant, limit, items, wanted, conversation)
 
 
-def _refuse_references(items: list[Item]) -> None:
-    for index, item in enumerate(items):
+async def _resolved(context: RequestContext, own: list[Item]) -> list[Item]:
+    """The items, with the tenant's stored ones in the places of references to them. Raises RequestError for
+    one that is not stored, or that is already there: each may be long."""
+    named: dict[str, str] = {}
+    for index, item in enumerate(own):
         if isinstance(item, ItemReference):
             place = f"input[{index}]"
-            raise UnsupportedParameter(
-                f"`{place}`: items are not found by their ids here; send the item itself.", param=place
-            )
+            if context.responses is None:
+                raise UnsupportedParameter(
+                    f"`{place}`: this server stores no responses; send the item itself.", param=place
+                )
+            if item.id in named:
+                raise RequestError(f"`{place}` is the same item as `{named[item.id]}`.", param=place)
+            named[item.id] = place
+    if not named or context.responses is None:
+        return own
+    found = await to_thread.run_sync(context.responses.items, context.caller.tenant, named)
+    return [found[item.id] if isinstance(item, ItemReference) else item for item in own]
 
 
 async def _earlier(context: RequestContext, body: ResponsesRequest) -> Earlier:

@@ -139,12 +139,16 @@ class ResponseBuilder(AnswerBuilder):
 
     def _thought(self, span: Span) -> Iterator[Event]:
         if not isinstance(self._open, ReasoningWriter):
-            yield from self._opened(ReasoningWriter(self._event, self._place, encrypted=self._encrypted))
+            yield from self._opened(
+                ReasoningWriter(self._event, self._job.id, self._place, encrypted=self._encrypted)
+            )
         yield from self._written(span.text)
 
     def _said(self, span: Span) -> Iterator[Event]:
         if not isinstance(self._open, MessageWriter):
-            yield from self._opened(MessageWriter(self._event, self._place, logprobs=self._logprobs))
+            yield from self._opened(
+                MessageWriter(self._event, self._job.id, self._place, logprobs=self._logprobs)
+            )
         assert isinstance(self._open, MessageWriter)
         self._open.add(chat_logprobs(span.entries, self._job.context.client.tokenizer).content)
         yield from self._written(span.text)
@@ -153,7 +157,7 @@ class ResponseBuilder(AnswerBuilder):
         if call.id is not None:
             kind = CustomCallWriter if call.custom else CallWriter
             namespace, name = self._namespaces.get(call.name or "", (None, call.name or ""))
-            yield from self._opened(kind(self._event, self._place, call.id, name, namespace))
+            yield from self._opened(kind(self._event, self._job.id, self._place, call.id, name, namespace))
         if call.arguments:
             yield from self._written(call.arguments)
 

@@ -113,7 +113,7 @@ class CustomResult(_Call, tag="custom_tool_call_output", tag_field="type", kw_on
 
 
 class ItemReference(Tolerant, tag="item_reference", tag_field="type"):
-    """A reference to a stored item; not supported, declared so that it is refused by name."""
+    """A reference to an item of a stored response."""
 
     id: str
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from personae.api.responses import items as wire
+from personae.api.responses.item_ids import input_id
 from personae.api.responses.items import Item
 
 KeptItem = dict[str, Any]
@@ -22,9 +23,10 @@ _PREFIXES: dict[type, str] = {
 _convert = msgspec.convert
 
 
-def kept_items(items: Iterable[Item]) -> list[KeptItem]:
-    """The items of a request, in the form in which they are kept. Those without an id get one."""
-    return [_kept(item) for item in items]
+def kept_items(items: Iterable[Item], response: str | None = None) -> list[KeptItem]:
+    """The items of a request, in the form in which they are kept. Those without an id get one, which leads to
+    the `response` if there is one."""
+    return [_kept(item, response, place) for place, item in enumerate(items)]
 
 
 def items_of(kept: Iterable[KeptItem]) -> list[Item]:
@@ -32,10 +34,12 @@ def items_of(kept: Iterable[KeptItem]) -> list[Item]:
     return _convert(list(kept), list[Item])
 
 
-def _kept(item: Item) -> KeptItem:
+def _kept(item: Item, response: str | None, place: int) -> KeptItem:
     found: KeptItem = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
     found.setdefault("status", "completed")
-    found.setdefault("id", f"{_PREFIXES[type(item)]}_{uuid.uuid4().hex}")
+    prefix = _PREFIXES[type(item)]
+    id = f"{prefix}_{uuid.uuid4().hex}" if response is None else input_id(prefix, response, place)
+    found.setdefault("id", id)
     if isinstance(item, wire.MessageItem):
         found["content"] = _pieces(item)
     return found

@@ -7,8 +7,8 @@ adds to a conversation are stored in the same transaction.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ import msgspec
 from personae.api.database.base import Connection
 from personae.api.database.group_commit import GroupCommit
 from personae.api.responses.conversations import ConversationStore
+from personae.api.responses.item_ids import response_of, unknown_item
 from personae.api.responses.items import Item
 from personae.api.responses.kept_items import KeptItem
 from personae.api.tenants.data import DataDir
@@ -168,6 +169,23 @@ class ResponseStore:
                 )
             next_id = one.previous or ""
         return [item for turn in reversed(turns) for item in turn]
+
+    def items(self, tenant: str, ids: Mapping[str, str]) -> dict[str, Item]:
+        """The tenant's items, by id; `ids` has the field that names each. Raises RequestError for one that is
+        not stored."""
+        found: dict[str, Item] = {}
+        seen: set[str] = set()
+        for id, field in ids.items():
+            response = response_of(id)
+            if response is not None and response not in seen:
+                seen.add(response)
+                with suppress(NotFound):
+                    one = self.find(tenant, response)
+                    output = msgspec.json.decode(one.response, type=_Output).output
+                    found |= {item.id: item for item in [*_decode_items(one.input), *output] if item.id}
+            if id not in found:
+                raise unknown_item(id, field)
+        return {id: found[id] for id in ids}
 
     def remove(self, tenant: str, id: str) -> None:
         """Delete a response. Raises NotFound."""

@@ -3,9 +3,11 @@ into those of the client."""
 
 from collections.abc import Sequence
 
+from personae.api.dialect import MOST_OF_NAME
 from personae.api.responses import items as wire
 from personae.api.responses.request import LOGPROBS, ResponsesRequest, SchemaFormat
 from personae.api.responses.sealed import unsealed
+from personae.api.tools import check_name
 from personae.api.wire.conversation import (
     AllowedTools,
     AssistantMessage,
@@ -218,10 +220,12 @@ def _tools(tools: Sequence[wire.Tool], names: Names) -> list[Tool | CustomTool]:
         found.append(_tool(tool, name, about))
 
     for index, tool in enumerate(tools):
+        check_name(tool.name, f"tools[{index}].name", MOST_OF_NAME)
         if not isinstance(tool, wire.NamespaceTool):
             add(tool, f"tools[{index}]", tool.name, tool.description)
             continue
         for place, one in enumerate(tool.tools):
+            check_name(one.name, f"tools[{index}].tools[{place}].name", MOST_OF_NAME)
             joined = _joined(tool.name, one.name)
             names.namespaces[joined] = tool.name, one.name
             add(one, f"tools[{index}].tools[{place}]", joined, one.description or tool.description)

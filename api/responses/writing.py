@@ -1,6 +1,5 @@
 """Writes the items of a response; each has events for its beginning, its increments and its end."""
 
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -26,6 +25,7 @@ from personae.api.responses.answers import (
     TextDelta,
     TextDone,
 )
+from personae.api.responses.item_ids import output_id
 from personae.api.responses.items import ReasoningText, Status
 from personae.api.responses.sealed import sealed
 from personae.api.wire.answers import ContentLogprob
@@ -39,12 +39,12 @@ class Numbered(Protocol):
 
 
 class ItemWriter(ABC):
-    """An item at place `index` of the output; `text` is what it has so far."""
+    """An item at place `index` of the output of `response`, an id; `text` is what it has so far."""
 
     prefix = ""
 
-    def __init__(self, event: Numbered, index: int) -> None:
-        self.id = f"{self.prefix}_{uuid.uuid4().hex}"
+    def __init__(self, event: Numbered, response: str, index: int) -> None:
+        self.id = output_id(self.prefix, response, index)
         self._number = event
         self._index = index
         self._pieces: list[str] = []
@@ -84,8 +84,8 @@ class MessageWriter(ItemWriter):
 
     prefix = "msg"
 
-    def __init__(self, event: Numbered, index: int, *, logprobs: bool) -> None:
-        super().__init__(event, index)
+    def __init__(self, event: Numbered, response: str, index: int, *, logprobs: bool) -> None:
+        super().__init__(event, response, index)
         self._logprobs: list[ContentLogprob] | None = [] if logprobs else None
         self._latest: list[ContentLogprob] = []
 
@@ -121,8 +121,8 @@ class ReasoningWriter(ItemWriter):
 
     prefix = "rs"
 
-    def __init__(self, event: Numbered, index: int, *, encrypted: bool) -> None:
-        super().__init__(event, index)
+    def __init__(self, event: Numbered, response: str, index: int, *, encrypted: bool) -> None:
+        super().__init__(event, response, index)
         self._encrypted = encrypted
 
     def item(self, status: Status) -> OutputReasoning:
@@ -150,8 +150,10 @@ class CallWriter(ItemWriter):
 
     prefix = "fc"
 
-    def __init__(self, event: Numbered, index: int, id: str, name: str, namespace: str | None) -> None:
-        super().__init__(event, index)
+    def __init__(
+        self, event: Numbered, response: str, index: int, id: str, name: str, namespace: str | None
+    ) -> None:
+        super().__init__(event, response, index)
         self._call_id = id
         self._name = name
         self._namespace = UNSET if namespace is None else namespace

@@ -242,6 +242,16 @@ class Completion(msgspec.Struct):
     usage: Usage | UnsetType | None = UNSET
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True):
+    """What a request is sampled with if it does not say. A `top_k` of 0 is off."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+
+
 class Model(msgspec.Struct):
     """One name that a request may put in `model`; `parent` is the base's name for an adapter.
 
@@ -254,6 +264,7 @@ class Model(msgspec.Struct):
     parent: str | None
     root: str
     quantization: str | None
+    sampling_defaults: SamplingDefaults
     object: Literal["model"] = "model"
     owned_by: str = "personae"
 

@@ -2,11 +2,17 @@
 
 from pathlib import Path
 
+import asgi
 import pytest
+from fake_engine import FakeEngine
 from tiny_models import model_folder
 
 from personae.api import bundled as bundled_models
+from personae.api.app import create_app
 from personae.api.bundled import DEMO, NAMED, bundled, check_model, is_model, smollm2
+from personae.api.params import sampling_defaults
+from personae.api.settings import ApiSettings
+from personae.engine.generation_config import GenerationDefaults
 
 DEFAULT = "SmolLM2-135M-Instruct"
 
@@ -72,3 +78,31 @@ def test_any_other_model_is_served_as_it_is(tmp_path: Path) -> None:
         ValueError, match=r"is not a model: a model is a folder with a config\.json, or a GGUF file"
     ):
         check_model(file)
+
+
+def test_the_real_model_is_sampled_as_is_recommended_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundled_models, "smollm2", lambda: tmp_path / "a.gguf")
+    found = bundled(None)
+    assert found is not None
+    plain = sampling_defaults(found.defaults(GenerationDefaults(eos=(2,))))
+    assert (plain.temperature, plain.top_p, plain.top_k, plain.repetition_penalty) == (0.2, 0.9, 0, 1.0)
+    assert found.defaults(GenerationDefaults(eos=(2,))).eos == (2,)
+    own = sampling_defaults(found.defaults(GenerationDefaults(temperature=0.0, top_p=0.5)))
+    assert (own.temperature, own.top_p) == (0.0, 0.5)
+
+
+@pytest.mark.anyio
+async def test_the_models_defaults_are_shown_and_a_request_overrides_them() -> None:
+    engine = FakeEngine()
+    app = create_app(engine, ApiSettings(defaults=GenerationDefaults(temperature=0.2, top_p=0.9)))
+    async with asgi.client(app) as client:
+        (base, adapter) = (await client.get("/v1/models")).json()["data"]
+        shown = {"temperature": 0.2, "top_p": 0.9, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        assert base["sampling_defaults"] == adapter["sampling_defaults"] == shown
+        ask = {"model": "base", "messages": [{"role": "user", "content": "hi"}]}
+        for fields in ({}, {"temperature": 1.0}):
+            assert (await client.post("/v1/chat/completions", json=ask | fields)).status_code == 200
+    assert [log.params.temperature for log in engine.submitted] == [0.2, 1.0]
+    assert [log.params.top_p for log in engine.submitted] == [0.9, 0.9]

@@ -10,14 +10,14 @@ CI has it, a client that is missing is a failure.
 import json
 import os
 import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from client_programs import CLIENTS as HERE
+from client_programs import interpreter
 from fake_engine import FakeEngine, byte_tokenizer
 from litellm_proxy import proxying
 from live_server import serving
@@ -26,10 +26,7 @@ from tool_chat import TAGS, TEMPLATE, call
 from personae.api.app import create_app
 from personae.engine.sequence import SequenceLog
 
-HERE = Path(__file__).resolve().parent
-OWN = HERE.parents[1] / ".venv" / "clients"
 SECONDS = 300  # for a program; the slowest takes 20
-REQUIRED = os.environ.get("PERSONAE_CLIENTS") == "required"
 
 ANSWERS = ["It is 7 degrees at 10:15.", "You are welcome."]
 CALLS = [["get_weather", {"city": "Oslo"}], ["get_time", {}]]
@@ -117,29 +114,6 @@ def address(engine: FakeEngine) -> Iterator[str]:
 
 def prompt_of(engine: FakeEngine, log: SequenceLog) -> str:
     return engine.tokenizer.decode(log.tokens[: log.prompt_length], skip_special_tokens=False)
-
-
-def missing(why: str) -> None:
-    """Skip, or fail where the clients have to be there."""
-    if REQUIRED:
-        pytest.fail(f"PERSONAE_CLIENTS=required: {why}")
-    pytest.skip(why)
-
-
-def interpreter(home: str) -> str:
-    """What runs a client's programs; without it the test is skipped."""
-    if home == "":
-        return sys.executable
-    if home == "node":
-        node = shutil.which("node")
-        if node is None:
-            pytest.skip("node is not found")
-        if not (HERE / "node" / "node_modules").is_dir():
-            missing("tests/clients/node has no node_modules: `make clients` installs them")
-        return node
-    if not (OWN / home / ".installed").exists():
-        missing(f".venv/clients/{home} is not there: `make clients` makes it")
-    return str(OWN / home / "bin" / "python")
 
 
 def run(client: Client, *arguments: str) -> list[dict[str, Any]]:

@@ -59,8 +59,9 @@ def vector_of(log: SequenceLog) -> bytes:
 class FakeEngine:
     """Implements EngineClient. `answer` is every request's answer, or a function of its log.
 
-    After `hold_after` tokens of a sequence nothing more happens; after `fail_after` it fails. `refuse` is
-    raised on entering a stream, `refuse_late` from its iteration. One delta has `burst` tokens.
+    With `hold_prompt` nothing happens at all, after `hold_after` tokens of a sequence nothing more; after
+    `fail_after` it fails. `refuse` is raised on entering a stream, `refuse_late` from its iteration. One
+    delta has `burst` tokens.
     """
 
     answer: str | Callable[[SequenceLog], str] = "Hello, world!"
@@ -70,6 +71,7 @@ class FakeEngine:
     base_names: tuple[str, ...] = ("base",)
     burst: int = 1
     hold_after: int | None = None
+    hold_prompt: bool = False
     fail_after: int | None = None
     refuse: Exception | None = None
     refuse_late: Exception | None = None
@@ -165,6 +167,8 @@ class _ScriptedRequest:
     def step(self) -> Delta | None:
         """The next delta; None to hang."""
         engine, log, params = self._engine, self._log, self._log.params
+        if engine.hold_prompt:
+            return None
         if not self._prompt_done:
             self._prompt_done = True
             if params.prompt_logprobs is not None:

@@ -24,16 +24,16 @@ const START = {
   toolChoice: "auto",
 };
 
-function Sampling({ options, set }) {
-  const input = (name, label, more) =>
+function Sampling({ options, set, defaults }) {
+  const input = (name, label, more, usual = "default") =>
     html`<${Field} label=${label}>
-      <input type="number" step="any" value=${options[name]} placeholder="default" ...${more} onInput=${set(name)} />
+      <input type="number" step="any" value=${options[name]} placeholder=${usual} ...${more} onInput=${set(name)} />
     <//>`;
   return html`<details class="card" open>
     <summary>Sampling</summary>
     <div class="grid">
-      ${input("temperature", "Temperature", { min: 0, max: 2, step: 0.1 })}
-      ${input("topP", "Top p", { min: 0, max: 1, step: 0.05 })} ${input("topK", "Top k", { min: 0, step: 1 })}
+      ${input("temperature", "Temperature", { min: 0, max: 2, step: 0.1 }, defaults.temperature)}
+      ${input("topP", "Top p", { min: 0, max: 1, step: 0.05 }, defaults.top_p)} ${input("topK", "Top k", { min: 0, step: 1 }, defaults.top_k || "off")}
       ${input("maxTokens", "Most tokens", { min: 1, step: 1 })} ${input("seed", "Seed", { step: 1 })}
       <${Field} label="Reasoning">
         <select value=${options.thinking} onChange=${set("thinking")}>
@@ -210,7 +210,7 @@ export function Playground({ models }) {
       <${Field} label="System prompt" wide>
         <textarea rows="3" value=${options.system} onInput=${set("system")}></textarea>
       <//>
-      <${Sampling} options=${options} set=${set} />
+      <${Sampling} defaults=${models[0].sampling_defaults} options=${options} set=${set} />
       <${Binding} options=${options} set=${set} model=${columns[0].model} />
     </aside>
     <div class="columns">

@@ -1,14 +1,17 @@
 """What `POST /v1/messages` refuses, by the client's names, and what it ignores and says so."""
 
 import json
+import re
 from typing import Any
 
 import asgi
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, byte_tokenizer
 from starlette.applications import Starlette
+from tool_chat import TAGS, TEMPLATE
 
 from personae.api.app import create_app
+from personae.api.settings import ApiSettings
 
 pytestmark = pytest.mark.anyio
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
@@ -25,7 +28,6 @@ async def ask(app: Starlette, path: str = "/v1/messages", **fields: Any) -> asgi
     [
         ({"max_tokens": "left out"}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 10_000}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "pope", "content": "hi"}]}, "messages[0].role"),
         (
@@ -122,3 +124,93 @@ async def test_a_result_that_is_an_error_says_so_to_the_model() -> None:
     assert visit.status == 200, visit.chunks
     prompt = engine.tokenizer.decode(engine.submitted[-1].tokens, skip_special_tokens=False)
     assert "Error: no network" in prompt
+
+
+@pytest.mark.parametrize("keep", ["all", {"type": "all"}])
+async def test_edits_of_the_context_that_clear_nothing_are_taken(keep: Any) -> None:
+    app = create_app(FakeEngine())
+    edits = {"edits": [{"type": "clear_thinking_20251015", "keep": keep}]}
+    assert (await ask(app, context_management=edits)).status == 200
+    count = "/v1/messages/count_tokens"
+    assert (await ask(app, count, max_tokens="left out", context_management=edits)).status == 200
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}},
+        {"type": "clear_thinking_20251015"},
+        {"type": "clear_tool_uses_20250919"},
+    ],
+)
+async def test_edits_of_the_context_that_clear_something_are_refused(edit: dict[str, Any]) -> None:
+    visit = await ask(create_app(FakeEngine()), context_management={"edits": [edit]})
+    assert (visit.status, visit.error["param"]) == (400, "context_management")
+
+
+async def test_the_block_that_counts_claude_codes_requests_is_not_in_the_prompt() -> None:
+    engine = FakeEngine()
+    app = create_app(engine)
+    kept = {"type": "text", "text": "Be brief."}
+    counts = [{"type": "text", "text": f"x-anthropic-billing-header: cch={n};"} for n in ("36ee5", "0aaa9")]
+    visits = [await ask(app, system=system) for system in ([counts[0], kept], [counts[1], kept], [kept])]
+    assert [visit.status for visit in visits] == [200] * 3
+    assert engine.submitted[0].tokens == engine.submitted[1].tokens == engine.submitted[2].tokens
+    assert [visit.headers.get("x-personae-ignored") for visit in visits] == [
+        *["system[].x-anthropic-billing-header"] * 2,
+        None,
+    ]
+    path = "/v1/messages/count_tokens"
+    ways = [
+        await ask(app, path, max_tokens="left out", system=system)
+        for system in ([counts[0], kept], [kept], [counts[0]], "left out")
+    ]
+    tokens = [json.loads(b"".join(visit.chunks))["input_tokens"] for visit in ways]
+    assert tokens[0] == tokens[1] > tokens[2] == tokens[3]
+
+
+async def test_max_tokens_over_the_context_become_what_fits_and_a_header_says_so() -> None:
+    engine = FakeEngine()
+    visit = await ask(create_app(engine), max_tokens=32_000)
+    assert visit.status == 200, visit.chunks
+    (log,) = engine.submitted
+    left = engine.max_model_len - log.prompt_length
+    assert log.params.max_tokens == left
+    assert visit.headers["x-personae-max-tokens"] == str(left)
+    fits = await ask(create_app(engine), max_tokens=left)
+    assert "x-personae-max-tokens" not in fits.headers
+
+
+async def test_claude_code_finds_the_numbers_in_errors_about_the_context() -> None:
+    """With the expressions by which it looks for them."""
+    engine = FakeEngine()
+    app = create_app(engine, ApiSettings(max_tokens_overflow="refuse"))
+    visit = await ask(app, max_tokens=32_000)
+    assert (visit.status, visit.error["param"]) == (400, "max_tokens")
+    sizes = re.search(
+        r"input length and `max_tokens` exceed context limit: (\d+) \+ (\d+) > (\d+)", visit.error["message"]
+    )
+    assert sizes is not None, visit.error
+    assert (sizes[2], sizes[3]) == ("32000", "512")
+    fits = await ask(app, max_tokens=512 - int(sizes[1]))
+    assert fits.status == 200
+    for length in (600, 100_000):
+        visit = await ask(app, messages=[{"role": "user", "content": "x" * length}])
+        assert (visit.status, visit.error["param"]) == (400, "messages")
+        sizes = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", visit.error["message"])
+        assert sizes is not None, visit.error
+        assert int(sizes[1]) > int(sizes[2]) == 512
+
+
+async def test_a_tool_may_have_a_name_of_128_characters_and_there_may_be_many() -> None:
+    app = create_app(FakeEngine(tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=2**17))
+    named = [TOOL | {"name": name} for name in ("n" * 128, "n" * 129)]
+    assert (await ask(app, tools=named[:1])).status == 200
+    visit = await ask(app, tools=named[1:])
+    assert (visit.status, visit.error["param"]) == (400, "tools[0].name")
+    many = [TOOL | {"name": f"tool_{number}"} for number in range(1025)]
+    assert (await ask(app, tools=many[:259])).status == 200
+    count = "/v1/messages/count_tokens"
+    assert (await ask(app, count, max_tokens="left out", tools=many[:259])).status == 200
+    visit = await ask(app, tools=many)
+    assert (visit.status, visit.error["param"]) == (400, "tools")

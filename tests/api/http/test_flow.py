@@ -63,7 +63,7 @@ def part(count: int) -> Part:
 async def test_a_part_is_on_its_way_before_the_next_one_is_made() -> None:
     connection = Connection()
 
-    async def work(sink: Any) -> None:
+    async def work(sink: Any, admitted: Any) -> None:
         sink(part(1))  # the response begins with it, in the other task
         while not connection.sent:
             await anyio.lowlevel.checkpoint()
@@ -80,7 +80,7 @@ async def test_a_part_is_on_its_way_before_the_next_one_is_made() -> None:
 async def test_parts_are_gathered_while_the_connection_is_paused_and_stay_in_order() -> None:
     connection = Connection()
 
-    async def work(sink: Any) -> None:
+    async def work(sink: Any, admitted: Any) -> None:
         sink(part(1))
         while not connection.sent:
             await anyio.lowlevel.checkpoint()

@@ -20,7 +20,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"truncation": "auto"}, "truncation"),
     ({"max_tokens": 5}, "max_tokens"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
-    ({"max_output_tokens": 9999}, "max_output_tokens"),
     ({"temperature": 9}, "temperature"),
     ({"top_logprobs": 99}, "top_logprobs"),
     ({"include": ["everything"]}, "include[0]"),

@@ -166,3 +166,59 @@ async def test_a_server_without_a_store_says_so() -> None:
     assert visit.headers["x-personae-ignored"] == "store"
     body = {"model": "base", "input": "hi", "previous_response_id": "resp_1"}
     assert (await asgi.Visit(PATH, body).run(app)).error["param"] == "previous_response_id"
+
+
+@pytest.mark.parametrize("flushed", [False, True], ids=["in memory", "on disk"])
+def test_references_to_stored_items_stand_for_the_items(
+    flushed: bool, client: OpenAI, fixture: UploadFixture
+) -> None:
+    engine = fixture.engine
+    engine.answer = f"{THOUGHT}I look.{call('get_weather', city='Bonn')}"
+    first = client.responses.create(model="base", input="The weather?", tools=[WEATHER])
+    assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
+    asked = client.responses.input_items.list(first.id).data
+    if flushed:
+        store_of(fixture).flush()
+    result = {"type": "function_call_output", "call_id": first.output[2].call_id, "output": "rain"}
+    ids = [str(item.id) for item in [*asked, *first.output]]
+    references = [{"type": "item_reference", "id": id} for id in ids]
+    engine.answer = "It rains."
+    second = client.responses.create(model="base", input=[*references, result], tools=[WEATHER])
+    by_reference = prompt_of(engine)
+    client.responses.create(
+        model="base", input=[result], previous_response_id=first.id, tools=[WEATHER], store=False
+    )
+    assert by_reference == prompt_of(engine)
+    assert "The weather?" in by_reference
+    third = [
+        {"type": "item_reference", "id": second.output[0].id},
+        {"type": "message", "role": "user", "content": "Thanks!"},
+    ]
+    client.responses.create(model="base", input=third, previous_response_id=first.id, store=False)
+    assert "It rains." in prompt_of(engine)
+    kept = client.responses.input_items.list(second.id, order="asc").data
+    assert [item.type for item in kept] == [
+        *("message", "reasoning", "message", "function_call"),
+        "function_call_output",
+    ]
+
+
+def test_references_to_items_that_are_not_the_tenants_are_refused(
+    client: OpenAI, fixture: UploadFixture
+) -> None:
+    mine = client.responses.create(model="base", input="Hi.")
+    gone = client.responses.create(model="base", input="Hi.", store=False)
+    item = mine.output[0].id
+    other = OpenAI(base_url=client.base_url, api_key=fixture.key("bob"), max_retries=0)
+    with other:
+        for asker, ids, why in (
+            (other, [item], "no stored item"),
+            (client, ["msg_1"], "no stored item"),
+            (client, [gone.output[0].id], "no stored item"),
+            (client, [f"{item[:-4]}0001"], "no stored item"),
+            (client, [item, item], "the same item"),
+        ):
+            references = [{"type": "item_reference", "id": id} for id in ids]
+            with pytest.raises(openai.BadRequestError, match=why) as refused:
+                asker.responses.create(model="base", input=references)
+            assert refused.value.param == f"input[{len(ids) - 1}]"
