@@ -17,5 +17,9 @@ export PYTHONPATH="$PWD/.pkg:$PWD/build/gpu/packages"
 if ! "$PYTHON" -c "import msgspec" 2>/dev/null; then
     "$PYTHON" -m pip install --quiet --no-index --find-links build/gpu/wheels --target build/gpu/packages msgspec || exit
 fi
-timeout "$MOST" "$PYTHON" -m personae.evals.bench.gpu --seconds 330 --out "$OUT" "$@" 2>&1 | tee "$OUT/log.txt"
-exit "${PIPESTATUS[0]}"
+KEPT=/tmp/personae-gpu # OUT is emptied before each command
+for file in gpu.json gpu.md; do [ -e "$OUT/$file" ] || cp "$KEPT/$file" "$OUT/" 2>/dev/null; done
+timeout -k 5 "$MOST" "$PYTHON" -m personae.evals.bench.gpu --seconds 330 --out "$OUT" "$@" 2>&1 | tee "$OUT/log.txt"
+status=${PIPESTATUS[0]}
+mkdir -p "$KEPT" && cp "$OUT"/gpu.* "$KEPT/"
+exit "$status"
