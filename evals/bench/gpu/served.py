@@ -14,9 +14,9 @@ from urllib.request import Request, urlopen
 from personae.evals.bench.gpu.checks import Check
 
 NEEDED = (
-    "anyio", "gguf", "greenlet", "httptools", "jsonschema_rs", "llguidance", "outlines_core", "prompt_toolkit",
-    "python_multipart", "rpds", "starlette", "tokenizers", "uvicorn", "xgrammar",
-)  # fmt: skip
+    *("anyio", "gguf", "greenlet", "httptools", "jsonschema_rs", "llguidance", "outlines_core"),
+    *("prompt_toolkit", "python_multipart", "rpds", "starlette", "tokenizers", "uvicorn", "xgrammar"),
+)
 DEMO = Path(__file__).resolve().parents[2] / "demo"
 SCHEMA = '{"type":"object","properties":{"n":{"type":"integer"},"s":{"enum":["a","b"]}},"required":["n","s"]}'
 PROMPTS = {"one token": 1, "short": 7, "in a graph": 30, "launched": 90, "in two pages and more": 300}
