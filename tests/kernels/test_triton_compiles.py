@@ -303,3 +303,22 @@ def test_products_with_weights_in_fewer_bits_run_on_tensor_cores_without_spills(
     assert machine.stack == machine.spills == 0
     assert machine.instructions["HGMMA" if capability == 90 and rows > 16 else "HMMA"]
     assert machine.wide_loads >= 4
+
+
+@pytest.mark.parametrize("fences", [True, False])
+def test_kernels_are_pipelined_on_hopper_only_where_triton_places_the_fences(
+    fences: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton_aot import launches
+
+    from personae.kernels.triton import attention, moe, sgmv
+    from personae.kernels.triton.sizes import Gpu
+
+    for module in (attention, moe, sgmv):
+        monkeypatch.setattr(module, "FENCES", fences)
+    hopper, stages = Gpu(132, hopper=True), 3 if fences else 1
+    assert attention.tile_for(64, 4, 128, torch.bfloat16, hopper).stages == stages
+    with launches() as found:
+        moe.expert_linear(meta(4096, 2048), meta(128, 1536, 2048), ints(129))
+        moe.expert_linear(meta(16, 2048), meta(128, 1536, 2048), ints(129))
+    assert [launch.options["num_stages"] for launch in found] == [stages, 3]
