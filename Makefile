@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup install wheel gpu-wheels site clients deploy-tools serve test smoke lint lock docs eval bench
+.PHONY: setup install wheel gpu-wheels gpu-day gpu-day-over site clients deploy-tools serve test smoke lint lock docs eval bench
 .DEFAULT_GOAL := serve
 
 # Installs only when the project's dependencies have changed since the last time. instructor asks for an older
@@ -39,12 +39,31 @@ wheel: setup
 	$(BIN)/python -m personae.kernels.cpu.prebuilt build/kernels
 	PERSONAE_KERNELS=$(CURDIR)/build/kernels $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
 
-# What evals/bench/gpu/day.sh installs on a machine with a GPU and without a network, for each Python it may have.
+# What a machine with a GPU and without a network is given for evals/bench/gpu/day1.sh and day2.sh: the wheels for its
+# Python 3.12, and the tracked files without weights that the kit does not read. A tool that copies what git tracks
+# copies those weights too; so `gpu-day` takes them out of the index, and `git reset -q` puts them back afterwards.
+GPU_WHEELS := msgspec gguf greenlet httptools jsonschema_rs llguidance outlines_core prompt_toolkit wcwidth \
+	python-multipart rpds-py starlette uvicorn xgrammar apache-tvm-ffi
+GPU_LEFT := evals/demo/smollm2 evals/demo/eagle3/head
 gpu-wheels: setup
-	for version in 3.11 3.12 3.13; do \
+	rm -rf build/gpu/wheels
+	for package in $(GPU_WHEELS); do \
 		$(BIN)/python -m pip download --quiet --disable-pip-version-check -c constraints.txt --no-deps -d build/gpu/wheels \
-			--only-binary :all: --platform manylinux2014_x86_64 --python-version $$version msgspec || exit; \
+			--only-binary :all: --python-version 3.12 --implementation cp \
+			$(foreach tag,2014 1 _2_17 _2_24 _2_27 _2_28 _2_31 _2_34 _2_35,--platform manylinux$(tag)_x86_64) $$package || exit; \
 	done
+gpu-day: gpu-wheels
+	PYTHONPATH=.pkg $(BIN)/python -m personae.evals.bench.gpu.travels build/gpu/wheels
+	git rm -rq --cached --ignore-unmatch $(GPU_LEFT)
+	for folder in $(GPU_LEFT); do \
+		grep -qx "/$$folder/" "$$(git rev-parse --git-path info/exclude)" || echo "/$$folder/" >> "$$(git rev-parse --git-path info/exclude)"; \
+	done
+	@echo 'Call 1, at most 340 s:  bash evals/bench/gpu/day1.sh "$$OUT"    (bring build/gpu/wheels along)'
+	@echo 'Call 2, at most 460 s:  bash evals/bench/gpu/day2.sh "$$OUT"    (on the same machine; it goes on by itself)'
+	@echo 'Afterwards: make gpu-day-over'
+gpu-day-over:
+	git reset -q -- $(GPU_LEFT)
+	for folder in $(GPU_LEFT); do sed -i "\\|^/$$folder/$$|d" "$$(git rev-parse --git-path info/exclude)"; done
 
 # Clients for tests/clients that do not fit beside our own packages: LiteLLM and OpenAI Agents, each in an
 # environment of its own below .venv/clients (450 and 120 MB), and those for node, where node is found. Without

@@ -316,13 +316,9 @@ def _device(choice: str) -> torch.device:
 
 def _check_quantization(quantize: str | None, device: torch.device) -> None:
     """Raises LoadError for a format that the device does not multiply."""
-    if quantize is None or device.type == "cpu":
+    if device.type == "cpu":
         return
-    if quantize != "fp8":
-        raise LoadError(
-            f"--quantize {quantize} is served on a CPU only; use --device cpu, or --quantize fp8."
-        )
-    if torch.cuda.get_device_capability() < FP8_CAPABILITY:
+    if quantize == "fp8" and torch.cuda.get_device_capability() < FP8_CAPABILITY:
         raise LoadError(
             "--quantize fp8 needs a GPU of compute capability 8.9 or later (Ada, Hopper), or a CPU."
         )

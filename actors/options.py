@@ -78,8 +78,8 @@ class ModelOptions:
     quantize: Annotated[
         str | None,
         OptionInfo(
-            "Keep the base's weights in fewer bits, so that a token reads fewer bytes: int8 and int4 (4.5 "
-            "bits) on a CPU, fp8 on a GPU from Ada and Hopper on.",
+            "Keep the base's weights in fewer bits, so that a token reads fewer bytes: int8, int4 "
+            "(4.5 bits), or fp8 (on a GPU from Ada and Hopper on).",
             parse=parse_quantization,
             metavar=f"[{'|'.join(QUANTIZATIONS)}]",
         ),

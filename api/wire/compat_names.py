@@ -153,7 +153,7 @@ _OPTIONS = {
     "--model-draft": "Here it is --draft-model, with --speculate auto.",
     "--parallel": "Here it is --max-seqs.",
     "--pipeline-parallel-size": _ONE_DEVICE,
-    "--quantization": "Here it is --quantize, on a CPU.",
+    "--quantization": "Here it is --quantize.",
     "--reasoning-parser": _FOUND.format("--reasoning-format"),
     "--revision": _REVISION,
     "--scheduling-policy": "Priorities are always on.",

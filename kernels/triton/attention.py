@@ -18,7 +18,7 @@ from personae.kernels.attention import (
 from personae.kernels.reference import FP8, paged_attention
 from personae.kernels.triton.device.attention import attention_kernel, merge_kernel
 from personae.kernels.triton.launch import Launch, launch
-from personae.kernels.triton.sizes import Gpu, ceil_div, power_of_two
+from personae.kernels.triton.sizes import FENCES, Gpu, ceil_div, power_of_two
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 LOG2_E = math.log2(math.e)
@@ -55,7 +55,7 @@ def tile_for(max_query: int, group: int, dim: int, dtype: torch.dtype, gpu: Gpu)
     rows, warps = max(64, power_of_two(group)), 4 if dim <= 128 else 8  # larger heads would spill registers
     if not gpu.hopper:  # accumulators and keys lie in registers; 64 keys would spill
         return Tile(rows, keys=32, warps=warps, stages=3)
-    return Tile(rows, keys=64, warps=warps, stages=3 if dtype is torch.bfloat16 else 1)
+    return Tile(rows, keys=64, warps=warps, stages=3 if dtype is torch.bfloat16 and FENCES else 1)
 
 
 def most_splits_for(max_kv: int, kv_heads: int, processors: int) -> int:

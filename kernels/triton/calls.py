@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from personae.kernels import reference
+from personae.kernels.decoder import LinearWeights, PackedLinear
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
 from personae.kernels.sgmv import Finish, RankTable, WeightPool, WorkList
 from personae.kernels.side_stream import SideStream
 from personae.kernels.triton import moe as triton_moe
 from personae.kernels.triton import pointwise
+from personae.kernels.triton import quantized as triton_quantized
 from personae.kernels.triton import sampling as triton_sampling
 from personae.kernels.triton import sgmv as triton_sgmv
 from personae.kernels.triton.attention import TYPES, TritonAttention
@@ -27,8 +29,8 @@ class TritonOperators:
         self.paged_attention = TritonAttention(gpu)
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
-        """The operators under the reference's names, and `begin_sgmv`."""
-        names = (*reference.OPERATORS, "expert_linear", "begin_sgmv")
+        """The operators under the reference's names, and `begin_sgmv` and `pack_linear`."""
+        names = (*reference.OPERATORS, "expert_linear", "begin_sgmv", "pack_linear")
         return {name: getattr(self, name) for name in names}
 
     def sgmv(
@@ -102,6 +104,10 @@ class TritonOperators:
         if x.dtype not in TYPES or x.stride(1) != 1 or not weight.is_contiguous():
             return reference.expert_linear(x, weight, starts)
         return triton_moe.expert_linear(x, weight, starts)
+
+    def pack_linear(self, linear: LinearWeights, dtype: torch.dtype) -> PackedLinear | None:
+        """See `kernels.decoder.pack_linear`: weights in 8 and 4 bits."""
+        return triton_quantized.pack_linear(linear, dtype)
 
     def choose(
         self, logits: Tensor, rows: SamplingRows, bitmask: Tensor | None, scratch: Scratch

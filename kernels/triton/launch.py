@@ -98,7 +98,9 @@ def _call(compiled: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
         cooperates, early = run.launch_cooperative_grid, run.launch_pdl
         types = run.arg_annotations, run.kernel_signature
         call: Callable[..., None] = run.launch
-    except AttributeError:  # another launcher than the one of Triton 3.6 to 3.9 for CUDA
+    except (
+        AttributeError
+    ):  # another launcher than Triton's for CUDA from 3.7 to 3.9; 3.6 has no `arg_annotations`
         scratch = 1
     if scratch:
 

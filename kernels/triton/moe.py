@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from personae.kernels.triton.device.moe import expert_linear_kernel
-from personae.kernels.triton.sizes import ceil_div, power_of_two
+from personae.kernels.triton.sizes import FENCES, ceil_div, power_of_two
 
 COLUMNS = 64
 DEPTH = 64
@@ -32,6 +32,7 @@ def expert_linear(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
             COLUMNS=COLUMNS,
             DEPTH=DEPTH if x.dtype is not torch.float32 else 32,
             num_warps=4,
-            num_stages=3 if x.dtype is torch.bfloat16 else 1,  # see `attention.tile_for`
+            # See `attention.tile_for`. Tiles of 16 rows are too small for Hopper's instructions.
+            num_stages=3 if x.dtype is torch.bfloat16 and (FENCES or tile < 64) else 1,
         )
     return y

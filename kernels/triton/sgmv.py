@@ -22,7 +22,7 @@ from personae.kernels.triton.device.sgmv_expand import expand_kernel
 from personae.kernels.triton.device.sgmv_plan import plan_kernel
 from personae.kernels.triton.device.sgmv_shrink import shrink_kernel
 from personae.kernels.triton.launch import ALIGNMENT, Bound, Launch, launch
-from personae.kernels.triton.sizes import Gpu, ceil_div
+from personae.kernels.triton.sizes import FENCES, Gpu, ceil_div
 
 VECTOR_ROWS = 4  # rows of a segment up to which each is multiplied alone, without tensor cores
 SPLIT_K = 512  # the fewest inputs of a split
@@ -153,7 +153,7 @@ class SgmvPlan:
                 VECTOR_ROWS=VECTOR_ROWS,
                 EARLY=self._hopper,  # a kernel that is not launched early still waits for its end
                 num_warps=4,
-                num_stages=3,
+                num_stages=3 if FENCES or not self._hopper or self._tiles is SMALL else 1,
                 **self._shared,
             )
         return found

@@ -2,6 +2,12 @@
 
 from dataclasses import dataclass
 
+import triton
+
+# From 3.7 on Triton places the fences between copies to shared memory and Hopper's matrix instructions (its
+# pull request 9610). Before, kernels whose both operands come by such copies are not pipelined.
+FENCES = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7)
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:

@@ -60,15 +60,6 @@ def test_an_adapter_of_another_base_stops_the_start_with_the_tensor_named(tmp_pa
         assemble(EngineOptions(model_folder("qwen3"), (tmp_path,), device="cpu"))
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
-def test_on_a_gpu_the_option_that_quantizes_is_refused_by_name(
-    quantize: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    with pytest.raises(LoadError, match=f"--quantize {quantize} is served on a CPU only"):
-        assemble(EngineOptions(model_folder("qwen3"), quantize=quantize))
-
-
 def test_the_bases_card_says_how_its_weights_are_kept(tmp_path: Path) -> None:
     base = model_folder("qwen3")
     make_adapter_folder(tmp_path / "poet", base, rank=2)

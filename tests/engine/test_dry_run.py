@@ -263,16 +263,17 @@ def test_half_precision_with_keys_and_values_in_8_bits_runs_to_its_end(base, ada
         assert gpu.machine.compiled == ready
 
 
-def test_a_base_in_fp8_answers_as_on_a_cpu(base, adapters) -> None:
+@pytest.mark.parametrize("quantize", ["fp8", "int8", "int4"])
+def test_a_base_in_fewer_bits_answers_as_on_a_cpu(quantize: str, base, adapters) -> None:
     with reference_only():
-        harness = EngineHarness(base, {"rank-64": adapters / "rank-64"}, quantize="fp8")
+        harness = EngineHarness(base, {"rank-64": adapters / "rank-64"}, quantize=quantize)
         asked = [
             harness.log("a", [*range(40, 112)], max_tokens=6),
             harness.log("b", [7, 8], "rank-64", max_tokens=6),
         ]
         wanted = harness.play(asked)
     with PaperGpu(SMALL) as gpu:
-        engine = DryEngine(gpu, base, adapters, **(SIZES | {"dtype": "float32", "quantize": "fp8"}))
+        engine = DryEngine(gpu, base, adapters, **(SIZES | {"dtype": "float32", "quantize": quantize}))
         ready = set(gpu.machine.compiled)
         engine.place("rank-64")
         found = engine.play([engine.log("a", [*range(40, 112)], max_tokens=6)])

@@ -280,3 +280,45 @@ def test_the_products_of_experts_run_on_tensor_cores_without_spills(
     assert machine.stack == machine.spills == 0
     assert machine.instructions["HGMMA" if capability == 90 and rows > 2048 else "HMMA"]
     assert machine.wide_loads >= 4
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("rows", [1, 64, 2048])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_products_with_weights_in_fewer_bits_run_on_tensor_cores_without_spills(
+    kind: str, rows: int, capability: int, tmp_path: Path
+) -> None:
+    from triton_aot import compiled, launches
+
+    from personae.engine.quantization.int4 import Int4Weight
+    from personae.engine.quantization.int8 import Int8Weight
+    from personae.kernels.decoder import LinearWeights
+    from personae.kernels.triton.quantized import TritonLinear
+
+    weight = {"int8": Int8Weight, "int4": Int4Weight}[kind].empty(28672, 4096, torch.device("meta"))
+    with launches() as found:
+        TritonLinear(LinearWeights(weight, None), torch.bfloat16)(meta(rows, 4096))
+    machine = compiled(found[0], capability, tmp_path)
+    print(kind, rows, capability, machine)
+    assert machine.stack == machine.spills == 0
+    assert machine.instructions["HGMMA" if capability == 90 and rows > 16 else "HMMA"]
+    assert machine.wide_loads >= 4
+
+
+@pytest.mark.parametrize("fences", [True, False])
+def test_kernels_are_pipelined_on_hopper_only_where_triton_places_the_fences(
+    fences: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton_aot import launches
+
+    from personae.kernels.triton import attention, moe, sgmv
+    from personae.kernels.triton.sizes import Gpu
+
+    for module in (attention, moe, sgmv):
+        monkeypatch.setattr(module, "FENCES", fences)
+    hopper, stages = Gpu(132, hopper=True), 3 if fences else 1
+    assert attention.tile_for(64, 4, 128, torch.bfloat16, hopper).stages == stages
+    with launches() as found:
+        moe.expert_linear(meta(4096, 2048), meta(128, 1536, 2048), ints(129))
+        moe.expert_linear(meta(16, 2048), meta(128, 1536, 2048), ints(129))
+    assert [launch.options["num_stages"] for launch in found] == [stages, 3]

@@ -62,7 +62,7 @@ from personae.kernels.triton import FP8_CAPABILITY
 from personae.lora.copies import Copies, StreamCopies, pinned
 
 Operators = dict[str, Callable[..., Any]]
-LONGEST = 200.0  # seconds; a part that takes longer hangs
+LONGEST = 75.0  # seconds; a part that takes longer hangs
 OPEN_FILES = 4096  # the most open files
 
 

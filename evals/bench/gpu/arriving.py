@@ -19,7 +19,7 @@ from personae.lora.writing import Host, made_ready
 ROWS = 16
 STEPS = 300
 SHARE = 0.2  # the share of a step for placing, as in the executor
-CYCLES = 2 * 10**8  # about a tenth of a second
+CYCLES = 10**9  # about half a second: longer than the host takes to load an adapter of rank 64
 
 
 class DelayedStream(StreamCopies):

@@ -13,7 +13,10 @@ from urllib.request import Request, urlopen
 
 from personae.evals.bench.gpu.checks import Check
 
-NEEDED = ("anyio", "llguidance", "starlette", "tokenizers", "uvicorn")
+NEEDED = (
+    *("anyio", "gguf", "greenlet", "httptools", "jsonschema_rs", "llguidance", "outlines_core"),
+    *("prompt_toolkit", "python_multipart", "rpds", "starlette", "tokenizers", "uvicorn", "xgrammar"),
+)
 DEMO = Path(__file__).resolve().parents[2] / "demo"
 SCHEMA = '{"type":"object","properties":{"n":{"type":"integer"},"s":{"enum":["a","b"]}},"required":["n","s"]}'
 PROMPTS = {"one token": 1, "short": 7, "in a graph": 30, "launched": 90, "in two pages and more": 300}
@@ -97,9 +100,11 @@ def engine_answers(device: Literal["cpu", "cuda"], model: Path, adapters: Path) 
         if result is not None:
             for delta in scheduler.commit(result):
                 answers[delta.id] += delta.tokens
-        elif plan is None:
+        elif plan is None and not engine.deferred:
             compiler.close()
             return answers
+        for id in engine.resumable():
+            scheduler.resume(id)
 
 
 def http_answers(device: Literal["cpu", "cuda"], model: Path, adapters: Path) -> Answers:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
     find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available(),
     reason="needs Triton's compiler, and no GPU",
 )
-from paper_gpu import PaperGpu  # noqa: E402  # below the mark, which says what they need
+from paper_gpu import Late, PaperGpu  # noqa: E402  # below the mark, which says what they need
 
 from personae.evals.bench.gpu import __main__ as bench  # noqa: E402
 from personae.evals.bench.gpu import (  # noqa: E402
@@ -26,6 +26,7 @@ from personae.evals.bench.gpu import (  # noqa: E402
     layer,
     lending,
     peers,
+    served,
     shapes,
     tables,
     timing,
@@ -225,3 +226,23 @@ def test_all_tables_are_made(monkeypatch, tmp_path: Path) -> None:
     for title, rows in report["tables"].items():
         assert len(rows) > 1, title
         assert not any("left out" in row for row in rows), title
+
+
+def test_what_is_timed_waits_for_the_inputs_that_are_still_being_made(monkeypatch) -> None:
+    seen: list[torch.Tensor] = []
+    with PaperGpu(late=Late.MAIN):
+        for name in ("CUDAGraph", "Event", "Stream"):
+            monkeypatch.setattr(timing, name, getattr(torch.cuda, name))
+        x = torch.zeros(4, device="cuda").fill_(1.0)
+        timing.replay_time([lambda: seen.append(x.clone())], 1)
+        first = seen[0].cpu().tolist()
+    assert first == [1.0] * 4
+
+
+def test_answers_go_on_where_a_rows_mask_comes_late(monkeypatch) -> None:
+    monkeypatch.setattr(served, "PROMPTS", {"short": 7})
+    model, adapters = served.DEMO / "model", served.DEMO / "adapters"
+    truth = served.engine_answers("cpu", model, adapters)
+    with PaperGpu(4 << 30):
+        found = served.engine_answers("cuda", model, adapters)
+    assert found == truth

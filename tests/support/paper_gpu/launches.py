@@ -4,8 +4,8 @@ Triton's own binder determines what would be compiled (types of pointers, alignm
 refuses what it does not know. The rest is checked here: that pointers are on the device, that none is beyond
 its block, that CUDA accepts the grid, that a kernel with an early start directly follows one that allows it,
 that a launch past Triton (`kernels/triton/launch.py`) has the kernel that Triton would have found.
-The numbers are the references', as a job of the operator; for SGMV, whose kernels may be on two streams, each
-kernel's own (`lowrank.py`).
+The numbers are the references', as a job of the operator; for SGMV, whose kernels may be on two streams, and
+for weights in 8 and 4 bits, each kernel's own (`lowrank.py`, `quantized.py`).
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paper_gpu import lowrank
+from paper_gpu import lowrank, quantized
 from paper_gpu.driver import Mapped
 from paper_gpu.machine import Machine, Mistake
 from paper_gpu.tensors import Address, PaperTensor, leaves, mapped
@@ -29,6 +29,8 @@ from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
 from personae.kernels.triton import launch
 
+NUMBERS = {**lowrank.KERNELS, **quantized.KERNELS}
+"""Kernels whose numbers are computed from their launch's arguments."""
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 POINTERS = (
@@ -36,6 +38,8 @@ POINTERS = (
     torch.float32,
     torch.float16,
     torch.bfloat16,
+    torch.int8,
+    torch.uint8,
     torch.int32,
     torch.int64,
     reference.FP8,
@@ -132,11 +136,11 @@ def launched(machine: Machine, target: int, kernel: Any, args: Any, grid: Any, k
     stream = machine.current
     if kwargs.get("launch_pdl") and stream.kernel != "shrink_kernel":
         raise Mistake(f"{name} begins early behind {stream.kernel or 'what is no kernel'}")
-    if name in lowrank.KERNELS:
+    if name in NUMBERS:
         given = {
             key: value.sheet if isinstance(value, PaperTensor) else value for key, value in bound.items()
         }
-        machine.push(partial(lowrank.KERNELS[name], SimpleNamespace(**given)))
+        machine.push(partial(NUMBERS[name], SimpleNamespace(**given)))
     stream.kernel = name
     machine.launches[name] += 1
     if name == "greatest_kernel":
@@ -161,7 +165,7 @@ def _check_pointer(what: str, tensor: PaperTensor) -> None:
 def _own(machine: Machine, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     if name == "paged_attention":
         return _Attention(machine, run)
-    return run if name in ("sgmv", "begin_sgmv") else _whole(machine, name, run)
+    return run if name in ("sgmv", "begin_sgmv", "pack_linear") else _whole(machine, name, run)
 
 
 class _Attention(AttentionBackend):

@@ -9,13 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from personae.engine.quantization.int4 import Int4Weight
+from personae.engine.quantization.int8 import Int8Weight
 from personae.kernels import reference
+from personae.kernels.decoder import LinearWeights
 from personae.kernels.triton import moe, pointwise
+from personae.kernels.triton.quantized import TritonLinear
 from ptx.launches import unwritten
 
 PAGE = 16
+KINDS = {"int8": Int8Weight, "int4": Int4Weight}
 TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1.5e-3, torch.float32: 3e-6}
 
 
@@ -163,7 +169,7 @@ def experts(
 
     def run() -> list[Check]:
         torch.manual_seed(seed)
-        x = unwritten(sum(counts), inputs + 8, dtype=dtype)[:, :inputs]
+        x = unwritten(sum(counts), inputs + 16, dtype=dtype)[:, :inputs]
         x.copy_(torch.randn(x.shape))
         weight = (torch.randn(len(counts), outputs, inputs) * inputs**-0.5).to(dtype)
         starts = torch.tensor([0, *counts]).cumsum(0).int()
@@ -171,3 +177,35 @@ def experts(
         return [Check(moe.expert_linear(x, weight, starts), truth, TOLERANCE[dtype])]
 
     return Case(f"experts {seed}: {counts}, {inputs} to {outputs}, {dtype}", run)
+
+
+def quantized(
+    seed: int,
+    kind: str | None = None,
+    rows: int | None = None,
+    shape: tuple[int, int] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Case:
+    """A product with a weight in 8 or 4 bits. shape: outputs and inputs."""
+    dice = random.Random(seed)
+    drawn = dice.choice((*KINDS,)), dice.choice((1, 5, 16, 17, 70))
+    kind, rows = kind or drawn[0], rows or drawn[1]
+    drawn_shape = dice.choice((33, 64, 130)), dice.choice((32, 72, 256))
+    outputs, inputs = shape or drawn_shape
+    dtype = dtype or dice.choice((torch.bfloat16, torch.float16))
+    has_bias = bool(seed % 2)
+
+    def run() -> list[Check]:
+        torch.manual_seed(seed)
+        x = unwritten(rows, inputs + 16, dtype=dtype)[:, :inputs]
+        x.copy_(torch.randn(x.shape))
+        weight = KINDS[kind].empty(outputs, inputs, x.device)
+        weight.copy_(torch.randn(outputs, inputs) * inputs**-0.5)
+        bias = torch.randn(outputs).to(dtype) if has_bias else None
+        product = TritonLinear(LinearWeights(weight, bias), dtype)
+        truth = F.linear(x.float(), weight.plain(torch.float32), None if bias is None else bias.float())
+        return [Check(product(x), truth, TOLERANCE[dtype])]
+
+    return Case(
+        f"quantized {seed}: {kind}, {rows} rows, {inputs} to {outputs}, {dtype}, bias {has_bias}", run
+    )

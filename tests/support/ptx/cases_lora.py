@@ -77,7 +77,7 @@ def lora(seed: int, capability: int, **given: Unpack[Given]) -> Case:
             *(_module(own, inputs, out, dtype) for own, out in zip(turned, outputs, strict=True)), strict=True
         )
         work, rows, width = _work(adapters, spare), len(adapters), sum(outputs)
-        x = unwritten(rows, inputs + 8, dtype=dtype)[:, :inputs].copy_(torch.randn(rows, inputs))
+        x = unwritten(rows, inputs + 16, dtype=dtype)[:, :inputs].copy_(torch.randn(rows, inputs))
         whole = unwritten(rows, width + 8, dtype=dtype)
         whole[:, :width] = torch.randn(rows, width)
         before, truth = whole.clone(), whole[:, :width].double()

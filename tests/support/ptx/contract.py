@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from ptx.cases import Case, append, experts, gates, norms, rotary
+from ptx.cases import Case, append, experts, gates, norms, quantized, rotary
 from ptx.cases_attention import attention
 from ptx.cases_lora import lora
 from ptx.cases_sampling import sampling
@@ -124,6 +124,13 @@ CONTRACT: dict[str, list[Maker]] = {
         lambda _: experts(1, [1, 70, 0, 5], (130, 72), H),
         lambda _: experts(2, [100, 0, 190], (96, 256), B),
         lambda _: experts(3, [0, 129, 140], (96, 256), B),
+    ],
+    "quantized": [
+        lambda _: quantized(0, "int8", 5, (33, 200), B),
+        lambda _: quantized(1, "int8", 70, (130, 256), B),
+        lambda _: quantized(2, "int4", 5, (33, 200), B),
+        lambda _: quantized(3, "int4", 70, (130, 256), B),
+        lambda _: quantized(4, "int4", 70, (130, 72), H),
     ],
     "decode": [
         lambda capability: _decode(capability, 16, plain=True),

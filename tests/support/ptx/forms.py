@@ -46,6 +46,7 @@ _FORMS = {
             r"rn\.satfinite\.e4m3x2\.f32",
             r"(rn\.)?bf16\.f16",
             r"rn\.(bf16|f16)\.f32",
+            r"rn\.bf16\.[su](8|16)",
             r"rn\.f32\.f64",
             r"f32\.(bf16|f16)",
             r"f64\.(f16|f32)",

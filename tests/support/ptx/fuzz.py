@@ -18,6 +18,7 @@ KINDS: dict[str, Maker] = {
     "gates": lambda seed, _: cases.gates(seed),
     "append": cases.append,
     "experts": lambda seed, _: cases.experts(seed),
+    "quantized": lambda seed, _: cases.quantized(seed),
 }
 
 

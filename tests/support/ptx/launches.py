@@ -35,7 +35,8 @@ Change = Callable[[str, Prepared], Prepared]
 def unwritten(*shape: int, dtype: torch.dtype) -> Tensor:
     """A tensor of which no kernel may read what it has not written."""
     size = dtype.itemsize
-    whole = np.full(shape, UNWRITTEN[dtype], BITS[size])
+    # Of 8 bits every value may have been computed, so none is a mark.
+    whole = np.full(shape, UNWRITTEN.get(dtype, 0xDD), BITS[size])
     return torch.from_numpy(whole.view(np.uint8)).view(dtype).view(shape)
 
 

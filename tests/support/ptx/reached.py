@@ -8,7 +8,11 @@ from numpy.typing import NDArray
 from ptx.code import read
 from ptx.launches import Run
 
-UNREACHABLE = {"experts": ("the loop of a product without inputs is passed over", "moe.py:44", "moe.py:51")}
+_NO_INPUTS = "the loop of a product without inputs is passed over"
+UNREACHABLE = {
+    "experts": (_NO_INPUTS, "moe.py:44", "moe.py:51"),
+    "quantized": (_NO_INPUTS, "quantized.py:36", "quantized.py:76", "quantized.py:101"),
+}
 """By name of the contract: why, and the lines of the source."""
 
 
