@@ -85,7 +85,7 @@ async def measure(counter: CallCounter) -> tuple[Counter[str], Counter[str]]:
             counter.active = False
             found.append(counter.take())
     short, long = found
-    return short, Counter({file: (long[file] - short[file]) / (LONG - SHORT) for file in long})  # type: ignore[misc]  # fractions of calls
+    return short, Counter({file: (long[file] - short[file]) / (LONG - SHORT) for file in long})
 
 
 def main() -> None:

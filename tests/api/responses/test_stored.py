@@ -168,17 +168,12 @@ async def test_a_server_without_a_store_says_so() -> None:
     assert (await asgi.Visit(PATH, body).run(app)).error["param"] == "previous_response_id"
 
 
-@pytest.mark.parametrize("flushed", [False, True], ids=["in memory", "on disk"])
-def test_references_to_stored_items_stand_for_the_items(
-    flushed: bool, client: OpenAI, fixture: UploadFixture
-) -> None:
+def test_references_to_stored_items_stand_for_the_items(client: OpenAI, fixture: UploadFixture) -> None:
     engine = fixture.engine
     engine.answer = f"{THOUGHT}I look.{call('get_weather', city='Bonn')}"
     first = client.responses.create(model="base", input="The weather?", tools=[WEATHER])
     assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
     asked = client.responses.input_items.list(first.id).data
-    if flushed:
-        store_of(fixture).flush()
     result = {"type": "function_call_output", "call_id": first.output[2].call_id, "output": "rain"}
     ids = [str(item.id) for item in [*asked, *first.output]]
     references = [{"type": "item_reference", "id": id} for id in ids]
