@@ -1,16 +1,17 @@
-"""What one tenant's new grammars cost another tenant.
+"""What one tenant's long prompts and new grammars cost another tenant.
 
-    python -m personae.evals.hostile_compiles
+    python -m personae.evals.neighbours
 
-Many clients of one tenant send grammars that the server has never seen, each client the next one when it has
-its answer, while a client of another tenant repeatedly requests 16 tokens. In the last two cases the
-processes that make the masks, and the one that they come from, are in turns killed or stopped, every three
-seconds. Calm and attack alternate. Prints the neighbour's first token and its wait between two tokens (p99),
-each with the ratio, how the attackers' answers ended, and the memory of the server's processes before, in and
-half a minute after the attack.
+Many clients of one tenant send prompts or grammars that the server has never seen, each client the next one
+when it has its answer. Meanwhile a client of another tenant repeatedly requests 16 tokens. In the last two
+cases the processes that make the masks, and the one that they come from, are in turns killed or stopped,
+every three seconds. Calm and attack alternate. Prints the neighbour's first token and its wait between two
+tokens (p99), each with the ratio, how the attackers' answers ended, and the memory of the server's processes
+before, in and half a minute after the attack.
 """
 
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -32,7 +33,8 @@ from personae.evals.served import Served
 from personae.evals.slow_grammars import Seen, ask, memory_of
 
 CONTROL = "as many answers without a grammar"
-_ADMIN = "hostile-compiles-admin"
+_PROMPT_TOKENS = 2000
+_ADMIN = "neighbours-admin"
 _LIMITS = {
     "requests_per_minute": 1_000_000,
     "tokens_per_minute": 10**9,
@@ -74,6 +76,15 @@ def _choice(number: int) -> dict[str, Any]:
     return {"structured_outputs": {"choice": [f"choice {number} {n:04} {'word ' * 9}" for n in range(1000)]}}
 
 
+def _prompt(number: int) -> dict[str, Any]:
+    ids = random.Random(number).choices(range(100, 400), k=_PROMPT_TOKENS)
+    return {"prompt": ids, "max_tokens": 1}
+
+
+def _scored_prompt(number: int) -> dict[str, Any]:
+    return {**_prompt(number), "prompt_logprobs": 20}
+
+
 def _gbnf(number: int) -> dict[str, Any]:
     rule = f'root ::= "{number}: " word ("," word)*\nword ::= [a-z]+ | "(" word ")"'
     return {"structured_outputs": {"grammar": rule}}
@@ -90,6 +101,10 @@ class Flood:
 
 FLOODS = {
     CONTROL: Flood(20, lambda number: {}),
+    "a prompt of 2,000 tokens": Flood(1, _prompt),
+    "eight prompts of 2,000 tokens": Flood(8, _prompt),
+    "prompt_logprobs of 2,000 tokens": Flood(2, _scored_prompt),
+    "16 answers of 64 tokens": Flood(8, lambda number: {"n": 16, "max_tokens": 64, "seed": number}),
     "new regular expressions": Flood(20, _regex),
     "new schemas of sets": Flood(20, _set),
     "new checked schemas": Flood(20, _checked),

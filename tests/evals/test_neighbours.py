@@ -6,7 +6,7 @@ import sys
 import pytest
 from patience import eventually
 
-from personae.evals.hostile_compiles import FLOODS, FloodFindings, sandbox_processes
+from personae.evals.neighbours import FLOODS, FloodFindings, sandbox_processes
 from personae.evals.slow_grammars import Seen
 from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.vocabulary import Vocabulary
