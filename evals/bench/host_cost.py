@@ -59,7 +59,7 @@ def null_driver() -> Iterator[SimpleNamespace]:
         get_current_stream=lambda _device: 0,
         get_current_target=lambda: GPUTarget("cuda", 90, 32),
     )
-    before = driver._active, getattr(nvidia, "PyKernelArg", None)  # Triton 3.6 has none
+    before = driver._active, nvidia.PyKernelArg
     driver._active, nvidia.PyKernelArg = active, lambda nested_tuple, type: (nested_tuple, type)
     launch.forget()
     try:
