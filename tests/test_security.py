@@ -95,6 +95,8 @@ def calls(node: ast.Call, where: str) -> Iterator[str]:
 
 
 KNOWN = {
+    # `personae launch` becomes the program that its user named, one of a fixed list, on the user's machine.
+    "api/commands/agents.py calls os.execve",
     # KV events leave over ZeroMQ where an operator asks for them: frames of msgpack, at the given address.
     "actors/kv_publisher.py imports zmq",
     "actors/kv_publisher.py binds a socket",
