@@ -35,6 +35,7 @@ FLAGS = {"shell", "trust_remote_code", "allow_pickle", "weights_only"}
 CLIENTS = {"httpx", "requests", "aiohttp", "urllib.request", "http.client", "urllib3"}
 MAY_ASK = {  # commands, not the server
     "api/adapters/cli.py",
+    "api/commands/agents.py",
     "api/commands/remote.py",
     "api/commands/conversation.py",
 }
@@ -95,8 +96,6 @@ def calls(node: ast.Call, where: str) -> Iterator[str]:
 
 
 KNOWN = {
-    # `personae launch` becomes the program that its user named, one of a fixed list, on the user's machine.
-    "api/commands/agents.py calls os.execve",
     # KV events leave over ZeroMQ where an operator asks for them: frames of msgpack, at the given address.
     "actors/kv_publisher.py imports zmq",
     "actors/kv_publisher.py binds a socket",
