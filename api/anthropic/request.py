@@ -160,7 +160,7 @@ class Metadata(Tolerant):
     user_id: str | None = None
 
 
-_NO_EDITS = (
+_NO_EDITS: tuple[Any, ...] = (
     {},
     {"edits": []},
     {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},

@@ -269,7 +269,7 @@ def test_every_option_is_passed_on(
         "--allowed-origin https://a.example --allowed-origin https://b.example "
         "--batch-concurrency 5 --background-tokens 6 --request-timeout 1.5 --log-format json "
         "--otlp-traces-endpoint http://o --tenant-metrics 3 --eval-reports e "
-        "--tool-format hermes --reasoning-format none"
+        "--tool-format hermes --reasoning-format none --max-tokens-overflow refuse --stream-ping-interval 2"
     )
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
@@ -338,6 +338,8 @@ def test_every_option_is_passed_on(
         eval_reports=Path("e"),
         tool_format="hermes",
         reasoning_format="none",
+        max_tokens_overflow="refuse",
+        stream_ping_interval=2,
     )
     plain = ServeOptions()
     same = [

@@ -1,6 +1,6 @@
 """Agents that people use, run as they are: each reads a file with a tool of its own, and a second question
-goes on with the conversation. `personae launch` says how they are started. The server is in front of an engine
-that answers by script.
+goes on with the conversation. `personae launch` says how they are started. The server is in front of an
+engine that answers by script.
 
 They have a home of their own, no account, and only this server to talk to.
 """
