@@ -24,6 +24,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from personae.api import sse
 from personae.api.bundled import NAMED
 from personae.evals.served import Served
 
@@ -196,7 +197,7 @@ class Bystander:
             async with self._client.stream("POST", "/v1/completions", json=self._body) as response:
                 response.raise_for_status()
                 last = None
-                async for line in response.aiter_lines():
+                async for line in sse.async_lines(response):
                     if line.startswith("data: {"):
                         now = time.perf_counter()
                         if last is not None:

@@ -25,6 +25,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from personae.api import sse
 from personae.evals.hostile import GRAMMARS, new_body, outcome_of
 from personae.evals.served import Served
 
@@ -90,7 +91,7 @@ async def ask(client: httpx.AsyncClient, model: str, seen: Seen) -> None:
     first = True
     async with client.stream("POST", "/v1/completions", json=body) as response:
         response.raise_for_status()
-        async for line in response.aiter_lines():
+        async for line in sse.async_lines(response):
             if line.startswith("data: {"):
                 now = time.perf_counter()
                 (seen.first if first else seen.gaps).append(now - last)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from personae.api import sse
 from personae.api.commands.remote import refusal, server_root, unreachable
 
 _PATIENCE = httpx.Timeout(10.0, read=None)
@@ -128,7 +129,7 @@ class Conversation:
         self.messages = []
 
     def _pieces(self, response: httpx.Response) -> Iterator[Said]:
-        for line in response.iter_lines():
+        for line in sse.lines(response):
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
             event: dict[str, Any] = json.loads(line.removeprefix("data: "))

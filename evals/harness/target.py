@@ -13,6 +13,7 @@ import anyio
 import httpx
 import msgspec
 
+from personae.api import sse
 from personae.api.bundled import bundled
 from personae.api.commands.remote import server_root
 from personae.api.library import Engine
@@ -111,7 +112,7 @@ class Server:
             if response.is_error:
                 await response.aread()
                 _checked(response)
-            async for line in response.aiter_lines():
+            async for line in sse.async_lines(response):
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
                 event = json.loads(line[6:])

@@ -34,6 +34,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from personae.api import sse
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import TenantLimits, TenantStore
 from personae.evals.processes import Others, memory_of
@@ -140,7 +141,7 @@ class Quiet:
             body |= {"stream": True, "ignore_eos": True}
             async with self._client.stream("POST", "/v1/completions", json=body) as response:
                 response.raise_for_status()
-                async for line in response.aiter_lines():
+                async for line in sse.async_lines(response):
                     if not line.startswith("data: {"):
                         continue
                     now = time.perf_counter()

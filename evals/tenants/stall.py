@@ -24,6 +24,7 @@ import httpx
 import torch
 import typer
 
+from personae.api import sse
 from personae.api.bundled import DEMO
 from personae.evals.processes import Others
 from personae.evals.served import Served, exit_on_sigterm
@@ -47,7 +48,7 @@ async def stream(client: httpx.AsyncClient, model: str, number: int, arrivals: l
     body = {"model": model, "prompt": prompt, "max_tokens": 900, "temperature": 0, "ignore_eos": True}
     while True:
         async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
-            async for line in response.aiter_lines():
+            async for line in sse.async_lines(response):
                 if line.startswith("data:"):
                     arrivals.append(time.perf_counter())  # noqa: PERF401  seen while it grows
         arrivals.append(float("nan"))  # the pause between two answers is not a gap
