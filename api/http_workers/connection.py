@@ -31,6 +31,8 @@ from personae.api.responses.store import ResponseStore
 from personae.api.telemetry import orca
 from personae.api.tenants.access import Access, Caller
 from personae.api.tenants.bodies import Hold
+from personae.api.tenants.limits import Reservation
+from personae.api.tenants.revocations import Watched
 from personae.api.wire.decode import decode
 from personae.api.wire.errors import visible
 from personae.engine.sequence import Delta, SequenceLog
@@ -52,14 +54,23 @@ class Submitter(Protocol):
 @dataclass(slots=True)
 class HeldRequest:
     """What a worker's request holds in the main process. `live` are its sequences that have not ended,
-    `delivered` counts the tokens sent to the worker, `answered` the tokens that the worker has reported."""
+    `reserved` are the tokens that they may have, `delivered` counts those sent to the worker."""
 
     caller: Caller
+    watched: Watched | None = None
     holds: dict[int, Hold] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)
+    reserved: list[Reservation] = field(default_factory=list)
     delivered: int = 0
-    answered: int = 0
     running: bool = False
+
+    def settle(self, used: int) -> None:
+        """Give back the reserved tokens that were not used."""
+        for reservation in self.reserved:
+            reservation.settle(used)
+            used = 0
+        self.reserved.clear()
+        self.delivered = 0
 
 
 class LineInbox(Inbox):
@@ -179,8 +190,7 @@ class Connection:
             case wire.Open(call=call, logs=logs):
                 self._later(call, partial(self._open, held, logs))
             case wire.Answered(tokens=tokens):
-                held.answered += tokens
-                self._context.meter.answer(who, tokens)
+                held.settle(tokens)
             case wire.Used(adapter=adapter, prompt=prompt, cached=cached, completion=said, seconds=seconds):
                 if self._context.usage is not None:
                     self._context.usage.add(who, adapter, prompt, cached, said, seconds)
@@ -203,6 +213,8 @@ class Connection:
         held = HeldRequest(Caller(self._access.identify(headers)))
         who = held.caller.identity
         held.caller.until_done.enter_context(self._context.meter.request(who))
+        watching = self._context.revocations.watching(who, lambda: self._end(held))
+        held.watched = held.caller.until_done.enter_context(watching)
         self._requests[message.request] = held
         load = self._load() if orca.FORMAT_HEADER.decode() in headers else None
         return wire.Entered(who, load)
@@ -224,12 +236,15 @@ class Connection:
         held.holds[number].grow(size)
 
     async def _open(self, held: HeldRequest, logs: tuple[SequenceLog, ...]) -> None:
+        if held.watched is not None and held.watched.revoked:
+            raise held.watched.error()
         meter, who = self._context.meter, held.caller.identity
         leaders = [log for log in logs if log.after is None]
         for log in leaders:
             if log.grammar is not None:
                 meter.schema(who, log.grammar.source)
-        meter.prompt(who, sum(log.prompt_length for log in leaders))
+        prompt, answer = sum(log.prompt_length for log in leaders), sum(log.params.max_tokens for log in logs)
+        held.reserved.append(meter.tokens(who, prompt, answer))
         ids = tuple(log.id for log in logs)
         if not held.running:
             held.running = True
@@ -299,18 +314,25 @@ class Connection:
             del self._forwarded[number]
         self.line.tell(wire.AnswerEnds(number, broken))
 
+    def _end(self, held: HeldRequest) -> None:
+        """End a request whose key was revoked."""
+        ids = tuple(held.live)
+        held.live.clear()
+        if ids and held.watched is not None:
+            self._client.withdraw(ids)
+            self.fail(ids, held.watched.error())
+
     def _leave(self, number: int) -> None:
         held = self._requests.pop(number, None)
         if held is None:
             return
         if held.live:
             self._client.withdraw(tuple(held.live))
+        held.settle(held.delivered)
         held.caller.until_done.close()
 
     def _release(self) -> None:
         """The worker has ended: so have all of its requests."""
-        for held in self._requests.values():
-            self._context.meter.answer(held.caller.identity, max(held.delivered - held.answered, 0))
         for number in tuple(self._requests):
             self._leave(number)
         for forwarded in self._forwarded.values():

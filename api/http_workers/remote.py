@@ -24,7 +24,7 @@ from personae.api.responses.store import AddedItems, KeptResponse, ResponseStore
 from personae.api.telemetry import logs
 from personae.api.tenants.access import Caller
 from personae.api.tenants.bodies import BodyBudget, Hold
-from personae.api.tenants.limits import Meter
+from personae.api.tenants.limits import Meter, Reservation
 from personae.api.tenants.store import Identity
 from personae.api.tenants.usage import UsageLedger
 from personae.api.wire.decode import LONG
@@ -162,15 +162,21 @@ class RemoteMeter(Meter):
     def __init__(self) -> None:
         super().__init__(lambda: 0.0)
 
-    def prompt(self, who: Identity, tokens: int, *, spare: bool = False) -> None:
+    def tokens(self, who: Identity, prompt: int, answer: int, *, spare: bool = False) -> Reservation:
         """`Open` takes the tokens."""
+        return _RemoteReservation(_current.get())
 
     def schema(self, who: Identity, source: str) -> None:
         """`Open` counts the schema."""
 
-    def answer(self, who: Identity, tokens: int) -> None:
-        """Take an answer's tokens, after they were made."""
-        _current.get().tell(wire.Answered, tokens)
+
+class _RemoteReservation(Reservation):
+    def __init__(self, request: RemoteRequest) -> None:
+        self._request = request
+
+    def settle(self, used: int) -> None:
+        """Have the main process give back all but the tokens that were used."""
+        self._request.tell(wire.Answered, used)
 
 
 class RemoteBodies(BodyBudget):

@@ -15,6 +15,7 @@ FILES = (
     "responses/test_durable.py",
     "anthropic/test_client.py",
     "tenants/test_admin.py",
+    "tenants/test_running.py",
 )
 
 
