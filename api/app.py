@@ -45,6 +45,7 @@ from personae.api.telemetry.tracing import UNTRACED, Tracing
 from personae.api.tenants import routes as tenant_routes
 from personae.api.tenants.access import Access
 from personae.api.tenants.limits import Meter
+from personae.api.tenants.revocations import Revocations
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
 from personae.api.tenants.usage import UsageLedger
 from personae.api.wire.errors import http_error, personae_error
@@ -185,6 +186,7 @@ def make_context(
         family,
         Meter(time.monotonic),
         tracing,
+        revocations=Revocations(tenants),
         registry=registry,
         batches=batches,
         tenants=tenants,

@@ -23,6 +23,7 @@ from personae.api.telemetry.tracing import UNTRACED, Tracing
 from personae.api.tenants.access import LOCAL_ADMIN, Caller, caller_of
 from personae.api.tenants.bodies import BodyBudget
 from personae.api.tenants.limits import Meter
+from personae.api.tenants.revocations import Revocations
 from personae.api.tenants.workers import Workers
 from personae.api.wire.conversation import Message, check_results
 from personae.api.wire.decode import LONG
@@ -59,7 +60,8 @@ class RequestContext:
 
     `registry` has the adapters that were added while the server runs, `batches` the files and batches; None
     if there is no place for them. `tenants` are those who may send requests, `usage` records what they use,
-    `responses` are the stored ones; `scaler` adds and removes engines. `live` is the last answer of
+    `responses` are the stored ones; `revocations` ends what runs for
+    a revoked key; `scaler` adds and removes engines. `live` is the last answer of
     `/v1/stats`. `background` requests run after all others. `arrived` is when the request arrived, None for
     now; `patience` is when its client has no more use for the answer. Both are on `anyio.current_time`'s
     clock. `fingerprint` changes when the server could answer differently than before. `ignored` names what
@@ -75,6 +77,7 @@ class RequestContext:
     tracing: Tracing = UNTRACED
     workers: Workers = field(default_factory=Workers)
     bodies: BodyBudget = field(default_factory=BodyBudget)
+    revocations: Revocations = field(default_factory=Revocations)
     live: KeptAnswer = field(default_factory=KeptAnswer)
     registry: "Registry | None" = None
     batches: "BatchManager | None" = None

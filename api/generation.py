@@ -36,6 +36,7 @@ from personae.errors import (
     PersonaeError,
     RequestError,
     RequestFailed,
+    Unauthorized,
 )
 from personae.grammar.schema.document import PARAMS
 from personae.grammar.spec import GrammarSpec
@@ -192,8 +193,10 @@ class Job:
         Raises RateLimited, the engine's refusal, DeadlineExceeded, and RequestFailed if a sequence could not
         be finished. However this ends, the engine has released the request by then.
         """
-        metrics, meter, who = self.context.metrics, self.context.meter, self.context.caller.identity
-        meter.prompt(who, self.prompt_tokens, spare=self.context.background)
+        metrics, who = self.context.metrics, self.context.caller.identity
+        reserved = self.context.meter.tokens(
+            who, self.prompt_tokens, self._longest(), spare=self.context.background
+        )
         label = self._label()
         targets = self.context.targets
         clocks = {
@@ -201,8 +204,15 @@ class Job:
             for log in self.logs
         }
         logs.note(model=self.model.name, answer=self.id)
-        with self.context.tracing.generation(self, clocks), metrics.answering(label, self.asked):
-            await self._timed(clocks, sink, admitted)
+        try:
+            with self.context.tracing.generation(self, clocks), metrics.answering(label, self.asked):
+                await self._timed(clocks, sink, admitted)
+        finally:
+            reserved.settle(self.completion_tokens)
+
+    def _longest(self) -> int:
+        """The most tokens that all answers may have."""
+        return sum(log.params.max_tokens for log in self.logs)
 
     def _label(self) -> str:
         """The model's name in metrics, where the base has one name."""
@@ -215,13 +225,18 @@ class Job:
         """Follow until the end or the deadline. The clocks record how it ended."""
         reason = "error"
         try:
-            with anyio.CancelScope(deadline=self.deadline) as patience:
+            with (
+                anyio.CancelScope(deadline=self.deadline) as patience,
+                self.context.revocations.watching(self.context.caller.identity, patience.cancel) as watched,
+            ):
                 await self._follow(clocks, sink, admitted)
             if patience.cancelled_caught:
                 reason = "abort"
+                if watched.revoked:
+                    raise watched.error()
                 raise DeadlineExceeded("The request's time was over before its answer was complete.")
         except (RequestError, Overloaded) as refusal:
-            if not isinstance(refusal, GrammarTooSlow):
+            if not isinstance(refusal, GrammarTooSlow | Unauthorized):
                 clocks.clear()  # it never began
             self._place(refusal)
             raise
@@ -229,7 +244,6 @@ class Job:
             reason = "abort"
             raise
         finally:
-            self.context.meter.answer(self.context.caller.identity, self.completion_tokens)
             if clocks:
                 self._count(clocks)
             for clock in clocks.values():
@@ -262,7 +276,7 @@ class Job:
     async def probe(self) -> None:
         """Compile the first sequence's grammar, and withdraw the sequence before it writes anything. Raises
         what `run` raises before the first token."""
-        self.context.meter.prompt(self.context.caller.identity, self.prompt_tokens, spare=False)
+        self.context.meter.tokens(self.context.caller.identity, self.prompt_tokens, 0)
         try:
             await self.context.bring(self.logs[0].adapter)
             async with self.context.client.stream(self.logs[:1]) as stream:

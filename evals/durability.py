@@ -8,8 +8,8 @@ background, delete conversations, upload files and make batches. The server is k
 started again with the same data directory. After each start, what clients were told is there must be there,
 once: what they were told since the kill before, and at the end all of it.
 
-`neighbours`: one tenant makes conversations, answers in them and deletes them as fast as it can, while turns of
-another one are answered. Each turn must be in its conversation, once, and no answer may be a 5xx.
+`neighbours`: one tenant makes conversations, answers in them and deletes them as fast as it can. Meanwhile
+turns of another one are answered. Each turn must be in its conversation, once, and no answer may be a 5xx.
 
 Exit code 1 if anything is lost, doubled or failed.
 """
@@ -28,6 +28,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from personae.api import sse
 from personae.api.bundled import NAMED
 from personae.evals.served import Served
 
@@ -123,7 +124,7 @@ class Clients:
         def ask(body: dict[str, Any]) -> dict[str, Any]:
             last: dict[str, Any] = {}
             with client.stream("POST", RESPONSES, json=body | {"stream": True}) as answer:
-                for line in answer.iter_lines():
+                for line in sse.lines(answer):
                     if line.startswith("data: "):
                         last = json.loads(line.removeprefix("data: "))
             if last.get("type") not in ("response.completed", "response.incomplete"):

@@ -181,6 +181,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
                 async with (
                     batches.running(app.state.context),
                     background if options.store_responses else nullcontext(),
+                    app.state.context.revocations.running(),
                 ):
                     await serve_until_lost(server, listener, opened)
     finally:

@@ -282,7 +282,8 @@ def _code(error: PersonaeError) -> str:
     """The code of OpenAI's that says the most of an error."""
     if isinstance(error, RateLimited):
         return "rate_limit_exceeded"
-    return "invalid_prompt" if isinstance(error, RequestError) else "server_error"
+    wrong = isinstance(error, RequestError) and not isinstance(error, Unauthorized)
+    return "invalid_prompt" if wrong else "server_error"
 
 
 async def _nobody() -> dict[str, object]:

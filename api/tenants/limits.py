@@ -1,8 +1,10 @@
 """Enforces the limits of tenants.
 
 Requests and tokens per minute are token buckets that hold one minute's worth: a tenant may use it at once,
-and it refills evenly. The tokens of an answer are known only at its end, so they are taken afterwards. A
-bucket may be in debt, and the next request waits until the debt is paid.
+and it refills evenly. The tokens of an answer are known only at its end. So a request begins when there are
+enough tokens for its prompt. It then takes its prompt and the most that its answers may have, and at its end
+it gets back what they did not need. So however many requests come at once, they exceed the limit by the
+answers of one request at most. A bucket may be in debt, and the next request waits until the debt is paid.
 
 A tenant without its own limit has that of `DEFAULTS`.
 """
@@ -42,6 +44,7 @@ class Bucket:
 
     def __init__(self, per_minute: int, now: float) -> None:
         self.per_minute = per_minute
+        self.reserved = 0  # tokens that were taken and may come back
         self._level = float(per_minute)
         self._at = now
 
@@ -61,6 +64,24 @@ class Bucket:
     def take(self, amount: float) -> None:
         """Use this much, going into debt if necessary."""
         self._level -= amount
+
+
+class Reservation:
+    """The tokens that the answers of a request may have, taken from a tenant's bucket."""
+
+    def __init__(self, bucket: Bucket | None, tokens: int) -> None:
+        self._bucket = bucket
+        self._tokens = tokens
+        if bucket is not None:
+            bucket.take(tokens)
+            bucket.reserved += tokens
+
+    def settle(self, used: int) -> None:
+        """Give back all but the tokens that were used. Later calls do nothing."""
+        if self._bucket is not None:
+            self._bucket.take(used - self._tokens)
+            self._bucket.reserved -= self._tokens
+            self._bucket = None
 
 
 class _Account:
@@ -101,14 +122,16 @@ class Meter:
         finally:
             account.running -= 1
 
-    def prompt(self, who: Identity, tokens: int, *, spare: bool = False) -> None:
-        """Take a prompt's tokens; with `spare` only what leaves half a minute's worth. Raises RateLimited."""
+    def tokens(self, who: Identity, prompt: int, answer: int, *, spare: bool = False) -> Reservation:
+        """Take a prompt's tokens, and reserve those that its answers may have at most; with `spare` only if
+        the prompt leaves half a minute's worth. Raises RateLimited."""
         account, now = self._account(who.tenant), self._clock()
         account.tokens = _bucket(account.tokens, limits_of(who).tokens_per_minute, now)
         if account.tokens is not None:
             leave = account.tokens.per_minute / 2 if spare else 0.0
-            _demand(account.tokens, max(tokens, 1), now, "tokens", leave)
-            account.tokens.take(tokens)
+            _demand(account.tokens, max(prompt, 1), now, "tokens", leave)
+            account.tokens.take(prompt)
+        return Reservation(account.tokens, answer)
 
     def schema(self, who: Identity, source: str) -> None:
         """Count a schema that this tenant has not used recently, because it may have to be compiled. Raises
@@ -124,12 +147,6 @@ class Meter:
         account.seen.move_to_end(key)
         if len(account.seen) > _SEEN:
             account.seen.popitem(last=False)
-
-    def answer(self, who: Identity, tokens: int) -> None:
-        """Take an answer's tokens, after they were made."""
-        bucket = self._account(who.tenant).tokens
-        if bucket is not None:
-            bucket.take(tokens)
 
     def _account(self, tenant: str) -> _Account:
         account = self._accounts.setdefault(tenant, _Account())
@@ -151,10 +168,12 @@ def _bucket(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket
 
 
 def _demand(bucket: Bucket, amount: float, now: float, unit: str, leave: float = 0.0) -> None:
+    """Raises RateLimited unless there is this much."""
     wait = bucket.wait(amount, now, leave)
-    if wait > 0:
-        raise RateLimited(
-            f"This tenant's limit of {bucket.per_minute} {unit} a minute is reached; "
-            f"come back in {math.ceil(wait)} s.",
-            retry_after=wait,
-        )
+    if wait <= 0:
+        return
+    reason = f"This tenant's limit of {bucket.per_minute} {unit} a minute is reached"
+    if bucket.reserved:  # it is unknown when these requests end, and how much they give back
+        wait = max(wait - bucket.reserved * 60 / bucket.per_minute, _CONCURRENT_RETRY)
+        reason += f", with {bucket.reserved} that the answers of its running requests may have at most"
+    raise RateLimited(f"{reason}; come back in {math.ceil(wait)} s.", retry_after=wait)

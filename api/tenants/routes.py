@@ -175,6 +175,7 @@ async def delete_tenant(request: Request) -> Response:
     if free not in ("true", "false"):
         raise RequestError("`free` must be true or false.", param="free")
     await _written(lambda: store.revoke_tenant(name))
+    context.revocations.check()
     if free == "true":
         if registry is not None:
             for record in registry.own(name):
@@ -238,14 +239,17 @@ async def rotate_key(request: Request) -> Response:
     if not 0 <= body.overlap <= _MAX_OVERLAP:
         raise RequestError(f"`overlap` must be from 0 to {_MAX_OVERLAP} seconds.", param="overlap")
     key = await _written(lambda: store.rotate_key(id, body.overlap))
+    context.revocations.check()
     return json_response(_new(store, key), 201)
 
 
 @operation("DELETE", "/v1/keys/{id}", answers={200: ApiKey}, refuses=(404,), admin=True)
 async def delete_key(request: Request) -> Response:
-    """Revoke a key."""
-    store, id = _tenants(context_of(request)), request.path_params["id"]
+    """Revoke a key, and end what runs for it."""
+    context, id = context_of(request), request.path_params["id"]
+    store = _tenants(context)
     await _written(lambda: store.revoke_key(id))
+    context.revocations.check()
     return json_response(store.find_key(id))
 
 

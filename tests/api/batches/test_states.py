@@ -326,6 +326,27 @@ async def test_a_tenant_that_is_held_to_tokens_keeps_half_of_them_for_itself(tmp
     assert least > -30 * 21 / 2
 
 
+async def test_requests_of_a_tenant_that_is_revoked_while_they_run_end(tmp_path: Path) -> None:
+    engine = FakeEngine(hold_after=2)
+    async with open_batches(tmp_path, engine, keys=True) as fixture:
+        tenants, context = fixture.batches._tenants, fixture.app.state.context
+        assert tenants is not None
+        tenants.create_tenant("ann", TenantLimits())
+        fixture.client.headers["authorization"] = f"Bearer {tenants.create_key('ann', 'tenant')}"
+        async with context.revocations.running():
+            id = await fixture.start([request("a"), request("b")])
+            while len(engine.live) < 2:  # noqa: ASYNC110  the engine notifies nobody
+                await anyio.sleep(0.1)
+            tenants.revoke_tenant("ann")
+            await anyio.sleep(60)
+        batch = fixture.batches.get("ann", id)
+        assert (batch.status, batch.request_counts.failed) == ("completed", 2)
+        assert batch.error_file_id is not None
+        text = fixture.batches.files.path(batch.error_file_id).read_text()
+        assert text.count("The tenant was revoked while the request ran.") == 2
+    assert not engine.live
+
+
 async def test_requests_of_a_revoked_tenant_are_not_run(tmp_path: Path) -> None:
     engine = FakeEngine()
     engine.refuse = Overloaded("full", retry_after=5.0)

@@ -1,5 +1,6 @@
 """Responses whose clients do not wait for them."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,24 @@ def test_an_engine_that_fails_makes_a_failed_response(client: OpenAI, fixture: U
     error = client.responses.retrieve(begun.id).error
     assert error is not None
     assert (error.code, "planted" in error.message) == ("server_error", True)
+
+
+def test_one_whose_tenant_is_revoked_ends(client: OpenAI, fixture: UploadFixture) -> None:
+    fixture.engine.hold_after = 2
+    begun = client.responses.create(model="base", input="hi", background=True)
+    eventually(lambda: bool(fixture.engine.live), "it runs")
+    with httpx.Client(base_url=str(client.base_url)) as admin:
+        headers = {"authorization": f"Bearer {fixture.key('boss', 'admin')}"}
+        assert admin.delete("tenants/ann", headers=headers).status_code == 200
+    eventually(lambda: not fixture.engine.live, "the engine has released it")
+    store: ResponseStore = fixture.app.state.context.responses
+
+    def kept() -> Any:
+        return json.loads(store.find("ann", begun.id).response)
+
+    eventually(lambda: kept()["status"] == "failed", "it has failed")
+    error = kept()["error"]
+    assert error == {"code": "server_error", "message": "The API key was revoked while the request ran."}
 
 
 def test_a_tenant_has_a_bounded_number_of_them(

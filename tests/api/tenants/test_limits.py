@@ -32,8 +32,7 @@ def test_without_limits_nothing_but_the_defaults_refuses(clock: Clock) -> None:
     with ExitStack() as stack:
         for _ in range(DEFAULTS.concurrent):
             stack.enter_context(meter.request(who()))
-            meter.prompt(who(), 10**9)
-            meter.answer(who(), 10**9)
+            meter.tokens(who(), 10**9, 10**9)
         with pytest.raises(RateLimited, match="are running"), meter.request(who()):
             pass
 
@@ -95,20 +94,53 @@ def test_so_many_requests_run_at_the_same_time_and_a_refused_one_counts_for_noth
 
 def test_an_answers_tokens_are_owed_before_the_next_prompt(clock: Clock) -> None:
     meter, ann = Meter(clock), who(tokens_per_minute=60)
-    meter.prompt(ann, 20)
-    meter.answer(ann, 100)
+    meter.tokens(ann, 20, 100).settle(100)
     with pytest.raises(RateLimited, match="60 tokens a minute") as refused:
-        meter.prompt(ann, 10)
+        meter.tokens(ann, 10, 1)
     assert refused.value.retry_after == pytest.approx(70)
     clock.now += 70
-    meter.prompt(ann, 10)
+    meter.tokens(ann, 10, 1)
+
+
+def test_requests_that_come_at_once_exceed_the_limit_by_the_answers_of_one_at_most(clock: Clock) -> None:
+    meter, ann = Meter(clock), who(tokens_per_minute=1000)
+    begun = [meter.tokens(ann, 20, 180) for _ in range(5)]
+    with pytest.raises(RateLimited, match="with 900 that the answers of its running requests may") as busy:
+        meter.tokens(ann, 20, 180)
+    assert busy.value.retry_after == pytest.approx(1)
+    for reservation in begun:
+        reservation.settle(180)
+    with pytest.raises(RateLimited) as refused:
+        meter.tokens(ann, 20, 180)
+    assert refused.value.retry_after == pytest.approx(20 * 60 / 1000)
+
+
+def test_what_an_answer_did_not_need_is_there_again_at_its_end(clock: Clock) -> None:
+    meter, ann = Meter(clock), who(tokens_per_minute=1000)
+    first = meter.tokens(ann, 100, 5000)
+    with pytest.raises(RateLimited):
+        meter.tokens(ann, 100, 10)
+    for _ in range(2):
+        first.settle(50)  # the second time nothing happens
+    meter.tokens(ann, 850, 0)
+    with pytest.raises(RateLimited):
+        meter.tokens(ann, 1, 0)
+
+
+def test_what_was_reserved_under_another_limit_does_not_come_back_to_the_new_one(clock: Clock) -> None:
+    meter = Meter(clock)
+    first = meter.tokens(who(tokens_per_minute=1000), 0, 5000)
+    meter.tokens(who(tokens_per_minute=60), 60, 0)
+    first.settle(0)
+    with pytest.raises(RateLimited):
+        meter.tokens(who(tokens_per_minute=60), 1, 0)
 
 
 def test_a_prompt_longer_than_a_minutes_tokens_goes_when_nothing_is_owed(clock: Clock) -> None:
     meter, ann = Meter(clock), who(tokens_per_minute=60)
-    meter.prompt(ann, 600)
+    meter.tokens(ann, 600, 0)
     with pytest.raises(RateLimited) as refused:
-        meter.prompt(ann, 1)
+        meter.tokens(ann, 1, 0)
     assert refused.value.retry_after == pytest.approx(541)
 
 
@@ -117,7 +149,7 @@ def test_a_limit_of_none_at_all_refuses_everything(clock: Clock) -> None:
     with pytest.raises(RateLimited), meter.request(who(requests_per_minute=0)):
         pass
     with pytest.raises(RateLimited):
-        meter.prompt(who(tokens_per_minute=0), 1)
+        meter.tokens(who(tokens_per_minute=0), 1, 1)
 
 
 def test_a_changed_limit_holds_from_the_next_request_on(clock: Clock) -> None:
