@@ -55,16 +55,13 @@ class Acknowledged:
 
     def add(self, other: "Acknowledged") -> None:
         """Take over what another one has."""
-        for mine, more in (
-            (self.responses, other.responses),
-            (self.background, other.background),
-            (self.turns, other.turns),
-            (self.tried, other.tried),
-            (self.deleted, other.deleted),
-            (self.files, other.files),
-            (self.batches, other.batches),
-        ):
-            mine.update(more)  # type: ignore[attr-defined]  # dictionaries and sets
+        self.responses |= other.responses
+        self.background |= other.background
+        self.turns |= other.turns
+        self.tried += other.tried
+        self.deleted |= other.deleted
+        self.files |= other.files
+        self.batches |= other.batches
         self.failures += other.failures
 
     def count(self) -> int:
@@ -213,23 +210,26 @@ def missing(client: httpx.Client, told: Acknowledged) -> list[str]:
     """What was acknowledged and is not there, or is there twice."""
     wrong: list[str] = []
 
-    def check(what: str, path: str, right: Callable[[httpx.Response], bool]) -> None:
+    def check(what: str, path: str, status: int = 200) -> httpx.Response:
         answer = client.get(path)
-        if not right(answer):
+        if answer.status_code != status:
             wrong.append(f"{what} {path}: {answer.status_code} {answer.text[:100]}")
+        return answer
 
     for id, text in told.responses.items():
-        check(
-            "response", f"{RESPONSES}/{id}", lambda a, t=text: a.status_code == 200 and text_of(a.json()) == t
-        )
+        answer = check("response", f"{RESPONSES}/{id}")
+        if answer.status_code == 200 and text_of(answer.json()) != text:
+            wrong.append(f"response {id}: another text")
     for id in told.background:
-        check("background", f"{RESPONSES}/{id}", lambda a: a.status_code == 200)
+        check("background", f"{RESPONSES}/{id}")
     for id in told.deleted:
-        check("deleted", f"{CONVERSATIONS}/{id}", lambda a: a.status_code == 404)
+        check("deleted", f"{CONVERSATIONS}/{id}", 404)
     for id, content in told.files.items():
-        check("file", f"/v1/files/{id}/content", lambda a, c=content: a.status_code == 200 and a.content == c)
+        answer = check("file", f"/v1/files/{id}/content")
+        if answer.status_code == 200 and answer.content != content:
+            wrong.append(f"file {id}: another content")
     for id in told.batches:
-        check("batch", f"/v1/batches/{id}", lambda a: a.status_code == 200)
+        check("batch", f"/v1/batches/{id}")
     for id, texts in told.turns.items():
         items = turns_of(client, id)
         said = [text for role, text in items if role == "user"]
