@@ -3,6 +3,7 @@
 from functools import partial
 from typing import TypeVar
 
+import anyio
 from starlette.requests import ClientDisconnect, Request
 
 from personae.api.context import RequestContext
@@ -31,7 +32,14 @@ async def read_json(request: Request, type: type[T], context: RequestContext) ->
         decode, body, type, settings.max_json_depth, unknown=settings.unknown_fields, ignored=context.ignored
     )
     if len(body) <= LONG:
-        return read()
+        workers, tenant = context.workers, context.caller.tenant
+        if wait := workers.reserve_loop(tenant):
+            try:
+                await unless_disconnected(request.receive, partial(anyio.sleep, wait))
+            except BaseException:
+                workers.release_loop(tenant)
+                raise
+        return workers.on_loop(tenant, read)
     await unless_disconnected(request.receive, context.take_turn)
     return await context.off_loop(read)
 

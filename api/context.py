@@ -208,7 +208,7 @@ class RequestContext:
         """
         if self.caller.turn is None and self.caller.body_size <= LONG:
             with suppress(TemplateTooSlow, NotBrief):
-                return prepare(True)
+                return self.workers.on_loop(self.caller.tenant, partial(prepare, True))
         return await self.off_loop(partial(prepare, False))
 
     def encode(

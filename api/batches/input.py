@@ -62,7 +62,9 @@ def check(path: Path, endpoint: str, settings: ApiSettings) -> Checked:
             try:
                 if len(text) > settings.max_body_bytes:
                     raise RequestError(
-                        f"The line has more than {size_text(settings.max_body_bytes)}.", code="line_too_long"
+                        f"Line {number} has more than {size_text(settings.max_body_bytes)}, the limit for a "
+                        "request.",
+                        code="line_too_long",
                     )
                 for model in _check_line(text, number, endpoint, seen, settings):
                     found.models.setdefault(model, number)

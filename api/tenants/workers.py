@@ -4,8 +4,13 @@ A request with a long body takes a `Turn` when its body is there, and keeps it u
 engine. So at most one large request of a tenant is decoded, rendered and encoded at any time, however many it
 sends, and tenants take turns. After its turn a tenant rests as long as its work took. So a tenant that sends
 nothing else leaves half a processor to the others.
+
+Short requests are prepared on the event loop itself. While several tenants send requests, one that would take
+more than a third of the loop's time for them waits before each, up to a second. A client that leaves
+meanwhile has cost next to nothing.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +28,10 @@ _THREADS = 2
 _REST = 1.0  # seconds of rest for one of work
 _LONGEST_REST = 1.0
 _REMEMBERED = 1000  # tenants
+_LOOP_SHARE = 1 / 3  # of the event loop's time, for a tenant's short requests
+_BURST = 0.05  # seconds of the loop's time that a tenant may take at once
+_LONGEST_WAIT = 1.0
+_RECENT = 2.0  # seconds for which a tenant counts as sending requests
 _LARGE = 2**19  # bytes of a request whose memory is worth returning to the system
 _TRIM_SECONDS = 0.5  # after the last large request
 
@@ -46,6 +55,32 @@ class Workers:
             lane.free.release()
             raise
         return Turn(self, lane, size)
+
+    def reserve_loop(self, tenant: str) -> float:
+        """Reserve the event loop's time for another short request of this tenant. Returns the seconds that
+        the request has to wait."""
+        lane, now = self._lane(tenant), anyio.current_time()
+        lane.seen = now
+        waiting = max(lane.loop_until - now, 0.0)
+        lane.loop_until = now + waiting + lane.cost / _LOOP_SHARE
+        others = (other.seen for other in self._lanes.values() if other is not lane)
+        if waiting <= _BURST or not any(seen > now - _RECENT for seen in others):
+            return 0.0
+        return min(waiting - _BURST, _LONGEST_WAIT)
+
+    def release_loop(self, tenant: str) -> None:
+        """A request that had a reservation is not prepared."""
+        lane = self._lane(tenant)
+        lane.loop_until -= lane.cost / _LOOP_SHARE
+
+    def on_loop(self, tenant: str, work: Callable[[], T]) -> T:
+        """Run `work`, which is a part of preparing a short request, and remember what it takes."""
+        begun = time.perf_counter()
+        try:
+            return work()
+        finally:
+            lane = self._lane(tenant)
+            lane.cost += (time.perf_counter() - begun - lane.cost) / 8
 
     async def run(self, tenant: str, work: Callable[[], T]) -> T:
         """Run `work` in a turn of its own."""
@@ -82,10 +117,14 @@ class _Lane:
     def __init__(self) -> None:
         self.free = Semaphore(1, max_value=1)
         self.rests_until = 0.0
+        self.loop_until = 0.0  # when the loop's time for its short requests will be over, at its share
+        self.cost = 0.0  # seconds of the loop for one of them, as it was lately
+        self.seen = -math.inf  # when it last sent one
 
     @property
     def used(self) -> bool:
-        return self.free.value == 0 or self.rests_until > anyio.current_time()
+        now = anyio.current_time()
+        return self.free.value == 0 or max(self.rests_until, self.loop_until, self.seen + _RECENT) > now
 
 
 class Turn:

@@ -93,3 +93,57 @@ async def test_tenants_that_are_done_are_forgotten() -> None:
         await workers.run(f"tenant-{number}", time.thread_time)
         await anyio.sleep(0.01)
     assert len(workers._lanes) <= module._REMEMBERED
+
+
+def prepare(workers: Workers, tenant: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Prepare a short request that takes so long; how long it has to wait."""
+    wait = workers.reserve_loop(tenant)
+    clock = iter([0.0, seconds])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
+    workers.on_loop(tenant, lambda: None)
+    return wait
+
+
+async def test_a_tenant_with_many_short_requests_leaves_the_loop_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers = Workers()
+    prepared = 0
+    for _ in range(20):
+        prepare(workers, "loud", 0.004, monkeypatch)  # what they take is known then
+    end = anyio.current_time() + 10
+    while anyio.current_time() < end:
+        assert prepare(workers, "quiet", 0.004, monkeypatch) == 0
+        wait = prepare(workers, "loud", 0.004, monkeypatch)
+        prepared += 1
+        await anyio.sleep(max(wait, 0.001))
+    assert prepared * 0.004 == pytest.approx(10 / 3, rel=0.2)
+
+
+async def test_a_tenant_that_is_alone_never_waits_for_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers()
+    prepare(workers, "quiet", 0.004, monkeypatch)
+    await anyio.sleep(3)
+    assert [prepare(workers, "loud", 0.004, monkeypatch) for _ in range(1000)] == [0.0] * 1000
+
+
+async def test_a_request_whose_client_left_takes_nothing_from_its_tenant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers = Workers()
+    for tenant in ("quiet", "loud"):
+        for _ in range(20):
+            prepare(workers, tenant, 0.004, monkeypatch)
+    before = workers.reserve_loop("loud")
+    for _ in range(1000):
+        workers.release_loop("loud")
+        workers.reserve_loop("loud")
+    workers.release_loop("loud")
+    assert workers.reserve_loop("loud") == pytest.approx(before)
+
+
+async def test_no_request_waits_longer_than_a_second_for_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers()
+    prepare(workers, "quiet", 0.004, monkeypatch)
+    waits = [prepare(workers, "loud", 0.004, monkeypatch) for _ in range(1000)]
+    assert max(waits) == 1.0
