@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from personae.engine.scheduling.fairness import FairnessKey
 
 RECENT = 256  # steps for which the share of a tenant that left is kept
+JUST_LEFT = 32  # steps for which its share of the prompt tokens is kept: long prompts are slower meanwhile
 
 
 class SlotQuota:
@@ -85,13 +86,14 @@ class SlotQuota:
         first. `prompts`: the prompt tokens of each tenant that has some to plan."""
         weights = sum(self._weights.values()) + sum(weight for _, weight in self._recent.values())
         asking = sum(self._weights[tenant] for tenant in prompts)
-        if len(prompts) < len(self._live) + len(self._recent):
+        left = max((step for step, _ in self._recent.values()), default=-RECENT)
+        if len(prompts) < len(self._live) or left + JUST_LEFT >= self._step:
             asking += 1.0  # for a prompt of the others
         found = {
             tenant
             for tenant, live in self._live.items()
             if live > max(self._slots_total * (weight := self._weights[tenant]) / weights, 1)
-            or prompts.get(tenant, 0) > self._tokens * weight / asking
+            or (asking > weight and prompts.get(tenant, 0) > self._tokens * weight / asking)
         }
         floor = min((self._served[tenant] for tenant in found if tenant in self._served), default=0.0)
         known, self._served = self._served, {tenant: self._served.get(tenant, floor) for tenant in found}
