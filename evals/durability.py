@@ -297,7 +297,7 @@ class Neighbours:
 
 
 def play_neighbours(url: str, key: Callable[[str], str], turns: int, loops: int = 3) -> Neighbours:
-    """One tenant's turns beside another one's `loops`. `key` makes a key of a tenant."""
+    """One tenant's turns, while another one runs `loops`. `key` makes a key of a tenant."""
     result, over, lock = Neighbours(), threading.Event(), threading.Lock()
 
     def client_of(tenant: str) -> httpx.Client:

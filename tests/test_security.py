@@ -38,6 +38,7 @@ MAY_ASK = {  # commands, not the server
     "api/commands/agents.py",
     "api/commands/remote.py",
     "api/commands/conversation.py",
+    "api/sse.py",
 }
 WILDCARDS = {"0.0.0.0", "::", "[::]", "*"}
 

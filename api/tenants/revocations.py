@@ -29,7 +29,7 @@ class Watched:
     revoked: bool = False
 
     def error(self) -> Unauthorized:
-        """What its client is told once it was `revoked`."""
+        """The error for its client once it was `revoked`."""
         what = "tenant" if self.who.key is None else "API key"
         return Unauthorized(f"The {what} was revoked while the request ran.")
 
