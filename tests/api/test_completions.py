@@ -8,6 +8,7 @@ import asgi
 import pytest
 from fake_engine import BOS_ID, END_ID, FakeEngine, byte_tokenizer, logprobs_of
 from starlette.applications import Starlette
+from tokenizers import processors
 
 from personae.api.app import create_app
 from personae.api.settings import ApiSettings
@@ -191,7 +192,10 @@ async def test_best_of_may_only_be_n(app: Starlette) -> None:
 
 async def test_special_tokens_are_added_to_text_unless_told_not_to() -> None:
     engine = FakeEngine()
-    engine.tokenizer._prepend_bos = True
+    bos = engine.tokenizer.backend.id_to_token(BOS_ID)
+    engine.tokenizer.backend.post_processor = processors.TemplateProcessing(
+        single=[bos, "$A"], special_tokens=[(bos, BOS_ID)]
+    )
     app = create_app(engine)
     await complete(app, "a")
     await complete(app, "a", add_special_tokens=False)

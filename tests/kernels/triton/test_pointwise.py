@@ -113,5 +113,6 @@ def test_what_the_kernels_do_not_take_the_reference_does() -> None:
 
 def test_every_operator_of_the_reference_is_there() -> None:
     theirs = {name for name in OURS.by_name() if callable(getattr(reference, name, None))}
-    assert OURS.by_name().keys() - theirs == {"begin_sgmv"}  # what the reference does in one call
+    # What the reference does in one call, and a layout of weights, which it does not have.
+    assert OURS.by_name().keys() - theirs == {"begin_sgmv", "pack_linear"}
     assert {"sgmv", "paged_attention", "append_kv", "rotary"} <= theirs
