@@ -148,7 +148,7 @@ def test_an_error_of_ours_in_a_background_response_does_not_end_the_server(
     def broken(*_: Any) -> None:
         raise ValueError("planted")
 
-    monkeypatch.setattr(background, "_AFTER_AN_ERROR", 0.05)
+    monkeypatch.setattr(background, "_AFTER_AN_ERROR", 4.0)  # longer than storing is broken below
     with server.client() as client:
         with monkeypatch.context() as patch:
             patch.setattr(ResponseStore, "update", broken)

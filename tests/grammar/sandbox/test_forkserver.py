@@ -194,8 +194,8 @@ def test_children_stand_by_before_anybody_asks_and_others_take_their_places() ->
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_child_that_has_answered_answers_again_within_the_same_limits() -> None:
-    # on a busy machine more requests take long, and end their children
-    sandbox = Sandbox(VOCABULARY, structs.replace(PATIENT, ordinary=10.0))
+    # on a busy machine requests take long and come late, which ends their children
+    sandbox = Sandbox(VOCABULARY, structs.replace(PATIENT, ordinary=10.0, idle=600.0))
     assert sandbox.analyse(GOOD).plan
     seen = standing(sandbox)
     for _ in range(12):
