@@ -181,7 +181,8 @@ class Children:
             except ConnectionError:  # it has died, which is noticed soon
                 self._waiting.appendleft((kind, connection))
                 continue
-            child.slow(sum(other.connection is not None for other in self._children.values()))
+            busy = sum(other.connection is not None for other in self._children.values())
+            child.slow(max(busy - 1, 0))  # one of them may have answered and only collect its garbage
             child.used = True
             child.connection = connection
 
