@@ -236,7 +236,7 @@ async def _turn(client: httpx.AsyncClient, model: str, seconds: float, seen: See
 
 
 def main(
-    model: Annotated[Path | None, typer.Option(help="A model folder; else the bundled one.")] = None,
+    model: Annotated[Path | None, typer.Option(help="A model folder or file; else the demo.")] = None,
     seconds: Annotated[float, typer.Option(help="Of each turn.")] = 10.0,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each kind.")] = 2,
     flood: Annotated[list[str] | None, typer.Option(help="Only these, by name.")] = None,

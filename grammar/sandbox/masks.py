@@ -8,6 +8,7 @@ by another one, which gets the tokens of the answers again; they wait for their 
 import select
 import socket
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -15,7 +16,6 @@ from enum import Enum
 from itertools import count
 from threading import Condition, RLock, Thread
 from typing import Final, Literal, NamedTuple
-from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
@@ -140,7 +140,7 @@ class RemoteGrammar:
         self._reopening: Future[Opened] | None = None
         self._attempts = 0
         self._ids = count()
-        self._answers: WeakValueDictionary[int, RemoteMatcher] = WeakValueDictionary()
+        self._answers: weakref.WeakValueDictionary[int, RemoteMatcher] = weakref.WeakValueDictionary()
         self._sending = bytearray()
         self._received = bytearray()
         self._ended = False
@@ -149,12 +149,13 @@ class RemoteGrammar:
     def __del__(self) -> None:
         if self._reopening is not None:
             self._reopening.add_done_callback(_close_opened)
-        self._connection.close()
         self._left()
 
     def _use(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
+        # Not in `__del__`: a collector that finds a cycle may end the socket before this object.
+        weakref.finalize(self, connection.close).atexit = False
 
     @property
     def ended(self) -> bool:

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +21,7 @@ from uploads import UploadFixture, open_fixture
 from personae.api.app import create_app
 from personae.api.responses import background
 from personae.api.responses.background import BackgroundResponses
-from personae.api.responses.store import ResponseStore
+from personae.api.responses.store import KeptResponse, ResponseStore
 from personae.api.tenants.data import DATABASE
 
 PATH = "/v1/responses"
@@ -145,17 +146,41 @@ def test_a_background_answer_waits_for_room_on_the_disk_and_is_not_made_again(
 def test_an_error_of_ours_in_a_background_response_does_not_end_the_server(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: Any) -> None:
-        raise ValueError("planted")
+    tried, update = Counter[str](), ResponseStore.update
 
-    monkeypatch.setattr(background, "_AFTER_AN_ERROR", 4.0)  # longer than storing is broken below
+    async def broken(store: ResponseStore, kept: KeptResponse, *added: Any) -> None:
+        """Neither what has begun nor, the first time, that it has failed can be stored."""
+        tried[kept.id] += 1
+        if tried[kept.id] <= 2:
+            raise ValueError("planted")
+        await update(store, kept, *added)
+
+    monkeypatch.setattr(background, "_AFTER_AN_ERROR", 0.1)
+    monkeypatch.setattr(ResponseStore, "update", broken)
     with server.client() as client:
-        with monkeypatch.context() as patch:
-            patch.setattr(ResponseStore, "update", broken)
-            ids = [client.post(PATH, json=ASKED | {"background": True}).json()["id"] for _ in range(2)]
-            assert client.get(f"{PATH}/{ids[0]}").json()["status"] == "queued"
+        ids = [client.post(PATH, json=ASKED | {"background": True}).json()["id"] for _ in range(2)]
         for id in ids:
             eventually(lambda id=id: client.get(f"{PATH}/{id}").json()["status"] == "completed", "it is made")
+    assert all(tried[id] > 2 for id in ids)
+
+
+def test_a_background_response_that_an_error_of_ours_ended_says_so(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, update = Counter[str](), ResponseStore.update
+
+    async def broken(store: ResponseStore, kept: KeptResponse, *added: Any) -> None:
+        tried[kept.id] += 1
+        if tried[kept.id] == 1:
+            raise ValueError("planted")
+        await update(store, kept, *added)
+
+    monkeypatch.setattr(ResponseStore, "update", broken)
+    with server.client() as client:
+        id = client.post(PATH, json=ASKED | {"background": True}).json()["id"]
+        eventually(lambda: client.get(f"{PATH}/{id}").json()["status"] == "failed", "it has failed")
+        error = client.get(f"{PATH}/{id}").json()["error"]
+    assert error["code"] == "server_error" and "planted" not in error["message"]
 
 
 def test_a_response_that_is_deleted_while_it_is_stored_does_not_come_back(server: Server) -> None:

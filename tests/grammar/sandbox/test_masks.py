@@ -1,11 +1,13 @@
 """Masks of grammars that clients write: made in a process of their own, which ends with what it may take."""
 
+import gc
 import json
 import os
 import signal
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -330,3 +332,19 @@ def test_a_wait_for_a_mask_is_short_and_is_not_repeated_for_ever() -> None:
     assert not answer.wait(time.monotonic() + PATIENCE), "its patience is used up: it does not wait at all"
     assert waited == []
     theirs.close()
+
+
+def test_a_grammar_that_only_the_garbage_collector_finds_closes_its_connection() -> None:
+    ours, theirs = socket.socketpair()
+    left: list[None] = []
+    circle: list[object] = [RemoteGrammar(ours, 1, lambda: left.append(None))]
+    circle.append(circle)
+    del ours
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del circle
+        gc.collect()
+    with theirs:
+        assert theirs.recv(1) == b""
+    assert left == [None]
+    assert not [one for one in caught if one.category is ResourceWarning]
