@@ -109,6 +109,11 @@ class RunningTable:
         return max((table[-1] for table in tables if table), key=_by_rank)
 
     @property
+    def pages(self) -> int:
+        """All pages, also those that are lent."""
+        return self._pool.size
+
+    @property
     def has_slot(self) -> bool:
         """Whether a slot is free."""
         return bool(self._free_slots)
@@ -124,8 +129,21 @@ class RunningTable:
 
     def has_slot_for(self, sequence: LiveSequence, others: int) -> bool:
         """Whether there are slots for it and `others`, and memory for it even if none of it is cached."""
-        pages = -(-len(sequence.tokens) // self._page_size)
-        return len(self._free_slots) > others and self._cache.can_allocate(pages + len(self))
+        return len(self._free_slots) > others and self._cache.can_allocate(
+            self.pages_for(sequence) + len(self)
+        )
+
+    def pages_for(self, sequence: LiveSequence) -> int:
+        """How many pages it needs if none of it is cached."""
+        return -(-len(sequence.tokens) // self._page_size)
+
+    def pages_by_tenant(self) -> Counter[str]:
+        """The pages that the running sequences of each tenant hold, without background ones."""
+        held = Counter[str]()
+        for sequence in self:
+            if not sequence.background:
+                held[sequence.key.tenant] += len(sequence.pages)
+        return held
 
     def take_slot(self, sequence: LiveSequence) -> bool:
         """Give it a slot and pages for its log, cached ones if possible. False if slots or memory are short.

@@ -136,8 +136,7 @@ class Scheduler:
         last = self._last_step
         if table.background and sequences.waiting.foreground:
             sequences.preempt_background(last)
-        if sequences.waiting.foreground:
-            sequences.share_out(last)
+        sequences.share_out(last)
         others, running = sequences.foreground, len(table) - table.background
         budget = TokenBudget(self.layout.max_batch_tokens, self._allowance.of(others, running))
         builder = StepBuilder(self.layout, sequences, budget, self._drafts, last, resting=self._resting)

@@ -144,13 +144,25 @@ class SequenceTable:
             self.preempt(preempted, last_step)
 
     def share_out(self, last_step: int | None) -> None:
-        """If no slot is free for the sequence whose turn it is, a tenant with more than its share may give
-        one up."""
-        head = self.waiting.peek(self.over_quota_tenants)
-        if not self._sharing or head is None or head.background or self.running.has_slot:
+        """If there is no slot or no memory for the sequence whose turn it is, or no memory for the running
+        ones of a tenant within its share, a tenant with more than its share may give some up."""
+        if not self._sharing:
             return
-        giver = self._quota.giver_for(head.key.tenant)
-        if giver is not None and (preempted := self.running.last_of(giver)) is not None:
+        running, quota = self.running, self._quota
+        head = self.waiting.peek(self.over_quota_tenants)
+        giver = None
+        if head is not None and not head.background and not running.has_slot:
+            giver = quota.giver_for(head.key.tenant)
+        elif head is not None and not head.background and not running.has_slot_for(head, 0):
+            giver = quota.giver_of_pages(
+                running.pages_by_tenant(), running.pages, head.key.tenant, running.pages_for(head)
+            )
+        if giver is None and not running.has_pages_to_spare and len(running) > 1:
+            last = running.last()
+            giver = quota.giver_of_pages(running.pages_by_tenant(), running.pages)
+            if last.background or last.key.tenant == giver:
+                giver = None  # that one is preempted if a page is missing
+        if giver is not None and (preempted := running.last_of(giver)) is not None:
             preempted.was_preempted = True
             self.preempt(preempted, last_step)
 

@@ -7,6 +7,9 @@ tenant whose turn it is, if that one is below its own. The sequence admitted las
 queue, and its pages go to the prefix cache. A tenant's share of the slots is by weight, among the tenants
 that run or wait. A tenant that gives up a slot keeps at least its share, so slots do not go back and forth.
 
+Memory is shared alike: while pages are short, the tenant furthest above its share of them gives those of the
+sequence that it admitted last. They go to a tenant that stays within its own share with them.
+
 A step that has begun cannot be interrupted, and new requests wait for it. So a tenant is *over quota* if it
 asks for more than its share of the slots, with shares kept for other tenants that were here recently, or if
 its prompts need more tokens than its share of a step. These prompts come after all others, whether they have
@@ -73,6 +76,20 @@ class SlotQuota:
             return None
         giver = max(self._with_slot, key=lambda name: self._with_slot[name] - self._share(name), default=None)
         return None if giver is None or giver == tenant or not self._above(giver) else giver
+
+    def giver_of_pages(
+        self, held: Counter[str], pages: int, tenant: str | None = None, needed: int = 0
+    ) -> str | None:
+        """The tenant furthest above its share of all `pages`; None if none is above it, or if `tenant` would
+        be with `needed` more. `held`: pages of the running sequences of each tenant."""
+        if len(self._live) < 2:
+            return None
+        weights = sum(self._weights.values())
+        above = {name: held[name] - pages * weight / weights for name, weight in self._weights.items()}
+        if tenant is not None and above[tenant] + needed > 0:
+            return None
+        giver = max(above, key=above.__getitem__)
+        return giver if above[giver] > 0 else None
 
     def begin_step(self) -> bool:
         """A step is planned. False if there is one tenant, which is never over quota."""

@@ -1,6 +1,5 @@
 """The time of steps, learnt from measured ones."""
 
-import math
 from collections import deque
 from statistics import median
 
@@ -41,5 +40,5 @@ class StepTime:
 
     def room(self, rows: int, seconds: float) -> float:
         """How many prompt tokens a step with `rows` decode rows may have so that it takes at most
-        `seconds`."""
-        return max(seconds - self.of(rows, 0), 0.0) / self.each if self.each else math.inf
+        `seconds`; 0 before any was measured."""
+        return max(seconds - self.of(rows, 0), 0.0) / self.each if self.each else 0.0

@@ -149,3 +149,48 @@ def test_for_any_mix_a_request_under_its_share_has_its_first_chunk_in_the_next_s
             return
         here.step()
     raise AssertionError("some request has not ended")
+
+
+def full_of_pages() -> Played:
+    """A tenant's four long answers hold all memory, and twelve slots are free."""
+    layout = MemoryLayout(num_pages=200, page_size=16, max_seqs=16, max_model_len=2048, max_batch_tokens=512)
+    here = Played(
+        Scheduler(layout, TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()), sharing=True)
+    )
+    for i in range(4):
+        here.scheduler.add(log(f"long-{i}", "loud", 700, 1200))
+    for _ in range(80):
+        here.step()
+    assert here.scheduler.running == 4
+    return here
+
+
+def test_a_tenant_within_its_share_of_the_memory_does_not_wait_for_answers_that_hold_all_of_it() -> None:
+    here = full_of_pages()
+    here.scheduler.add(log("short", "quiet", 400, 4))
+    assert here.until("short") < 12
+    assert here.scheduler.running == 3 or here.scheduler.counters.preemptions == 1
+
+
+def test_answers_that_grow_into_all_of_the_memory_do_not_end_up_with_a_neighbours() -> None:
+    here = full_of_pages()
+    here.scheduler.add(log("quiet", "quiet", 300, 300))
+    seen = 0
+    for _ in range(2000):
+        seen += "quiet" in here.step()
+        if "quiet" in here.ended:
+            break
+    assert "quiet" in here.ended
+    assert seen <= 300 + 3, "it was computed again"
+
+
+def test_memory_that_a_tenant_gave_up_does_not_go_to_and_fro() -> None:
+    here = full_of_pages()
+    for i in range(4):
+        here.scheduler.add(log(f"other-{i}", "quiet", 700, 1200))
+    for _ in range(60):
+        here.step()
+    given = here.scheduler.counters.preemptions
+    for _ in range(60):
+        here.step()
+    assert here.scheduler.counters.preemptions - given <= 1, "only what has grown"
