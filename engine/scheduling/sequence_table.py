@@ -80,7 +80,8 @@ class SequenceTable:
         prompts: Counter[str] = Counter()
         for sequence in self.running.prefilling:
             if not sequence.background:
-                prompts[sequence.key.tenant] += sequence.known - sequence.planned
+                # Not what is left: the end of a long prompt is no short one.
+                prompts[sequence.key.tenant] += sequence.known - sequence.cached
         for sequence in self.waiting.heads():
             prompts[sequence.key.tenant] += len(sequence.tokens)
         self.over_quota_tenants = self._quota.over_quota_tenants(prompts)

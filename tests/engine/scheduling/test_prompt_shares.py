@@ -116,7 +116,7 @@ def test_two_long_prompts_of_two_tenants_go_on_side_by_side() -> None:
 def test_a_long_prompt_has_a_page_in_every_other_step_though_short_ones_come_in_each() -> None:
     here = Played(scheduler(512))
     here.scheduler.add(log("long", "loud", 8000, 1))
-    for count in range(2 * 8000 // 16 + 2):
+    for count in range(2 * 8000 // 16 + 4):
         here.scheduler.add(log(f"short-{count}", "quiet", 21, 1))
         here.step()
         if "long" in here.ended:
@@ -167,14 +167,14 @@ def full_of_pages() -> Played:
 
 def test_a_tenant_within_its_share_of_the_memory_does_not_wait_for_answers_that_hold_all_of_it() -> None:
     here = full_of_pages()
-    here.scheduler.add(log("short", "quiet", 400, 4))
+    here.scheduler.add(log("short", "quiet", 250, 4))
     assert here.until("short") < 12
     assert here.scheduler.running == 3 or here.scheduler.counters.preemptions == 1
 
 
 def test_answers_that_grow_into_all_of_the_memory_do_not_end_up_with_a_neighbours() -> None:
     here = full_of_pages()
-    here.scheduler.add(log("quiet", "quiet", 300, 300))
+    here.scheduler.add(log("quiet", "quiet", 250, 300))
     seen = 0
     for _ in range(2000):
         seen += "quiet" in here.step()
@@ -194,3 +194,16 @@ def test_memory_that_a_tenant_gave_up_does_not_go_to_and_fro() -> None:
     for _ in range(60):
         here.step()
     assert here.scheduler.counters.preemptions - given <= 1, "only what has grown"
+
+
+def test_the_end_of_a_long_prompt_is_in_short_steps_too() -> None:
+    here = Played(scheduler(512))
+    here.scheduler.add(log("talk", "quiet", 20, 1000))
+    for _ in range(40):
+        here.step()
+    here.scheduler.add(log("long", "loud", 2000, 1))
+    before = most = 0
+    while "long" not in here.ended:
+        here.step()
+        before, most = here.prompts["long"], max(most, here.prompts["long"] - before)
+    assert most <= 48, "no step is much longer than one without a prompt"
