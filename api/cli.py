@@ -1,5 +1,5 @@
 """The command line: `personae serve`, `chat`, `launch`, `check-template`, `tenants`, `keys`, `adapters` and
-`database`; in a checkout also `eval`, `bench` and `simulate`.
+`database`, `eval`, `bench` and `simulate`.
 
 Heavy packages (torch, the server) are imported inside the commands, so that `personae --help` is quick.
 """
@@ -14,7 +14,7 @@ from personae import __version__
 from personae.actors.spawn import ahead
 from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
-from personae.api.commands.checkout import CheckoutGroup
+from personae.api.commands.group import CommandGroup
 from personae.api.commands.command_line import ConfigOption, OptionsCommand, expand_options
 from personae.api.database.cli import database_app
 from personae.api.http.address import bind
@@ -23,7 +23,7 @@ from personae.api.tenants.cli import keys_app, tenants_app, usage_app
 from personae.errors import EngineLost, LoadError
 
 app = typer.Typer(
-    cls=CheckoutGroup,
+    cls=CommandGroup,
     help="Serves many LoRA adapters of one base model from one engine.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -17,95 +17,53 @@ pytestmark = pytest.mark.skipif(
     reason="needs Triton's compiler, and no GPU",
 )
 from paper_gpu import Late, PaperGpu  # noqa: E402  # below the mark, which says what they need
+from paper_kit import double_events, shrink  # noqa: E402
 
 from personae.evals.bench.gpu import __main__ as bench  # noqa: E402
-from personae.evals.bench.gpu import (  # noqa: E402
-    arriving,
-    checks,
-    engine,
-    layer,
-    lending,
-    peers,
-    served,
-    shapes,
-    tables,
-    timing,
-)
+from personae.evals.bench.gpu import checks, served, shapes, tables, timing  # noqa: E402
 
-MODULES = (arriving, bench, checks, engine, layer, lending, peers, shapes, tables)
-TINY = {
-    "HIDDEN": 64,
-    "INNER": 96,
-    "HEADS": 4,
-    "KV_HEADS": 2,
-    "DIM": 16,
-    "KV": 32,
-    "VOCAB": 512,
-    "GROUPS": {
-        "qkv": (64, (64, 32, 32)),
-        "o": (64, (64,)),
-        "gate_up": (64, (96, 96)),
-        "down": (96, (64,)),
-    },
-    "RANKS": (16, 8, 64, 1) * 4,
-    "STEPS": 6,
-    "LAYERS": 6,
-    "SHAPE": engine.replace(
-        engine.SHAPE,
-        vocab_size=512,
-        hidden_size=64,
-        max_position=64,
-        layer_specs=(
-            engine.LayerSpec(
-                engine.replace(engine.ATTENTION, heads=4, kv_heads=2, head_dim=16), engine.MlpSpec(96)
-            ),
-        )
-        * 2,
-    ),
-}
+ROOT = Path(__file__).parents[3]
+PAPER_PYTHON = f"""#!/bin/sh
+exec {sys.executable} {ROOT}/tests/support/paper_python.py "$@"
+"""
 
 
 @pytest.fixture(autouse=True)
 def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in MODULES:
-        for name, value in TINY.items():
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, value)
-    for function, defaults in {
-        shapes.make_adapters: (TINY["GROUPS"],),
-        checks.sgmv_checks: (64,),
-        checks.attention_checks: (64, *checks.attention_checks.__defaults__[1:]),
-        checks.expert_checks: (64,),
-        checks.sampling_checks: (512,),
-    }.items():
-        monkeypatch.setattr(function, "__defaults__", defaults)
+    shrink(monkeypatch)
 
 
 def on_paper(gpu: PaperGpu, monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> tuple[int, dict]:
     """Its exit status and report."""
-    for module in (timing, arriving):
-        for name in ("CUDAGraph", "Event", "Stream"):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, getattr(torch.cuda, name))
+    double_events(monkeypatch)
     monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(folder), "--seed", "5", *options])
     status = bench.main()
     assert (folder / "gpu.md").read_text(encoding="utf-8").startswith("#")
     return status, json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
 
 
-def test_all_checks_run_and_pass_where_kernels_are_their_references(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bench, "copy_bandwidth", lambda: 1e6)
-    monkeypatch.setattr(bench, "LIMITS", (torch.bfloat16,))
-    monkeypatch.setattr(bench, "served_checks", tuple)  # has a test of its own
-    with PaperGpu(1 << 30, granule=1 << 14) as gpu:
-        status, report = on_paper(gpu, monkeypatch, tmp_path, "--seconds", "0")
-        # SGMV alone; a layer with shrink behind the product, and beside; steps of an engine, the second of
-        # base rows; one of an engine that lends.
-        assert gpu.machine.captures == [1, 1, 2, 2, 1, 2, 2]
-    failed = [check["name"] for check in report["checks"] if not check["passed"]]
-    assert (status, failed) == (0, [])
-    assert len(report["checks"]) > 40
-    assert list(report["tables"].values()) == [[{"left out": "no time left"}]] * 8
+def test_the_first_call_passes_all_checks_where_kernels_are_their_references(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(PAPER_PYTHON, encoding="utf-8")
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", ROOT / "evals/bench/gpu/day1.sh", tmp_path / "out", "--seconds", "0", "--seed", "5"],
+        env={**os.environ, "PYTHON": str(python), "KEPT": str(tmp_path / "kept"), "MOST": "1000"},
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    # SGMV alone; a layer with shrink behind the product, and beside; steps of an engine, the second of base
+    # rows; one of an engine that lends.
+    assert "captures: 1 1 2 2 1 2 2" in done.stdout
+    for folder in ("out", "kept/found"):
+        report = json.loads((tmp_path / folder / "gpu.json").read_text(encoding="utf-8"))
+        assert len(report["checks"]) > 40
+        assert all(check["passed"] for check in report["checks"])
+        assert list(report["tables"].values()) == [[{"left out": "no time left"}]] * 8
+    first = json.loads((tmp_path / "out/first/gpu.json").read_text(encoding="utf-8"))
+    assert first["checks"]
 
 
 def test_a_part_that_fails_is_a_failed_check_and_the_others_go_on(monkeypatch, tmp_path: Path) -> None:
@@ -115,7 +73,6 @@ def test_a_part_that_fails_is_a_failed_check_and_the_others_go_on(monkeypatch, t
 
     parts = [("first", first), ("second", lambda: [checks.Check("other", 0.0, 1.0)])]
 
-    monkeypatch.setattr(bench, "copy_bandwidth", lambda: 1e6)
     monkeypatch.setattr(bench, "check_parts", lambda *_: parts)
     monkeypatch.setattr(bench, "table_parts", lambda *_: {"Steps": lambda: [{"us": 1.0}]})
     with PaperGpu() as gpu:
@@ -150,7 +107,6 @@ def test_a_part_that_spoils_the_device_is_a_failed_check_and_the_others_go_on_in
         begun.append("second")
         yield checks.Check("other", 0.0, 1.0)
 
-    monkeypatch.setattr(bench, "copy_bandwidth", lambda: 1e6)
     monkeypatch.setattr(bench, "check_parts", lambda *_: [("first", spoils), ("second", other)])
     monkeypatch.setattr(bench, "table_parts", lambda *_: {"Steps": lambda: [{"us": 1.0}]})
     monkeypatch.setattr(os, "execv", again)
@@ -218,8 +174,6 @@ def test_it_needs_no_packages_but_those_that_it_names() -> None:
 def test_all_tables_are_made(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench, "check_parts", lambda *_: ())
     monkeypatch.setattr(tables, "mixes", lambda batch, seed: shapes.mixes(batch, seed)[-1:])
-    monkeypatch.setattr(timing.replay_time, "__defaults__", (1,))
-    monkeypatch.setattr(timing.event_time, "__defaults__", (1,))
     with PaperGpu(139 << 30, blank=True, granule=1 << 14) as gpu:
         _, report = on_paper(gpu, monkeypatch, tmp_path)
     assert report["checks"] == []

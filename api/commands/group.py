@@ -1,4 +1,4 @@
-"""Commands for developers. Only a checkout has them: the wheel has no evals and no simulation."""
+"""The commands, with those of `evals/`, and what to use in place of other programs'."""
 
 from importlib import import_module
 from typing import Any
@@ -28,45 +28,27 @@ ELSEWHERE = {
 """Commands of other programs, and what to use here."""
 
 
-class CheckoutGroup(TyperGroup):
-    """The commands of the server, and those of a checkout."""
+class CommandGroup(TyperGroup):
+    """The commands of the server, and those of `evals/`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of all commands."""
         return [*super().list_commands(ctx), *COMMANDS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command by its name. In an installation, a command of the checkout prints an error and exits with
-        code 2."""
+        """A command by its name."""
         if cmd_name not in COMMANDS:
             found = super().get_command(ctx, cmd_name)
             if found is None and cmd_name in ELSEWHERE:
                 ctx.fail(f"There is no `personae {cmd_name}`. {ELSEWHERE[cmd_name]}")
             return found
         holder = typer.Typer(add_completion=False, rich_markup_mode=None)
-        try:
-            holder.add_typer(import_module(COMMANDS[cmd_name]).app, name=cmd_name)
-        except ModuleNotFoundError as error:
-            if error.name != "personae.evals":
-                raise
-            _add_refusal(holder, cmd_name)
+        holder.add_typer(import_module(COMMANDS[cmd_name]).app, name=cmd_name)
+        _group(holder)
         return get_command(holder).commands[cmd_name]  # type: ignore[attr-defined]  # it is a group
 
 
-def _add_refusal(holder: typer.Typer, name: str) -> None:
-    """The command, for an installation without it."""
-    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-
-    @holder.command(name, help="Not in this installation.", context_settings=anything)
-    def refuse() -> None:
-        typer.secho(
-            f"error: `personae {name}` is not in this installation, which has the server only. Clone the "
-            "repository, run `make setup` there, and use its .venv/bin/personae.",
-            fg=typer.colors.RED,
-            err=True,
-        )
-        raise typer.Exit(2)
-
+def _group(holder: typer.Typer) -> None:
     @holder.callback()
     def others() -> None:
         """Make the holder a group."""
