@@ -1,9 +1,17 @@
 // One turn of a conversation. Whatever a model writes is text here, never HTML.
 
 import { html, useState } from "./preact-htm.js";
+import { Markdown } from "./markdown.js";
+import { Copy } from "./parts.js";
 
-export function Turn({ message, answer }) {
-  if (message.answer) return html`<${Answer} answer=${message.answer} />`;
+export function Turn({ message, answer, edit, again }) {
+  if (message.role === "assistant") {
+    const said = message.content || (message.tool_calls ?? []).map((one) => one.function.arguments).join("\n");
+    return html`<${Answer} answer=${message.answer ?? asAnswer(message)}>
+      <${Copy} quiet text=${() => said}>Copy<//>
+      ${again && html`<button type="button" class="quiet" onClick=${again}>Again</button>`}
+    <//>`;
+  }
   if (message.role === "tool") {
     return html`<div class="turn tool">
       <label class="field wide"
@@ -12,10 +20,23 @@ export function Turn({ message, answer }) {
       ></label>
     </div>`;
   }
-  return html`<div class="turn user"><span class="who">You</span><div class="text">${message.content}</div></div>`;
+  return html`<div class="turn user">
+    <span class="who">You</span>
+    <div class="text">${message.content}</div>
+    <div class="bar turns">
+      <${Copy} quiet text=${() => message.content}>Copy<//>
+      ${edit && html`<button type="button" class="quiet" onClick=${edit}>Edit</button>`}
+    </div>
+  </div>`;
 }
 
-export function Answer({ answer }) {
+// The answer of a conversation that was kept: without figures and probabilities.
+function asAnswer(message) {
+  const calls = (message.tool_calls ?? []).map((one) => ({ id: one.id, ...one.function }));
+  return { content: message.content ?? "", reasoning: message.reasoning_content ?? "", calls, tokens: [], finish: null };
+}
+
+export function Answer({ answer, children }) {
   const spelled = answer.tokens.map((one) => one.token).join("");
   const inPlace = answer.tokens.length > 0 && spelled.startsWith(answer.content); // the end token comes after it
   return html`<div class="turn assistant">
@@ -25,12 +46,17 @@ export function Answer({ answer }) {
       <summary>Reasoning</summary>
       <div class="text">${answer.reasoning}</div>
     </details>`}
-    ${inPlace ? html`<${Tokens} tokens=${within(answer.tokens, answer.content.length)} />` : html`<div class="text">${answer.content}</div>`}
+    ${inPlace
+      ? html`<${Tokens} tokens=${within(answer.tokens, answer.content.length)} />`
+      : answer.bound
+        ? html`<div class="text">${answer.content}</div>`
+        : html`<${Markdown} text=${answer.content} />`}
     ${answer.calls.map(
       (call) => html`<div class="call"><code class="name">${call.name}</code><pre>${pretty(call.arguments)}</pre></div>`,
     )}
     ${answer.tokens.length > 0 && !inPlace && html`<${Tokens} tokens=${answer.tokens} />`}
     <${Summary} answer=${answer} />
+    ${children && html`<div class="bar turns">${children}</div>`}
   </div>`;
 }
 

@@ -29,7 +29,7 @@ export function when(seconds) {
   return seconds == null ? "–" : new Date(seconds * 1000).toLocaleString();
 }
 
-export function Copy({ text, children }) {
+export function Copy({ text, quiet, children }) {
   const [done, setDone] = useState(false);
   const copy = async () => {
     try {
@@ -40,7 +40,7 @@ export function Copy({ text, children }) {
       setDone(false);
     }
   };
-  return html`<button type="button" onClick=${copy}>${done ? "Copied" : children}</button>`;
+  return html`<button type="button" class=${quiet ? "quiet" : ""} onClick=${copy}>${done ? "Copied" : children}</button>`;
 }
 
 export function milliseconds(seconds) {

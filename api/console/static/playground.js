@@ -4,6 +4,8 @@ import { html, useEffect, useRef, useState } from "./preact-htm.js";
 import { call, stream, url } from "./api.js";
 import { watchPauses } from "./pauses.js";
 import { Answer, Turn } from "./answer.js";
+import { Conversations, keep, kept } from "./conversations.js";
+import { EXAMPLES, TOOLS } from "./examples.js";
 import { Copy, Failure, Field } from "./parts.js";
 import { KINDS, asCurl, asJavaScript, asPython, binding, chatBody } from "./request.js";
 import { Verdict } from "./verdict.js";
@@ -49,7 +51,13 @@ function Sampling({ options, set, defaults }) {
   </details>`;
 }
 
-function Binding({ options, set, model }) {
+function Example({ of, text, insert }) {
+  return html`<button type="button" class="quiet" aria-label=${`Insert an example of ${of}`} onClick=${() => insert(text)}>
+    Insert an example
+  </button>`;
+}
+
+function Binding({ options, set, put, model }) {
   const [verdict, setVerdict] = useState(null);
   const [error, setError] = useState(null);
   const needed = options.kind !== "none" || options.tools.trim();
@@ -81,7 +89,8 @@ function Binding({ options, set, model }) {
     ${options.kind !== "none" &&
     html`<${Field} label=${KINDS[options.kind]} wide>
       <textarea class="code" rows="8" spellcheck=${false} value=${options.source} onInput=${set("source")}></textarea>
-    <//>`}
+    <//>
+    <${Example} of=${KINDS[options.kind]} text=${EXAMPLES[options.kind]} insert=${(source) => put({ source })} />`}
     ${options.kind === "schema" &&
     html`<label class="check">
       <input type="checkbox" checked=${options.strict} onChange=${set("strict", "checked")} /> Strict: enforce all or
@@ -92,6 +101,7 @@ function Binding({ options, set, model }) {
       <${Field} label="Tools, as JSON" wide>
         <textarea class="code" rows="6" spellcheck=${false} value=${options.tools} onInput=${set("tools")}></textarea>
       <//>
+      <${Example} of="tools" text=${TOOLS} insert=${(tools) => put({ tools })} />
       <${Field} label="Choice">
         <select value=${options.toolChoice} onChange=${set("toolChoice")}>
           <option value="auto">auto</option>
@@ -105,7 +115,19 @@ function Binding({ options, set, model }) {
   </details>`;
 }
 
-function Column({ index, column, models, change, close, options }) {
+function Column({ index, column, models, change, close, options, edit, again }) {
+  const talk = useRef(null);
+  const follows = useRef(true); // until one scrolls up to read
+  const top = useRef(0);
+  useEffect(() => {
+    if (follows.current && talk.current) talk.current.scrollTop = talk.current.scrollHeight;
+  });
+  const scrolled = ({ target }) => {
+    if (target.scrollHeight - target.scrollTop - target.clientHeight < 40) follows.current = true;
+    else if (target.scrollTop < top.current) follows.current = false;
+    top.current = target.scrollTop;
+  };
+  const last = column.messages.length - 1;
   const copies = () => {
     const body = chatBody(column.model, options, column.messages);
     return body.messages.length ? body : { ...body, messages: [{ role: "user", content: "Hello!" }] };
@@ -122,11 +144,13 @@ function Column({ index, column, models, change, close, options }) {
       </select>
       ${close && html`<button type="button" class="quiet" onClick=${close}>Close</button>`}
     </div>
-    <div class="talk" aria-live="polite">
+    <div class="talk" aria-live="polite" tabindex="0" role="region" aria-label=${`Conversation ${index + 1}`} ref=${talk} onScroll=${scrolled}>
       ${column.messages.map(
         (message, place) =>
           html`<${Turn}
             message=${message}
+            edit=${edit && (() => edit(place))}
+            again=${again && place === last && again}
             answer=${(result) =>
               change({
                 messages: [...column.messages.slice(0, place), { ...message, content: result }, ...column.messages.slice(place + 1)],
@@ -149,19 +173,23 @@ export function Playground({ models }) {
   const [options, setOptions] = useState(START);
   const [columns, setColumns] = useState([{ model: models[0].id, messages: [] }]);
   const [prompt, setPrompt] = useState("");
+  const [list, setList] = useState(kept);
+  const [id, setId] = useState(() => crypto.randomUUID?.() ?? String(Math.random()));
   const running = useRef(new Map());
   const [busy, setBusy] = useState(false);
   const set =
     (name, property = "value") =>
     (event) =>
       setOptions((now) => ({ ...now, [name]: event.target[property] }));
+  const put = (what) => setOptions((now) => ({ ...now, ...what }));
   const change = (index, what) =>
     setColumns((now) => now.map((one, at) => (at === index ? { ...one, ...what } : one)));
 
   const run = async (index, column, messages) => {
     const abort = new AbortController();
     running.current.set(index, abort);
-    const answer = { content: "", reasoning: "", calls: [], tokens: [], finish: null, began: performance.now() };
+    const bound = options.kind !== "none" && options.source.trim() !== "";
+    const answer = { content: "", reasoning: "", calls: [], tokens: [], finish: null, bound, began: performance.now() };
     let drawn = 0;
     const draw = () => {
       if (drawn) return;
@@ -199,6 +227,38 @@ export function Playground({ models }) {
     setBusy(true);
     columns.forEach((column, index) => run(index, column, [...column.messages, ...said]));
   };
+  useEffect(() => {
+    if (busy || !columns[0].messages.some((message) => message.role === "assistant")) return;
+    const title = columns[0].messages.find((message) => message.role === "user")?.content.slice(0, 60) ?? "";
+    const talks = columns.map(({ model, messages }) => ({ model, messages }));
+    setList(keep({ id, title, when: new Date().toISOString(), system: options.system, columns: talks }));
+  }, [busy]);
+  const begin = (columns, system) => {
+    setId(crypto.randomUUID?.() ?? String(Math.random()));
+    setColumns(columns);
+    if (system !== undefined) put({ system });
+  };
+  const open = (conversation) => {
+    const there = (model) => (models.some((one) => one.id === model) ? model : models[0].id);
+    begin(conversation.columns.map((one) => ({ ...one, model: there(one.model) })), conversation.system);
+    setId(conversation.id);
+  };
+  // The same turn of all columns is written anew.
+  const edit = (column, place) => {
+    const turn = column.messages.slice(0, place).filter((message) => message.role === "user").length;
+    setPrompt(column.messages[place].content);
+    setColumns((now) =>
+      now.map((one) => {
+        const places = one.messages.flatMap((message, at) => (message.role === "user" ? [at] : []));
+        return { ...one, error: null, messages: one.messages.slice(0, places[turn] ?? one.messages.length) };
+      }),
+    );
+  };
+  const again = (index, column) => {
+    const asked = column.messages.findLastIndex((message) => message.role === "user" || message.role === "tool");
+    setBusy(true);
+    run(index, column, column.messages.slice(0, asked + 1));
+  };
   const stop = () => running.current.forEach((abort) => abort.abort());
   const keys = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !busy) send(event);
@@ -211,7 +271,8 @@ export function Playground({ models }) {
         <textarea rows="3" value=${options.system} onInput=${set("system")}></textarea>
       <//>
       <${Sampling} defaults=${models[0].sampling_defaults} options=${options} set=${set} />
-      <${Binding} options=${options} set=${set} model=${columns[0].model} />
+      <${Binding} options=${options} set=${set} put=${put} model=${columns[0].model} />
+      <${Conversations} list=${list} current=${id} busy=${busy} open=${open} change=${setList} />
     </aside>
     <div class="columns">
       <div class="pair">
@@ -223,6 +284,8 @@ export function Playground({ models }) {
               models=${models}
               options=${options}
               change=${(what) => change(index, what)}
+              edit=${!busy && ((place) => edit(column, place))}
+              again=${!busy && (() => again(index, column))}
               close=${index > 0 && !busy && (() => setColumns((now) => now.slice(0, 1)))}
             />`,
         )}
@@ -252,9 +315,9 @@ export function Playground({ models }) {
             type="button"
             class="quiet"
             disabled=${busy}
-            onClick=${() => setColumns((now) => now.map((one) => ({ model: one.model, messages: [] })))}
+            onClick=${() => begin(columns.map((one) => ({ model: one.model, messages: [] })))}
           >
-            Clear
+            New
           </button>
         </div>
       </form>
