@@ -58,7 +58,7 @@ class EngineStats(SchedulerStats, frozen=True):
 
     ready: Annotated[bool, GaugeMetric("personae:ready", "1 when the engine can serve.")] = True
     restarts: Annotated[
-        int, CounterMetric("personae:back_restarts", "Times that the engine died and was restarted.")
+        int, CounterMetric("personae:engine_restarts", "Times that the engine died and was restarted.")
     ] = 0
     backlog_seconds: Annotated[
         float, GaugeMetric("personae:backlog_seconds", "Seconds that it takes to compute the waiting work.")

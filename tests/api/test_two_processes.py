@@ -87,7 +87,7 @@ def test_a_killed_back_is_a_pause_and_sigterm_lets_answers_finish_and_refuses_ot
         disturbed.goes_on_to(len(disturbed.events) + WORDS)
         assert disturbed.so_far().startswith(calm)
         metrics = server.get("/metrics").text
-        assert re.search(r"personae:back_restarts_total\{.*\} 1\.0", metrics)
+        assert re.search(r"personae:engine_restarts_total\{.*\} 1\.0", metrics)
 
         back, before = server.back(), admitted(server)
         os.kill(back, signal.SIGSTOP)  # until everything has been asked
