@@ -109,7 +109,8 @@ class EngineClient(Protocol):
         """Submit sequences. Entering raises Overloaded when the engine is full; leaving cancels the
         unfinished ones.
 
-        The iteration raises a GrammarError from compilation before any delta.
+        The iteration raises a GrammarError from compilation before any delta. A sequence with a grammar or an
+        adapter has an empty delta first, when it begins to run.
         """
 
     def stats(self) -> EngineStats:
