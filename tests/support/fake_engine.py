@@ -60,8 +60,8 @@ class FakeEngine:
     """Implements EngineClient. `answer` is every request's answer, or a function of its log.
 
     With `hold_prompt` nothing happens at all; with `hold_begun` a sequence begins to run, and has no tokens;
-    after `hold_after` tokens of a sequence nothing more happens; after `fail_after` it fails. `refuse` is raised on entering a stream, `refuse_late` from its iteration. One
-    delta has `burst` tokens.
+    after `hold_after` tokens of a sequence nothing more happens; after `fail_after` it fails. `refuse` is
+    raised on entering a stream, `refuse_late` from its iteration. One delta has `burst` tokens.
     """
 
     answer: str | Callable[[SequenceLog], str] = "Hello, world!"
