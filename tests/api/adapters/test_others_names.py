@@ -53,11 +53,11 @@ async def test_another_tenants_adapter_is_refused_as_a_made_up_one_is(
     assert refused.status_code == made_up.status_code == status, refused.text
     assert served.status_code != 404, "its owner knows the name"
 
-    def told(answer: Any) -> tuple[str, list[str]]:
+    def content(answer: Any) -> tuple[str, list[str]]:
         ids = [answer.headers[name] for name in ("x-request-id", "request-id") if name in answer.headers]
         text = answer.text.replace(TAKEN, MADE_UP)
         for id in ids:
             text = text.replace(id, "ID")
         return text, sorted(answer.headers)
 
-    assert told(refused) == told(made_up)
+    assert content(refused) == content(made_up)
