@@ -58,7 +58,7 @@ class EngineStats(SchedulerStats, frozen=True):
 
     ready: Annotated[bool, GaugeMetric("personae:ready", "1 when the engine can serve.")] = True
     restarts: Annotated[
-        int, CounterMetric("personae:back_restarts", "Times that the engine died and was restarted.")
+        int, CounterMetric("personae:engine_restarts", "Times that the engine died and was restarted.")
     ] = 0
     backlog_seconds: Annotated[
         float, GaugeMetric("personae:backlog_seconds", "Seconds that it takes to compute the waiting work.")
@@ -109,7 +109,8 @@ class EngineClient(Protocol):
         """Submit sequences. Entering raises Overloaded when the engine is full; leaving cancels the
         unfinished ones.
 
-        The iteration raises a GrammarError from compilation before any delta.
+        The iteration raises a GrammarError from compilation before any delta. A sequence with a grammar or an
+        adapter has an empty delta first, when it begins to run.
         """
 
     def stats(self) -> EngineStats:

@@ -65,7 +65,7 @@ _ENVIRONMENT = (
 )
 _SOURCES = (".py", ".cpp", ".h", ".so")
 
-log = logging.getLogger("personae.back")
+log = logging.getLogger("personae.engine")
 
 
 class Keeper:

@@ -340,7 +340,7 @@ class Cancel(Message, frozen=True):
 
 
 class Preempt(Message, frozen=True):
-    """*Wire.* From a queue: give up these sequences. The last delta of each has `finish` "recalled"."""
+    """*Wire.* From a queue: give up these sequences. The last delta of each has `finish` "preempted"."""
 
     ids: tuple[str, ...]
     epoch: int

@@ -188,7 +188,7 @@ class Job:
     async def run(self, sink: Sink, admitted: Callable[[], None] = lambda: None) -> None:
         """Pass every part to `sink` as it arrives, until all choices have ended. `admitted` is called when
         the engine has taken a request in which nothing is left to refuse. Grammars are compiled and adapters
-        are read later, so a request with either is admitted by its first part.
+        are read later, so a request with either is admitted when its first sequence begins to run.
 
         Raises RateLimited, the engine's refusal, DeadlineExceeded, and RequestFailed if a sequence could not
         be finished. However this ends, the engine has released the request by then.
@@ -295,9 +295,13 @@ class Job:
         await self.context.bring(self.logs[0].adapter)
         async with self.context.client.stream(self.logs) as stream:
             self.context.metrics.prompt_tokens.labels(self._label()).inc(self.prompt_tokens)
-            if all(log.grammar is None and log.adapter is None for log in self.logs):
+            begun = all(log.grammar is None and log.adapter is None for log in self.logs)
+            if begun:
                 admitted()
             async for delta in stream:
+                if not begun:
+                    begun = True
+                    admitted()
                 choice = self.choices[delta.id]
                 if choice.ended:
                     continue

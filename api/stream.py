@@ -11,6 +11,7 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, ClassVar, Protocol
 
 import anyio
@@ -62,6 +63,11 @@ class AnswerBuilder(Protocol):
     async def store(self) -> None:
         """Store the answer, which is complete, if it is to be stored: the client may rely on it once it has
         the end of the answer. Raises StorageFailed."""
+        return
+
+    async def store_broken_off(self, error: PersonaeError) -> None:
+        """Store what there is of an answer that ends with an error, if its client can fetch that. Raises
+        StorageFailed."""
         return
 
     def last(self) -> Iterable[msgspec.Struct]:
@@ -149,6 +155,8 @@ class EventStream:
         if failure is not None:
             error = visible(failure, self._request_id)
             logs.note(code=error.code)
+            with suppress(StorageFailed):  # the error says no more than that it is stored if it is
+                await self._form.store_broken_off(error)
             last_events = self._form.failed(error)
             await _send(send, b"".join(map(_event, last_events)), more=False)
             return

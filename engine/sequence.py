@@ -70,7 +70,7 @@ class Delta(msgspec.Struct, frozen=True):
     """What one step did for one sequence.
 
     `finish` is None while the sequence goes on, then "stop" (EOS or a stop token), "length" or "error";
-    between the engine core and the frontend also "cancelled" or "recalled". `stop_token` is the id that
+    between the engine core and the frontend also "cancelled" or "preempted". `stop_token` is the id that
     stopped it, the last of `tokens`. `prompt_logprobs` has an entry for each prompt token computed in this
     step; the first prompt token's is None, because nothing precedes it. `cached` (first delta only) counts
     the prompt tokens whose KV came from the prefix cache. `queued` (first delta only; the frontend sets it)

@@ -33,6 +33,7 @@ from personae.evals.served import Served
 from personae.evals.slow_grammars import Seen, ask, memory_of
 
 CONTROL = "as many answers without a grammar"
+_COMPLETIONS = "/v1/completions"
 _PROMPT_TOKENS = 2000
 _ADMIN = "neighbours-admin"
 _LIMITS = {
@@ -90,13 +91,23 @@ def _gbnf(number: int) -> dict[str, Any]:
     return {"structured_outputs": {"grammar": rule}}
 
 
+def _embedded_ids(number: int) -> dict[str, Any]:
+    return {"input": [_prompt(number * 64 + n)["prompt"] for n in range(64)]}
+
+
+def _embedded_texts(number: int) -> dict[str, Any]:
+    return {"input": [f"Text {number} of {n}" for n in range(2000)]}
+
+
 @dataclass(frozen=True, slots=True)
 class Flood:
-    """Attackers: how many, the request of each number, and what is done to the sandbox's processes."""
+    """Attackers: how many, the request of each number, what is done to the sandbox's processes, and the
+    route."""
 
     clients: int
     body: Callable[[int], dict[str, Any]]
     fault: signal.Signals | None = None
+    path: str = _COMPLETIONS
 
 
 FLOODS = {
@@ -112,6 +123,8 @@ FLOODS = {
     "new GBNF grammars": Flood(20, _gbnf),
     "GBNF, processes killed": Flood(8, _gbnf, signal.SIGKILL),
     "GBNF, processes stopped": Flood(8, _gbnf, signal.SIGSTOP),
+    "embeddings of 64 x 2,000 ids": Flood(2, _embedded_ids, path="/v1/embeddings"),
+    "embeddings of 2,000 short texts": Flood(2, _embedded_texts, path="/v1/embeddings"),
 }
 
 
@@ -170,8 +183,10 @@ async def _attack(
     client: httpx.AsyncClient, model: str, flood: Flood, number: "count[int]", seen: Seen
 ) -> None:
     while True:
-        body = {"model": model, "prompt": "Say", "max_tokens": 32, "temperature": 1.0}
-        response = await client.post("/v1/completions", json=body | flood.body(next(number)))
+        body: dict[str, Any] = {"model": model}
+        if flood.path == _COMPLETIONS:
+            body |= {"prompt": "Say", "max_tokens": 32, "temperature": 1.0}
+        response = await client.post(flood.path, json=body | flood.body(next(number)))
         seen.outcomes[outcome_of(response)] += 1
         if response.is_error:
             await anyio.sleep(float(response.headers.get("retry-after", 0.5)))

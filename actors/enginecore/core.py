@@ -75,7 +75,7 @@ EXECUTOR = "back/executor"  # the path of the actor, and the name of its thread
 _FOR_THE_FRONTEND = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 
-log = logging.getLogger("personae.back")
+log = logging.getLogger("personae.engine")
 
 
 def spawn_core(

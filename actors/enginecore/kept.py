@@ -18,7 +18,7 @@ from personae.actors.wire import Keep
 
 PEER_SECONDS = 60.0  # how long a peer may take to show its ticket, and to say what it wants
 
-log = logging.getLogger("personae.back")
+log = logging.getLogger("personae.engine")
 
 
 class NewFrontend(msgspec.Struct, frozen=True):

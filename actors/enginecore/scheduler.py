@@ -107,7 +107,7 @@ class SchedulerActor(Actor[Message]):
                 case Cancel(ids=ids, epoch=self._epoch):
                     deltas += self._end(ids, "cancelled")
                 case Preempt(ids=ids, epoch=self._epoch):
-                    deltas += self._end(ids, "recalled")
+                    deltas += self._end(ids, "preempted")
                 case Compiled():
                     self._compiled(each)
                 case Resumed(ids=resumed):

@@ -6,6 +6,7 @@ frontend does not have, so it is killed, never asked to end.
 """
 
 import logging
+import re
 import signal
 from collections import deque
 from collections.abc import Callable
@@ -50,7 +51,8 @@ OUTPUT_LINES = 40  # last lines of the engine core's output that an error report
 START_FACTOR = 10  # x `hang_seconds` for a start, which imports, reads and compiles in silence
 EXIT_SECONDS = 5.0  # how long to wait for a process that closed its connection or was killed
 
-log = logging.getLogger("personae.back")
+log = logging.getLogger("personae.engine")
+_LOGGED = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.]+) (.*)")  # by the engine core
 
 Progress = Callable[[int, int], None]
 
@@ -207,7 +209,7 @@ class EngineProcess(Actor[Never]):
             *lines, rest = (rest + data.decode(errors="replace")).split("\n")
             for line in lines:
                 self._output_tail.append(line)
-                log.info("%s", line)
+                _log_again(line)
         self._output_tail.append(rest)
 
     async def _died_loading(self) -> EngineCoreDied:
@@ -254,3 +256,12 @@ async def _kill(process: CoreProcess) -> None:
     with fail_after(EXIT_SECONDS):
         await process.wait()
     await process.output.aclose()
+
+
+def _log_again(line: str) -> None:
+    """Log a line of the engine core: what it logged by the same logger, what it printed by this one."""
+    if logged := _LOGGED.fullmatch(line):
+        level, name, message = logged.groups()
+        logging.getLogger(name).log(logging.getLevelNamesMapping()[level], "%s", message)
+    else:
+        log.info("%s", line)

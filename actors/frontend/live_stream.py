@@ -55,10 +55,13 @@ class LiveStream:
         return emitted + self.log.prompt_length if emitted or self.on_device else 0
 
     def begin_running(self, now: float) -> None:
-        """Note that the engine computes it from now on."""
+        """Note that the engine computes it from now on. If that could have been refused until now, an empty
+        delta tells its reader."""
         self.on_device = True
         if self.queued is None:
             self.queued = now - self.opened
+            if self.inbox is not None and (self.log.grammar is not None or self.log.adapter is not None):
+                self.inbox.put(Delta(self.log.id))
 
     def serve_at(self, numerics: NumericsClass) -> bool:
         """Note that an engine of this class computes it from now on. Returns whether an engine of another

@@ -102,7 +102,7 @@ class Streamer(Actor[Message]):
             live = self._live.get(delta.id)
             if live is None:
                 continue
-            if delta.finish == "recalled":
+            if delta.finish == "preempted":
                 returned.append(log := live.begin_again())
                 self._latest.backlog.wait(log)
                 continue

@@ -74,11 +74,16 @@ def list_adapters(
         asked = {} if tenant is None else {"tenant": tenant}
         records = _checked(client.get("/v1/adapters", params=asked)).json()["data"]
         cards = _checked(client.get("/v1/models")).json()["data"] if tenant is None else []
-    if json:
-        show_json(records)
-        return
     uploaded = {record["name"] for record in records}
     own = [card for card in cards if card["parent"] is not None and card["id"] not in uploaded]
+    if json:
+        show_json(
+            [
+                *({"name": card["id"], "uploaded": False} for card in own),
+                *({**record, "uploaded": True} for record in records),
+            ]
+        )
+        return
     rows: list[tuple[object, ...]] = [("", card["id"], "", "", "", "", "the server's own") for card in own]
     rows += [
         (

@@ -25,7 +25,7 @@ DRAWN = frozenset(
         "personae:adapter_loads",
         "personae:adapters_held",
         "personae:adapters_in_line",
-        "personae:back_restarts",
+        "personae:engine_restarts",
         "personae:backlog_seconds",
         "personae:jumped_tokens",
         "personae:ready",

@@ -193,7 +193,7 @@ def _content(answer: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
 def _answer(status: int, answer: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
     return {
         "description": HTTPStatus(status).phrase,
-        "headers": _REQUEST_ID | _IGNORED | _MOVED,
+        "headers": _REQUEST_ID | _IGNORED | _CLAMPED | _MOVED,
         "content": _content(answer, schema_of),
     }
 
@@ -217,6 +217,12 @@ _IGNORED = {
     "x-personae-ignored": {
         "schema": {"type": "string"},
         "description": "The fields of the request that were ignored, with commas between them.",
+    }
+}
+_CLAMPED = {
+    "x-personae-max-tokens": {
+        "schema": {"type": "integer"},
+        "description": "The most tokens of the answer, if the request asked for more than fit.",
     }
 }
 _MOVED = {

@@ -141,7 +141,7 @@ class HttpServer(uvicorn.Server):
         except TimeoutError:
             why = (
                 "The server is stopping and could not wait for the end of this answer. Send the request "
-                "again. A stored response is at /v1/responses/ID."
+                "again."
             )
             self._end_all(Overloaded(why, code="shutting_down"))
             self._drain.end()

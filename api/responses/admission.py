@@ -44,9 +44,10 @@ class Keeping:
     conversation: str | None
 
     async def __call__(self, done: Response) -> None:
-        """Keep a response that is complete. Raises StorageFailed."""
+        """Keep a response that is complete, or one that broke off, which no conversation gets. Raises
+        StorageFailed."""
         added = None
-        if self.conversation is not None:
+        if self.conversation is not None and done.status != "failed":
             output = [msgspec.to_builtins(item) for item in done.output]
             added = AddedItems(self.conversation, [*self.items, *output])
         if done.background:

@@ -80,6 +80,7 @@ class ResponseBuilder(AnswerBuilder):
         self._open: ItemWriter | None = None
         self._response = self._fresh()
         self._begun = False
+        self._place_of_rest = ""
 
     def whole(self, parts: list[Part], pack: Pack = as_list) -> Response:
         """The complete response of a request that is not streamed."""
@@ -113,6 +114,13 @@ class ResponseBuilder(AnswerBuilder):
         spent = self._response.status == "incomplete"
         yield self._event(EndedEarly if spent else Completed, response=self._response)
 
+    async def store_broken_off(self, error: PersonaeError) -> None:
+        """If the server is stopping, keep the items that are complete; the last event says where they are.
+        Raises StorageFailed."""
+        if self._keep is not None and self._stored and error.code == "shutting_down":
+            await self._keep(self.broken_off(error))
+            self._place_of_rest = f" What is complete of this one is at /v1/responses/{self._job.id}."
+
     def failed(self, error: PersonaeError) -> Iterator[Event]:
         """The event that ends a response that broke off."""
         yield self._event(Failed, response=self.broken_off(error))
@@ -121,7 +129,7 @@ class ResponseBuilder(AnswerBuilder):
         """The response that ends with an error."""
         response = self._fresh()
         response.status, response.output = "failed", list(self._output)
-        response.error = ResponseError("server_error", error.message)
+        response.error = ResponseError("server_error", error.message + self._place_of_rest)
         return response
 
     def begun(self) -> Response:

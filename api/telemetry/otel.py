@@ -58,6 +58,10 @@ class OpenTelemetry(Tracing):
                 "gen_ai.request.max_tokens": params.max_tokens,
                 "gen_ai.request.temperature": params.temperature,
                 "gen_ai.request.top_p": params.top_p,
+                "gen_ai.request.frequency_penalty": params.frequency_penalty,
+                "gen_ai.request.presence_penalty": params.presence_penalty,
+                "gen_ai.request.seed": params.seed,
+                **({"gen_ai.request.top_k": params.top_k} if params.top_k > 0 else {}),
             },
         )
         try:
@@ -72,6 +76,7 @@ class OpenTelemetry(Tracing):
             raise
         finally:
             span.set_attribute("gen_ai.usage.input_tokens", job.prompt_tokens)
+            span.set_attribute("gen_ai.usage.cache_read.input_tokens", job.cached_tokens)
             span.set_attribute("gen_ai.usage.output_tokens", job.completion_tokens)
             span.set_attribute(
                 "gen_ai.response.finish_reasons", [c.reason for c in clocks.values() if c.reason]

@@ -4,6 +4,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 
@@ -58,6 +59,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.judged = self.passed = self.errors = self.skipped = 0
+        self.reason = ""  # why the first one was skipped
 
     def count(self, record: OutcomeRecord) -> None:
         """Count one more outcome."""
@@ -65,6 +67,7 @@ class Tally:
         self.passed += record.judged and record.passed
         self.errors += bool(record.error)
         self.skipped += bool(record.skipped)
+        self.reason = self.reason or record.skipped
 
     def shown(self) -> str:
         """The counts as text."""
@@ -75,5 +78,5 @@ class Tally:
         if self.errors:
             parts.append(f"[red]{self.errors} errors[/]")
         if self.skipped:
-            parts.append(f"[yellow]{self.skipped} skipped[/]")
+            parts.append(f"[yellow]{self.skipped} skipped:[/] {escape(self.reason)}")
         return " ".join(parts)

@@ -102,7 +102,7 @@ class UploadStress:
         restarts = next(
             line
             for line in self.client.get("/metrics").text.splitlines()
-            if line.startswith("personae:back_restarts_total")
+            if line.startswith("personae:engine_restarts_total")
         )
         if float(restarts.split()[-1]):
             self.wrong.append(restarts)

@@ -2,9 +2,9 @@
 
 import json
 import re
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_DOWN, ROUND_FLOOR, Context, Decimal
 from functools import lru_cache
-from math import gcd
+from math import gcd, inf
 from threading import Lock
 from typing import NamedTuple
 
@@ -24,6 +24,9 @@ _CLASS = re.compile(r"\\.|\[(\^?)((?:[^\]\\]|\\.)*)\]", re.DOTALL)
 _FROM_NUL = re.compile(r"\\(?:x00|u0000|0)-")
 _DECIMALS = re.compile(r'"multipleOf": *[0-9]*\.[0-9]*[1-9]')
 _LARGEST_STEP = 10_000  # in units of its last decimal
+_BOUNDS = re.compile(r'"exclusiveM(?:in|ax)imum"|"m(?:in|ax)imum": *-?[0-9]+[.e]')
+_UP, _DOWN = (Context(prec=15, rounding=one) for one in (ROUND_CEILING, ROUND_FLOOR))
+_SMALLEST = Decimal("1e-40")  # the library nests a group for each zero, and cannot read many
 _MAY_HOLD_NUL = re.compile(r"\[\^|\\(?:x00|u0000|0)-")
 
 
@@ -153,6 +156,8 @@ def json_with_options(source: str, strict: bool, compact: bool, blanks: str | No
         source = json.dumps(_without_nul(json.loads(source)))
     if _DECIMALS.search(source):
         source = json.dumps(_with_fewer_decimals(json.loads(source)))
+    if _BOUNDS.search(source):
+        source = json.dumps(_with_exact_bounds(json.loads(source)))
     body = source.strip()
     if not body.startswith("{"):
         body = f'{{"allOf": [{body}]}}'
@@ -189,6 +194,61 @@ def _shorter_steps(step: float) -> list[float]:
         return []
     lengths = ((length, whole // gcd(whole, 10 ** (decimals - length))) for length in range(1, decimals))
     return [float(Decimal(one).scaleb(-length)) for length, one in lengths]
+
+
+def _with_exact_bounds(schema: Schema) -> Schema:
+    """The schema with bounds that hold for the double that a reader gets of a number.
+
+    The library compares decimals: 0.99999999999999999999 is less than 1, but is read as 1. So an exclusive
+    bound becomes the next number of 15 digits, which is another double; rounding keeps the order. The library
+    itself reads longer decimals as a neighbouring double, so inclusive bounds are cut to 15 digits, too. What
+    it leaves out below a bound is added.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    found = rebuild(schema, lambda _, child: _with_exact_bounds(child))
+    if found.get("type") == "integer":
+        return found
+    for name, stricter, up in (("minimum", max, True), ("maximum", min, False)):
+        exclusive = found.pop(f"exclusive{name.capitalize()}", None)
+        bounds = [_within(found.pop(name), up=up)] if name in found else []
+        if exclusive is not None:
+            bounds.append(_beyond(exclusive, up=up))
+        if bounds:
+            found[name] = stricter(bounds)
+    low, high = found.get("minimum", -inf), found.get("maximum", inf)
+    begun = {*_beginnings(low), *_beginnings(high)}
+    if values := sorted(one for one in begun if low <= one <= high):
+        ranged = {name: found.pop(name) for name in ("minimum", "maximum") if name in found}
+        found["allOf"] = [*found.get("allOf", ()), {"anyOf": [ranged, {"enum": values}]}]
+    return found
+
+
+def _beginnings(bound: float) -> list[float]:
+    """The decimals that a bound begins with: 0.9 and 0.99 of 0.999. The library leaves them out where they
+    are within the bound."""
+    if not isinstance(bound, float) or bound in (inf, -inf):
+        return []
+    exact = Decimal(repr(bound))
+    lengths = range(1, -int(exact.as_tuple().exponent))
+    cut = {exact.quantize(Decimal(1).scaleb(-length), rounding=ROUND_DOWN) for length in lengths}
+    return [float(one) for one in cut if one != one.to_integral_value()]
+
+
+def _within(bound: float, *, up: bool) -> float:
+    """The closest number of 15 digits from `bound` on upwards, or downwards. An integer is left as it is."""
+    digits = _UP if up else _DOWN
+    return float(digits.create_decimal(repr(bound))) if isinstance(bound, float) else bound
+
+
+def _beyond(bound: float, *, up: bool) -> float:
+    """The closest number of 15 digits above `bound`, or below it. Numbers closer to 0 than `_SMALLEST` are
+    passed over."""
+    exact = Decimal(repr(bound))
+    found = _UP.next_plus(exact) if up else _DOWN.next_minus(exact)
+    if abs(found) >= _SMALLEST:
+        return int(found) if found == found.to_integral_value() else float(found)
+    return 0 if found.is_signed() == up else float(_SMALLEST) * (1 if up else -1)
 
 
 def _without_nul(schema: Schema) -> Schema:

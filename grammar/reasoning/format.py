@@ -24,7 +24,9 @@ class ReasoningFormat:
     this way.
 
     A model that writes messages may do so several times, with `joint` after each. Text between `aside` and
-    `close` is for the reader, and `text` opens the answer itself.
+    `close` is for the reader, and `text` opens the answer itself. Any message begins with a header, which
+    stands between `header[0]` and `header[1]` and begins with the channel's name; a recipient may stand
+    before it.
     """
 
     name: str
@@ -34,6 +36,7 @@ class ReasoningFormat:
     joint: str = ""
     aside: str = ""
     text: str = ""
+    header: tuple[str, str] | None = None
 
     @property
     def texts(self) -> str:
@@ -46,6 +49,16 @@ class ReasoningFormat:
         if end.endswith(self.open):
             return Thinks.OPEN
         return Thinks.NO if end.endswith(self.close) else Thinks.MAYBE
+
+    def channel(self, words: str) -> str:
+        """The text that opens a message of the channel which a header's words name: `open`, `aside`, or
+        `text` for any other channel, and for calls."""
+        assert self.header is not None
+        begin, end = self.header
+        name = words.partition(" ")[0]
+        known = {self.open, self.aside} if " to=" not in words else set()
+        opener = f"{begin}{name}{end}"
+        return opener if opener in known else self.text
 
     def begins(self, text: str) -> bool:
         """Whether an answer that begins with `text` begins with its reasoning."""

@@ -13,4 +13,5 @@ FORMAT = ReasoningFormat(
     joint="<|start|>assistant",
     aside="<|channel|>commentary<|message|>",
     text="<|channel|>final<|message|>",
+    header=("<|channel|>", "<|message|>"),
 )

@@ -1,11 +1,13 @@
 """Writes expressions of ECMA-262 for the library that validates answers, which reads some parts differently.
 
-It knows neither `[]` and `[^]` nor names in back-references, and its words have letters of all languages.
+It knows neither `[]` and `[^]` nor names in back-references, its words have letters of all languages, and of
+the ends of lines its dot leaves out only one.
 """
 
 import re
 
-_ODD = re.compile(r"\\[bBk]|\[\^?\]")
+_ODD = re.compile(r"\\[bBk]|\[\^?\]|\.")
+_DOT_FINDS_ALL = re.compile(r"\(\?[a-z]*s[a-z-]*[:)]")
 _PIECE = re.compile(
     r"\\k<(?P<back>[^>]*)>|(?P<open>\((?:\?<(?P<name>[A-Za-z_$][\w$]*)>)?(?!\?))|(?P<class>\[\^?)|\\.|.",
     re.DOTALL,
@@ -15,6 +17,7 @@ _WRITTEN = {
     r"\b": f"(?:(?<={_WORD})(?!{_WORD})|(?<!{_WORD})(?={_WORD}))",
     r"\B": f"(?:(?<={_WORD})(?={_WORD})|(?<!{_WORD})(?!{_WORD}))",
 }
+_DOT = r"[^\n\r\u2028\u2029]"
 _EMPTY = {"[": r"[^\s\S]", "[^": r"[\s\S]"}
 
 
@@ -25,6 +28,7 @@ def library_pattern(pattern: str) -> str:
     groups: dict[str, int] = {}
     written: list[str] = []
     pieces = [*_PIECE.finditer(pattern)]
+    finds_all = _DOT_FINDS_ALL.search(pattern) is not None
     number = 0
     for piece in pieces:
         if piece["open"]:
@@ -48,6 +52,8 @@ def library_pattern(pattern: str) -> str:
             open_class, first = text, True
         elif piece["back"] in groups:
             written.append(f"(?:\\{groups[piece['back']]})")
+        elif text == "." and not finds_all:
+            written.append(_DOT)
         else:
             written.append(_WRITTEN.get(text, text))
     if open_class is not None and first:

@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema_rs
 
-from personae.grammar.schema.document import Schema, dialect
+from personae.grammar.schema.document import Schema, dialect, for_library
 from personae.grammar.schema.gate import is_exact
 from personae.grammar.schema.patterns import any_of_length, anything_but, language
 from personae.grammar.schema.shared import shared
@@ -127,7 +127,7 @@ def _only(schema: dict[str, Any], names: list[str], by_pattern: dict[str, Any]) 
     others = schema.get("additionalProperties", True)
     # A name without a schema of its own that a pattern matches is left to the pattern.
     matched = jsonschema_rs.validator_for(
-        {"anyOf": [{"pattern": pattern} for pattern in by_pattern] or [False]}
+        for_library({"anyOf": [{"pattern": pattern} for pattern in by_pattern] or [False]})
     )
     properties = {
         name: listed.get(name, others) for name in names if name in listed or not matched.is_valid(name)

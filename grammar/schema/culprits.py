@@ -5,9 +5,9 @@ from time import process_time
 from typing import Any
 
 from personae.errors import GrammarError, NotEnforced
-from personae.grammar.schema.document import SCHEMA_PARAM, Schema, pointer
+from personae.grammar.schema.document import Schema
 from personae.grammar.schema.gate import ASSERTIONS, Unenforced, unenforced
-from personae.grammar.schema.prepare import contradictory, refusal, without
+from personae.grammar.schema.prepare import Culprit, contradictory, refusal, refused, without
 from personae.grammar.schema.walk import Path, children
 
 # Nearly always enforced. These are blamed only if leaving out all the rest does not help.
@@ -18,9 +18,6 @@ _WITH_OTHERS = frozenset({"then", "else", "minContains", "maxContains"})  # noth
 _BACKEND = "llguidance"
 _SECONDS = 1.0  # of processor time
 _LEAST_TRIALS = 10
-_MOST_NAMED = 50
-
-Culprit = tuple[str, Path]
 
 
 def culprits(
@@ -104,19 +101,4 @@ def explained(document: Schema, refusal: GrammarError, enforced: Callable[[Schem
     if not isinstance(refusal, NotEnforced) or not refusal.unexplained:
         return refusal
     blamed = culprits(document, enforced)
-    return refused(blamed) if blamed else refusal
-
-
-def refused(blamed: list[Culprit]) -> GrammarError:
-    """The refusal that names these keywords."""
-    named = [f"{keyword!r} at {pointer(path)}" for keyword, path in blamed[:_MOST_NAMED]]
-    if len(blamed) > _MOST_NAMED:
-        named.append(f"{len(blamed) - _MOST_NAMED} more")
-    one = len(blamed) == 1
-    said = named[0] if one else f"{', '.join(named[:-1])} and {named[-1]}"
-    it = "it" if one else "them"
-    return NotEnforced(
-        f"The keyword{'' if one else 's'} {said} cannot be enforced. Remove {it}, or set strict to false for "
-        "an answer that follows the schema as far as possible and is checked against it at the end.",
-        param=SCHEMA_PARAM,
-    )
+    return refused(document, blamed) if blamed else refusal

@@ -112,18 +112,18 @@ def validator(document: Schema) -> jsonschema_rs.Validator:
     """A validator of instances, including formats. Raises GrammarError as `parse_schema` does."""
     draft = dialect(document) if isinstance(document, dict) else jsonschema_rs.Draft202012
     try:
-        return _VALIDATORS[draft](_for_library(document), offline=True, validate_formats=True)
+        return _VALIDATORS[draft](for_library(document), offline=True, validate_formats=True)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
         path, reason = _failure(error)
         place = pointer(path or _reference_to_nothing(document, reason))
         raise GrammarError(f"The schema is malformed at {place}: {reason}.", param=SCHEMA_PARAM) from error
 
 
-def _for_library(schema: Any) -> Any:
+def for_library(schema: Any) -> Any:
     """An equal schema whose patterns the library reads as ECMA-262 does."""
     if not isinstance(schema, dict):
         return schema
-    rebuilt = rebuild(schema, lambda _, child: _for_library(child))
+    rebuilt = rebuild(schema, lambda _, child: for_library(child))
     if isinstance(pattern := rebuilt.get("pattern"), str):
         rebuilt["pattern"] = library_pattern(pattern)
     if isinstance(named := rebuilt.get("patternProperties"), dict):

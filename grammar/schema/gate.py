@@ -109,6 +109,7 @@ _MOST_MULTIPLE = 100_000
 
 # What JSON can only write as \\u and four digits, which is switched off (backends/llguidance.py).
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_UNWRITABLE_ESCAPE = re.compile(r"\\(?:u00|x)(0[0-7be]|1[0-9a-f]|7f)", re.IGNORECASE)
 
 
 def _llguidance_enforces(keyword: str, schema: dict[str, Any], document: Schema) -> bool:
@@ -180,6 +181,18 @@ def _is_writable(value: Any) -> bool:
     if isinstance(value, dict):
         return all(_is_writable(name) and _is_writable(one) for name, one in value.items())
     return not isinstance(value, list) or all(map(_is_writable, value))
+
+
+def unwritable(value: Any) -> str | None:
+    """The first character of the strings within, or of what their escapes stand for, that no answer has."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        return next((found for one in value if (found := unwritable(one)) is not None), None)
+    if not isinstance(value, str):
+        return None
+    character, escape = _UNWRITABLE.search(value), _UNWRITABLE_ESCAPE.search(value)
+    return character[0] if character else chr(int(escape[1], 16)) if escape else None
 
 
 def counts_properties(schema: dict[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 import jsonschema_rs
 
 from personae.grammar.schema.disjoint import named_value
-from personae.grammar.schema.document import Schema, dialect
+from personae.grammar.schema.document import Schema, dialect, for_library
 from personae.grammar.schema.gate import ASSERTIONS
 from personae.grammar.schema.walk import rebuild, subschemas, target
 
@@ -22,7 +22,7 @@ _DEPTH = 8
 
 def with_values_left(document: Schema) -> Schema:
     """An equal schema, in which a schema that lists values and says more is a list of the values that satisfy
-    all of it. The document itself if there is none."""
+    all of it, and false if there are none. The document itself if no schema does."""
     if isinstance(document, bool):
         return document
     nodes = [node for node, _ in subschemas(document)]
@@ -39,6 +39,7 @@ class _Lister:
         self._document = document
         self._draft = dialect(document)
         self._around = {name: document[name] for name in (*_HOMES, "$schema") if name in document}
+        self._around_judged = for_library(self._around)
 
     def written(self, schema: Any, *, root: bool = False) -> Any:
         """A schema with the values that are left."""
@@ -47,6 +48,8 @@ class _Lister:
         values = self._left(schema)
         if values is None:
             return rebuild(schema, lambda _, child: self.written(child))
+        if not values:
+            return False
         found: dict[str, Any] = {"enum": values}
         if root:
             homes = {name: value for name, value in self._around.items() if name not in found}
@@ -65,9 +68,10 @@ class _Lister:
         values = self._listed(schema, _DEPTH)
         if values is None:
             return None
-        judge = _VALIDATORS[self._draft]({**self._around, **schema}, offline=True, validate_formats=True)
+        judged = {**self._around_judged, **for_library(schema)}
+        judge = _VALIDATORS[self._draft](judged, offline=True, validate_formats=True)
         left = {named_value(value): value for value in values if judge.is_valid(value)}
-        return list(left.values()) or None
+        return list(left.values())
 
     def _can_be_judged(self, schema: dict[str, Any]) -> bool:
         references = [str(node["$ref"]) for node, _ in subschemas(schema) if "$ref" in node]

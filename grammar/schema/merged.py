@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema_rs
 
 from personae.grammar.regex.plain import NOTHING
-from personae.grammar.schema.document import Schema
+from personae.grammar.schema.document import Schema, for_library
 from personae.grammar.schema.gate import ASSERTIONS
 from personae.grammar.schema.patterns import language
 from personae.grammar.schema.shared import refers_to_definitions
@@ -210,7 +210,7 @@ class _Merger:
         if self._spread and self._judged > _MOST_JUDGED:
             raise Unmerged("too many lists of values have more beside them")
         try:
-            judge = jsonschema_rs.Draft202012Validator(here, offline=True, validate_formats=True)
+            judge = jsonschema_rs.Draft202012Validator(for_library(here), offline=True, validate_formats=True)
         except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
             raise Unmerged("a part cannot be judged alone") from error
         left = [value for value in values if judge.is_valid(value)]
@@ -302,7 +302,7 @@ class _Merger:
         for one in said:
             here = [one["properties"][name]] if name in one.get("properties", {}) else []
             for pattern, value in one.get("patternProperties", {}).items():
-                if jsonschema_rs.is_valid({"pattern": pattern}, name):
+                if jsonschema_rs.is_valid(for_library({"pattern": pattern}), name):
                     here.append(value)
             schemas += here or [one.get("additionalProperties", True)]
         return self._reference(schemas)

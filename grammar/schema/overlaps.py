@@ -7,6 +7,7 @@ import jsonschema_rs
 
 from personae.grammar.regex.parse import NotRegular
 from personae.grammar.regex.plain import NOTHING, some_text
+from personae.grammar.schema.document import for_library
 from personae.grammar.schema.patterns import anything_but, language
 from personae.grammar.schema.walk import rebuild
 
@@ -37,7 +38,7 @@ def _unlisted(schema: dict[str, Any]) -> dict[str, Any]:
     names = dict.fromkeys((*properties, *schema.get("required", ())))
     found: dict[str, list[Any]] = {}
     for pattern, one in schema["patternProperties"].items():
-        judge = jsonschema_rs.validator_for({"pattern": pattern})
+        judge = jsonschema_rs.validator_for(for_library({"pattern": pattern}))
         matching = [name for name in names if judge.is_valid(name)]
         for name in matching:
             found.setdefault(name, [properties[name]] if name in properties else []).append(one)

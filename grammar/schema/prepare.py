@@ -21,7 +21,7 @@ from personae.grammar.schema.document import (
     dialect,
     pointer,
 )
-from personae.grammar.schema.gate import ASSERTIONS, Unenforced, unenforced
+from personae.grammar.schema.gate import ASSERTIONS, Unenforced, unenforced, unwritable
 from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.schema.walk import Path, rebuild, subschemas
 
@@ -57,11 +57,15 @@ _RESTS = {
     "items": ("additionalItems", "unevaluatedItems"),
     "contains": ("unevaluatedItems",),
 }
+_MOST_NAMED = 50
 _FAR = 2**63 - 1  # the library has no integers from here on
 _LEAST_AND_MOST = (
     *((least, most) for least in ("minimum", "exclusiveMinimum") for most in ("maximum", "exclusiveMaximum")),
     *((f"min{what}", f"max{what}") for what in ("Length", "Items", "Properties", "Contains")),
 )
+
+Culprit = tuple[str, Path]
+"""A keyword that has to go, and where it stands."""
 
 
 def without_ignored(document: Schema) -> Schema:
@@ -107,12 +111,37 @@ def refusal(document: Schema, reason: Unenforced | GrammarError | None) -> NotEn
         why = "" if reason is None else f" {reason.message}"
         code = None if reason is None else reason.code
         return NotEnforced(f"The schema at # cannot be enforced.{why}", param=SCHEMA_PARAM, code=code)
-    keyword, path = _origin(document, reason)
+    return refused(document, [_origin(document, reason)])
+
+
+def refused(document: Schema, blamed: list[Culprit]) -> NotEnforced:
+    """The refusal that names these keywords."""
+    named = [f"{keyword!r} at {pointer(path)}" for keyword, path in blamed[:_MOST_NAMED]]
+    if len(blamed) > _MOST_NAMED:
+        named.append(f"{len(blamed) - _MOST_NAMED} more")
+    one = len(blamed) == 1
+    said = named[0] if one else f"{', '.join(named[:-1])} and {named[-1]}"
+    it = "it" if one else "them"
+    odd = unwritable([_at(document, path) for _, path in blamed])
+    why = "" if odd is None else f"No bound answer has the control character U+{ord(odd):04X}. "
     return NotEnforced(
-        f"The keyword {keyword!r} at {pointer(path)} cannot be enforced. Remove it, or set strict to false "
-        "for an answer that follows the schema as far as possible and is checked against it at the end.",
+        f"The keyword{'' if one else 's'} {said} cannot be enforced. {why}Remove {it}, or set strict to "
+        "false for an answer that follows the schema as far as possible and is checked against it at the "
+        "end.",
         param=SCHEMA_PARAM,
     )
+
+
+def _at(document: Any, path: Path) -> Any:
+    """What the document says at a path; None if a form of it that was judged has more than it."""
+    for step in path:
+        if isinstance(document, dict):
+            document = document.get(step)
+        elif isinstance(document, list) and isinstance(step, int) and step < len(document):
+            document = document[step]
+        else:
+            return None
+    return document
 
 
 def _origin(document: Schema, finding: Unenforced) -> tuple[str, Path]:

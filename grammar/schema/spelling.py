@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from personae.errors import GrammarError
 from personae.grammar.fuzzy_match import nearest
-from personae.grammar.schema.culprits import culprits, refused
+from personae.grammar.schema.culprits import culprits
 from personae.grammar.schema.document import SCHEMA_PARAM, Schema, pointer
 from personae.grammar.schema.formats import FORMATS
 from personae.grammar.schema.gate import ASSERTIONS
+from personae.grammar.schema.prepare import refused
 from personae.grammar.schema.walk import Path, subschemas
 
 _MOST_NAMED = 50
@@ -68,7 +69,7 @@ def check_spelling(document: Schema, enforced: Callable[[Schema], bool] = lambda
         said.append(f"There are {len(close_matches) - _MOST_NAMED} more.")
     said.append(f"With strict set to false {'it is' if len(close_matches) == 1 else 'they are'} ignored.")
     if blamed := culprits(document, enforced, seconds=_SECONDS):
-        said.append(refused(blamed).message)
+        said.append(refused(document, blamed).message)
     raise GrammarError(" ".join(said), param=SCHEMA_PARAM)
 
 

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from personae.grammar.reasoning.format import ReasoningFormat, Thinks
 from personae.grammar.structure.call_arguments import ArgumentTexts, read_json, read_keyed
 from personae.grammar.structure.marks import Marks
-from personae.grammar.structure.reader import Reader, Steps, Trimmed
+from personae.grammar.structure.reader import BLANKS, Reader, Steps, Trimmed
 from personae.grammar.tools.arguments import KeyedArguments
 from personae.grammar.tools.format import ToolFormat
 from personae.grammar.tools.function import NAME, Function
 
 _NAME = re.compile(NAME)
+_LONGEST_HEADER = 256  # of a message; channels, recipients and types of content are shorter
 
 
 @dataclass(slots=True)
@@ -134,13 +135,14 @@ class AnswerParser(Reader):
             put, (reasoning.open, reasoning.close, reasoning.joint, reasoning.aside)
         )
         while True:
-            if opened or (yield from self.opens(" " + open)):
+            opener = open if opened else (yield from self._opener(reasoning, (open, aside)))
+            if opener == open:
                 self.thinking = True
                 yield from self.until(close, self._reason)
                 self.thinking = False
                 self._reason("\n")
                 self._content.leading = True
-            elif aside and (yield from self.opens(" " + aside)):
+            elif opener:
                 yield from self.until(close, self._write)
                 self._write("\n")
             else:
@@ -150,10 +152,53 @@ class AnswerParser(Reader):
             opened = False
             yield from self.opens(" " + joint)
 
+    def _opener(self, reasoning: ReasoningFormat, openers: tuple[str, ...]) -> Steps[str]:
+        """Pass what opens a message, in any way, if it is one of `openers`. Returns this one; "" if none
+        is there."""
+        for opener in filter(None, openers):
+            if (yield from self.opens(" " + opener)):
+                return opener
+        if reasoning.header is None:
+            return ""
+        words = yield from self._header(*map(self.marks.put, reasoning.header))
+        opener = "" if words is None else self.marks.put(reasoning.channel(words))
+        if opener in openers:
+            return opener
+        self.unread()
+        return ""
+
+    def _header(self, begin: str, end: str) -> Steps[str | None]:
+        """Pass any header of a message. Returns its words, a recipient last; "" if the answer ends within it;
+        None if there is none."""
+        self._raw = []
+        recipient = ""
+        yield from self.take(" ")
+        if (yield from self.peek()) == "t":
+            recipient = yield from self.characters(
+                lambda char: char not in begin[0] + BLANKS, _LONGEST_HEADER
+            )
+            if not recipient.startswith("to="):
+                return None
+            yield from self.take(" ")
+        if not (yield from self.take(begin)):
+            return None
+        words = ""
+        while not words.endswith(end):
+            if len(words) == _LONGEST_HEADER:
+                return None
+            if not (yield from self.more()):
+                return ""
+            words += yield from self.characters(lambda char: True, 1)
+        return f"{words.removesuffix(end)} {recipient}"
+
     def _rest(self, reasoning: ReasoningFormat | None) -> Steps[None]:
         """The remaining text, up to the end of the answer or as far as it has arrived."""
         text = "" if reasoning is None else reasoning.text
-        if text and not (yield from self.opens(" " + self.marks.put(text))):
+        if (
+            reasoning is not None
+            and text
+            and not (yield from self._opener(reasoning, (self.marks.put(text),)))
+        ):
             yield from self._drop_begun()
         while (yield from self.more()):
             self._write_all()

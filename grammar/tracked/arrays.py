@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema_rs
 
 from personae.grammar.schema.disjoint import named_value
-from personae.grammar.schema.document import Schema
+from personae.grammar.schema.document import Schema, for_library
 from personae.grammar.schema.walk import HITS, target
 from personae.grammar.tracked.objects import Rule
 from personae.grammar.tracked.support import ARRAY, BITS, Untracked, said
@@ -160,7 +160,7 @@ def listed_values(document: Schema, schema: Any, depth: int = _DEPTH) -> list[An
         if (isinstance(schema, dict) and isinstance(document, dict))
         else schema
     )
-    valid = jsonschema_rs.validator_for(here, validate_formats=True)
+    valid = jsonschema_rs.validator_for(for_library(here), validate_formats=True)
     return [value for value in {named_value(one): one for one in found}.values() if valid.is_valid(value)]
 
 

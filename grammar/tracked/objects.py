@@ -14,6 +14,7 @@ import jsonschema_rs
 
 from personae.grammar.regex.parse import NotRegular
 from personae.grammar.regex.plain import complement, some_text
+from personae.grammar.schema.document import for_library
 from personae.grammar.schema.patterns import anything_but
 from personae.grammar.schema.walk import NAMES
 from personae.grammar.tracked.name_terminals import NamesBut, name_literal
@@ -135,7 +136,7 @@ def _are_apart(patterns: Collection[str]) -> bool:
 
 def _matching(pattern: str, names: Iterable[str]) -> list[str]:
     """Those of the names that match a pattern."""
-    judge = jsonschema_rs.validator_for({"pattern": pattern})
+    judge = jsonschema_rs.validator_for(for_library({"pattern": pattern}))
     return [name for name in names if judge.is_valid(name)]
 
 
@@ -161,7 +162,7 @@ def _has_names(matched: list[str], unmatched: Iterable[str], listed: Collection[
     if not barred and not (matched and listed):
         return True
     wanted = [{"pattern": one} for one in matched]
-    judge = jsonschema_rs.validator_for({"allOf": [*wanted, *({"not": one} for one in barred)]})
+    judge = jsonschema_rs.validator_for(for_library({"allOf": [*wanted, *({"not": one} for one in barred)]}))
     likely = (*_LIKELY, *(f"{name}{more}" for name in listed for more in _LIKELY))
     if any(name not in listed and judge.is_valid(name) for name in likely):
         return True  # which is found sooner than the automaton

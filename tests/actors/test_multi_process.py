@@ -240,13 +240,26 @@ async def test_loading_progress_is_reported_and_the_socket_has_no_name(options) 
     assert engine_cores() == []
 
 
+async def test_the_engine_core_s_lines_are_logged_again_by_their_own_logger(options, caplog) -> None:
+    tells = (
+        "import logging; from personae.actors.enginecore import core; begin = core.assemble; "
+        "log = logging.getLogger('personae.kernels'); "
+        "core.assemble = lambda *a, **k: (log.warning('slow: %d %%', 3), begin(*a, **k))[1]; core.main()"
+    )
+    async with open_multi_process(options, command=(sys.executable, "-u", "-c", tells)):
+        pass
+    logged = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
+    assert ("personae.kernels", "WARNING", "slow: 3 %") in logged
+    assert not any("personae.kernels" in message for _, _, message in logged)
+
+
 async def test_the_engine_core_excludes_loaded_objects_from_garbage_collection(options, caplog) -> None:
     tells = (
         "import gc; freeze = gc.freeze; "
         "gc.freeze = lambda: (freeze(), print('spared', gc.get_freeze_count(), flush=True)); "
         "from personae.actors.enginecore.core import main; main()"
     )
-    with caplog.at_level("INFO", "personae.back"):
+    with caplog.at_level("INFO", "personae.engine"):
         async with open_multi_process(options, command=(sys.executable, "-c", tells)) as engine_processes:
             await play_all(engine_processes.client, mixed(engine_processes)[:1])
     (spared,) = [int(line.split()[1]) for line in caplog.messages if line.startswith("spared")]

@@ -148,7 +148,7 @@ async def test_metrics_of_several_engines_say_which_of_them(engine: FakeEngine) 
     assert seen["vllm:num_requests_waiting", labels(**base, engine="0")] == 1
     assert seen["vllm:num_requests_waiting", labels(**base, engine="")] == 5
     assert seen["vllm:kv_cache_usage_perc", labels(**base, engine="0")] == 0.5
-    assert seen["personae:back_restarts_total", labels(**base, engine="0")] == 1
+    assert seen["personae:engine_restarts_total", labels(**base, engine="0")] == 1
     assert seen["personae:engine_ready", labels(**base, engine="1")] == 0
     assert seen["personae:streams_moved_total", labels(**base)] == 7
     infos = [dict(label) for name, label in seen if name == "vllm:lora_requests_info"]

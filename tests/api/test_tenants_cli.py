@@ -190,7 +190,11 @@ def test_push_list_and_remove(fixture: tuple[UploadFixture, str], tmp_path: Path
         ["poet", "2", "2", "q_proj,v_proj"],
     ]
     whole_list = json.loads(call(f"adapters list --json --url {url}", env=env).stdout)
-    assert [record["name"] for record in whole_list] == ["other", "poet"]
+    assert [(record["name"], record["uploaded"]) for record in whole_list] == [
+        ("team/pirate", False),
+        ("other", True),
+        ("poet", True),
+    ]
     assert call(f"adapters remove poet --url {url}", env=env).stdout == "poet removed\n"
     gone = call(f"adapters remove poet --url {url}", env=env)
     assert (gone.exit_code, gone.stderr) == (2, "error: There is no adapter `poet`.\n")

@@ -26,6 +26,7 @@ class Stream(threading.Thread):
         super().__init__(daemon=True)
         self.server, self.changes = server, changes
         self.events: list[str] = []
+        self.comments = 0
         self.left = False
         self.start()
 
@@ -38,6 +39,7 @@ class Stream(threading.Thread):
             ) as r,
         ):
             for line in r.iter_lines():
+                self.comments += line.startswith(":")
                 if line.startswith("data: "):
                     self.events.append(line[6:])
                 if self.left:
@@ -76,7 +78,7 @@ def serving(*arguments: str) -> Iterator[Served]:
 
 
 def test_a_killed_back_is_a_pause_and_sigterm_lets_answers_finish_and_refuses_others() -> None:
-    with serving() as server:
+    with serving("--stream-ping-interval", "0.1") as server:
         calm = Stream(server).text()
         late = server.complete(max_tokens=ENDLESS, timeout=0.02)
         assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
@@ -86,8 +88,9 @@ def test_a_killed_back_is_a_pause_and_sigterm_lets_answers_finish_and_refuses_ot
         os.kill(server.back(), signal.SIGKILL)
         disturbed.goes_on_to(len(disturbed.events) + WORDS)
         assert disturbed.so_far().startswith(calm)
+        assert disturbed.comments > 0, "the connection is not silent while the engine is loaded again"
         metrics = server.get("/metrics").text
-        assert re.search(r"personae:back_restarts_total\{.*\} 1\.0", metrics)
+        assert re.search(r"personae:engine_restarts_total\{.*\} 1\.0", metrics)
 
         back, before = server.back(), admitted(server)
         os.kill(back, signal.SIGSTOP)  # until everything has been asked

@@ -59,9 +59,9 @@ def vector_of(log: SequenceLog) -> bytes:
 class FakeEngine:
     """Implements EngineClient. `answer` is every request's answer, or a function of its log.
 
-    With `hold_prompt` nothing happens at all, after `hold_after` tokens of a sequence nothing more; after
-    `fail_after` it fails. `refuse` is raised on entering a stream, `refuse_late` from its iteration. One
-    delta has `burst` tokens.
+    With `hold_prompt` nothing happens at all; with `hold_begun` a sequence begins to run, and has no tokens;
+    after `hold_after` tokens of a sequence nothing more happens; after `fail_after` it fails. `refuse` is
+    raised on entering a stream, `refuse_late` from its iteration. One delta has `burst` tokens.
     """
 
     answer: str | Callable[[SequenceLog], str] = "Hello, world!"
@@ -72,6 +72,7 @@ class FakeEngine:
     burst: int = 1
     hold_after: int | None = None
     hold_prompt: bool = False
+    hold_begun: bool = False
     fail_after: int | None = None
     refuse: Exception | None = None
     refuse_late: Exception | None = None
@@ -169,6 +170,10 @@ class _ScriptedRequest:
         engine, log, params = self._engine, self._log, self._log.params
         if engine.hold_prompt:
             return None
+        if engine.hold_begun:
+            bound = log.grammar is not None or log.adapter is not None
+            told, self._prompt_done = self._prompt_done, True
+            return Delta(log.id) if bound and not told else None
         if not self._prompt_done:
             self._prompt_done = True
             if params.prompt_logprobs is not None:

@@ -85,7 +85,7 @@ class FakeCore:
             case Cancel(ids=ids, epoch=self.epoch):
                 self.let_go(ids, "cancelled")
             case Preempt(ids=ids, epoch=self.epoch):
-                self.let_go(ids, "recalled")
+                self.let_go(ids, "preempted")
 
     def let_go(self, ids: tuple[str, ...], finish: str) -> None:
         gone = [id for id in ids if self.running.pop(id, None) is not None]

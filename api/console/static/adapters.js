@@ -25,6 +25,7 @@ function Upload({ done }) {
   const send = async (event) => {
     event.preventDefault();
     setError(null);
+    const chooser = event.currentTarget.querySelector("input[type=file]");
     const form = new FormData();
     form.append("name", name);
     for (const [flag, on] of Object.entries(flags)) if (on) form.append(flag, "true");
@@ -34,6 +35,7 @@ function Upload({ done }) {
     try {
       const record = await upload("v1/adapters", form, setShare);
       setFiles({});
+      chooser.value = "";
       setName("");
       done(record);
     } catch (failure) {

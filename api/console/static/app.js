@@ -1,5 +1,5 @@
 import { html, render, useEffect, useState } from "./preact-htm.js";
-import { call, setKey } from "./api.js";
+import { call, hasKey, setKey } from "./api.js";
 import { Adapters } from "./adapters.js";
 import { Batches } from "./batches.js";
 import { Docs } from "./docs.js";
@@ -33,7 +33,7 @@ function KeyForm({ error, done }) {
   return html`<form class="key card" onSubmit=${submit}>
     <h2>API key</h2>
     <p>This server asks for a key. It is kept in this page's memory until the page is closed.</p>
-    <${Failure} error=${error} />
+    <${Failure} error=${hasKey() ? error : null} />
     <label class="field wide"
       ><span>Key</span
       ><input type="password" autocomplete="off" autofocus value=${value} onInput=${(e) => setValue(e.target.value)}

@@ -52,7 +52,7 @@ function Facts({ metrics }) {
     ["Ready", sum(metrics, "personae:ready") ? "yes" : "no"],
     ["Backlog", time(sum(metrics, "personae:backlog_seconds"))],
     ["Preemptions", whole(sum(metrics, "vllm:num_preemptions_total"))],
-    ["Engine restarts", whole(sum(metrics, "personae:back_restarts_total"))],
+    ["Engine restarts", whole(sum(metrics, "personae:engine_restarts_total"))],
     ["Steps", whole(sum(metrics, "personae:steps_total"))],
     ["Forced tokens", whole(sum(metrics, "personae:jumped_tokens_total"))],
     ["Prefix hits", percent(hits(metrics))],

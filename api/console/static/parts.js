@@ -29,6 +29,12 @@ export function when(seconds) {
   return seconds == null ? "–" : new Date(seconds * 1000).toLocaleString();
 }
 
+// The hour that begins at a time.
+export function hour(seconds) {
+  const shown = { year: "numeric", month: "short", day: "numeric", hour: "numeric" };
+  return new Date(seconds * 1000).toLocaleString([], shown);
+}
+
 export function Copy({ text, quiet, children }) {
   const [done, setDone] = useState(false);
   const copy = async () => {

@@ -1,7 +1,7 @@
 // Who uses an adapter: from the usage of the last 30 days, by tenant.
 
 import { html } from "./preact-htm.js";
-import { when } from "./parts.js";
+import { hour } from "./parts.js";
 
 const SHOWN = 20; // tenants
 
@@ -50,7 +50,7 @@ export function Users({ name, rows }) {
                 <td>${row.requests}</td>
                 <td>${row.prompt_tokens}</td>
                 <td>${row.completion_tokens}</td>
-                <td title="The beginning of the hour">${when(row.last_hour)}</td>
+                <td title="In this hour">${row.last_hour == null ? "–" : hour(row.last_hour)}</td>
               </tr>`,
           )}
         </tbody>

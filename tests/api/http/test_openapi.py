@@ -100,3 +100,9 @@ def test_no_request_brings_a_5xx_or_an_answer_that_is_not_described(
         "/tokenize",
     ):
         assert statuses[200], f"valid requests should be served, not only {statuses}"
+
+
+def test_every_answer_may_say_that_its_most_tokens_were_changed() -> None:
+    for path in ("/v1/messages", "/v1/responses", "/v1/chat/completions"):
+        headers = DESCRIBED["paths"][path]["post"]["responses"]["200"]["headers"]
+        assert headers["x-personae-max-tokens"]["schema"] == {"type": "integer"}

@@ -86,6 +86,24 @@ async def test_what_waits_for_its_grammar_gets_its_headers_with_the_first_commen
     assert (late.status, late.chunks) == (200, [PING] * 2)
 
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        {"structured_outputs": {"regex": "a+"}},
+        {"tools": [TOOL], "tool_choice": "required"},
+        {"model": "team/pirate"},
+        {"n": 2, "response_format": {"type": "json_object"}},
+    ],
+    ids=str,
+)
+async def test_what_is_bound_or_has_an_adapter_gets_its_headers_when_it_begins_to_run(bound: Any) -> None:
+    visit = await after(0.1, create_app(FakeEngine(hold_begun=True)), body=CHAT | bound)
+    assert (visit.status, b"error" in b"".join(visit.chunks)) == (200, False)
+
+
 @pytest.mark.parametrize("path", ROUTES)
 async def test_an_error_after_the_headers_is_an_event_of_the_api(path: str) -> None:
     app = create_app(FakeEngine(hold_prompt=True))

@@ -197,3 +197,44 @@ async def test_a_request_whose_template_takes_long_is_prepared_in_a_thread_and_a
 ) -> None:
     monkeypatch.setattr("personae.api.context._BRIEF_SECONDS", -1.0)  # as on a machine that is very busy
     assert (await answer(app))["status"] == "completed"
+
+
+LONG_SERVER, LONG_TOOL = "mcp__enterprise-database-management", "synchronize_customer_records_for_all_regions"
+
+
+def tools_of(names: list[str]) -> list[dict[str, Any]]:
+    return [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in names]
+
+
+async def test_a_joined_name_of_a_tool_in_a_namespace_has_no_limit_of_its_own(
+    app: Starlette, engine: FakeEngine
+) -> None:
+    assert len(f"{LONG_SERVER}__{LONG_TOOL}") > 64
+    longest = "n" * 128
+    for server, tool in ((LONG_SERVER, LONG_TOOL), (longest, longest)):
+        engine.answer = call(f"{server}__{tool}")
+        offered = {"type": "namespace", "name": server, "description": "x", "tools": tools_of([tool])}
+        [item] = (await answer(app, input="hi", store=False, tools=[offered]))["output"]
+        assert (item["namespace"], item["name"]) == (server, tool)
+
+
+async def test_a_functions_name_has_at_most_128_characters(app: Starlette, engine: FakeEngine) -> None:
+    engine.answer = call("n" * 128)
+    [item] = (await answer(app, input="hi", tools=tools_of(["n" * 128])))["output"]
+    assert item["name"] == "n" * 128
+    refused = await ask(app, input="hi", tools=tools_of(["n" * 129]))
+    assert (refused.status, refused.error["param"]) == (400, "tools[0].name")
+
+
+async def test_more_than_128_tools_are_served_and_more_than_1024_refused_by_number(app: Starlette) -> None:
+    names = [f"f{number}" for number in range(1025)]
+    spread = [
+        {"type": "namespace", "name": f"s{at}", "description": "x", "tools": tools_of(names[at : at + 65])}
+        for at in (0, 65)
+    ]
+    for tools in (tools_of(names[:130]), spread):
+        visit = await ask(app, input="hi", tools=tools)
+        assert visit.status == 200 or visit.error["code"] == "context_length_exceeded", visit.chunks
+    refused = await ask(app, input="hi", tools=tools_of(names))
+    assert refused.status == 400
+    assert "1024" in refused.error["message"].replace(",", "")

@@ -8,7 +8,7 @@ from typing import Any
 import asgi
 import openai
 import pytest
-from fake_engine import FakeEngine, byte_tokenizer
+from fake_engine import FakeEngine, FakeStream, byte_tokenizer
 from live_server import serving
 from openai import OpenAI
 from responses_asked import THOUGHT, WEATHER, prompt_of
@@ -17,7 +17,7 @@ from uploads import UploadFixture, open_fixture
 
 from personae.api.app import create_app
 from personae.api.responses.store import KEPT_SECONDS, ResponseStore
-from personae.errors import NotFound, StorageFailed
+from personae.errors import NotFound, Overloaded, StorageFailed
 
 PATH = "/v1/responses"
 
@@ -217,3 +217,30 @@ def test_references_to_items_that_are_not_the_tenants_are_refused(
             with pytest.raises(openai.BadRequestError, match=why) as refused:
                 asker.responses.create(model="base", input=references)
             assert refused.value.param == f"input[{len(ids) - 1}]"
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_a_stream_that_a_stop_ends_says_where_what_is_complete_can_be_fetched(
+    store: bool, client: OpenAI, fixture: UploadFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture.engine.answer = f"{THOUGHT}{'A long answer. ' * 20}"
+    go_on, stopping = FakeStream.__anext__, Overloaded("Send it again.", code="shutting_down")
+    steps = iter(range(len(THOUGHT) + 4))
+
+    async def stop_soon(stream: FakeStream) -> Any:
+        if next(steps, None) is None:
+            raise stopping
+        return await go_on(stream)
+
+    monkeypatch.setattr(FakeStream, "__anext__", stop_soon)
+    *_, last = client.responses.create(model="base", input="hi", stream=True, store=store)
+    assert (last.type, last.response.status) == ("response.failed", "failed")
+    found = f" What is complete of this one is at /v1/responses/{last.response.id}."
+    assert last.response.error.message == "Send it again." + (found if store else "")
+    assert stopping.message == "Send it again.", "other streams get the same error"
+    if not store:
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(last.response.id)
+        return
+    kept = client.responses.retrieve(last.response.id)
+    assert (kept.status, [item.type for item in kept.output]) == ("failed", ["reasoning"])

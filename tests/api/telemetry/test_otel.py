@@ -22,6 +22,7 @@ pytestmark = pytest.mark.anyio
 SECRET = "the crown jewels"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CHAT = {"model": "base", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 40}
+SAMPLED = {"top_k": 5, "seed": 7, "frequency_penalty": 0.5, "presence_penalty": 0.25}
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ async def test_a_request_is_a_span_with_one_for_the_engine_and_one_for_each_hop(
     engine = FakeEngine(answer=SECRET)
     async with asgi.client(traced(engine, tracing)) as client:
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}
-        await client.post("/v1/chat/completions", json=CHAT | {"stream": stream}, headers=headers)
+        await client.post("/v1/chat/completions", json=CHAT | SAMPLED | {"stream": stream}, headers=headers)
     spans = by_name(exporter)
     assert set(spans) == {"POST /v1/chat/completions", "chat base", "decode"}
     top, engine_span, decode = spans["POST /v1/chat/completions"], spans["chat base"], spans["decode"]
@@ -66,6 +67,8 @@ async def test_a_request_is_a_span_with_one_for_the_engine_and_one_for_each_hop(
     assert said["gen_ai.operation.name"] == "chat"
     assert said["gen_ai.request.model"] == "base"
     assert said["gen_ai.request.max_tokens"] == 40
+    assert {name: said[f"gen_ai.request.{name}"] for name in SAMPLED} == SAMPLED
+    assert said["gen_ai.usage.cache_read.input_tokens"] == said["gen_ai.usage.input_tokens"] // 2
     assert said["gen_ai.usage.output_tokens"] == len(SECRET) + 1
     assert said["gen_ai.usage.input_tokens"] > len(SECRET)
     assert said["gen_ai.response.finish_reasons"] == ("stop",)

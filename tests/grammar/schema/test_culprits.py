@@ -81,3 +81,18 @@ def test_a_schema_that_has_taken_long_is_refused_without_further_trials() -> Non
     assert tried == []
     early = without_trials(document, None)
     assert "'pattern'" in explained(document, early, lambda one: "pattern" not in one).message
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "const": "a\x7fb"},
+        {"type": "string", "enum": ["a\x7fb", "c"]},
+        {"type": "string", "pattern": "^\\x7f$"},
+        {"type": "object", "properties": {"a\x7f": {}}, "required": ["a\x7f"], "additionalProperties": False},
+    ],
+)
+def test_a_refusal_says_that_no_answer_has_a_control_character(schema: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError) as refused:
+        COMPILER.compile_here(GrammarSpec("json_schema", json.dumps(schema)))
+    assert "No bound answer has the control character U+007F." in refused.value.message

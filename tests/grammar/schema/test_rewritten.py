@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from personae.errors import GrammarError
 from personae.evals.suites.maskbench import byte_vocabulary
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.schema.listed import with_values_left
@@ -32,6 +33,10 @@ LISTED: dict[str, Any] = {
     "listed in a property": {
         "type": "object",
         "properties": {"foo": {"enum": ["bar", 1, [1]], "type": ["string", "array"], "not": {"maxItems": 1}}},
+        "additionalProperties": False,
+    },
+    "listed in a property, but not one": {
+        "properties": {"foo": {"allOf": [{"enum": ["bar", 1]}, {"not": {"const": 1}}]}},
         "additionalProperties": False,
     },
     "a number or a greater one": {"oneOf": [{"type": "integer"}, {"minimum": 2}]},
@@ -164,3 +169,11 @@ def test_no_form_comes_twice(any_order: bool) -> None:
         assert len(forms) == len({*forms})
         several += len(forms) > 2
     assert several > 5
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\r"])
+def test_a_listed_value_that_is_the_end_of_a_line_is_not_found_by_a_dot(end: str) -> None:
+    here = {"pattern": "^.$", "enum": [end, "b"]}
+    assert with_values_left(here) == {"enum": ["b"]}
+    with pytest.raises(GrammarError):
+        COMPILER.compile_here(GrammarSpec("json_schema", json.dumps({"pattern": "^.$", "enum": [end]})))

@@ -141,3 +141,45 @@ def test_a_tag_of_harmony_that_is_cut_is_no_text(special, tools):
                 continue  # a token is there or it is not
             for cuts in ((), range(length)):
                 assert content.startswith(parse(shape, begun, special, cuts).content), begun
+
+
+_JSON = '{"a":1}'
+_JOINT, _SO = "<|end|><|start|>assistant", "<|channel|>final<|message|>Hi"
+
+
+@pytest.mark.parametrize("special", [{}, {name: 257 + at for at, name in enumerate(CHANNELS)}])
+@pytest.mark.parametrize("tools", [None, tool_format("harmony")])
+@pytest.mark.parametrize(
+    ("answer", "reasoning", "content"),
+    [
+        (f"<|channel|>final <|constrain|>json<|message|>{_JSON}", "", _JSON),
+        (f"<|channel|>final json<|message|>{_JSON}", "", _JSON),
+        (f"<|channel|>analysis text<|message|>hm{_JOINT}{_SO}", "hm", "Hi"),
+        (f"<|channel|>commentary json<|message|>So.{_JOINT}{_SO}", "", "So.\nHi"),
+        ("to be", "", "to be"),
+        ("to=functions.f says", "", "to=functions.f says"),
+    ],
+)
+def test_words_of_any_header_of_harmony_are_no_text(answer, reasoning, content, tools, special):
+    shape = AnswerShape(
+        reasoning_format("harmony"), Thinks.MAYBE, tools=tools, use="auto" if tools else "none"
+    )
+    for cuts in ((), range(len(answer))):
+        parsed = parse(shape, answer, special, cuts)
+        assert (parsed.reasoning, parsed.content, parsed.calls) == (reasoning, content, [])
+
+
+@pytest.mark.parametrize("special", [{}, {name: 257 + at for at, name in enumerate(CHANNELS)}])
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.f <|constrain|>json<|message|>",
+        "<|channel|>commentary to=functions.f json<|message|>",
+        " to=functions.f<|channel|>commentary json<|message|>",
+    ],
+)
+def test_a_call_of_harmony_without_tools_shows_no_words_of_its_header(header, special):
+    shape = AnswerShape(reasoning_format("harmony"), Thinks.MAYBE)
+    for answer in (header + _JSON, f"<|channel|>analysis<|message|>hm{_JOINT}{header}{_JSON}"):
+        for cuts in ((), range(len(answer))):
+            assert parse(shape, answer, special, cuts).content == _JSON
