@@ -13,3 +13,11 @@ def skylake() -> ctypes.CDLL:
     compiler = find_compiler()
     assert compiler
     return ctypes.CDLL(str(built(compiler, "-march=skylake-avx512")))
+
+
+@pytest.fixture(scope="session")
+def laptop() -> ctypes.CDLL:
+    """The CPU kernels for processors with AVX2 and no AVX-512, from the cache folder if they are there."""
+    compiler = find_compiler()
+    assert compiler
+    return ctypes.CDLL(str(built(compiler, "-march=x86-64-v3")))
