@@ -28,8 +28,9 @@ void multiply_rows(const typename Source::Element* x, const Source& w, int64_t f
     float* const c[2] = {c0, c1};
     for (int64_t tile = 0; tile < 2; tile += TOGETHER) {
         Vec sum[R][TOGETHER];
-        for (int r = 0; r < R; r++)
-            for (int t = 0; t < TOGETHER; t++) sum[r][t] = load(c[tile + t] + r * 16);
+        each<R>([&](auto r) ALWAYS_INLINE {
+            each<TOGETHER>([&](auto t) ALWAYS_INLINE { sum[r][t] = load(c[tile + t] + r * 16); });
+        });
         const auto* in = x;
         for (int64_t block = first; block < last; block++, in += TILE)
             for (int64_t which = 0; which < 2; which++) {
@@ -43,15 +44,16 @@ void multiply_rows(const typename Source::Element* x, const Source& w, int64_t f
                         if (FRESH) w.ask(block, which * 8 + pair);
                         ahead += share;
                     }
-                    for (int r = 0; r < R; r++) {
+                    each<R>([&](auto r) ALWAYS_INLINE {
                         const auto* two = in + r * 32 + which * 16 + pair * 2;
                         sum[r][0] = w0.times(two, sum[r][0]);
                         if (TOGETHER > 1) sum[r][TOGETHER - 1] = w1.times(two, sum[r][TOGETHER - 1]);
-                    }
+                    });
                 }
             }
-        for (int r = 0; r < R; r++)
-            for (int t = 0; t < TOGETHER; t++) store(c[tile + t] + r * 16, sum[r][t]);
+        each<R>([&](auto r) ALWAYS_INLINE {
+            each<TOGETHER>([&](auto t) ALWAYS_INLINE { store(c[tile + t] + r * 16, sum[r][t]); });
+        });
     }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -14,7 +15,19 @@
 
 namespace {
 
+#define ALWAYS_INLINE __attribute__((always_inline))
+
 constexpr int LANES = 16;
+
+// f(0) to f(N - 1), of constants, so that an array of vectors that they index becomes registers.
+template <typename F, int... I>
+ALWAYS_INLINE inline void each_of(std::integer_sequence<int, I...>, F f) {
+    (f(std::integral_constant<int, I>()), ...);
+}
+template <int N, typename F>
+ALWAYS_INLINE inline void each(F f) {
+    each_of(std::make_integer_sequence<int, N>(), f);
+}
 
 #if defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define WIDE_REGISTERS 1  // one has all lanes, and there are 32 of them
@@ -43,27 +56,35 @@ struct Lanes {
         std::memcpy(part, each, sizeof part);
     }
     template <typename E2, typename P2>
-    explicit Lanes(const Lanes<E2, P2>& bits) { std::memcpy(part, bits.part, sizeof part); }
+    ALWAYS_INLINE explicit Lanes(const Lanes<E2, P2>& bits) {
+        each<PARTS>([&](auto i) ALWAYS_INLINE { part[i] = (P)bits.part[i]; });
+    }
     E& operator[](int i) { return ((E*)part)[i]; }
     E operator[](int i) const { return ((const E*)part)[i]; }
 };
 typedef Lanes<float, Part> Vec;
 typedef Lanes<int32_t, IPart> IVec;
 
-template <typename To, typename Of, typename... Args>
-inline To by_part(Of of, const Args&... args) {
+// `of` each part. Written out, not as a loop: GCC 12 unrolls too late to keep parts in registers then.
+template <typename To, typename Of, size_t... I, typename... Args>
+ALWAYS_INLINE inline To by_part_of(std::index_sequence<I...>, Of of, const Args&... args) {
     To to;
-    for (int i = 0; i < To::PARTS; i++) to.part[i] = (decltype(to.part[0] + to.part[0]))of(args.part[i]...);
+    auto one = [&](auto i) ALWAYS_INLINE { to.part[i] = (std::remove_reference_t<decltype(to.part[0])>)of(args.part[i]...); };
+    (one(std::integral_constant<size_t, I>()), ...);
     return to;
 }
+template <typename To, typename Of, typename... Args>
+ALWAYS_INLINE inline To by_part(Of of, const Args&... args) {
+    return by_part_of<To>(std::make_index_sequence<size_t(To::PARTS)>(), of, args...);
+}
 #define OPERATOR(OP, V, SCALAR, RESULT)                                                                         \
-    inline RESULT operator OP(const V& a, const V& b) {                                                         \
+    ALWAYS_INLINE inline RESULT operator OP(const V& a, const V& b) {                                                         \
         return by_part<RESULT>([](auto x, auto y) { return x OP y; }, a, b);                                    \
     }                                                                                                           \
-    inline RESULT operator OP(const V& a, SCALAR b) {                                                           \
+    ALWAYS_INLINE inline RESULT operator OP(const V& a, SCALAR b) {                                                           \
         return by_part<RESULT>([b](auto x) { return x OP b; }, a);                                              \
     }                                                                                                           \
-    inline RESULT operator OP(SCALAR a, const V& b) {                                                           \
+    ALWAYS_INLINE inline RESULT operator OP(SCALAR a, const V& b) {                                                           \
         return by_part<RESULT>([a](auto x) { return a OP x; }, b);                                              \
     }
 OPERATOR(+, Vec, float, Vec)
@@ -129,9 +150,22 @@ template <> inline half narrow<half>(float x) { return {_cvtss_sh(x, _MM_FROUND_
 inline float widen(half x) { return load_bits<__fp16>(&x); }
 template <> inline half narrow<half>(float x) { return load_bits<half>(std::array<__fp16, 1>{__fp16(x)}.data()); }
 #endif
+#if defined(WIDE_REGISTERS)
 inline Vec load(const float* p) { return load_bits<Vec>(p); }
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 inline IVec load_words(const void* p) { return load_bits<IVec>(p); }
+#else
+template <typename V> ALWAYS_INLINE inline V load_parts(const void* p) {
+    V v;
+    each<V::PARTS>([&](auto i) ALWAYS_INLINE { std::memcpy(&v.part[i], (const char*)p + i * WIDTH * 4, WIDTH * 4); });
+    return v;
+}
+ALWAYS_INLINE inline Vec load(const float* p) { return load_parts<Vec>(p); }
+ALWAYS_INLINE inline void store(float* p, const Vec& v) {
+    each<Vec::PARTS>([&](auto i) ALWAYS_INLINE { std::memcpy(p + i * WIDTH, &v.part[i], WIDTH * 4); });
+}
+ALWAYS_INLINE inline IVec load_words(const void* p) { return load_parts<IVec>(p); }
+#endif
 inline Vec select(IVec mask, Vec yes, Vec no) { return (Vec)((mask & (IVec)yes) | (~mask & (IVec)no)); }
 
 #if defined(WIDE_REGISTERS)
@@ -174,13 +208,14 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 }
 inline Vec load(const bf16* p) {
     Vec v;
-    for (int i = 0; i < 2; i++)
+    each<2>([&](auto i) ALWAYS_INLINE {
         v.part[i] = (Part)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + i * 8))), 16);
+    });
     return v;
 }
 inline Vec load(const half* p) {
     Vec v;
-    for (int i = 0; i < 2; i++) v.part[i] = (Part)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + i * 8)));
+    each<2>([&](auto i) ALWAYS_INLINE { v.part[i] = (Part)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + i * 8))); });
     return v;
 }
 #elif defined(__aarch64__)
@@ -189,12 +224,14 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 }
 inline Vec load(const bf16* p) {
     Vec v;
-    for (int i = 0; i < 4; i++) v.part[i] = (Part)vshll_n_u16(vld1_u16((const uint16_t*)p + i * 4), 16);
+    each<4>([&](auto i) ALWAYS_INLINE { v.part[i] = (Part)vshll_n_u16(vld1_u16((const uint16_t*)p + i * 4), 16); });
     return v;
 }
 inline Vec load(const half* p) {
     Vec v;
-    for (int i = 0; i < 4; i++) v.part[i] = (Part)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t*)p + i * 4)));
+    each<4>([&](auto i) ALWAYS_INLINE {
+        v.part[i] = (Part)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t*)p + i * 4)));
+    });
     return v;
 }
 #else
@@ -239,14 +276,12 @@ inline IVec every_second(IVec bytes, unsigned at) {
     return (IVec)_mm512_shuffle_epi8((__m512i)bytes, order);
 #else
     typedef int32_t Four __attribute__((vector_size(16)));
-    const Four each = Four{0, 2 << 24, 4 << 24, 6 << 24} + int32_t(0x00808080u | at << 24);
-    IVec order;
-    for (int i = 0; i < LANES; i += 4) std::memcpy((char*)&order + i * 4, &each, sizeof each);
+    const Four order = Four{0, 2 << 24, 4 << 24, 6 << 24} + int32_t(0x00808080u | at << 24);
 #if defined(__AVX2__)
-    for (int i = 0; i < IVec::PARTS; i++) bytes.part[i] = (IPart)_mm256_shuffle_epi8((__m256i)bytes.part[i], (__m256i)order.part[i]);
+    const __m256i both = _mm256_broadcastsi128_si256((__m128i)order);
+    each<2>([&](auto i) ALWAYS_INLINE { bytes.part[i] = (IPart)_mm256_shuffle_epi8((__m256i)bytes.part[i], both); });
 #else
-    for (int i = 0; i < IVec::PARTS; i++)
-        bytes.part[i] = (IPart)vqtbl1q_u8((uint8x16_t)bytes.part[i], (uint8x16_t)order.part[i]);
+    each<4>([&](auto i) ALWAYS_INLINE { bytes.part[i] = (IPart)vqtbl1q_u8((uint8x16_t)bytes.part[i], (uint8x16_t)order); });
 #endif
     return bytes;
 #endif
@@ -256,10 +291,10 @@ inline IVec signed_bytes(const char* p) {
     return (IVec)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
 #else
     IVec v;
-    for (int i = 0; i < IVec::PARTS; i++) {
+    each<IVec::PARTS>([&](auto i) ALWAYS_INLINE {
         typedef int8_t Bytes __attribute__((vector_size(WIDTH)));
         v.part[i] = __builtin_convertvector(load_bits<Bytes>(p + i * WIDTH), IPart);
-    }
+    });
     return v;
 #endif
 }
