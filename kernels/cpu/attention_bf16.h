@@ -162,14 +162,15 @@ void score(const Element* queries, const Element* keys, int64_t dim, Vec (*to)[4
     for (int first = 0; first < 4; first += AT_ONCE) {
         Vec sum[N][AT_ONCE] = {};
         for (int64_t pair = 0; pair < dim / 2; pair++)
-            for (int t = 0; t < AT_ONCE; t++) {
+            each<AT_ONCE>([&](auto t) ALWAYS_INLINE {
                 const int64_t tile = first + t;
                 const TwoInputs<Element> two(keys + tile * LANES * dim + pair * 32);
                 if (next) next->ask(from, tile * LANES + pair % 16, pair / 16 * 32);
-                for (int i = 0; i < N; i++) sum[i][t] = two.times(queries + i * dim + 2 * pair, sum[i][t]);
-            }
-        for (int i = 0; i < N; i++)
-            for (int t = 0; t < AT_ONCE; t++) to[i][first + t] = sum[i][t];
+                each<N>([&](auto i) ALWAYS_INLINE { sum[i][t] = two.times(queries + i * dim + 2 * pair, sum[i][t]); });
+            });
+        each<N>([&](auto i) ALWAYS_INLINE {
+            each<AT_ONCE>([&](auto t) ALWAYS_INLINE { to[i][first + t] = sum[i][t]; });
+        });
     }
 }
 
@@ -230,21 +231,23 @@ void mix(const Element (*weights)[BLOCK], int64_t count, const bf16* const* valu
     for (int64_t d = 0; d < dim; d += 32)
         for (int first = 0; first < 2; first += TOGETHER) {
             Vec sum[N][TOGETHER];
-            for (int i = 0; i < N; i++)
-                for (int half = 0; half < TOGETHER; half++) sum[i][half] = load(mixed + i * dim + d + (first + half) * 16);
+            each<N>([&](auto i) ALWAYS_INLINE {
+                each<TOGETHER>([&](auto half) ALWAYS_INLINE { sum[i][half] = load(mixed + i * dim + d + (first + half) * 16); });
+            });
             for (int64_t key = 0; key < count; key += 2) {
                 if (next && !first && TwoValues<Element>::EVENLY)
                     next->ask(from, key, d), next->ask(from, key + 1, d);
                 else if (next && !first && !d && key % LANES == 0)
                     next->prefetch(from, key / LANES, dim);
                 const TwoValues<Element> two(values[key] + d, values[key + 1] + d);
-                for (int half = 0; half < TOGETHER; half++) {
+                each<TOGETHER>([&](auto half) ALWAYS_INLINE {
                     const auto part = two.half(first + half);
-                    for (int i = 0; i < N; i++) sum[i][half] = part.times(weights[i] + key, sum[i][half]);
-                }
+                    each<N>([&](auto i) ALWAYS_INLINE { sum[i][half] = part.times(weights[i] + key, sum[i][half]); });
+                });
             }
-            for (int i = 0; i < N; i++)
-                for (int half = 0; half < TOGETHER; half++) store(mixed + i * dim + d + (first + half) * 16, sum[i][half]);
+            each<N>([&](auto i) ALWAYS_INLINE {
+                each<TOGETHER>([&](auto half) ALWAYS_INLINE { store(mixed + i * dim + d + (first + half) * 16, sum[i][half]); });
+            });
         }
 }
 

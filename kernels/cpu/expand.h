@@ -23,15 +23,16 @@ inline void widen_outputs(const bf16* b, Vec (&w)[2]) {
 template <int R, int N, typename T>
 void expand_page(const T* b, int64_t out, const float* t, Vec (&y)[R][N]) {
     Vec sum[2][R][N] = {};  // of even ranks and of odd ones
-#pragma GCC unroll 8
-    for (int64_t k = 0; k < RANKS; k++) {
+    each<RANKS>([&](auto k) ALWAYS_INLINE {
         Vec w[N];
         widen_outputs(b + k * out, w);
-        for (int i = 0; i < R; i++)
-            for (int n = 0; n < N; n++) sum[k % 2][i][n] = fma(splat(t[i * 32 + k]), w[n], sum[k % 2][i][n]);
-    }
-    for (int i = 0; i < R; i++)
-        for (int n = 0; n < N; n++) y[i][n] = y[i][n] + (sum[0][i][n] + sum[1][i][n]);
+        each<R>([&](auto i) ALWAYS_INLINE {
+            each<N>([&](auto n) ALWAYS_INLINE { sum[k % 2][i][n] = fma(splat(t[i * 32 + k]), w[n], sum[k % 2][i][n]); });
+        });
+    });
+    each<R>([&](auto i) ALWAYS_INLINE {
+        each<N>([&](auto n) ALWAYS_INLINE { y[i][n] = y[i][n] + (sum[0][i][n] + sum[1][i][n]); });
+    });
 }
 
 // 32 outputs of a row of Sums, as `widen_outputs` has them.

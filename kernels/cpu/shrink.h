@@ -95,24 +95,32 @@ template <int R>
 void shrink_page(const bf16* const* x, const bf16* a, const bf16* next, int64_t in, float* t) {
     constexpr int AT_ONCE = TOGETHER > 1 ? 4 : 1;  // of the four sums, those that fit into the registers
     for (int64_t r = 0; r < RANKS; r += 2, a += 2 * in, next += 2 * in) {
-        Vec sum[2][R][4] = {};
-        auto product = [&](int64_t d, int part) {
-            for (int k = 0; k < 2; k++) {
-                __builtin_prefetch(next + k * in + d, 0, 2);
-                const IVec as = load_words(a + k * in + d);
-                for (int i = 0; i < R; i++) sum[k][i][part] = add_pairs(sum[k][i][part], load_words(x[i] + d / 32 * TILE), as);
-            }
-        };
+        Vec whole[2][R][4];
         for (int from = 0; from < 4; from += AT_ONCE) {
+            Vec sum[2][R][AT_ONCE] = {};
+            auto product = [&](int64_t d, auto part) ALWAYS_INLINE {
+                each<2>([&](auto k) ALWAYS_INLINE {
+                    __builtin_prefetch(next + k * in + d, 0, 2);
+                    const IVec as = load_words(a + k * in + d);
+                    each<R>([&](auto i) ALWAYS_INLINE {
+                        sum[k][i][part] = add_pairs(sum[k][i][part], load_words(x[i] + d / 32 * TILE), as);
+                    });
+                });
+            };
             int64_t d = from * 32;
             for (; d + AT_ONCE * 32 <= in; d += 128)
-                for (int part = 0; part < AT_ONCE; part++) product(d + part * 32, from + part);
-            for (int part = from; d < in && AT_ONCE > 1; d += 32, part++) product(d, part);
+                each<AT_ONCE>([&](auto part) ALWAYS_INLINE { product(d + part * 32, part); });
+            if (AT_ONCE > 1) each<AT_ONCE>([&](auto part) ALWAYS_INLINE { if (d + part * 32 < in) product(d + part * 32, part); });
+            each<2>([&](auto k) ALWAYS_INLINE {
+                each<R>([&](auto i) ALWAYS_INLINE {
+                    each<AT_ONCE>([&](auto part) ALWAYS_INLINE { whole[k][i][from + part] = sum[k][i][part]; });
+                });
+            });
         }
         for (int k = 0; k < 2; k++)
             for (int i = 0; i < R; i++) {
-                const Vec* s = sum[k][i];
-                t[i * RANKS + r + k] = ::sum((s[0] + s[1]) + (s[2] + s[3]));
+                const Vec* s = whole[k][i];
+                t[i * RANKS + r + k] = sum((s[0] + s[1]) + (s[2] + s[3]));
             }
     }
 }

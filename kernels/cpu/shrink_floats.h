@@ -50,14 +50,15 @@ inline Vec dots_of_four(const float* x, const float* a, int64_t in) {
             for (int64_t d = p * 32; d < in; d += 128)
                 for (int64_t half = 0; half < 32; half += 16) {
                     Vec left[AT_ONCE];
-                    for (int i = 0; i < AT_ONCE; i++) left[i] = load(x + (from + i) * in + d + half);
-                    for (int r = 0; r < SIDE; r++) {
+                    each<AT_ONCE>([&](auto i) ALWAYS_INLINE { left[i] = load(x + (from + i) * in + d + half); });
+                    each<SIDE>([&](auto r) ALWAYS_INLINE {
                         const Vec right = load(a + r * in + d + half);
-                        for (int i = 0; i < AT_ONCE; i++) sum[i][r] = fma(left[i], right, sum[i][r]);
-                    }
+                        each<AT_ONCE>([&](auto i) ALWAYS_INLINE { sum[i][r] = fma(left[i], right, sum[i][r]); });
+                    });
                 }
-            for (int i = 0; i < AT_ONCE; i++)
-                for (int r = 0; r < SIDE; r++) part[p][(from + i) * SIDE + r] = sum[i][r];
+            each<AT_ONCE>([&](auto i) ALWAYS_INLINE {
+                each<SIDE>([&](auto r) ALWAYS_INLINE { part[p][(from + i) * SIDE + r] = sum[i][r]; });
+            });
         }
     Vec whole[SIDE * SIDE];
     for (int i = 0; i < SIDE * SIDE; i++) whole[i] = (part[0][i] + part[1][i]) + (part[2][i] + part[3][i]);
