@@ -5,8 +5,8 @@ A library that is compiled here is in the user's cache folder. Its name is a has
 compiler, the flags and the processor. So changed sources or another machine give another library, and a stale
 one is never loaded.
 
-The environment variable PERSONAE_CPU_INSTRUCTIONS names a poorer set of instructions of `prebuilt.VARIANTS`, for
-tests and measurements: `x86-64-v3` is AVX2.
+The environment variable PERSONAE_CPU_INSTRUCTIONS names a poorer set of instructions of `prebuilt.VARIANTS`,
+for tests and measurements: `x86-64-v3` is AVX2.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ _log = logging.getLogger("personae.kernels")
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled operators; None, with a warning, if none came with the wheel and there is no compiler or
-    it fails. Raises KernelError if PERSONAE_CPU_INSTRUCTIONS names a set that this processor does not have."""
+    it fails. Raises KernelError if PERSONAE_CPU_INSTRUCTIONS names a set that this processor lacks."""
     import torch  # noqa: F401  # loads its OpenMP runtime first, which the library must use
 
     asked = _asked_for()

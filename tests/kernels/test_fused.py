@@ -1,7 +1,7 @@
 """The fused decoder: transformers' arithmetic, and a row's bits that do not depend on its company.
 
-With weights in bfloat16, int8 and int4, and with each kind of instructions that there is; also as the first servers
-with AVX-512 have the kernels, which know no products of bfloat16, and as laptops do, which know AVX2 alone.
+With weights in bfloat16, int8 and int4, and with each kind of instructions that there is; also as the first
+servers with AVX-512 have the kernels, which know no products of bfloat16, and as laptops do, which know AVX2.
 """
 
 import ctypes

@@ -22,7 +22,7 @@ def test_a_process_can_be_held_to_avx2_and_still_has_the_fused_decoder(laptop: o
         "print(library().personae_instructions(1))\n"  # pairs, which AVX2 does not have
     )
     environment = os.environ | {"PERSONAE_CPU_INSTRUCTIONS": "x86-64-v3"}
-    run = subprocess.run(  # noqa: S603  # this interpreter
+    run = subprocess.run(  # this interpreter
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     )
     assert run.stdout.strip() == "0"
