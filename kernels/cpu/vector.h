@@ -234,7 +234,7 @@ inline Vec load(const half* p) {
     });
     return v;
 }
-#else
+#else  // no set that the fused decoder is for
 inline Vec load(const bf16* p) {
     Vec v;
     for (int i = 0; i < LANES; i++) v[i] = widen(p[i]);
@@ -269,6 +269,7 @@ inline Mask mask(IVec compared) { return compared; }
 inline Vec where(Mask m, Vec yes, Vec no) { return select(m, yes, no); }
 #endif
 
+#if defined(__AVX2__) || defined(__aarch64__)
 // Of each four outputs' 16 bytes those at `at`, `at` + 2, 4 and 6, as the upper bytes of words.
 inline IVec every_second(IVec bytes, unsigned at) {
 #if defined(WIDE_REGISTERS)
@@ -286,6 +287,7 @@ inline IVec every_second(IVec bytes, unsigned at) {
     return bytes;
 #endif
 }
+#endif
 inline IVec signed_bytes(const char* p) {
 #if defined(WIDE_REGISTERS)
     return (IVec)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
