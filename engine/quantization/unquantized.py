@@ -75,8 +75,9 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether the device has instructions that multiply bfloat16. CPUs without AVX-512 have none: each
-    product converts its operands first, and takes up to four times as long as one of float32."""
+    """Whether products of bfloat16 are fast on the device: it has instructions for them, or the CPU kernels
+    do them. Without both each product converts its operands first, and takes up to four times as long as one
+    of float32."""
     return (
         device.type != "cpu"
         or optional("pack_linear", device, torch.bfloat16) is not None

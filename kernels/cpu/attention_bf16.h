@@ -42,13 +42,13 @@ struct Block {
 
     // Asks for 32 dimensions of a row.
     void ask(const bf16* from, int64_t row, int64_t d) const {
-        if (row < filled) _mm_prefetch((const char*)(from + at[row] + d), _MM_HINT_T0);
+        if (row < filled) __builtin_prefetch(from + at[row] + d);
     }
     // Asks for the first rows of a tile. With them the processor fetches the rest by itself; asking for all would fill
     // the few places for lines that are on their way, which the tile in hand needs too.
     void prefetch(const bf16* from, int64_t tile, int64_t dim) const {
         for (int64_t j = tile * LANES; j < std::min(filled, tile * LANES + 4); j++)
-            for (int64_t d = 0; d < dim; d += 32) _mm_prefetch((const char*)(from + at[j] + d), _MM_HINT_T0);
+            for (int64_t d = 0; d < dim; d += 32) __builtin_prefetch(from + at[j] + d);
     }
 };
 
@@ -74,8 +74,29 @@ struct AttentionScratch {
     float* keys_as(float) { return wide_keys.data(); }
 };
 
+#if !defined(WIDE_REGISTERS) && defined(__AVX2__)
+// Part `side` of rows `first` to `first + 8`, as a matrix of 8 x 8, transposed in its place.
+inline void transpose8(IVec (&rows)[16], int first, int side) {
+    __m256i v[8], t[8];
+    for (int i = 0; i < 8; i++) v[i] = (__m256i)rows[first + i].part[side];
+    for (int i = 0; i < 8; i += 2) t[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]), t[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            v[i + 2 * j] = _mm256_unpacklo_epi64(t[i + j], t[i + 2 + j]);
+            v[i + 2 * j + 1] = _mm256_unpackhi_epi64(t[i + j], t[i + 2 + j]);
+        }
+    for (int i = 0; i < 4; i++) {
+        rows[first + i].part[side] = (IPart)_mm256_permute2x128_si256(v[i], v[4 + i], 0x20);
+        rows[first + 4 + i].part[side] = (IPart)_mm256_permute2x128_si256(v[i], v[4 + i], 0x31);
+    }
+}
+#endif
+
 // 16 rows of 16 pairs -> 16 pairs of 16 rows.
-inline void transpose16(__m512i (&v)[16]) {
+inline void transpose16(IVec (&rows)[16]) {
+#if defined(WIDE_REGISTERS)
+    __m512i v[16];
+    for (int i = 0; i < 16; i++) v[i] = (__m512i)rows[i];
     __m512i t[16];
     for (int i = 0; i < 16; i += 2) {
         t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
@@ -98,12 +119,24 @@ inline void transpose16(__m512i (&v)[16]) {
         v[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
         v[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
     }
+    for (int i = 0; i < 16; i++) rows[i] = (IVec)v[i];
+#elif defined(__AVX2__)
+    for (int side = 0; side < 2; side++)  // of the pairs; the rows' lower half and upper half are apart
+        for (int half = 0; half < 2; half++) transpose8(rows, half * 8, side);
+    for (int i = 0; i < 8; i++) std::swap(rows[i].part[1], rows[8 + i].part[0]);
+#else
+    int32_t from[16][16], to[16][16];
+    for (int i = 0; i < 16; i++) std::memcpy(from[i], &rows[i], 64);
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 16; j++) to[j][i] = from[i][j];
+    for (int i = 0; i < 16; i++) rows[i] = load_words(to[i]);
+#endif
 }
 
-inline void put_pairs(bf16* to, __m512i pairs) { _mm512_storeu_si512(to, pairs); }
-inline void put_pairs(float* to, __m512i pairs) {
-    _mm512_storeu_ps(to, evens(pairs));
-    _mm512_storeu_ps(to + 16, odds(pairs));
+inline void put_pairs(bf16* to, IVec pairs) { std::memcpy(to, &pairs, sizeof pairs); }
+inline void put_pairs(float* to, IVec pairs) {
+    store(to, evens(pairs));
+    store(to + 16, odds(pairs));
 }
 
 // 16 keys -> [dim / 2][16][2], as floats [dim][16]. What is past the end becomes zero: there lies what earlier owners
@@ -111,10 +144,10 @@ inline void put_pairs(float* to, __m512i pairs) {
 template <typename Element>
 void transpose_keys(const Pages& p, const Block& block, int64_t tile, Element* to) {
     for (int64_t d = 0; d < p.dim; d += 32) {
-        __m512i rows[16];
+        IVec rows[16];
         for (int j = 0; j < 16; j++) {
             const int64_t key = tile * LANES + j;
-            rows[j] = key < block.filled ? _mm512_loadu_si512(p.keys + block.at[key] + d) : _mm512_setzero_si512();
+            rows[j] = key < block.filled ? load_words(p.keys + block.at[key] + d) : IVec{};
         }
         transpose16(rows);
         for (int j = 0; j < 16; j++) put_pairs(to + (d / 2 + j) * 32, rows[j]);
@@ -124,19 +157,21 @@ void transpose_keys(const Pages& p, const Block& block, int64_t tile, Element* t
 // Scores of N queries [N][dim] and a block's 64 transposed keys. (All four tiles, whatever is in the last: sums that do not
 // wait for each other.) Meanwhile the keys of `next` (null: none) are asked for, evenly: a sixth of attention's time.
 template <int N, typename Element>
-void score(const Element* queries, const Element* keys, int64_t dim, __m512 (*to)[4], const Block* next,
-           const bf16* from) {
-    __m512 sum[N][4];
-    for (int i = 0; i < N; i++)
-        for (int t = 0; t < 4; t++) sum[i][t] = _mm512_setzero_ps();
-    for (int64_t pair = 0; pair < dim / 2; pair++)
-        for (int t = 0; t < 4; t++) {
-            const TwoInputs<Element> two(keys + t * LANES * dim + pair * 32);
-            if (next) next->ask(from, t * LANES + pair % 16, pair / 16 * 32);
-            for (int i = 0; i < N; i++) sum[i][t] = two.times(queries + i * dim + 2 * pair, sum[i][t]);
-        }
-    for (int i = 0; i < N; i++)
-        for (int t = 0; t < 4; t++) to[i][t] = sum[i][t];
+void score(const Element* queries, const Element* keys, int64_t dim, Vec (*to)[4], const Block* next, const bf16* from) {
+    constexpr int AT_ONCE = TOGETHER > 1 ? 4 : 1;  // tiles whose sums fit into the registers
+    for (int first = 0; first < 4; first += AT_ONCE) {
+        Vec sum[N][AT_ONCE] = {};
+        for (int64_t pair = 0; pair < dim / 2; pair++)
+            each<AT_ONCE>([&](auto t) ALWAYS_INLINE {
+                const int64_t tile = first + t;
+                const TwoInputs<Element> two(keys + tile * LANES * dim + pair * 32);
+                if (next) next->ask(from, tile * LANES + pair % 16, pair / 16 * 32);
+                each<N>([&](auto i) ALWAYS_INLINE { sum[i][t] = two.times(queries + i * dim + 2 * pair, sum[i][t]); });
+            });
+        each<N>([&](auto i) ALWAYS_INLINE {
+            each<AT_ONCE>([&](auto t) ALWAYS_INLINE { to[i][first + t] = sum[i][t]; });
+        });
+    }
 }
 
 // 32 dimensions of two keys' values, and what they are multiplied with: sums of half of the dimensions each. EVENLY: whether
@@ -144,66 +179,89 @@ void score(const Element* queries, const Element* keys, int64_t dim, __m512 (*to
 template <typename Element> struct TwoValues;
 
 template <>
-struct TwoValues<float> {  // even dimensions, odd dimensions
+struct TwoValues<float> {  // where registers are wide even dimensions, odd dimensions; else in their order
     static constexpr bool EVENLY = true;
-    __m512 first[2], second[2];
+    const bf16 *a, *b;
 
-    TwoValues(__m512i a, __m512i b) : first{evens(a), odds(a)}, second{evens(b), odds(b)} {}
-    __m512 times(const float* weights, __m512 sum, int half) const {
-        sum = _mm512_fmadd_ps(_mm512_set1_ps(weights[0]), first[half], sum);
-        return _mm512_fmadd_ps(_mm512_set1_ps(weights[1]), second[half], sum);
+    TwoValues(const bf16* a, const bf16* b) : a(a), b(b) {}
+    static Vec part(const bf16* of, int half) {
+#if defined(WIDE_REGISTERS)
+        return half ? odds(load_words(of)) : evens(load_words(of));
+#else
+        return load(of + half * LANES);
+#endif
     }
+    struct Half {
+        Vec first, second;
+        Vec times(const float* weights, Vec sum) const { return fma(splat(weights[1]), second, fma(splat(weights[0]), first, sum)); }
+    };
+    Half half(int which) const { return {part(a, which), part(b, which)}; }
+#if defined(WIDE_REGISTERS)
     static __m512i order(int64_t half) {  // of dimensions, in the two sums
         const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
         return _mm512_add_epi32(low, _mm512_set1_epi32(int(half) * 8));
     }
+#endif
 };
 
+#if defined(WIDE_REGISTERS)
 template <>
 struct TwoValues<bf16> {  // those whose number has no 4 in it, the others: as the processor interleaves two rows
     static constexpr bool EVENLY = false;
-    __m512i both[2];
+    const __m512i a, b;
 
-    TwoValues(__m512i a, __m512i b) : both{_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b)} {}
-    __m512 times(const bf16* weights, __m512 sum, int half) const {
-        return TwoInputs<bf16>((const bf16*)&both[half]).times(weights, sum);
-    }
+    TwoValues(const bf16* a, const bf16* b) : a(_mm512_loadu_si512(a)), b(_mm512_loadu_si512(b)) {}
+    struct Half {
+        __m512i both;
+        Vec times(const bf16* weights, Vec sum) const { return TwoInputs<bf16>((const bf16*)&both).times(weights, sum); }
+    };
+    Half half(int which) const { return {which ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b)}; }
     static __m512i order(int64_t half) {
         const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
         return _mm512_add_epi32(low, _mm512_set1_epi32(int(half) * 8));
     }
 };
+#endif
 
 // mixed[0..N) += weights of a block's first keys times their values, in the order of TwoValues; `in_order` undoes it.
 // Asks for the values of `next`.
 template <int N, typename Element>
 void mix(const Element (*weights)[BLOCK], int64_t count, const bf16* const* values, int64_t dim, float* mixed,
          const Block* next, const bf16* from) {
-    for (int64_t d = 0; d < dim; d += 32) {
-        __m512 sum[N][2];
-        for (int i = 0; i < N; i++)
-            for (int half = 0; half < 2; half++) sum[i][half] = _mm512_loadu_ps(mixed + i * dim + d + half * 16);
-        for (int64_t key = 0; key < count; key += 2) {
-            if (next && TwoValues<Element>::EVENLY)
-                next->ask(from, key, d), next->ask(from, key + 1, d);
-            else if (next && !d && key % LANES == 0)
-                next->prefetch(from, key / LANES, dim);
-            const TwoValues<Element> two(_mm512_loadu_si512(values[key] + d), _mm512_loadu_si512(values[key + 1] + d));
-            for (int i = 0; i < N; i++)
-                for (int half = 0; half < 2; half++) sum[i][half] = two.times(weights[i] + key, sum[i][half], half);
+    for (int64_t d = 0; d < dim; d += 32)
+        for (int first = 0; first < 2; first += TOGETHER) {
+            Vec sum[N][TOGETHER];
+            each<N>([&](auto i) ALWAYS_INLINE {
+                each<TOGETHER>([&](auto half) ALWAYS_INLINE { sum[i][half] = load(mixed + i * dim + d + (first + half) * 16); });
+            });
+            for (int64_t key = 0; key < count; key += 2) {
+                if (next && !first && TwoValues<Element>::EVENLY)
+                    next->ask(from, key, d), next->ask(from, key + 1, d);
+                else if (next && !first && !d && key % LANES == 0)
+                    next->prefetch(from, key / LANES, dim);
+                const TwoValues<Element> two(values[key] + d, values[key + 1] + d);
+                each<TOGETHER>([&](auto half) ALWAYS_INLINE {
+                    const auto part = two.half(first + half);
+                    each<N>([&](auto i) ALWAYS_INLINE { sum[i][half] = part.times(weights[i] + key, sum[i][half]); });
+                });
+            }
+            each<N>([&](auto i) ALWAYS_INLINE {
+                each<TOGETHER>([&](auto half) ALWAYS_INLINE { store(mixed + i * dim + d + (first + half) * 16, sum[i][half]); });
+            });
         }
-        for (int i = 0; i < N; i++)
-            for (int half = 0; half < 2; half++) _mm512_storeu_ps(mixed + i * dim + d + half * 16, sum[i][half]);
-    }
 }
 
 // 32 sums of `mix`, divided by `total` and put back in the order of dimensions.
 template <typename Element>
 void in_order(float* mixed, float total) {
-    const __m512 low = _mm512_div_ps(_mm512_loadu_ps(mixed), _mm512_set1_ps(total));
-    const __m512 high = _mm512_div_ps(_mm512_loadu_ps(mixed + 16), _mm512_set1_ps(total));
+    const Vec low = load(mixed) / total, high = load(mixed + 16) / total;
+#if defined(WIDE_REGISTERS)
     for (int64_t half = 0; half < 2; half++)
-        _mm512_storeu_ps(mixed + half * 16, _mm512_permutex2var_ps(low, TwoValues<Element>::order(half), high));
+        _mm512_storeu_ps(mixed + half * 16,
+                         _mm512_permutex2var_ps((__m512)low, TwoValues<Element>::order(half), (__m512)high));
+#else
+    store(mixed, low), store(mixed + 16, high);
+#endif
 }
 
 // One query's softmax so far, and its next block: scores of `tiles` times 16 keys, of which those in `seen` count,
@@ -212,19 +270,18 @@ struct Softmax {
     float top = -INFINITY, total = 0.0f;
 
     template <typename Element>
-    void take(const __m512* scores, const __mmask16* seen, int64_t tiles, float scale, float* mixed, int64_t dim,
-              Element* weights) {
-        __m512 x[4], most = _mm512_set1_ps(top);
+    void take(const Vec* scores, const Mask* seen, int64_t tiles, float scale, float* mixed, int64_t dim, Element* weights) {
+        Vec x[4], most = splat(top);
         for (int64_t t = 0; t < tiles; t++) {
-            x[t] = _mm512_mul_ps(scores[t], _mm512_set1_ps(scale));
-            most = _mm512_mask_max_ps(most, seen[t], most, x[t]);
+            x[t] = scores[t] * scale;
+            most = where(seen[t], larger(most, x[t]), most);
         }
-        const float best = _mm512_reduce_max_ps(most);
-        __m512 sums = _mm512_setzero_ps();
+        const float best = largest(most);
+        Vec sums = {};
         for (int64_t t = 0; t < tiles; t++) {
-            const __m512 weight = _mm512_maskz_mov_ps(seen[t], (__m512)exp_negative((Vec)x[t] - best));
+            const Vec weight = where(seen[t], exp_negative(x[t] - best), Vec{});
             put(weights + t * LANES, weight);
-            sums = _mm512_add_ps(sums, weight);
+            sums = sums + weight;
         }
         if (best != top) {
             const float shrink = top == -INFINITY ? 0.0f : exp_scalar(top - best);
@@ -232,20 +289,20 @@ struct Softmax {
             for (int64_t d = 0; d < dim; d += LANES) store(mixed + d, load(mixed + d) * shrink);
             top = best;
         }
-        total += _mm512_reduce_add_ps(sums);
+        total += sum(sums);
     }
 };
 
 // Which of a block's keys a query sees.
 struct Seen {
-    __mmask16 tile[4];
+    Mask tile[4];
 
     Seen(int64_t first, int64_t query, int64_t window) {
-        const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        const IVec lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         for (int64_t t = 0; t < 4; t++) {
-            const __m512i at = _mm512_add_epi32(lanes, _mm512_set1_epi32(int32_t(first + t * LANES)));
-            tile[t] = _mm512_cmple_epi32_mask(at, _mm512_set1_epi32(int32_t(query)));
-            if (window) tile[t] &= _mm512_cmpgt_epi32_mask(at, _mm512_set1_epi32(int32_t(query - window)));
+            const IVec at = lanes + int32_t(first + t * LANES);
+            tile[t] = mask(at <= int32_t(query));
+            if (window) tile[t] &= mask(at > int32_t(query - window));
         }
     }
 };
@@ -274,7 +331,7 @@ void attend_as(const Pages& pages, int64_t head, int64_t group, int64_t vectors,
         for (int64_t t = 0; t < tiles; t++) transpose_keys(pages, block, t, s.keys_as(Element{}) + t * LANES * dim);
         for (int64_t m = 0; m < vectors; m += BESIDE) {
             const int64_t n = std::min(BESIDE, vectors - m);
-            __m512 scores[BESIDE][4];
+            Vec scores[BESIDE][4];
             alignas(64) Element weights[BESIDE][BLOCK];
             scoring[n - 1](queries + m * dim, s.keys_as(Element{}), dim, scores, m ? nullptr : &next, pages.keys);
             for (int64_t i = 0; i < n; i++)

@@ -88,18 +88,19 @@ inline void score_many(const bf16*, const bf16*, int64_t, float*) {}
 inline void mix_many(const bf16*, int64_t, const bf16*, int64_t, float*) {}
 #endif
 
+#if defined(WIDE_REGISTERS)
 // Scores [16 keys][4 queries] -> a vector of 16 keys for each query.
-inline void by_query(const float* from, __m512 (*to)[4], int64_t tile) {
+inline void by_query(const float* from, Vec (*to)[4], int64_t tile) {
     const __m512i even = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
     const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(2));
     const __m512 a = _mm512_loadu_ps(from), b = _mm512_loadu_ps(from + 16), c = _mm512_loadu_ps(from + 32),
                  d = _mm512_loadu_ps(from + 48);
     const __m512 ab = _mm512_permutex2var_ps(a, even, b), cd = _mm512_permutex2var_ps(c, even, d);
     const __m512 ab2 = _mm512_permutex2var_ps(a, odd, b), cd2 = _mm512_permutex2var_ps(c, odd, d);
-    to[0][tile] = _mm512_shuffle_f32x4(ab, cd, 0x44);
-    to[1][tile] = _mm512_shuffle_f32x4(ab, cd, 0xee);
-    to[2][tile] = _mm512_shuffle_f32x4(ab2, cd2, 0x44);
-    to[3][tile] = _mm512_shuffle_f32x4(ab2, cd2, 0xee);
+    to[0][tile] = (Vec)_mm512_shuffle_f32x4(ab, cd, 0x44);
+    to[1][tile] = (Vec)_mm512_shuffle_f32x4(ab, cd, 0xee);
+    to[2][tile] = (Vec)_mm512_shuffle_f32x4(ab2, cd2, 0x44);
+    to[3][tile] = (Vec)_mm512_shuffle_f32x4(ab2, cd2, 0xee);
 }
 
 // As `mix`, in the order of a tile instruction: mixed's dimensions are in the order of TwoValues<float>.
@@ -108,22 +109,22 @@ void mix_few(const float (*weights)[BLOCK], int64_t count, const bf16* const* va
              const Block* next, const bf16* from) {
     for (int64_t d = 0; d < dim; d += 32)
         for (int64_t first = 0; first < count; first += 32) {
-            __m512 sum[2][N][2] = {};  // of even keys and of odd ones
+            Vec sum[2][N][2] = {};  // of even keys and of odd ones
             for (int64_t key = first; key < std::min(count, first + 32); key += 2) {
                 if (next && !d && key % LANES == 0) next->prefetch(from, key / LANES, dim);
                 for (int odd = 0; odd < 2; odd++) {
-                    const __m512i value = _mm512_loadu_si512(values[key + odd] + d);
-                    const __m512 parts[2] = {evens(value), odds(value)};
+                    const IVec value = load_words(values[key + odd] + d);
+                    const Vec parts[2] = {evens(value), odds(value)};
                     for (int i = 0; i < N; i++)
                         for (int half = 0; half < 2; half++)
                             sum[odd][i][half] =
-                                _mm512_fmadd_ps(_mm512_set1_ps(weights[i][key + odd]), parts[half], sum[odd][i][half]);
+                                fma(splat(weights[i][key + odd]), parts[half], sum[odd][i][half]);
                 }
             }
             for (int i = 0; i < N; i++)
                 for (int half = 0; half < 2; half++) {
                     float* to = mixed + i * dim + d + half * 16;
-                    _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), _mm512_add_ps(sum[0][i][half], sum[1][i][half])));
+                    store(to, load(to) + (sum[0][i][half] + sum[1][i][half]));
                 }
         }
 }
@@ -142,7 +143,7 @@ inline void interleave(const bf16* const* values, int64_t count, int64_t dim, bf
 struct Rounded {  // a weight that a tile has as bfloat16, as the float that this is
     float value;
 };
-inline void put(Rounded* to, __m512 x) { _mm512_storeu_ps((float*)to, widened(rounded(x))); }
+inline void put(Rounded* to, Vec x) { store((float*)to, round_to_bf16(x)); }
 
 // As attend_as.
 inline void attend_with_tiles(const Pages& pages, int64_t head, int64_t group, int64_t vectors, int64_t position,
@@ -173,7 +174,7 @@ inline void attend_with_tiles(const Pages& pages, int64_t head, int64_t group, i
             const bf16* keys[4];
             alignas(64) float products[BLOCK * BESIDE];
             alignas(64) Rounded weights[BESIDE][BLOCK];
-            __m512 scores[BESIDE][4];
+            Vec scores[BESIDE][4];
             for (int64_t t = 0; t < tiles; t++) {
                 bf16* own = s.keys.data() + t * LANES * dim;
                 keys[t] = pages.page_size % LANES == 0 ? pages.keys + block.at[t * LANES] : own;
@@ -194,8 +195,7 @@ inline void attend_with_tiles(const Pages& pages, int64_t head, int64_t group, i
             for (int64_t m = 0; m < vectors; m += LANES)
                 score_many(s.queries.data() + m * dim, s.keys.data(), dim, scores[m]);
             for (int64_t i = 0; i < vectors; i++) {
-                const __m512 of_query[4] = {_mm512_load_ps(scores[i]), _mm512_load_ps(scores[i] + 16),
-                                            _mm512_load_ps(scores[i] + 32), _mm512_load_ps(scores[i] + 48)};
+                const Vec of_query[4] = {load(scores[i]), load(scores[i] + 16), load(scores[i] + 32), load(scores[i] + 48)};
                 softmax[i].take(of_query, Seen(first, position + i / group, window).tile, 4, scale,
                                 s.mixed.data() + i * dim, dim, weights[i]);
             }
@@ -209,12 +209,17 @@ inline void attend_with_tiles(const Pages& pages, int64_t head, int64_t group, i
         for (int64_t d = 0; d < dim; d += 32)
             (few ? in_order<float> : in_order<bf16>)(s.mixed.data() + m * dim + d, softmax[m].total);
 }
+#endif
 
 // With the instructions in use.
 inline void attend_bf16(const Pages& pages, int64_t head, int64_t group, int64_t vectors, int64_t position,
                         int64_t length, float scale, int64_t window, const Block& after, AttentionScratch& s) {
+#if defined(WIDE_REGISTERS)
     const Instructions kind = instructions();
     const auto attend = kind == TILES ? attend_with_tiles : kind == PAIRS ? attend_as<bf16> : attend_as<float>;
+#else
+    const auto attend = attend_as<float>;
+#endif
     attend(pages, head, group, vectors, position, length, scale, window, after, s);
 }
 

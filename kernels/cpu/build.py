@@ -4,6 +4,9 @@ machine's own compiler makes. `python -m personae.kernels.cpu.build` compiles th
 A library that is compiled here is in the user's cache folder. Its name is a hash of the sources, the
 compiler, the flags and the processor. So changed sources or another machine give another library, and a stale
 one is never loaded.
+
+The environment variable PERSONAE_CPU_INSTRUCTIONS names a poorer set of instructions of `prebuilt.VARIANTS`,
+for tests and measurements: `x86-64-v3` is AVX2.
 """
 
 import ctypes
@@ -17,6 +20,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from personae.errors import KernelError
 from personae.kernels.cpu import prebuilt
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "decoder.cpp"))
@@ -38,10 +42,11 @@ _log = logging.getLogger("personae.kernels")
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled operators; None, with a warning, if none came with the wheel and there is no compiler or
-    it fails."""
+    it fails. Raises KernelError if PERSONAE_CPU_INSTRUCTIONS names a set that this processor lacks."""
     import torch  # noqa: F401  # loads its OpenMP runtime first, which the library must use
 
-    if (found := prebuilt.find()) is not None:
+    asked = _asked_for()
+    if (found := prebuilt.find(features=asked and asked.needs)) is not None:
         try:
             loaded = ctypes.CDLL(str(found))
         except OSError as error:
@@ -54,12 +59,24 @@ def library() -> ctypes.CDLL | None:
         _log.warning("There is no C++ compiler. The CPU operators run in plain torch, which is slower.")
         return None
     try:
-        return ctypes.CDLL(str(built(compiler)))
+        return ctypes.CDLL(str(built(compiler, *(asked.flags if asked else ()))))
     except (OSError, subprocess.SubprocessError) as error:
         _log.warning(
             "The CPU operators could not be built (%s). They run in plain torch, which is slower.", error
         )
         return None
+
+
+def _asked_for() -> prebuilt.Variant | None:
+    """The set of instructions that PERSONAE_CPU_INSTRUCTIONS names; None: this processor's own."""
+    name = os.environ.get("PERSONAE_CPU_INSTRUCTIONS")
+    if not name:
+        return None
+    fitting = {variant.name: variant for variant in prebuilt.fitting(prebuilt.features_here())}
+    if name not in fitting:
+        known = ", ".join(fitting) or "none"
+        raise KernelError(f"PERSONAE_CPU_INSTRUCTIONS: this processor has no {name!r}; it has: {known}.")
+    return fitting[name]
 
 
 def find_compiler() -> str | None:

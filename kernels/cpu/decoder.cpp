@@ -1,5 +1,5 @@
-// The fused decoder behind a C interface; empty where the processor has no AVX-512.
-#if defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && defined(__linux__)
+// The fused decoder behind a C interface; empty where vectors cannot convert float16, and elsewhere than on Linux.
+#if (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) || defined(__aarch64__)) && defined(__linux__)
 #include <algorithm>
 #include <vector>
 
@@ -20,8 +20,9 @@ struct Linear {
         w = &weight, x = Rows(memory, count, weight.k), rows = count, bias = added, y = to;
         for (int64_t row = 0; row < rows; row++)
             for (int64_t d = 0; d < x.blocks * 32; d += LANES) {
-                const __mmask16 there = __mmask16((1u << std::clamp<int64_t>(w->k - d, 0, LANES)) - 1);
-                x.put(row, d, widened(_mm256_maskz_loadu_epi16(there, given + row * stride + d)));
+                bf16 some[LANES] = {};
+                std::memcpy(some, given + row * stride + d, std::clamp<int64_t>(w->k - d, 0, LANES) * sizeof(bf16));
+                x.put(row, d, load(some));
             }
     }
 

@@ -205,7 +205,7 @@ class Decoder {
     void normalise(const float* x, const float* weight, int64_t row) {
         const Vec scale = splat(inverse_rms(x, m_.hidden, m_.eps));
         for (int64_t d = 0; d < m_.hidden; d += LANES)
-            normed_.put(row, d, (__m512)(load(x + d) * scale * load(weight + d)));
+            normed_.put(row, d, (load(x + d) * scale * load(weight + d)));
     }
 
     void head_norm(int64_t item) {
@@ -242,10 +242,9 @@ class Decoder {
         };
         auto take = [&](int64_t row, int64_t count, int64_t g, const Quarters& c) {
             for (int64_t half = 0; half < 2; half++) {
-                const __mmask16 there = __mmask16((1u << w.width(g, half)) - 1);
+                const int64_t there = w.width(g, half);
                 for (int64_t i = 0; i < count; i++)
-                    _mm512_mask_storeu_ps(head_to_ + head_.rows[row + i] * m_.vocab + w.column(g, half), there,
-                                          _mm512_load_ps(c.at(i, half)));
+                    store_first(head_to_ + head_.rows[row + i] * m_.vocab + w.column(g, half), load(c.at(i, half)), there);
             }
         };
         multiply_item(normed_, Count(head_count_, head_.of_group.data()), w, item, nullptr, more, place, take);
@@ -274,7 +273,7 @@ class Decoder {
         auto take = [&](int64_t row, int64_t count, int64_t g, const Quarters& c) {
             each_run(row, count, [&](const Run& run, int64_t first, int64_t last) {
                 for (int64_t i = first; i < last && !run.few(); i++)
-                    inner_.put(i, g * 16, silu_times(_mm512_load_ps(c.at(i - row, 0)), _mm512_load_ps(c.at(i - row, 1))));
+                    inner_.put(i, g * 16, silu_times(load(c.at(i - row, 0)), load(c.at(i - row, 1))));
             });
         };
         multiply_item(normed_, b_->count, w, item, l.gate_up_bias, more, place, take);
@@ -307,8 +306,8 @@ class Decoder {
             }
         for (int64_t row = run.row; row < run.row + run.rows; row++)
             for (int64_t c = first; c < first + count; c += 16)
-                inner_.put(row, c, silu_times(_mm512_load_ps(gate_up_.at(row, c)),
-                                              _mm512_load_ps(gate_up_.at(row, m_.inner + c))));
+                inner_.put(row, c, silu_times(load(gate_up_.at(row, c)),
+                                              load(gate_up_.at(row, m_.inner + c))));
     }
 
     // A head of q or k: its norm, if it has one, the rotation, if the layer has one, and rounding.
@@ -322,10 +321,10 @@ class Decoder {
         };
         for (int64_t d = 0; d < half; d += LANES) {
             const Vec first = part(d), second = part(half + d);
-            put(to + d, (__m512)(first * load(cos + d) - second * load(sin + d)));
-            put(to + half + d, (__m512)(second * load(cos + d) + first * load(sin + d)));
+            put(to + d, (first * load(cos + d) - second * load(sin + d)));
+            put(to + half + d, (second * load(cos + d) + first * load(sin + d)));
         }
-        for (int64_t d = 2 * half; d < m_.dim; d += LANES) put(to + d, (__m512)part(d));
+        for (int64_t d = 2 * half; d < m_.dim; d += LANES) put(to + d, part(d));
     }
 
     bf16* keys(int64_t layer) const { return b_->cache + layer * b_->layer_stride; }
@@ -338,7 +337,7 @@ class Decoder {
         rotate(l, k, l.k_norm, b_->positions[token], key);
         const float* v = qkv_.at(token, (m_.heads + m_.kv_heads + head) * m_.dim);
         for (int64_t d = 0; d < m_.dim; d += 32, v += 2 * Sums::NEXT)
-            put(key + b_->value_offset + d, _mm512_load_ps(v), _mm512_load_ps(v + Sums::NEXT));
+            put(key + b_->value_offset + d, load(v), load(v + Sums::NEXT));
     }
 
     void append(const DecoderLayer& l, int64_t layer, int64_t token) {
@@ -368,7 +367,7 @@ class Decoder {
         for (int64_t m = 0; m < vectors; m++)
             for (int64_t d = 0; d < m_.dim; d += LANES)
                 mixed_.put(start + m / group, (q.head * group + m % group) * m_.dim + d,
-                           _mm512_loadu_ps(s.mixed.data() + m * m_.dim + d));
+                           load(s.mixed.data() + m * m_.dim + d));
     }
 
     const DecoderShape m_;

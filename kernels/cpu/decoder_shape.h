@@ -41,9 +41,9 @@ inline float inverse_rms(const float* x, int64_t n, float eps, int64_t next = LA
     return 1.0f / __builtin_sqrtf(sum(squares) / n + eps);
 }
 
-inline __m512 silu_times(__m512 gate, __m512 up) {  // through exp(-|g|), which cannot overflow
-    const Vec g = (Vec)gate, e = exp_negative(select(g < 0.0f, g, -g));
-    return (__m512)(g * select(g < 0.0f, e, splat(1.0f)) / (e + 1.0f) * (Vec)up);
+inline Vec silu_times(Vec g, Vec up) {  // through exp(-|g|), which cannot overflow
+    const Vec e = exp_negative(select(g < 0.0f, g, -g));
+    return g * select(g < 0.0f, e, splat(1.0f)) / (e + 1.0f) * up;
 }
 
 }  // namespace

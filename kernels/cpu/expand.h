@@ -7,45 +7,52 @@
 
 namespace {
 
-// Weights of 16 outputs, widened before; or of 32, the even ones and the odd ones, which takes half as many instructions as
-// their order would.
-inline void widen_outputs(const float* b, __m512 (&w)[1]) { w[0] = _mm512_load_ps(b); }
-inline void widen_outputs(const bf16* b, __m512 (&w)[2]) {
-    const __m512i both = _mm512_loadu_si512(b);
+// Weights of 16 outputs, widened before; or of 32: where registers are wide the even ones and the odd ones, which takes half as
+// many instructions as their order would.
+inline void widen_outputs(const float* b, Vec (&w)[1]) { w[0] = load(b); }
+inline void widen_outputs(const bf16* b, Vec (&w)[2]) {
+#if defined(WIDE_REGISTERS)
+    const IVec both = load_words(b);
     w[0] = evens(both), w[1] = odds(both);
+#else
+    w[0] = load(b), w[1] = load(b + LANES);
+#endif
 }
 
 // Outputs of R rows, N times 16 of them, += t B of one page; a row's t is 32 floats after that of the row before.
 template <int R, int N, typename T>
-void expand_page(const T* b, int64_t out, const float* t, __m512 (&y)[R][N]) {
-    __m512 sum[2][R][N] = {};  // of even ranks and of odd ones
-#pragma GCC unroll 8
-    for (int64_t k = 0; k < RANKS; k++) {
-        __m512 w[N];
+void expand_page(const T* b, int64_t out, const float* t, Vec (&y)[R][N]) {
+    Vec sum[2][R][N] = {};  // of even ranks and of odd ones
+    each<RANKS>([&](auto k) ALWAYS_INLINE {
+        Vec w[N];
         widen_outputs(b + k * out, w);
-        for (int i = 0; i < R; i++)
-            for (int n = 0; n < N; n++) {
-                const __m512 rank = _mm512_set1_ps(t[i * 32 + k]);
-                sum[k % 2][i][n] = _mm512_fmadd_ps(rank, w[n], sum[k % 2][i][n]);
-            }
-    }
-    for (int i = 0; i < R; i++)
-        for (int n = 0; n < N; n++) y[i][n] = _mm512_add_ps(y[i][n], _mm512_add_ps(sum[0][i][n], sum[1][i][n]));
+        each<R>([&](auto i) ALWAYS_INLINE {
+            each<N>([&](auto n) ALWAYS_INLINE { sum[k % 2][i][n] = fma(splat(t[i * 32 + k]), w[n], sum[k % 2][i][n]); });
+        });
+    });
+    each<R>([&](auto i) ALWAYS_INLINE {
+        each<N>([&](auto n) ALWAYS_INLINE { y[i][n] = y[i][n] + (sum[0][i][n] + sum[1][i][n]); });
+    });
 }
 
-// 32 outputs of a row of Sums, the even ones and the odd ones.
-inline void load_apart(const float* y, __m512 (&sums)[2]) {
+// 32 outputs of a row of Sums, as `widen_outputs` has them.
+#if defined(WIDE_REGISTERS)
+inline void load_apart(const float* y, Vec (&sums)[2]) {
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
     const __m512 low = _mm512_load_ps(y), high = _mm512_load_ps(y + Sums::NEXT);
-    sums[0] = _mm512_permutex2var_ps(low, even, high), sums[1] = _mm512_permutex2var_ps(low, odd, high);
+    sums[0] = (Vec)_mm512_permutex2var_ps(low, even, high), sums[1] = (Vec)_mm512_permutex2var_ps(low, odd, high);
 }
-inline void store_together(float* y, const __m512 (&sums)[2]) {
+inline void store_together(float* y, const Vec (&sums)[2]) {
     const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    _mm512_store_ps(y, _mm512_permutex2var_ps(sums[0], low, sums[1]));
-    _mm512_store_ps(y + Sums::NEXT, _mm512_permutex2var_ps(sums[0], high, sums[1]));
+    _mm512_store_ps(y, _mm512_permutex2var_ps((__m512)sums[0], low, (__m512)sums[1]));
+    _mm512_store_ps(y + Sums::NEXT, _mm512_permutex2var_ps((__m512)sums[0], high, (__m512)sums[1]));
 }
+#else
+inline void load_apart(const float* y, Vec (&sums)[2]) { sums[0] = load(y), sums[1] = load(y + Sums::NEXT); }
+inline void store_together(float* y, const Vec (&sums)[2]) { store(y, sums[0]), store(y + Sums::NEXT, sums[1]); }
+#endif
 
 // Outputs `first` to `first + count`, a multiple of 32, of R rows += t B, in y from `output` on. `after` is what will be read
 // next (null: nothing known).
@@ -58,8 +65,8 @@ void expand_rows(const Update& u, const LoraModule& m, int64_t layer, int64_t ro
     for (int64_t p = 0; p < u.pages; p++) {
         const bf16* next = p + 1 < u.pages ? b(p + 1) : after;
         for (int64_t c = 0; c < count; c += 2 * LANES) {
-            for (int64_t k = 0; k < RANKS && next; k++) _mm_prefetch((const char*)(next + k * m.out + c), _MM_HINT_T0);
-            __m512 sums[R][2];
+            for (int64_t k = 0; k < RANKS && next; k++) __builtin_prefetch(next + k * m.out + c);
+            Vec sums[R][2];
             for (int i = 0; i < R; i++) load_apart(of_row[i] + c / 16 * Sums::NEXT, sums[i]);
             expand_page(b(p) + c, m.out, t + u.at(row, p), sums);
             for (int i = 0; i < R; i++) store_together(of_row[i] + c / 16 * Sums::NEXT, sums[i]);
@@ -90,10 +97,10 @@ inline void expand_few(const Update& u, const LoraModule& m, int64_t layer, int6
 // 16 outputs of R rows += t B; B is [ranks][16].
 template <int R>
 void expand_sixteen(const Update& u, const float* b, int64_t row, const float* t, float* y) {
-    __m512 sums[R][1];
-    for (int i = 0; i < R; i++) sums[i][0] = _mm512_load_ps(y + i * 16);
+    Vec sums[R][1];
+    for (int i = 0; i < R; i++) sums[i][0] = load(y + i * 16);
     for (int64_t p = 0; p < u.pages; p++) expand_page(b + p * RANKS * 16, 16, t + u.at(row, p), sums);
-    for (int i = 0; i < R; i++) _mm512_store_ps(y + i * 16, sums[i][0]);
+    for (int i = 0; i < R; i++) store(y + i * 16, sums[i][0]);
 }
 
 // What adapters of many rows add to a product of the base, for `multiply` to call.
@@ -116,9 +123,11 @@ class AtHand {
                 parts_.push_back({&u, half, first, tiles});
                 tiles += u.pages;
             }
+#if defined(WIDE_REGISTERS)
         if (instructions() != TILES) return;
         b_ = scratch_.tiles(tiles * TILE);
         for (const Part& part : parts_) weave(part);
+#endif
     }
 
     bool any() const { return !parts_.empty(); }  // something is added to this group
@@ -193,13 +202,14 @@ class AtHand {
         for (int64_t p = 0; p < u.pages; p++) {
             const bf16* b = m.page_of_b(u.page[p], layer_) + part.first;
             for (int64_t k = 0; k < RANKS; k++, b += m.out, at += 16) {
-                _mm_prefetch((const char*)(b + 32), _MM_HINT_T0);
+                __builtin_prefetch(b + 32);
                 store(at, load(b));
             }
         }
         return to;
     }
 
+#if defined(WIDE_REGISTERS)
     // 16 outputs of each page as a tile: pairs of ranks, at their place among the 32 that a row of t's tile holds.
     void weave(const Part& part) const {
         const Update& u = *part.update;
@@ -223,6 +233,7 @@ class AtHand {
             }
         }
     }
+#endif
 
     const Lora* lora_;
     const LoraPlan* plan_;

@@ -1,7 +1,6 @@
 // Which instructions multiply, and rounding to what they multiply. They round differently, and answers are repeated to
 // the bit after a crash: so a machine always uses the same ones, by what it is and not by how fast it was.
 #pragma once
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -9,14 +8,15 @@
 
 namespace {
 
-// FLOATS: AVX-512 (F, BW, DQ, VL); both operands are widened to float32. PAIRS: AVX512-BF16, which multiplies pairs of
+// FLOATS: any set; both operands are widened to float32. The rest need AVX-512 (F, BW, DQ, VL). PAIRS: AVX512-BF16, which multiplies pairs of
 // bfloat16. TILES: AMX, 16 x 16 x 32 of them at once. HALVES: AVX512-FP16, 32 float16 at once; the rest as floats.
 enum Instructions { FLOATS, PAIRS, TILES, HALVES };
 
 // 32 bfloat16 -> the 16 of even numbers and the 16 of odd ones.
-inline __m512 evens(__m512i x) { return (__m512)_mm512_slli_epi32(x, 16); }
-inline __m512 odds(__m512i x) { return (__m512)_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))); }
+inline Vec evens(IVec x) { return (Vec)(x << 16); }
+inline Vec odds(IVec x) { return (Vec)(x & int32_t(0xffff0000)); }
 
+#if defined(WIDE_REGISTERS)
 // sum += x[2i] y[2i] + x[2i + 1] y[2i + 1]; and 16 floats to bfloat16, to nearest, ties to even, subnormal ones to zero.
 #if defined(__AVX512BF16__)
 constexpr bool PAIRS_BUILT = true;
@@ -25,7 +25,7 @@ inline __m256i rounded(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 #else
 constexpr bool PAIRS_BUILT = false;
 inline __m512 add_pairs(__m512 sum, __m512i x, __m512i y) {
-    return _mm512_fmadd_ps(evens(x), evens(y), _mm512_fmadd_ps(odds(x), odds(y), sum));
+    return (__m512)fma(evens((IVec)x), evens((IVec)y), fma(odds((IVec)x), odds((IVec)y), (Vec)sum));
 }
 inline __m256i rounded(__m512 x) {  // to the bit what the instruction says
     const __m512i bits = (__m512i)x, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -67,6 +67,34 @@ inline __m512i times(__m512i x, __m512i) { return x; }
 inline __m512i plus(__m512i x, __m512i) { return x; }
 #endif
 
+inline Vec add_pairs(Vec sum, IVec x, IVec y) { return (Vec)add_pairs((__m512)sum, (__m512i)x, (__m512i)y); }
+inline Vec widened(__m256i x) { return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16); }
+inline Vec round_to_bf16(Vec x) { return widened(rounded((__m512)x)); }
+inline Vec finite_to_bf16(Vec x) { return round_to_bf16(x); }
+inline void put(bf16* to, Vec x) { _mm256_storeu_si256((__m256i*)to, rounded((__m512)x)); }
+#else
+constexpr bool PAIRS_BUILT = false, HALVES_BUILT = false;
+inline Vec add_pairs(Vec sum, IVec x, IVec y) { return fma(evens(x), evens(y), fma(odds(x), odds(y), sum)); }
+inline Vec round_to_bf16(Vec x) {  // to the bit what the instruction of AVX-512 gives
+    const IVec bits = (IVec)x, magnitude = bits & 0x7fffffff;
+    const Vec nearest = (Vec)(bits + 0x7fff + ((bits >> 16) & 1)), zero = (Vec)(bits & int32_t(0x80000000));
+    const Vec normal = select(magnitude > 0x7fffff, nearest, zero);
+    return (Vec)((IVec)select(magnitude > 0x7f800000, (Vec)(bits | 0x400000), normal) & int32_t(0xffff0000));
+}
+inline Vec finite_to_bf16(Vec x) {  // the same of what is not subnormal, and of a NaN that float16 can have
+    const IVec bits = (IVec)x;
+    return (Vec)((bits + 0x7fff + ((bits >> 16) & 1)) & int32_t(0xffff0000));
+}
+inline void put(bf16* to, Vec x) {
+    const IVec round = (IVec)round_to_bf16(x);
+    for (int i = 0; i < IVec::PARTS; i++) {
+        typedef uint16_t Narrow __attribute__((vector_size(WIDTH * 2)));
+        const Narrow high = __builtin_convertvector(round.part[i] >> 16, Narrow);
+        std::memcpy(to + i * WIDTH, &high, sizeof high);
+    }
+}
+#endif
+
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__)
 constexpr bool TILES_BUILT = true;
 #else
@@ -74,9 +102,13 @@ constexpr bool TILES_BUILT = false;
 #endif
 
 inline bool tiles_allowed() {  // the kernel wants to be asked before a process uses tiles
+#if defined(__x86_64__)
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
     static const bool allowed = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
     return allowed;
+#else
+    return false;
+#endif
 }
 
 inline bool there_are(Instructions kind) {
@@ -92,7 +124,10 @@ inline bool there_are(Instructions kind) {
 // Intel's cores multiply pairs at a quarter of the rate of floats, so half as fast; AMD's are twice as fast with pairs.
 inline Instructions best() {
     if (there_are(TILES)) return TILES;
+    if (!PAIRS_BUILT && !HALVES_BUILT) return FLOATS;
+#if defined(__x86_64__)
     if (!__builtin_cpu_is("intel")) return there_are(PAIRS) ? PAIRS : FLOATS;
+#endif
     return there_are(HALVES) ? HALVES : FLOATS;
 }
 
@@ -106,33 +141,28 @@ template <typename Element> struct TwoInputs;
 
 template <>
 struct TwoInputs<float> {
-    __m512 even, odd;
+    Vec even, odd;
 
-    TwoInputs(__m512 even, __m512 odd) : even(even), odd(odd) {}
-    explicit TwoInputs(const float* w) : even(_mm512_loadu_ps(w)), odd(_mm512_loadu_ps(w + 16)) {}
-    explicit TwoInputs(const bf16* w) : even(evens(_mm512_loadu_si512(w))), odd(odds(_mm512_loadu_si512(w))) {}
-    __m512 times(const float* x, __m512 sum) const {
-        sum = _mm512_fmadd_ps(_mm512_set1_ps(x[0]), even, sum);
-        return _mm512_fmadd_ps(_mm512_set1_ps(x[1]), odd, sum);
-    }
+    TwoInputs(Vec even, Vec odd) : even(even), odd(odd) {}
+    explicit TwoInputs(const float* w) : even(load(w)), odd(load(w + 16)) {}
+    explicit TwoInputs(const bf16* w) : even(evens(load_words(w))), odd(odds(load_words(w))) {}
+    Vec times(const float* x, Vec sum) const { return fma(splat(x[1]), odd, fma(splat(x[0]), even, sum)); }
 };
 
 template <>
 struct TwoInputs<bf16> {
-    __m512i both;
+    IVec both;
 
-    explicit TwoInputs(const bf16* w) : both(_mm512_loadu_si512(w)) {}
-    __m512 times(const bf16* x, __m512 sum) const {
+    explicit TwoInputs(const bf16* w) : both(load_words(w)) {}
+    Vec times(const bf16* x, Vec sum) const {
         int32_t pair;
         std::memcpy(&pair, x, 4);
-        return add_pairs(sum, _mm512_set1_epi32(pair), both);
+        return add_pairs(sum, splat(pair), both);
     }
 };
 
-inline __m512 widened(__m256i x) { return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16); }
-inline void put(bf16* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, rounded(x)); }
-inline void put(float* to, __m512 x) { _mm512_storeu_ps(to, x); }
-inline void put(bf16* to, __m512 low, __m512 high) {  // 32 floats
+inline void put(float* to, Vec x) { store(to, x); }
+inline void put(bf16* to, Vec low, Vec high) {  // 32 floats
     put(to, low);
     put(to + 16, high);
 }

@@ -1,6 +1,6 @@
 // The operators for the CPU, behind a C interface; kernels/reference.py says what each of them computes.
 //
-// Vectors are GCC/Clang vector extensions of 16 floats: one AVX-512 register, or several narrower ones elsewhere.
+// Vectors are 16 floats (vector.h): one AVX-512 register, or several narrower ones elsewhere.
 // Every sum runs in an order that depends on the row alone (16 keys at a time, from the first on), never on its
 // neighbours in the batch or on the number of threads: a row's result is the same bits alone or in company.
 #include "attention.h"

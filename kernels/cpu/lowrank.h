@@ -67,17 +67,22 @@ struct Shrunk {
         tiles = aligned(memory.tiles, size), floats = aligned(memory.floats, size);
     }
     // The ranks of a page, in the first 8 of `ranks`.
-    void put(int64_t to, __m512 ranks) const {
-        const __m256i round = rounded(ranks);
-        std::memcpy(tiles + to, &round, RANKS * sizeof(bf16));
-        _mm256_storeu_ps(floats + to, _mm512_castps512_ps256(widened(round)));
+    void put(int64_t to, Vec ranks) const {
+        alignas(64) bf16 round[LANES];
+        alignas(64) float wide[LANES];
+        ::put(round, ranks), store(wide, load(round));
+        std::memcpy(tiles + to, round, RANKS * sizeof(bf16));
+        std::memcpy(floats + to, wide, RANKS * sizeof(float));
     }
 };
 
 // Of a page, whose sums are [rows][8].
 inline void put_ranks(const float* sums, int64_t rows, const Shrunk& t, int64_t to) {
-    for (int64_t i = 0; i < rows; i++)
-        t.put(to + i * 32, _mm512_castps256_ps512(_mm256_loadu_ps(sums + i * RANKS)));
+    for (int64_t i = 0; i < rows; i++) {
+        float ranks[LANES] = {};
+        std::memcpy(ranks, sums + i * RANKS, RANKS * sizeof(float));
+        t.put(to + i * 32, load(ranks));
+    }
 }
 
 struct Run {  // rows that take one adapter, or none

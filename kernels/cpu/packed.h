@@ -10,7 +10,6 @@
 // So the rest lie for all instructions but those that multiply float16: a block is [32 inputs][32 outputs] for them, bfloat16 has
 // become float16, with scales too, and a word of int4 holds four inputs of an output.
 #pragma once
-#include <immintrin.h>
 #include <sys/mman.h>
 
 #include <cmath>
@@ -139,10 +138,10 @@ struct GgufElement {
             byte() |= uint8_t((elements[input % 16] >> input / 16 * 4 & 15) << shift());
     }
     float value() const {
-        const float size = _cvtsh_ss(scale().bits);
+        const float size = widen(scale());
         if (kept == Q8_0) return float(int8_t(byte())) * size;
         const int level = byte() >> shift() & 15;
-        return kept == Q4_0 ? float(level - 8) * size : std::fma(float(level), size, _cvtsh_ss(least().bits));
+        return kept == Q4_0 ? float(level - 8) * size : std::fma(float(level), size, widen(least()));
     }
     static int64_t bytes(Kept kept) { return kept == Q8_0 ? 34 : kept == Q4_0 ? 18 : 20; }  // in the file
 };
@@ -220,7 +219,7 @@ inline Packed* pack(const Weight& w, bool paired) {
                 GgufElement{w.kept, block, place, input % 32}.set((const uint8_t*)w.elements + in_file);
             } else if (w.kept == BFLOAT16 && p->halves) {
                 const float x = widen(((const bf16*)w.elements)[output * w.k + input]);
-                half_at(block, at) = {_cvtss_sh(x / p->scales(g)[place], _MM_FROUND_TO_NEAREST_INT)};
+                half_at(block, at) = narrow<half>(x / p->scales(g)[place]);
             } else if (w.kept == BFLOAT16) {
                 brain_at(block, at) = ((const bf16*)w.elements)[output * w.k + input];
             } else if (w.kept == INT8) {
@@ -242,7 +241,7 @@ inline void plain(const Packed& p, bf16* weight) {
         visit_group(p, g, [&](char* block, int64_t at, int64_t output, int64_t input, int64_t place) {
             auto element = [&]() -> float {
                 switch (p.kept) {
-                    case BFLOAT16: return p.halves ? _cvtsh_ss(half_at(block, at).bits) : widen(brain_at(block, at));
+                    case BFLOAT16: return p.halves ? widen(half_at(block, at)) : widen(brain_at(block, at));
                     case INT8: return eight_at(block, at, p.halves);
                     case INT4: return Nibble(block, at, p.halves).value();
                     default: return GgufElement{p.kept, block, place, input % 32}.value();

@@ -11,44 +11,64 @@
 namespace {
 
 constexpr int64_t PANEL = 32;  // rows that share a reading of a group
-constexpr int64_t TALL = 8;    // rows that registers have sums for
+// Rows, and tiles, that registers have sums for; whether a pass of R rows puts down what it has widened for later ones.
+#if defined(WIDE_REGISTERS)
+constexpr int64_t TALL = 8, TOGETHER = 2;
+constexpr bool puts_down(int64_t r, bool) { return r == TALL; }
+#else
+constexpr int64_t TALL = WIDTH == 8 ? 6 : 4, TOGETHER = 1;
+constexpr bool puts_down(int64_t, bool wanted) { return wanted; }
+#endif
 
 // The sums of R rows, in c0 and c1 (rows of 16), += x times the blocks `first` to `last` of a group. FRESH: by the first rows
-// that meet them. For each pair of inputs `share` bytes are asked for, from `ahead` on, in the second cache.
-template <typename Source, int R, bool FRESH>
+// that meet them; KEPT: others will. For each pair of inputs `share` bytes are asked for, from `ahead` on, in the second cache.
+template <typename Source, int R, bool FRESH, bool KEPT>
 void multiply_rows(const typename Source::Element* x, const Source& w, int64_t first, int64_t last, const char* ahead,
                    int64_t share, float* c0, float* c1) {
-    __m512 sum[R][2];
-    for (int r = 0; r < R; r++) sum[r][0] = _mm512_load_ps(c0 + r * 16), sum[r][1] = _mm512_load_ps(c1 + r * 16);
-    for (int64_t block = first; block < last; block++, x += TILE)
-        for (int64_t which = 0; which < 2; which++) {
-            const auto weights = w.template sixteen<FRESH, R == TALL>(block, which);
+    float* const c[2] = {c0, c1};
+    for (int64_t tile = 0; tile < 2; tile += TOGETHER) {
+        Vec sum[R][TOGETHER];
+        each<R>([&](auto r) ALWAYS_INLINE {
+            each<TOGETHER>([&](auto t) ALWAYS_INLINE { sum[r][t] = load(c[tile + t] + r * 16); });
+        });
+        const auto* in = x;
+        for (int64_t block = first; block < last; block++, in += TILE)
+            for (int64_t which = 0; which < 2; which++) {
+                const auto weights = w.template sixteen<FRESH, KEPT>(block, which);
 #pragma GCC unroll 8
-            for (int64_t pair = 0; pair < 8; pair++, ahead += share) {
-                const auto w0 = weights.two(0, pair), w1 = weights.two(1, pair);
-                _mm_prefetch(ahead, _MM_HINT_T1);
-                if (share > 64) _mm_prefetch(ahead + 64, _MM_HINT_T1);
-                if (FRESH) w.ask(block, which * 8 + pair);
-                for (int r = 0; r < R; r++) {
-                    sum[r][0] = w0.times(x + r * 32 + which * 16 + pair * 2, sum[r][0]);
-                    sum[r][1] = w1.times(x + r * 32 + which * 16 + pair * 2, sum[r][1]);
+                for (int64_t pair = 0; pair < 8; pair++) {
+                    const auto w0 = weights.two(tile, pair), w1 = TOGETHER > 1 ? weights.two(1, pair) : w0;
+                    if (tile == 0) {
+                        __builtin_prefetch(ahead, 0, 2);
+                        if (share > 64) __builtin_prefetch(ahead + 64, 0, 2);
+                        if (FRESH) w.ask(block, which * 8 + pair);
+                        ahead += share;
+                    }
+                    each<R>([&](auto r) ALWAYS_INLINE {
+                        const auto* two = in + r * 32 + which * 16 + pair * 2;
+                        sum[r][0] = w0.times(two, sum[r][0]);
+                        if (TOGETHER > 1) sum[r][TOGETHER - 1] = w1.times(two, sum[r][TOGETHER - 1]);
+                    });
                 }
             }
-        }
-    for (int r = 0; r < R; r++) _mm512_store_ps(c0 + r * 16, sum[r][0]), _mm512_store_ps(c1 + r * 16, sum[r][1]);
+        each<R>([&](auto r) ALWAYS_INLINE {
+            each<TOGETHER>([&](auto t) ALWAYS_INLINE { store(c[tile + t] + r * 16, sum[r][t]); });
+        });
+    }
 }
 
+#if defined(WIDE_REGISTERS)
 // The same with halves. The products of a block are summed in float16, of even and odd inputs apart, and these two sums added
 // to the floats times the block's size: 16 of them one after the other lose less than rounding an input to bfloat16.
-template <typename Source, int R, bool FRESH>
+template <typename Source, int R, bool FRESH, bool>
 void multiply_rows(HalfTile x, const Source& w, int64_t first, int64_t last, const char* ahead, int64_t share, float* c0,
                    float* c1) {
     for (int64_t block = first; block < last; block++, x.x += TILE, x.sizes += 16) {
         const half* weights = w.block(block, FRESH);
         __m512i sum[2][R] = {};
         for (int64_t pair = 0; pair < 16; pair++, ahead += share) {
-            _mm_prefetch(ahead, _MM_HINT_T1);
-            if (share > 64) _mm_prefetch(ahead + 64, _MM_HINT_T1);
+            __builtin_prefetch(ahead, 0, 2);
+            if (share > 64) __builtin_prefetch(ahead + 64, 0, 2);
             if (FRESH) w.ask(block, pair);
             for (int64_t i = 0; i < 2; i++) {
                 const __m512i of_input = _mm512_load_si512(weights + (pair * 2 + i) * GROUP);
@@ -65,12 +85,21 @@ void multiply_rows(HalfTile x, const Source& w, int64_t first, int64_t last, con
     }
 }
 
+#endif
+
 // By how many rows there are.
-template <typename Source, bool FRESH, size_t... R>
+template <typename Source, bool FRESH, bool WANTED, size_t... R>
 constexpr auto rows_of(std::index_sequence<R...>) {
     using Operand = decltype(Rows().operand(0, 0, typename Source::Element{}));
     using Way = void (*)(Operand, const Source&, int64_t, int64_t, const char*, int64_t, float*, float*);
-    return std::array<Way, sizeof...(R)>{multiply_rows<Source, int(R) + 1, FRESH>...};
+    return std::array<Way, sizeof...(R)>{multiply_rows<Source, int(R) + 1, FRESH, puts_down(R + 1, WANTED)>...};
+}
+
+// How many rows are next: where a tile of 16 is no whole number of TALL, about the same number each time.
+inline int64_t height(int64_t row, int64_t rows) {
+    if (16 % TALL == 0) return std::min(TALL, rows);
+    const int64_t left = std::min(rows, 16 - row % 16), times = (left + TALL - 1) / TALL;
+    return (left + times - 1) / times;
 }
 
 // The sums c of a panel, of rows from `row` on, += x times one group. A chunk meets all rows, then the next; overlap what is
@@ -79,14 +108,17 @@ template <typename Source>
 void multiply_panel(const Rows& x, int64_t row, int64_t rows, const Source& w, const Quarters& c) {
     constexpr std::make_index_sequence<TALL> up_to_tall;
     // One table: GCC 12 miscompiles a choice between two constexpr ones.
-    static constexpr std::array by_rows{rows_of<Source, true>(up_to_tall), rows_of<Source, false>(up_to_tall)};
+    static constexpr std::array by_rows{rows_of<Source, true, true>(up_to_tall), rows_of<Source, false, true>(up_to_tall),
+                                        rows_of<Source, true, false>(up_to_tall)};
     const int64_t share = (Source::SHARE * TALL + rows - 1) / std::max(rows, TALL);
     for (int64_t first = 0; first < x.blocks; first += CHUNK) {
         const int64_t last = std::min(x.blocks, first + CHUNK);
         const char* ahead = w.ahead(first);
-        for (int64_t i = 0; i < rows; i += TALL, ahead += (last - first) * 16 * share)
-            by_rows[i > 0][std::min(TALL, rows - i) - 1](x.operand(row + i, first, typename Source::Element{}), w, first, last,
-                                                         ahead, share, c.at(i, 0), c.at(i, 1));
+        for (int64_t i = 0, tall; i < rows; i += tall, ahead += (last - first) * 16 * share) {
+            tall = height(row + i, rows - i);
+            by_rows[i > 0 ? 1 : rows > tall ? 0 : 2][tall - 1](x.operand(row + i, first, typename Source::Element{}), w, first,
+                                                               last, ahead, share, c.at(i, 0), c.at(i, 1));
+        }
     }
 }
 
@@ -100,11 +132,9 @@ struct Nothing {  // what is added to a product before it is taken: see AtHand i
 // Sums of elements that have scales, and are `unit` times too small, become what they are sums of.
 inline void scale_sums(const Quarters& c, int64_t rows, float unit, const float* scales, const float* const* bias) {
     for (int64_t half = 0; half < 2; half++) {
-        const __m512 scale = _mm512_load_ps(scales + half * 16), more = _mm512_loadu_ps(bias[half]);
-        for (int64_t row = 0; row < rows; row++) {
-            const __m512 sum = _mm512_mul_ps(_mm512_load_ps(c.at(row, half)), _mm512_set1_ps(unit));
-            _mm512_store_ps(c.at(row, half), _mm512_fmadd_ps(sum, scale, more));
-        }
+        const Vec scale = load(scales + half * 16), more = load(bias[half]);
+        for (int64_t row = 0; row < rows; row++)
+            store(c.at(row, half), fma(load(c.at(row, half)) * unit, scale, more));
     }
 }
 
@@ -185,6 +215,7 @@ void multiply_with_tiles(const Rows& x, Count rows, const Packed& w, int64_t fir
 
 template <typename Format, typename... Rest>
 void multiply(Rest&... rest) {
+#if defined(WIDE_REGISTERS)
     if constexpr (std::is_same<Format, Half>::value) {
         multiply_with_vectors<Source<Half, half>>(rest...);
     } else {
@@ -196,6 +227,9 @@ void multiply(Rest&... rest) {
                 if constexpr (Format::SCALED) multiply_with_vectors<Source<Format, half>>(rest...);
         }
     }
+#else
+    multiply_with_vectors<Floats<Format>>(rest...);
+#endif
 }
 
 // Items of work: some 96 KiB of weights each, a few microseconds' reading, and as many as two or four threads share evenly.
@@ -214,7 +248,9 @@ void multiply_item(const Rows& x, Count rows, const Packed& w, int64_t item, con
     const int64_t first = steps * item / items * step, last = std::min(w.groups, steps * (item + 1) / items * step);
     switch (w.kept) {
         case BFLOAT16:
+#if defined(WIDE_REGISTERS)
             if (w.halves) return multiply<Half>(x, rows, w, first, last, bias, more, place, take);
+#endif
             return multiply<Brain>(x, rows, w, first, last, bias, more, place, take);
         case INT8: return multiply<Eight>(x, rows, w, first, last, bias, more, place, take);
         case INT4: return multiply<Four>(x, rows, w, first, last, bias, more, place, take);

@@ -52,32 +52,36 @@ struct Rows {
     }
 
     // 16 inputs of a row, from `input` on. Of halves, those of an even place among sixteens come before the next, of one thread.
-    void put(int64_t row, int64_t input, __m512 x) const {
+    void put(int64_t row, int64_t input, Vec x) const {
         const int64_t to = place(row, input / 32) + input % 32;
-        const __m256i round = rounded(x);
-        _mm256_storeu_si256((__m256i*)(tiles + to), round);
-        if (floats) _mm512_storeu_ps(floats + to, widened(round));
-        if (halves && input % 32 == 0) _mm512_storeu_ps(halves + to, x);  // in the room of what the 32 will be
-        if (halves && input % 32 != 0) put_halves(to - 16, _mm512_loadu_ps(halves + to - 16), x);
+        ::put(tiles + to, x);
+        if (floats) store(floats + to, round_to_bf16(x));
+        if (halves && input % 32 == 0) store((float*)(halves + to), x);  // in the room of what the 32 will be
+        if (halves && input % 32 != 0) put_halves(to - 16, load((const float*)(halves + to - 16)), x);
     }
 
    private:
     int64_t place(int64_t row, int64_t block) const { return (row / 16 * blocks + block) * TILE + row % 16 * 32; }
 
+#if defined(WIDE_REGISTERS)
     // A block's exponent is that of its largest input: 2^126 / 2^exponent takes that below 1, without overflow.
-    void put_halves(int64_t to, __m512 first, __m512 second) const {
+    void put_halves(int64_t to, Vec x, Vec y) const {
+        const __m512 first = (__m512)x, second = (__m512)y;
         const __m512i magnitudes = _mm512_max_epu32(_mm512_castps_si512(_mm512_abs_ps(first)),
                                                     _mm512_castps_si512(_mm512_abs_ps(second)));
         const uint32_t exponent = std::min(_mm512_reduce_max_epu32(magnitudes) >> 23, 252u);
         const __m512 scale = _mm512_castsi512_ps(_mm512_set1_epi32(int(253 - exponent) << 23));
-        auto store = [&](half* place, __m512 x) {
+        auto keep = [&](half* place, __m512 x) {
             _mm256_storeu_si256((__m256i*)place, _mm512_cvtps_ph(_mm512_mul_ps(x, scale), _MM_FROUND_TO_NEAREST_INT));
         };
-        store(halves + to, first);
-        store(halves + to + 16, second);
+        keep(halves + to, first);
+        keep(halves + to + 16, second);
         const uint32_t size = (exponent + 1) << 23;
         std::memcpy(sizes + to / 32, &size, sizeof size);
     }
+#else
+    void put_halves(int64_t, Vec, Vec) const {}
+#endif
 };
 
 // Float32 sums as tiles of 16 rows x 16 outputs: a product's go where they belong in one piece. (Row after row they

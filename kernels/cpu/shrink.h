@@ -7,6 +7,7 @@
 
 namespace {
 
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__)
 // N vectors of 16, the rows of a matrix, become its 16 columns, side by side: halves are riffled as cards are.
 template <int N>
 inline void riffle(__m512i (&v)[N]) {
@@ -35,7 +36,6 @@ void columns_of(const Rows& x, int64_t row, int64_t rows, bf16* to) {
     }
 }
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__)
 inline void begin_shrink(int64_t columns) {
     Tiles tiles;
     tiles.shape(0, RANKS, columns * 4);
@@ -93,25 +93,34 @@ inline void shrink_amx(const LoraPlan&, Input, const Shrink&, int64_t, int64_t, 
 // `next`, a page, is asked for, which the processor does by itself only within a page of memory.
 template <int R>
 void shrink_page(const bf16* const* x, const bf16* a, const bf16* next, int64_t in, float* t) {
+    constexpr int AT_ONCE = TOGETHER > 1 ? 4 : 1;  // of the four sums, those that fit into the registers
     for (int64_t r = 0; r < RANKS; r += 2, a += 2 * in, next += 2 * in) {
-        __m512 sum[2][R][4] = {};
-        auto product = [&](int64_t d, int part) {
-            for (int k = 0; k < 2; k++) {
-                _mm_prefetch((const char*)(next + k * in + d), _MM_HINT_T1);
-                const __m512i as = _mm512_loadu_si512(a + k * in + d);
-                for (int i = 0; i < R; i++)
-                    sum[k][i][part] = add_pairs(sum[k][i][part], _mm512_loadu_si512(x[i] + d / 32 * TILE), as);
-            }
-        };
-        int64_t d = 0;
-        for (; d + 128 <= in; d += 128)
-            for (int part = 0; part < 4; part++) product(d + part * 32, part);
-        for (int part = 0; d < in; d += 32, part++) product(d, part);
+        Vec whole[2][R][4];
+        for (int from = 0; from < 4; from += AT_ONCE) {
+            Vec sum[2][R][AT_ONCE] = {};
+            auto product = [&](int64_t d, auto part) ALWAYS_INLINE {
+                each<2>([&](auto k) ALWAYS_INLINE {
+                    __builtin_prefetch(next + k * in + d, 0, 2);
+                    const IVec as = load_words(a + k * in + d);
+                    each<R>([&](auto i) ALWAYS_INLINE {
+                        sum[k][i][part] = add_pairs(sum[k][i][part], load_words(x[i] + d / 32 * TILE), as);
+                    });
+                });
+            };
+            int64_t d = from * 32;
+            for (; d + AT_ONCE * 32 <= in; d += 128)
+                each<AT_ONCE>([&](auto part) ALWAYS_INLINE { product(d + part * 32, part); });
+            if (AT_ONCE > 1) each<AT_ONCE>([&](auto part) ALWAYS_INLINE { if (d + part * 32 < in) product(d + part * 32, part); });
+            each<2>([&](auto k) ALWAYS_INLINE {
+                each<R>([&](auto i) ALWAYS_INLINE {
+                    each<AT_ONCE>([&](auto part) ALWAYS_INLINE { whole[k][i][from + part] = sum[k][i][part]; });
+                });
+            });
+        }
         for (int k = 0; k < 2; k++)
             for (int i = 0; i < R; i++) {
-                const __m512* s = sum[k][i];
-                t[i * RANKS + r + k] =
-                    _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(s[0], s[1]), _mm512_add_ps(s[2], s[3])));
+                const Vec* s = whole[k][i];
+                t[i * RANKS + r + k] = sum((s[0] + s[1]) + (s[2] + s[3]));
             }
     }
 }

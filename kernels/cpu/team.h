@@ -9,7 +9,6 @@
 // has a core that was yielded keeps it until the clock ticks, for milliseconds and however low its priority, while
 // who is woken has it back at once from a process of the lowest class.
 #pragma once
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -25,6 +24,38 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+// While it lives, this thread's floats that are too small for their exponent are zero.
+class FlushToZero {
+   public:
+#if defined(__x86_64__)
+    FlushToZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+    ~FlushToZero() { _mm_setcsr(before_); }
+
+   private:
+    const unsigned before_;
+#else
+    FlushToZero() {
+        asm volatile("mrs %0, fpcr" : "=r"(before_));
+        asm volatile("msr fpcr, %0" : : "r"(before_ | 1 << 24));
+    }
+    ~FlushToZero() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
+
+   private:
+    uint64_t before_;
+#endif
+};
+
+inline void pause_briefly() {
+#if defined(__x86_64__)
+    _mm_pause();
+#else
+    asm volatile("yield");
+#endif
+}
 
 // Not in a namespace without a name: the library has one team, whichever file asks for it.
 class Team {
@@ -89,10 +120,8 @@ class Team {
 
         void take_part(int me) {
             // Tiles flush what is too small for a float's exponent, so the rest does too, or bits would differ.
-            const unsigned before = _mm_getcsr();
-            _mm_setcsr(before | 0x8040);
+            const FlushToZero flushing;
             work_off(me);
-            _mm_setcsr(before);
         }
 
         void work_off(int me) {
@@ -141,7 +170,7 @@ class Team {
     void wait_until(std::atomic<int32_t>& count, int32_t reached) {
         for (int spins = 0; spins < 2000; spins++) {
             if (count.load(std::memory_order_acquire) == reached) return;
-            _mm_pause();
+            pause_briefly();
         }
         waiting_.fetch_add(1);
         for (int32_t now; (now = count.load()) != reached;)
@@ -171,7 +200,7 @@ class Team {
             const uint32_t turn = turn_.load();
             if (turn != seen) return turn;
             if (std::chrono::steady_clock::now() < until) {
-                _mm_pause();
+                pause_briefly();
                 continue;
             }
             sleeping_.fetch_add(1);

@@ -1,14 +1,119 @@
-// Sixteen floats at a time: conversions from and to bfloat16, sums, and an exponential.
+// Sixteen floats or whole numbers at a time, on any set of instructions: one register, or some that are narrower. Everything
+// else is written once, on top of this; where a set has an instruction of its own for something, that is in here.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 namespace {
 
+#define ALWAYS_INLINE __attribute__((always_inline))
+
 constexpr int LANES = 16;
+
+// f(0) to f(N - 1), of constants, so that an array of vectors that they index becomes registers.
+template <typename F, int... I>
+ALWAYS_INLINE inline void each_of(std::integer_sequence<int, I...>, F f) {
+    (f(std::integral_constant<int, I>()), ...);
+}
+template <int N, typename F>
+ALWAYS_INLINE inline void each(F f) {
+    each_of(std::make_integer_sequence<int, N>(), f);
+}
+
+#if defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define WIDE_REGISTERS 1  // one has all lanes, and there are 32 of them
 typedef float Vec __attribute__((vector_size(64)));
 typedef int32_t IVec __attribute__((vector_size(64)));
+#else
+#if defined(__AVX2__)
+constexpr int WIDTH = 8;  // lanes of a register
+#else
+constexpr int WIDTH = 4;
+#endif
+typedef float Part __attribute__((vector_size(WIDTH * 4)));
+typedef int32_t IPart __attribute__((vector_size(WIDTH * 4)));
+
+// Sixteen lanes in registers of WIDTH. (GCC keeps a vector type that is wider than a register in memory, a struct of registers
+// not.)
+template <typename E, typename P>
+struct Lanes {
+    static constexpr int PARTS = LANES / WIDTH;
+    P part[PARTS];
+
+    Lanes() = default;
+    template <typename... All, typename = std::enable_if_t<sizeof...(All) == LANES>>
+    Lanes(All... all) {
+        const E each[] = {E(all)...};
+        std::memcpy(part, each, sizeof part);
+    }
+    template <typename E2, typename P2>
+    ALWAYS_INLINE explicit Lanes(const Lanes<E2, P2>& bits) {
+        each<PARTS>([&](auto i) ALWAYS_INLINE { part[i] = (P)bits.part[i]; });
+    }
+    E& operator[](int i) { return ((E*)part)[i]; }
+    E operator[](int i) const { return ((const E*)part)[i]; }
+};
+typedef Lanes<float, Part> Vec;
+typedef Lanes<int32_t, IPart> IVec;
+
+// `of` each part. Written out, not as a loop: GCC 12 unrolls too late to keep parts in registers then.
+template <typename To, typename Of, size_t... I, typename... Args>
+ALWAYS_INLINE inline To by_part_of(std::index_sequence<I...>, Of of, const Args&... args) {
+    To to;
+    auto one = [&](auto i) ALWAYS_INLINE { to.part[i] = (std::remove_reference_t<decltype(to.part[0])>)of(args.part[i]...); };
+    (one(std::integral_constant<size_t, I>()), ...);
+    return to;
+}
+template <typename To, typename Of, typename... Args>
+ALWAYS_INLINE inline To by_part(Of of, const Args&... args) {
+    return by_part_of<To>(std::make_index_sequence<size_t(To::PARTS)>(), of, args...);
+}
+#define OPERATOR(OP, V, SCALAR, RESULT)                                                                         \
+    ALWAYS_INLINE inline RESULT operator OP(const V& a, const V& b) {                                                         \
+        return by_part<RESULT>([](auto x, auto y) { return x OP y; }, a, b);                                    \
+    }                                                                                                           \
+    ALWAYS_INLINE inline RESULT operator OP(const V& a, SCALAR b) {                                                           \
+        return by_part<RESULT>([b](auto x) { return x OP b; }, a);                                              \
+    }                                                                                                           \
+    ALWAYS_INLINE inline RESULT operator OP(SCALAR a, const V& b) {                                                           \
+        return by_part<RESULT>([a](auto x) { return a OP x; }, b);                                              \
+    }
+OPERATOR(+, Vec, float, Vec)
+OPERATOR(-, Vec, float, Vec)
+OPERATOR(*, Vec, float, Vec)
+OPERATOR(/, Vec, float, Vec)
+OPERATOR(<, Vec, float, IVec)
+OPERATOR(>, Vec, float, IVec)
+OPERATOR(<=, Vec, float, IVec)
+OPERATOR(>=, Vec, float, IVec)
+OPERATOR(==, Vec, float, IVec)
+OPERATOR(!=, Vec, float, IVec)
+OPERATOR(+, IVec, int32_t, IVec)
+OPERATOR(-, IVec, int32_t, IVec)
+OPERATOR(&, IVec, int32_t, IVec)
+OPERATOR(|, IVec, int32_t, IVec)
+OPERATOR(<<, IVec, int32_t, IVec)
+OPERATOR(>>, IVec, int32_t, IVec)
+OPERATOR(<=, IVec, int32_t, IVec)
+OPERATOR(>, IVec, int32_t, IVec)
+OPERATOR(!=, IVec, int32_t, IVec)
+#undef OPERATOR
+inline Vec operator-(const Vec& a) { return by_part<Vec>([](auto x) { return -x; }, a); }
+inline IVec operator~(const IVec& a) { return by_part<IVec>([](auto x) { return ~x; }, a); }
+inline Vec& operator+=(Vec& a, const Vec& b) { return a = a + b; }
+inline IVec& operator|=(IVec& a, const IVec& b) { return a = a | b; }
+inline Vec& operator-=(Vec& a, float b) { return a = a - b; }
+inline IVec& operator&=(IVec& a, const IVec& b) { return a = a & b; }
+#endif
 
 struct bf16 {
     uint16_t bits;
@@ -33,33 +138,178 @@ template <> inline bf16 narrow<bf16>(float x) {
     return {uint16_t((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16)};                  // to nearest, ties to even
 }
 
-inline Vec splat(float x) { return x - Vec{}; }
-inline Vec load(const float* p) {
-    Vec v;
+template <typename V> inline V load_bits(const void* p) {
+    V v;
     std::memcpy(&v, p, sizeof v);
     return v;
 }
-inline Vec load(const bf16* p) {
-    typedef uint16_t Half __attribute__((vector_size(32)));
-    Half h;
-    std::memcpy(&h, p, sizeof h);
-    return (Vec)(__builtin_convertvector(h, IVec) << 16);
-}
+#if defined(__F16C__)
+inline float widen(half x) { return _cvtsh_ss(x.bits); }
+template <> inline half narrow<half>(float x) { return {_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)}; }
+#elif defined(__aarch64__)
+inline float widen(half x) { return load_bits<__fp16>(&x); }
+template <> inline half narrow<half>(float x) { return load_bits<half>(std::array<__fp16, 1>{__fp16(x)}.data()); }
+#endif
+#if defined(WIDE_REGISTERS)
+inline Vec load(const float* p) { return load_bits<Vec>(p); }
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
-inline void store(bf16* p, Vec v) {
-    for (int i = 0; i < LANES; i++) p[i] = narrow<bf16>(v[i]);
+inline IVec load_words(const void* p) { return load_bits<IVec>(p); }
+#else
+template <typename V> ALWAYS_INLINE inline V load_parts(const void* p) {
+    V v;
+    each<V::PARTS>([&](auto i) ALWAYS_INLINE { std::memcpy(&v.part[i], (const char*)p + i * WIDTH * 4, WIDTH * 4); });
+    return v;
 }
+ALWAYS_INLINE inline Vec load(const float* p) { return load_parts<Vec>(p); }
+ALWAYS_INLINE inline void store(float* p, const Vec& v) {
+    each<Vec::PARTS>([&](auto i) ALWAYS_INLINE { std::memcpy(p + i * WIDTH, &v.part[i], WIDTH * 4); });
+}
+ALWAYS_INLINE inline IVec load_words(const void* p) { return load_parts<IVec>(p); }
+#endif
+inline Vec select(IVec mask, Vec yes, Vec no) { return (Vec)((mask & (IVec)yes) | (~mask & (IVec)no)); }
+
+#if defined(WIDE_REGISTERS)
+inline Vec splat(float x) { return x - Vec{}; }
+inline IVec splat(int32_t x) { return x - IVec{}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+inline Vec floats(IVec v) { return (Vec)_mm512_cvtepi32_ps((__m512i)v); }
+inline Vec load(const bf16* p) {
+    return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+}
+inline Vec load(const half* p) { return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline float sum(Vec v) { return _mm512_reduce_add_ps((__m512)v); }  // halves added to halves
+inline float largest(Vec v) { return _mm512_reduce_max_ps((__m512)v); }
+inline Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
+#else
+template <typename V, typename E> inline V splat_parts(E x) {
+    return by_part<V>([x](auto zero) { return x - zero; }, V{});
+}
+inline Vec splat(float x) { return splat_parts<Vec>(x); }
+inline IVec splat(int32_t x) { return splat_parts<IVec>(x); }
+inline Vec floats(IVec v) { return by_part<Vec>([](auto x) { return __builtin_convertvector(x, Part); }, v); }
+inline Vec larger(Vec a, Vec b) { return select(a > b, a, b); }
 inline float sum(Vec v) {
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) v[i] += v[i + width];
-    return v[0];
+    Part all = v.part[0] + v.part[Vec::PARTS / 2];
+    if constexpr (Vec::PARTS == 4) all += v.part[1] + v.part[3];
+    float lanes[WIDTH];
+    std::memcpy(lanes, &all, sizeof lanes);
+    for (int width = WIDTH / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    return lanes[0];
 }
 inline float largest(Vec v) {
     float m = v[0];
     for (int i = 1; i < LANES; i++) m = std::max(m, v[i]);
     return m;
 }
-inline Vec select(IVec mask, Vec yes, Vec no) { return (Vec)((mask & (IVec)yes) | (~mask & (IVec)no)); }
+#if defined(__AVX2__)
+inline Vec fma(Vec a, Vec b, Vec c) {
+    return by_part<Vec>([](auto x, auto y, auto z) { return _mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z); }, a, b, c);
+}
+inline Vec load(const bf16* p) {
+    Vec v;
+    each<2>([&](auto i) ALWAYS_INLINE {
+        v.part[i] = (Part)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + i * 8))), 16);
+    });
+    return v;
+}
+inline Vec load(const half* p) {
+    Vec v;
+    each<2>([&](auto i) ALWAYS_INLINE { v.part[i] = (Part)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + i * 8))); });
+    return v;
+}
+#elif defined(__aarch64__)
+inline Vec fma(Vec a, Vec b, Vec c) {
+    return by_part<Vec>([](auto x, auto y, auto z) { return vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y); }, a, b, c);
+}
+inline Vec load(const bf16* p) {
+    Vec v;
+    each<4>([&](auto i) ALWAYS_INLINE { v.part[i] = (Part)vshll_n_u16(vld1_u16((const uint16_t*)p + i * 4), 16); });
+    return v;
+}
+inline Vec load(const half* p) {
+    Vec v;
+    each<4>([&](auto i) ALWAYS_INLINE {
+        v.part[i] = (Part)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t*)p + i * 4)));
+    });
+    return v;
+}
+#else  // no set that the fused decoder is for
+inline Vec load(const bf16* p) {
+    Vec v;
+    for (int i = 0; i < LANES; i++) v[i] = widen(p[i]);
+    return v;
+}
+#endif
+#endif
+
+// To bfloat16, as `narrow`.
+inline void store(bf16* p, Vec v) {
+#if defined(WIDE_REGISTERS)
+    for (int i = 0; i < LANES; i++) p[i] = narrow<bf16>(v[i]);
+#else
+    const IVec bits = (IVec)v, even = bits + 0x7fff + ((bits >> 16) & 1);
+    const IVec all = (IVec)select((bits & 0x7fffffff) > 0x7f800000, (Vec)(bits | 0x400000), (Vec)even);
+    for (int i = 0; i < IVec::PARTS; i++) {
+        typedef uint16_t Narrow __attribute__((vector_size(WIDTH * 2)));
+        const Narrow high = __builtin_convertvector(all.part[i] >> 16, Narrow);
+        std::memcpy(p + i * WIDTH, &high, sizeof high);
+    }
+#endif
+}
+
+// What comparisons give, for masked operations.
+#if defined(WIDE_REGISTERS)
+typedef __mmask16 Mask;
+inline Mask mask(IVec compared) { return _mm512_movepi32_mask((__m512i)compared); }
+inline Vec where(Mask m, Vec yes, Vec no) { return (Vec)_mm512_mask_blend_ps(m, (__m512)no, (__m512)yes); }
+#else
+typedef IVec Mask;
+inline Mask mask(IVec compared) { return compared; }
+inline Vec where(Mask m, Vec yes, Vec no) { return select(m, yes, no); }
+#endif
+
+#if defined(__AVX2__) || defined(__aarch64__)
+// Of each four outputs' 16 bytes those at `at`, `at` + 2, 4 and 6, as the upper bytes of words.
+inline IVec every_second(IVec bytes, unsigned at) {
+#if defined(WIDE_REGISTERS)
+    const __m512i order = (__m512i)((IVec)_mm512_set4_epi32(6 << 24, 4 << 24, 2 << 24, 0) + int32_t(0x00808080u | at << 24));
+    return (IVec)_mm512_shuffle_epi8((__m512i)bytes, order);
+#else
+    typedef int32_t Four __attribute__((vector_size(16)));
+    const Four order = Four{0, 2 << 24, 4 << 24, 6 << 24} + int32_t(0x00808080u | at << 24);
+#if defined(__AVX2__)
+    const __m256i both = _mm256_broadcastsi128_si256((__m128i)order);
+    each<2>([&](auto i) ALWAYS_INLINE { bytes.part[i] = (IPart)_mm256_shuffle_epi8((__m256i)bytes.part[i], both); });
+#else
+    each<4>([&](auto i) ALWAYS_INLINE { bytes.part[i] = (IPart)vqtbl1q_u8((uint8x16_t)bytes.part[i], (uint8x16_t)order); });
+#endif
+    return bytes;
+#endif
+}
+#endif
+inline IVec signed_bytes(const char* p) {
+#if defined(WIDE_REGISTERS)
+    return (IVec)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+#else
+    IVec v;
+    each<IVec::PARTS>([&](auto i) ALWAYS_INLINE {
+        typedef int8_t Bytes __attribute__((vector_size(WIDTH)));
+        v.part[i] = __builtin_convertvector(load_bits<Bytes>(p + i * WIDTH), IPart);
+    });
+    return v;
+#endif
+}
+
+// The first `count` of them.
+inline void store_first(float* p, Vec v, int64_t count) {
+#if defined(WIDE_REGISTERS)
+    _mm512_mask_storeu_ps(p, __mmask16((1u << count) - 1), (__m512)v);
+#else
+    if (count == LANES) return store(p, v);
+    for (int i = 0; i < count; i++) p[i] = v[i];
+#endif
+}
 
 // exp(x) for x <= 0, within 2 units in the last place; 0 below -87.
 inline Vec exp_negative(Vec x) {

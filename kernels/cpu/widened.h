@@ -11,10 +11,12 @@ inline bool& half_on() {  // few bits are widened through float16: switched off 
     return on;
 }
 
+#if defined(WIDE_REGISTERS)
 // Float16 as bfloat16 that are 2^112 times too small; the last three bits are lost.
 inline __m512i brains(__m512i halves) {
     return _mm512_and_si512(_mm512_srai_epi16(halves, 3), _mm512_set1_epi16(short(0x8fff)));
 }
+#endif
 
 // How weights are kept: a block's bytes, how many bytes ahead they are asked for, all of a block at once (for tiles), and how
 // they become two tiles of bfloat16, or floats of two inputs and half of the outputs (two), `unit` times too large.
@@ -55,16 +57,12 @@ class Eight {
 
         Sixteen(const char* block, int64_t which) : from(block + which * TILE / 2) {}
         TwoInputs<float> two(int64_t half, int64_t pair) const {
-            const __m512i bytes = _mm512_load_si512(from + half * TILE + pair / 2 * 64);  // of four inputs
-            return {one(bytes, unsigned(pair % 2 * 8)), one(bytes, unsigned(pair % 2 * 8 + 1))};
-        }
-        static __m512 one(__m512i bytes, unsigned at) {
-            const __m512i first = _mm512_set1_epi32(int(0x00808080u | at << 24));
-            const __m512i order = _mm512_add_epi32(first, _mm512_set4_epi32(6 << 24, 4 << 24, 2 << 24, 0));
-            return _mm512_cvtepi32_ps(_mm512_shuffle_epi8(bytes, order));
+            const IVec bytes = load_words(from + half * TILE + pair / 2 * 64);  // of four inputs
+            return {floats(every_second(bytes, unsigned(pair % 2 * 8))), floats(every_second(bytes, unsigned(pair % 2 * 8 + 1)))};
         }
     };
 
+#if defined(WIDE_REGISTERS)
     void widen(const char* from, bf16* to) const {
         half_ ? widen_lines<through_halves>(from, to) : widen_lines<through_floats>(from, to);
     }
@@ -92,7 +90,9 @@ class Eight {
         const __m512i high = (__m512i)_mm512_cvtepi32_ps(upper);
         return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(low, 16), high);
     }
+#endif
 
+   private:
     const bool half_ = half_on();
 };
 
@@ -111,18 +111,31 @@ class Four {
 
     struct Sixteen {
         const char* words;
-        const __m512 step[2];
+        const Vec step[2];
 
         Sixteen(const char* block, int64_t which)
             : words(block + STEPS + which * TILE / 4),
               step{step_as_floats(block + which * 16), step_as_floats(block + (2 + which) * 16)} {}
         TwoInputs<float> two(int64_t half, int64_t pair) const {
-            const __m512i eight = _mm512_load_si512(words + half * TILE / 2 + pair / 4 * 64);  // of each output
-            return {_mm512_mul_ps(level(eight, int(pair % 4)), step[half]),
-                    _mm512_mul_ps(level(eight, int(pair % 4) + 4), step[half])};
+            const IVec eight = load_words(words + half * TILE / 2 + pair / 4 * 64);  // of each output
+            return {level(eight, int(pair % 4)) * step[half], level(eight, int(pair % 4) + 4) * step[half]};
         }
     };
 
+    static Vec step_as_floats(const char* codes) {
+        const IVec bits = signed_bytes(codes) << 19;
+        return (Vec)((bits & int32_t(0x83f80000)) | int32_t(120 << 23));
+    }
+    static Vec level(IVec eight, int which) {
+#if defined(WIDE_REGISTERS)
+        const __m512 levels = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+        return (Vec)_mm512_permutexvar_ps(_mm512_srli_epi32((__m512i)eight, unsigned(which * 4)), levels);
+#else
+        return floats((eight << (28 - which * 4)) >> 28);
+#endif
+    }
+
+#if defined(WIDE_REGISTERS)
     void widen(const char* from, bf16* to) const {
         if (half_) {
             const __m512i raised = raised_levels();
@@ -156,10 +169,6 @@ class Four {
             }
         }
     }
-    static __m512 step_as_floats(const char* codes) {
-        const __m512i all = _mm512_cvtepi8_epi32(_mm_load_si128((const __m128i*)codes));
-        return (__m512)either(_mm512_slli_epi32(all, 19), 0x83f80000u, 120u << 23);
-    }
     static __m512i step_as_halves(const char* codes) {  // a pair of each
         const __m512i all = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i*)codes));
         return as_steps(_mm512_or_si512(_mm512_slli_epi32(all, 24), _mm512_slli_epi32(all, 8)));
@@ -174,10 +183,6 @@ class Four {
     static __m512i either(__m512i bits, uint32_t of_them, uint32_t besides) {
         return _mm512_ternarylogic_epi32(bits, _mm512_set1_epi32(int(of_them)), _mm512_set1_epi32(int(besides)), 0xea);
     }
-    static __m512 level(__m512i eight, int which) {
-        const __m512 levels = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
-        return _mm512_permutexvar_ps(_mm512_srli_epi32(eight, unsigned(which * 4)), levels);
-    }
     static __m512i levels() {
         return _mm512_broadcast_i64x4(_mm256_setr_epi16(
             0, 0x3c00, 0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x4700, short(0xc800), short(0xc700), short(0xc600),
@@ -190,12 +195,14 @@ class Four {
         const __m512i all = levels(), raised = _mm512_set1_epi16(12 << 10);
         return _mm512_mask_add_epi16(all, _mm512_test_epi16_mask(all, all), all, raised);
     }
-    static __m512i through_floats(__m512i eight, int pair, __m512 step) {
-        const __m512i low = (__m512i)_mm512_mul_ps(level(eight, pair), step);
-        const __m512i high = (__m512i)_mm512_mul_ps(level(eight, pair + 4), step);
+    static __m512i through_floats(__m512i eight, int pair, Vec step) {
+        const __m512i low = (__m512i)(level((IVec)eight, pair) * step);
+        const __m512i high = (__m512i)(level((IVec)eight, pair + 4) * step);
         return _mm512_or_si512(_mm512_srli_epi32(low, 16), high);
     }
+#endif
 
+   private:
     const bool half_ = half_on();
 };
 
@@ -209,26 +216,29 @@ class Gguf {
 
     struct Tile {  // a block's 16 outputs of one half
         const char* lines;
-        __m512 scale, least;
+        Vec scale, least;
 
         Tile(const char* block, int64_t half)
             : lines(block + scale_bytes(KEPT) + half * (BYTES - scale_bytes(KEPT)) / 2),
-              scale(_mm512_cvtph_ps(_mm256_load_si256((const __m256i*)block + half))),
-              least(KEPT == Q4_1 ? _mm512_cvtph_ps(_mm256_load_si256((const __m256i*)block + 2 + half))
-                                 : _mm512_setzero_ps()) {}
-        __m512 element(int64_t input) const {
+              scale(load((const ::half*)block + half * LANES)),
+              least(KEPT == Q4_1 ? load((const ::half*)block + (2 + half) * LANES) : Vec{}) {}
+        Vec element(int64_t input) const {
             if constexpr (KEPT == Q8_0) {
-                const __m512i four = _mm512_slli_epi32(_mm512_load_si512(lines + input / 4 * 64), unsigned(24 - input % 4 * 8));
-                return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srai_epi32(four, 24)), scale);
+                return floats(load_words(lines + input / 4 * 64) << int(24 - input % 4 * 8) >> 24) * scale;
             } else {
-                const __m512i eight = _mm512_srli_epi32(_mm512_load_si512(lines + input / 8 * 64), unsigned(input % 8 * 4));
-                const __m512 level = _mm512_permutexvar_ps(eight, levels());
-                return KEPT == Q4_0 ? _mm512_mul_ps(level, scale) : _mm512_fmadd_ps(level, scale, least);
+                const Vec found = level(load_words(lines + input / 8 * 64), int(input % 8 * 4));
+                return KEPT == Q4_0 ? found * scale : fma(found, scale, least);
             }
         }
-        static __m512 levels() {
-            const __m512 all = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            return KEPT == Q4_0 ? _mm512_sub_ps(all, _mm512_set1_ps(8)) : all;
+        static Vec level(IVec eight, int shift) {
+#if defined(WIDE_REGISTERS)
+            const Vec all = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+            const Vec levels = KEPT == Q4_0 ? all - 8.0f : all;
+            return (Vec)_mm512_permutexvar_ps(_mm512_srli_epi32((__m512i)eight, unsigned(shift)), (__m512)levels);
+#else
+            const Vec whole = floats((eight >> shift) & 15);
+            return KEPT == Q4_0 ? whole - 8.0f : whole;
+#endif
         }
     };
 
@@ -242,18 +252,20 @@ class Gguf {
         Sixteen(const char* block, int64_t which) : tile{{block, 0}, {block, 1}}, first(which * 8) {}
         TwoInputs<float> two(int64_t half, int64_t pair) const {
             const int64_t input = (first + pair) * 2;
-            return {widened(rounded(tile[half].element(input))), widened(rounded(tile[half].element(input + 1)))};
+            return {finite_to_bf16(tile[half].element(input)), finite_to_bf16(tile[half].element(input + 1))};
         }
     };
 
+#if defined(WIDE_REGISTERS)
     void widen(const char* from, bf16* to) const {
         for (int64_t half = 0; half < 2; half++) {
             const Tile tile(from, half);
 #pragma GCC unroll 16
             for (int64_t pair = 0; pair < 16; pair++, to += 32)
-                _mm512_store_si512(to, in_pairs(tile.element(pair * 2), tile.element(pair * 2 + 1)));
+                _mm512_store_si512(to, in_pairs((__m512)tile.element(pair * 2), (__m512)tile.element(pair * 2 + 1)));
         }
     }
+#endif
 };
 
 constexpr int64_t CHUNK = 4;  // blocks of a group that meet all rows of a panel, before the next do
@@ -267,7 +279,7 @@ class Blocks {
     // Asks for what will soon be read.
     void ask(int64_t b) const {
         for (int64_t line = 0; line < Format::BYTES; line += 64)
-            _mm_prefetch(tiles_ + b * Format::BYTES + Format::AHEAD + line, _MM_HINT_T0);
+            __builtin_prefetch(tiles_ + b * Format::BYTES + Format::AHEAD + line);
     }
     // Vectors ask twice: all rows of a panel for what is FAR ahead, in the second cache, and the first of them for what is NEAR
     // in the first, for a pair of inputs after the other. (Only once, and a row of int8 takes a sixth longer.)
@@ -275,7 +287,7 @@ class Blocks {
     const char* ahead(int64_t b) const { return tiles_ + b * Format::BYTES + FAR; }
     void ask(int64_t b, int64_t pair) const {
         for (int64_t line = 0; line < SHARE; line += 64)
-            _mm_prefetch(tiles_ + b * Format::BYTES + pair * SHARE + NEAR + line, _MM_HINT_T0);
+            __builtin_prefetch(tiles_ + b * Format::BYTES + pair * SHARE + NEAR + line);
     }
 
    protected:

@@ -5,6 +5,7 @@ import ctypes
 import pytest
 
 from personae.kernels.cpu.build import built, find_compiler
+from personae.kernels.cpu.prebuilt import VARIANTS
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +14,11 @@ def skylake() -> ctypes.CDLL:
     compiler = find_compiler()
     assert compiler
     return ctypes.CDLL(str(built(compiler, "-march=skylake-avx512")))
+
+
+@pytest.fixture(scope="session")
+def laptop() -> ctypes.CDLL:
+    """The CPU kernels for processors with AVX2 and no AVX-512, from the cache folder if they are there."""
+    compiler = find_compiler()
+    assert compiler
+    return ctypes.CDLL(str(built(compiler, *VARIANTS[0].flags)))

@@ -13,16 +13,16 @@ from personae.kernels.decoder import LinearWeights
 from personae.kernels.registry import operators
 
 pytestmark = pytest.mark.skipif(
-    "fuse" not in operators("cpu"), reason="no compiler, or no AVX-512 on this machine"
+    "fuse" not in operators("cpu"), reason="no compiler, or no AVX2 on this machine"
 )
 CPU = torch.device("cpu")
 INSTRUCTIONS = ("floats", "pairs", "tiles")  # as instructions.h numbers them
 
 
-@pytest.fixture(params=[*INSTRUCTIONS, "floats, Skylake"])
+@pytest.fixture(params=[*INSTRUCTIONS, "floats, skylake", "floats, laptop"])
 def calls(request: pytest.FixtureRequest) -> Iterator[Fused]:
     name, _, elsewhere = request.param.partition(", ")
-    found = request.getfixturevalue("skylake") if elsewhere else library()
+    found = request.getfixturevalue(elsewhere) if elsewhere else library()
     before, number = found.personae_instructions(-1), INSTRUCTIONS.index(name)
     if found.personae_instructions(number) != number:
         pytest.skip("not on this machine")

@@ -1,0 +1,54 @@
+// Products of every format with every number of rows, printed as a hash for each format: test_neon.py compares sets of instructions.
+#include <cstdio>
+#include <cstdlib>
+
+#include "../../kernels/cpu/product.h"
+#include "../../kernels/cpu/team.h"
+
+int main() {
+    const FlushToZero flushing;
+    constexpr int64_t n = 80, k = 160, rows = 37;
+    uint64_t state = 1;
+    auto random = [&] { return uint32_t((state = state * 6364136223846793005u + 1442695040888963407u) >> 33); };
+    instructions() = FLOATS;
+    for (int kept = BFLOAT16; kept <= Q4_1; kept++) {
+        const int64_t block = of_gguf(Kept(kept)) ? GgufElement::bytes(Kept(kept)) : 64;
+        std::vector<uint8_t> elements(n * k / 32 * block), steps(n * k / 16);
+        std::vector<float> scales(n);
+        for (uint8_t& byte : elements) byte = uint8_t(random());
+        for (uint8_t& step : steps) step = uint8_t(random());
+        for (float& scale : scales) scale = float(random() % 1000) * 0x1p-10f;
+        for (int64_t i = 0; i < n * k && kept == BFLOAT16; i++) ((uint16_t*)elements.data())[i] = uint16_t(0x3f00 | (random() & 0x80ff));
+        for (int64_t i = 0; i < n * k / 32 && of_gguf(Kept(kept)); i++)  // scales and least values near 1
+            for (int64_t at = 0; at < (kept == Q4_1 ? 4 : 2); at += 2) elements[i * block + at + 1] = uint8_t(0x38 | (random() & 0x81));
+        const Packed* w = pack({Kept(kept), elements.data(), steps.data(), scales.data(), n, k}, false);
+        std::vector<float> inputs(rows * k);
+        for (float& x : inputs) x = float(int32_t(random() % 2001) - 1000) * 0x1p-8f;
+        auto product = [&](int64_t first, int64_t count) {
+            Rows::Memory memory;
+            Rows x(memory, count, k);
+            for (int64_t row = 0; row < count; row++)
+                for (int64_t d = 0; d < k; d += LANES) x.put(row, d, load(&inputs[(first + row) * k + d]));
+            std::vector<float> y(count * n);
+            alignas(64) float sums[PANEL * GROUP];
+            Nothing more;
+            auto place = [&](int64_t, int64_t, int64_t) { return Quarters(sums); };
+            auto take = [&](int64_t row, int64_t some, int64_t g, const Quarters& c) {
+                for (int64_t half = 0; half < 2; half++)
+                    for (int64_t i = 0; i < some; i++)
+                        std::memcpy(&y[(row + i) * n + w->column(g, half)], c.at(i, half), w->width(g, half) * sizeof(float));
+            };
+            for (int64_t item = 0; item < items_of(*w, count); item++) multiply_item(x, count, *w, item, nullptr, more, place, take);
+            return y;
+        };
+        const std::vector<float> all = product(0, rows);
+        for (int64_t count = 1; count < rows; count++) {  // alone and beside others
+            const int64_t first = rows - count;
+            const std::vector<float> some = product(first, count);
+            if (std::memcmp(some.data(), &all[first * n], some.size() * sizeof(float))) return std::printf("%d rows of format %d differ\n", int(count), kept), 1;
+        }
+        uint64_t hash = 14695981039346656037u;
+        for (size_t i = 0; i < all.size() * sizeof(float); i++) hash = (hash ^ ((const uint8_t*)all.data())[i]) * 1099511628211u;
+        std::printf("%d %016llx\n", kept, (unsigned long long)hash);
+    }
+}
