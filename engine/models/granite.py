@@ -5,6 +5,7 @@ from dataclasses import replace
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.models import llama
+from personae.engine.models.common import scales
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
@@ -13,7 +14,5 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         llama.translate(
             architecture, fields, attention_scale=fields.number("attention_multiplier", default=1.0)
         ),
-        embedding_scale=fields.number("embedding_multiplier", default=1.0),
-        residual_scale=fields.number("residual_multiplier", default=1.0),
-        logits_scale=1 / fields.number("logits_scaling", default=1.0),
+        **scales(fields),
     )

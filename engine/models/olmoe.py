@@ -4,6 +4,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.moe import MoeSpec
 from personae.engine.models.common import activation, decoder_config, experts, uniform_windows
+from personae.kernels.moe import Routing
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
@@ -14,9 +15,8 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     count, top_k = experts(fields)
     moe = MoeSpec(
         count,
-        top_k,
         fields.size("intermediate_size"),
-        renormalize=fields.get("norm_topk_prob", False),
+        Routing(top_k, fields.get("norm_topk_prob", False)),
         activation=activation(fields),
     )
     return decoder_config(
