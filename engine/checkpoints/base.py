@@ -45,6 +45,10 @@ class StoredTensor(ABC):
     def blocks(self) -> Tensor:
         """See `kernels.quantized.Stored`."""
 
+    def entry(self, index: int) -> Tensor:
+        """tensor[index], in the file's own dtype: only of tensors that can be read in parts."""
+        raise TypeError(f"{self.name} cannot be read in parts")
+
     def scaled(self) -> tuple[Tensor, Tensor] | None:
         """See `kernels.quantized.Stored`: only of tensors that are in 8 bits."""
         return None

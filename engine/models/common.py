@@ -10,7 +10,9 @@ from personae.engine.fields import Fields
 from personae.engine.layers.attention import AttentionSpec, QkNorm
 from personae.engine.layers.block import BlockSpec, LayerSpec
 from personae.engine.layers.mlp import GATES, Activation, MlpSpec
+from personae.engine.layers.moe import MoeSpec
 from personae.engine.layers.rotary import RopeConfig
+from personae.kernels.moe import Routing
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -225,10 +227,18 @@ def check_share(rope: RopeConfig, head_dim: int, fields: Fields) -> None:
 
 
 def read_rope(
-    rope: Fields, fields: Fields, default_theta: float, *, partial: float | None = None
+    rope: Fields,
+    fields: Fields,
+    default_theta: float,
+    *,
+    partial: float | None = None,
+    scaled: bool = False,
 ) -> RopeConfig:
     """Reads the section `rope`; `fields` are those of the file. `partial`: the part of a head that the family
-    rotates if the file does not say; None for families that always rotate the whole head."""
+    rotates if the file does not say; None for families that always rotate the whole head. `scaled`: the family
+    reads `llama_4_scaling_beta`."""
+    if not scaled and "llama_4_scaling_beta" in rope:
+        raise rope.error("llama_4_scaling_beta", "scores that are scaled by position are not supported")
     found = _read_rope(rope, fields, default_theta, partial is not None)
     if partial is None:
         return found
@@ -238,8 +248,6 @@ def read_rope(
 
 def _read_rope(rope: Fields, fields: Fields, default_theta: float, partial: bool) -> RopeConfig:
     theta = rope_theta(rope, fields, default_theta)
-    if "llama_4_scaling_beta" in rope:
-        raise rope.error("llama_4_scaling_beta", "scores that are scaled by position are not supported")
     for place in (fields, rope):
         if not partial and place.get("partial_rotary_factor", 1.0) != 1.0:
             raise place.error(
@@ -251,10 +259,14 @@ def _read_rope(rope: Fields, fields: Fields, default_theta: float, partial: bool
     original_in = fields if "original_max_position_embeddings" in fields else rope
     if kind == "default":
         return RopeConfig(theta)
+    if kind == "dynamic":  # it changes only contexts that are longer than the model's, which are not served
+        for name in ("factor", "alpha"):
+            rope.raw(name)
+        return RopeConfig(theta)
     if kind == "linear":
         return RopeConfig(theta, "linear", factor=rope.number("factor"))
     if kind not in ("llama3", "yarn"):
-        raise rope.error("rope_type", f"{kind!r} is not supported, only default, linear, llama3 and yarn")
+        raise rope.error("rope_type", f"{kind!r} is not supported, only default, dynamic, linear, llama3 and yarn")
     max_position = fields.size("max_position_embeddings")
     original = original_in.size("original_max_position_embeddings", default=max_position)
     if kind == "llama3":
@@ -361,3 +373,42 @@ def windows_by_type(fields: Fields, window: int | None, windowed: Sequence[bool]
         if kind == "sliding_attention" and window is None:
             raise fields.error("layer_types", "names sliding_attention, but there is no window")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def grouped_experts(
+    fields: Fields,
+    *,
+    shared: str = "n_shared_experts",
+    default_shared: int = 1,
+    default_scale: float = 1.0,
+    renormalize: bool = True,
+    correction: str = "gate.e_score_correction_bias",
+) -> MoeSpec:
+    """DeepSeek V3's experts, which several families have: chosen by sigmoid with a correction, in groups, with
+    shared experts. `shared`: the field with their number. The `default_` arguments and `renormalize` are the
+    family's defaults for absent fields."""
+    count, top_k = experts(fields)
+    gate, size = activation(fields), fields.size("moe_intermediate_size")
+    groups = fields.size("n_group", default=1)
+    kept = fields.size("topk_group", default=1)
+    if count % groups or (groups > 1 and count // groups < 2):
+        raise fields.error("n_group", f"{count} experts do not form {groups} groups of at least two")
+    if kept > groups or kept * (count // groups) < top_k:
+        raise fields.error("topk_group", f"{kept} of {groups} groups do not have {top_k} experts")
+    common = fields.size(shared, default=default_shared, zero=True) * size
+    return MoeSpec(
+        count,
+        size,
+        Routing(
+            top_k,
+            fields.get("norm_topk_prob", renormalize),
+            "sigmoid",
+            groups,
+            kept,
+            fields.number("routed_scaling_factor", default=default_scale),
+            epsilon=1e-20,
+        ),
+        activation=gate,
+        correction=correction,
+        shared=MlpSpec(common, gate, path="mlp.shared_experts", key="shared_") if common else None,
+    )
