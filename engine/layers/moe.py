@@ -37,7 +37,8 @@ class MoeSpec:
     """Some of `experts` MLPs, each with inner vectors of `size`, chosen for each token as `routing` says.
 
     `path`, `names`: the block's name in a layer, and the names of an expert's gate, up and down. `router`: the
-    router's name in the block; `correction`: the name of the bias of its choice, None for none. `bias`: the
+    router's name in the block; `correction`: the name of the bias of its choice, None for none, and
+    `correction_shape` its shape in the checkpoint. `bias`: the
     experts and the router have biases. `shared`: an MLP that every token uses too, and `shared_gate` the name in
     the block of what weighs it, by a sigmoid. `fused`: how a checkpoint may have all experts as one tensor.
     """
@@ -50,6 +51,7 @@ class MoeSpec:
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     router: str = "gate"
     correction: str | None = None
+    correction_shape: tuple[int, ...] = (-1,)
     bias: bool = False
     shared: MlpSpec | None = None
     shared_gate: str | None = None
@@ -238,7 +240,8 @@ class MoE:
         for linear in self.linears():
             yield from linear.tensors()
         if self.correction is not None:
-            yield f"{self._prefix}.{self.spec.correction}", self.correction
+            name = f"{self._prefix}.{self.spec.correction}"
+            yield name, self.correction.view(self.spec.correction_shape)
 
     def norms(self) -> Iterator[Norm]:
         """See Block."""

@@ -207,14 +207,18 @@ def experts(fields: Fields) -> tuple[int, int]:
 
 
 def rope_config(
-    fields: Fields, default_theta: float = 10000.0, *, partial: float | None = None
+    fields: Fields,
+    default_theta: float = 10000.0,
+    *,
+    partial: float | None = None,
+    dynamic: bool = False,
 ) -> RopeConfig:
-    """Reads the rotary embedding: from `rope_parameters`, or from `rope_theta` and `rope_scaling`. `partial`:
-    see `read_rope`."""
+    """Reads the rotary embedding: from `rope_parameters`, or from `rope_theta` and `rope_scaling`. `partial`,
+    `dynamic`: see `read_rope`."""
     rope = rope_section(fields)
     if any(isinstance(rope.raw(kind), dict) for kind in ("full_attention", "sliding_attention")):
         raise rope.error("full_attention", "rotary embeddings that differ by layer are not supported")
-    return read_rope(rope, fields, default_theta, partial=partial)
+    return read_rope(rope, fields, default_theta, partial=partial, dynamic=dynamic)
 
 
 def check_share(rope: RopeConfig, head_dim: int, fields: Fields) -> None:
@@ -233,20 +237,21 @@ def read_rope(
     *,
     partial: float | None = None,
     scaled: bool = False,
+    dynamic: bool = False,
 ) -> RopeConfig:
     """Reads the section `rope`; `fields` are those of the file. `partial`: the part of a head that the family
     rotates if the file does not say; None for families that always rotate the whole head. `scaled`: the family
-    reads `llama_4_scaling_beta`."""
+    reads `llama_4_scaling_beta`. `dynamic`: its files name a scaling of that type."""
     if not scaled and "llama_4_scaling_beta" in rope:
         raise rope.error("llama_4_scaling_beta", "scores that are scaled by position are not supported")
-    found = _read_rope(rope, fields, default_theta, partial is not None)
+    found = _read_rope(rope, fields, default_theta, partial is not None, dynamic)
     if partial is None:
         return found
     place = rope if "partial_rotary_factor" in rope else fields
     return replace(found, share=place.number("partial_rotary_factor", default=partial, high=1.0))
 
 
-def _read_rope(rope: Fields, fields: Fields, default_theta: float, partial: bool) -> RopeConfig:
+def _read_rope(rope: Fields, fields: Fields, default_theta: float, partial: bool, dynamic: bool) -> RopeConfig:
     theta = rope_theta(rope, fields, default_theta)
     for place in (fields, rope):
         if not partial and place.get("partial_rotary_factor", 1.0) != 1.0:
@@ -259,14 +264,13 @@ def _read_rope(rope: Fields, fields: Fields, default_theta: float, partial: bool
     original_in = fields if "original_max_position_embeddings" in fields else rope
     if kind == "default":
         return RopeConfig(theta)
-    if kind == "dynamic":  # it changes only contexts that are longer than the model's, which are not served
-        for name in ("factor", "alpha"):
-            rope.raw(name)
+    if kind == "dynamic" and dynamic:  # it changes only contexts longer than the model's, which are not served
+        rope.raw("factor")
         return RopeConfig(theta)
     if kind == "linear":
         return RopeConfig(theta, "linear", factor=rope.number("factor"))
     if kind not in ("llama3", "yarn"):
-        raise rope.error("rope_type", f"{kind!r} is not supported, only default, dynamic, linear, llama3 and yarn")
+        raise rope.error("rope_type", f"{kind!r} is not supported, only default, linear, llama3 and yarn")
     max_position = fields.size("max_position_embeddings")
     original = original_in.size("original_max_position_embeddings", default=max_position)
     if kind == "llama3":

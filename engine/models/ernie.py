@@ -54,6 +54,7 @@ def _experts(fields: Fields) -> MoeSpec:
         Routing(top_k, renormalize=True, least=fields.number("moe_norm_min", default=1e-12)),
         activation=activation(fields),
         correction="moe_statics.e_score_correction_bias",
+        correction_shape=(1, count),
         shared=MlpSpec(shared, activation(fields), path="mlp.shared_experts", key="shared_")
         if shared
         else None,

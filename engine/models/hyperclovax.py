@@ -22,4 +22,6 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     dim = fields.size("head_dim", default=128)
     scale = fields.number("attention_multiplier", default=dim**-0.5)
     after = ("post_norm1", "post_norm2") if fields.get("use_post_norm", True) else None
-    return replace(with_attention(config, scale=scale), post_norms=after, **scales(fields))
+    found = scales(fields)
+    found["logits_scale"] = 1 / found["logits_scale"]  # Granite divides by it
+    return replace(with_attention(config, scale=scale), post_norms=after, **found)

@@ -2,16 +2,22 @@
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
+from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.moe import MoeSpec
-from personae.engine.models.common import activation, decoder_config, experts, ropes_by_window, windows_by_type
+from personae.engine.models.common import (
+    activation,
+    decoder_config,
+    experts,
+    ropes_by_window,
+    sparse_layers,
+    windows_by_type,
+)
 from personae.kernels.moe import Routing
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
     """Mellum's `config.json`. `attention_bias` covers q, k, v and o."""
     bias, layers = fields.get("attention_bias", False), fields.size("num_hidden_layers")
-    if {*(fields.raw("mlp_layer_types") or [])} - {"sparse"}:
-        raise fields.error("mlp_layer_types", "dense layers are not supported")
     windows = windows_by_type(fields, fields.size("sliding_window", default=1024), [False] * layers)
     count, top_k = experts(fields)
     moe = MoeSpec(
@@ -20,6 +26,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         Routing(top_k, fields.get("norm_topk_prob", True)),
         activation=activation(fields),
     )
+    dense = MlpSpec(fields.size("intermediate_size", default=7168), activation(fields))
     return decoder_config(
         architecture,
         fields,
@@ -29,5 +36,5 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         qkv_bias=bias,
         o_bias=bias,
         qk_norm="head",
-        mlps=[moe] * layers,
+        mlps=sparse_layers(fields, dense, moe, first=None),
     )

@@ -218,6 +218,7 @@ def test_a_key_that_a_file_leaves_out_has_the_default_of_transformers_or_is_aske
     kind = OWN_CODE.get(architecture, TYPES[architecture])
     whole = json.loads(CONFIG_MAPPING[kind](num_hidden_layers=8).to_json_string(use_diff=False))
     whole |= {"architectures": [architecture]}
+    whole.pop("time_step_limit", None)  # transformers writes infinity in a form that it does not read
 
     def read(config: dict[str, Any]) -> ModelConfig | str:
         try:

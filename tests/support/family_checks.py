@@ -1,0 +1,111 @@
+"""What is checked of every family: a tiny random model against transformers, and adapters on it against PEFT."""
+
+import random
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from engine_harness import EngineHarness
+from family_models import CASES, make_family_folder
+from hf import hf_greedy, hf_logits, hf_model, relative_error
+from paged import PagedSequences
+from peft import PeftModel
+from tiny_adapters import make_adapter_folder
+from tiny_models import VOCAB
+
+from personae.engine.config import ModelConfig
+from personae.engine.loader import load_model
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyReport:
+    """`logits`: the largest relative error over 100 tokens; `chunked`, `packed`: that of chunks and of a mixed
+    batch to transformers. `greedy`: 64 tokens are the same; `engine`: so are those of the base and of adapters in
+    one batch, with a cached prefix and with preemption."""
+
+    logits: float
+    chunked: float
+    packed: float
+    greedy: bool
+    engine: bool
+    preempted: bool
+
+    @property
+    def passed(self) -> bool:
+        """Whether all of it is as it must be."""
+        errors = max(self.logits, self.chunked, self.packed)
+        return errors < 1e-4 and self.greedy and self.engine and self.preempted
+
+    def __str__(self) -> str:
+        return "  ".join(f"{field.name} {getattr(self, field.name)}" for field in fields(self))
+
+
+def targets(config: ModelConfig) -> list[str]:
+    """The names of all linear modules that adapters may change."""
+    return sorted(
+        {
+            f"model.layers.{index}.{site.path}"
+            for index, layer in enumerate(config.layer_specs)
+            for key, site in layer.lora_sites(config.hidden_size).items()
+            if key in config.lora_sites
+        }
+    )
+
+
+def check_family(case: str, path: Path) -> FamilyReport:
+    """Makes the model of a case below `path` and compares."""
+    folder = make_family_folder(path / "base", case)
+    model, tokens = hf_model(folder), random.Random(1).choices(range(VOCAB), k=100)
+    truth = hf_logits(model, tokens)
+    decoder = load_model(folder, device=CPU, dtype="float32")
+    hidden, _ = PagedSequences(decoder, page_size=8).forward({"a": tokens})
+    logits = max(map(relative_error, decoder.logits(hidden), truth))
+    parts = PagedSequences(decoder, seed=2)
+    for first in range(0, 99, 33):
+        last = parts.step({"a": tokens[first : first + 33]})["a"]
+    mixed = PagedSequences(decoder, seed=3)
+    mixed.step({"a": tokens[:60], "b": tokens[:7]})
+    both = mixed.step({"b": tokens[7:50], "a": tokens[60:61], "c": tokens[:1]})
+    ends = {"a": 60, "b": 49, "c": 0}
+    greedy = PagedSequences(decoder).greedy("a", tokens[:23], 64)
+    engine, preempted = _engine(folder, path, targets(decoder.config))
+    return FamilyReport(
+        logits,
+        relative_error(last, truth[98]),
+        max(relative_error(both[name], truth[end]) for name, end in ends.items()),
+        greedy == hf_greedy(model, tokens[:23], 64),
+        engine,
+        preempted,
+    )
+
+
+def _engine(folder: Path, path: Path, modules: list[str]) -> tuple[bool, bool]:
+    """The base and two adapters in one batch; then again in little memory, with a prefix from the cache."""
+    adapters = {
+        name: make_adapter_folder(path / name, folder, targets=modules, rank=rank, seed=rank, scale=0.3)
+        for name, rank in (("one", 3), ("two", 12))
+    }
+    prompts = {name: random.Random(len(name)).choices(range(VOCAB), k=40) for name in ("one", "two", "base")}
+    truth = {"base": hf_greedy(hf_model(folder), prompts["base"], 24)}
+    for name, adapter in adapters.items():
+        peft = PeftModel.from_pretrained(hf_model(folder), adapter).eval()
+        truth[name] = hf_greedy(peft, prompts[name], 24)
+    harness = EngineHarness(folder, adapters, num_pages=11, page_size=16)
+    for again in ("", "again "):
+        logs = [
+            harness.log(
+                f"{again}{name}", prompt, name if name in adapters else None, max_tokens=24
+            )
+            for name, prompt in prompts.items()
+        ]
+        played = harness.play(logs)
+        if any(played[f"{again}{name}"].tokens != tokens for name, tokens in truth.items()):
+            return False, False
+    return True, harness.scheduler.counters.preemptions > 0
+
+
+def cases() -> list[str]:
+    """All cases."""
+    return list(CASES)
