@@ -103,9 +103,7 @@ def swiglu_clamped(x: Tensor) -> Tensor:
     return (gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)).to(x.dtype)
 
 
-def route_scored(
-    logits: Tensor, bias: Tensor | None, routing: Routing
-) -> tuple[Tensor, Tensor]:
+def route_scored(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
     """Experts by score s = softmax(logits) or sigmoid(logits); the top_k largest of s + bias are chosen.
 
     With groups, only experts of the best `kept` groups can be. A group's value is its largest s + bias, or

@@ -19,7 +19,9 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     second = architecture == "Cohere2ForCausalLM"
     if second:
         layers = fields.size("num_hidden_layers")
-        every = fields.size("sliding_window_pattern", default=fields.size("_sliding_window_pattern", default=4))
+        every = fields.size(
+            "sliding_window_pattern", default=fields.size("_sliding_window_pattern", default=4)
+        )
         windowed = [(layer + 1) % every != 0 for layer in range(layers)]
         windows = windows_by_type(fields, fields.size("sliding_window", default=4096), windowed)
         rotated = [window is not None for window in windows]

@@ -251,7 +251,9 @@ def read_rope(
     return replace(found, share=place.number("partial_rotary_factor", default=partial, high=1.0))
 
 
-def _read_rope(rope: Fields, fields: Fields, default_theta: float, partial: bool, dynamic: bool) -> RopeConfig:
+def _read_rope(
+    rope: Fields, fields: Fields, default_theta: float, partial: bool, dynamic: bool
+) -> RopeConfig:
     theta = rope_theta(rope, fields, default_theta)
     for place in (fields, rope):
         if not partial and place.get("partial_rotary_factor", 1.0) != 1.0:
@@ -264,7 +266,9 @@ def _read_rope(rope: Fields, fields: Fields, default_theta: float, partial: bool
     original_in = fields if "original_max_position_embeddings" in fields else rope
     if kind == "default":
         return RopeConfig(theta)
-    if kind == "dynamic" and dynamic:  # it changes only contexts longer than the model's, which are not served
+    if (
+        kind == "dynamic" and dynamic
+    ):  # it changes only contexts longer than the model's, which are not served
         rope.raw("factor")
         return RopeConfig(theta)
     if kind == "linear":

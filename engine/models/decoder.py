@@ -69,9 +69,7 @@ class Layer:
         normed, residual = self._half_input(mixed, residual, 1)
         return self._half_output(self.mlp(normed, step), 1), residual
 
-    def _in_parallel(
-        self, x: Tensor, residual: Tensor | None, step: ForwardContext
-    ) -> tuple[Tensor, Tensor]:
+    def _in_parallel(self, x: Tensor, residual: Tensor | None, step: ForwardContext) -> tuple[Tensor, Tensor]:
         """h += attention(norm(h)) + mlp(norm(h))."""
         total = x if residual is None else residual + x
         first, second = (norm(total) for norm in self.pre_norms) if self.pre_norms else (total, total)

@@ -26,7 +26,8 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         last = layers - 1 if last in (None, -1) else fields.size("moe_layer_end_index", zero=True)
         every = fields.size("moe_layer_interval", default=1)
         mlps = [
-            sparse if (layer + 1) % every == 0 and first <= layer <= last else dense for layer in range(layers)
+            sparse if (layer + 1) % every == 0 and first <= layer <= last else dense
+            for layer in range(layers)
         ]
     return decoder_config(
         architecture,

@@ -32,7 +32,9 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     mlps = None
     if mixed:
         dense = MlpSpec(fields.size("intermediate_size"), activation(fields))
-        sparse = grouped_experts(fields, shared="num_shared_experts", default_scale=2.5, correction="e_score_correction_bias")
+        sparse = grouped_experts(
+            fields, shared="num_shared_experts", default_scale=2.5, correction="e_score_correction_bias"
+        )
         mlps = sparse_layers(fields, dense, sparse, first=1)
     config = decoder_config(
         architecture,

@@ -35,7 +35,9 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
             fields.raw(name)
         position = fields.raw("position_embedding_type")
         if position not in (None, "nope", "rope"):
-            raise fields.error("position_embedding_type", f"{position!r} is not supported, only rope and nope")
+            raise fields.error(
+                "position_embedding_type", f"{position!r} is not supported, only rope and nope"
+            )
         rotated = position == "rope"
     bias = fields.get("attention_bias", False)
     config = decoder_config(

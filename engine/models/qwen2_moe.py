@@ -33,7 +33,5 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         fields,
         windows=windows,
         qkv_bias=fields.get("qkv_bias", True),
-        mlps=[
-            dense if layer in plain or (layer + 1) % step else sparse for layer in range(len(windows))
-        ],
+        mlps=[dense if layer in plain or (layer + 1) % step else sparse for layer in range(len(windows))],
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from family_checks import check_family
-from family_models import CASES, make_family_folder
+from family_models import CASES
 
 from personae.engine.models import MODEL_TYPES
 

@@ -1,12 +1,13 @@
 """What is checked of every family: a tiny random model against transformers, and adapters on it against PEFT."""
 
 import random
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
 from engine_harness import EngineHarness
-from family_models import CASES, make_family_folder
+from family_models import make_family_folder
 from hf import hf_greedy, hf_logits, hf_model, relative_error
 from paged import PagedSequences
 from peft import PeftModel
@@ -42,16 +43,16 @@ class FamilyReport:
         return "  ".join(f"{field.name} {getattr(self, field.name)}" for field in fields(self))
 
 
-def targets(config: ModelConfig) -> list[str]:
-    """The names of all linear modules that adapters may change."""
-    return sorted(
-        {
-            f"model.layers.{index}.{site.path}"
-            for index, layer in enumerate(config.layer_specs)
-            for key, site in layer.lora_sites(config.hidden_size).items()
-            if key in config.lora_sites
-        }
-    )
+def targets(config: ModelConfig) -> str:
+    """An expression for all linear modules that adapters may change. PEFT takes a list of names with gate_proj as
+    one of experts, and rewrites it."""
+    names = {
+        rf"model\.layers\.{index}\.{re.escape(site.path)}"
+        for index, layer in enumerate(config.layer_specs)
+        for key, site in layer.lora_sites(config.hidden_size).items()
+        if key in config.lora_sites
+    }
+    return "|".join(sorted(names))
 
 
 def check_family(case: str, path: Path) -> FamilyReport:
@@ -81,7 +82,7 @@ def check_family(case: str, path: Path) -> FamilyReport:
     )
 
 
-def _engine(folder: Path, path: Path, modules: list[str]) -> tuple[bool, bool]:
+def _engine(folder: Path, path: Path, modules: str) -> tuple[bool, bool]:
     """The base and two adapters in one batch; then again in little memory, with a prefix from the cache."""
     adapters = {
         name: make_adapter_folder(path / name, folder, targets=modules, rank=rank, seed=rank, scale=0.3)
@@ -95,17 +96,10 @@ def _engine(folder: Path, path: Path, modules: list[str]) -> tuple[bool, bool]:
     harness = EngineHarness(folder, adapters, num_pages=11, page_size=16)
     for again in ("", "again "):
         logs = [
-            harness.log(
-                f"{again}{name}", prompt, name if name in adapters else None, max_tokens=24
-            )
+            harness.log(f"{again}{name}", prompt, name if name in adapters else None, max_tokens=24)
             for name, prompt in prompts.items()
         ]
         played = harness.play(logs)
         if any(played[f"{again}{name}"].tokens != tokens for name, tokens in truth.items()):
             return False, False
     return True, harness.scheduler.counters.preemptions > 0
-
-
-def cases() -> list[str]:
-    """All cases."""
-    return list(CASES)

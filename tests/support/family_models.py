@@ -5,13 +5,15 @@
 
 import dataclasses
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from tiny_models import VOCAB, write_json, write_tokenizer
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+from personae.engine.models import MODEL_TYPES
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -57,15 +59,56 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("seed_oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
     "ministral": ("ministral", {"layer_types": MIXED}),
     "cwm": ("cwm", {"layer_types": MIXED, "rope_parameters": LLAMA3}),
-    "internlm3": ("internlm3", {"attention_bias": True, "mlp_bias": True, "rope_parameters": {"rope_type": "dynamic", "factor": 6.0, "rope_theta": 50000.0}}),
+    "internlm3": (
+        "internlm3",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 6.0, "rope_theta": 50000.0},
+        },
+    ),
     "exaone4": ("exaone4", {"layer_types": MIXED}),
-    "exaone4, no window": ("exaone4", {"sliding_window": None, "layer_types": FULL, "sliding_window_pattern": None}),
+    "exaone4, no window": (
+        "exaone4",
+        {"sliding_window": None, "layer_types": FULL, "sliding_window_pattern": None},
+    ),
     "gemma": ("gemma", {}),
-    "hyperclovax": ("hyperclovax", {"attention_multiplier": 0.3, "embedding_multiplier": 2.5, "residual_multiplier": 0.7, "logits_scaling": 0.5}),
-    "granitemoe": ("granitemoe", {"attention_multiplier": 0.3, "embedding_multiplier": 2.5, "residual_multiplier": 0.7, "logits_scaling": 0.5}),
+    "hyperclovax": (
+        "hyperclovax",
+        {
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 2.5,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 0.5,
+        },
+    ),
+    "granitemoe": (
+        "granitemoe",
+        {
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 2.5,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 0.5,
+        },
+    ),
     "granitemoeshared": ("granitemoeshared", {"attention_multiplier": 0.3, "attention_bias": True}),
-    "granitemoehybrid": ("granitemoehybrid", {"layer_types": ["full_attention"] * 3, "attention_multiplier": 0.3, "position_embedding_type": "rope"}),
-    "granitemoehybrid, dense": ("granitemoehybrid", {"layer_types": ["full_attention"] * 3, "num_local_experts": 0, "num_experts_per_tok": 0, "attention_multiplier": 0.3}),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {
+            "layer_types": ["full_attention"] * 3,
+            "attention_multiplier": 0.3,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "granitemoehybrid, dense": (
+        "granitemoehybrid",
+        {
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "attention_multiplier": 0.3,
+        },
+    ),
     "flex_olmo": ("flex_olmo", {}),
     "mellum": ("mellum", {"layer_types": MIXED, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
     "ernie4_5": ("ernie4_5", {"use_bias": True}),
@@ -81,9 +124,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": ("minimax_m2", {"rope_parameters": HALF}),
     "hy_v3": ("hy_v3", {"mlp_layer_types": ["dense", "sparse", "sparse"]}),
     "ernie4_5_moe": ("ernie4_5_moe", {}),
-    "gemma2": ("gemma2", {"layer_types": MIXED, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 24}),
-    "hunyuan_v1_dense": ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0, "rope_theta": 10000.0, "factor": 1.0}}),
-    "ministral3": ("ministral3", {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0}}),
+    "gemma2": (
+        "gemma2",
+        {
+            "layer_types": MIXED,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "query_pre_attn_scalar": 24,
+        },
+    ),
+    "hunyuan_v1_dense": (
+        "hunyuan_v1_dense",
+        {"rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0, "rope_theta": 10000.0, "factor": 1.0}},
+    ),
+    "ministral3": (
+        "ministral3",
+        {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
     "gpt_oss": ("gpt_oss", {"layer_types": MIXED, "rope_parameters": {**YARN, "truncate": False}}),
     "cohere": ("cohere", {"attention_bias": True}),
     "cohere2": ("cohere2", {"layer_types": MIXED}),
@@ -115,6 +172,9 @@ def make_family_folder(path: Path, case: str, *, seed: int = 0, **overrides: Any
     randomize(model, seed, offset=0.0 if kind in OFFSET_NORMS else 1.0)
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
+    saved = json.loads((path / "config.json").read_text())
+    if saved["architectures"] != [MODEL_TYPES[kind]]:  # transformers has Llama's class for the family
+        write_json(path / "config.json", saved | {"architectures": [MODEL_TYPES[kind]]})
     write_tokenizer(path)
     return path
 
