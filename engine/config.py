@@ -26,13 +26,14 @@ class ModelConfig:
 
     `max_position` is the longest context in tokens, with rope scaling. `layer_specs`: the blocks of each
     layer. `tie`: the output matrix is the embedding. `pre_norms`: the names of the norms of each half's input
-    in a layer, None for none; twice the same name is one norm. `post_norms`: those of each half's output, before
-    it is added. `parallel`: both halves read the same residual stream. `norm`: their kind and that of the
-    `final_norm`; `norm_bias`: they have one. `norm_offset` is added to the stored weights of norms.
-    `output_bias`: the output matrix has one. `logits_softcap`: logits z become cap * tanh(z / cap). `embedding_scale` multiplies the embedding, `residual_scale` what each half of a
-    layer adds to the residual stream, `logits_scale` the logits. `images`: the checkpoint also has a part for
-    images. `mtp_layers`: how many layers it has that predict further tokens (multi-token prediction), which
-    the decoder does without. `dtype` is the checkpoint's dtype, None if the file does not say.
+    in a layer, None for none; twice the same name is one norm. `post_norms`: those of each half's output,
+    before it is added. `parallel`: both halves read the same residual stream. `norm`: their kind and that of
+    the `final_norm`; `norm_bias`: they have one. `norm_offset` is added to the stored weights of norms.
+    `output_bias`: the output matrix has one. `logits_softcap`: logits z become cap * tanh(z / cap).
+    `embedding_scale` multiplies the embedding, `residual_scale` what each half of a layer adds to the
+    residual stream, `logits_scale` the logits. `images`: the checkpoint also has a part for images.
+    `mtp_layers`: how many layers it has that predict further tokens (multi-token prediction), which the
+    decoder does without. `dtype` is the checkpoint's dtype, None if the file does not say.
     """
 
     architecture: str

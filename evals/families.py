@@ -1,9 +1,9 @@
 """Every family of models against transformers and PEFT: `python -m personae.evals.families`.
 
-A tiny random model of transformers' own class, norms and biases included, in float32: logits of 100 tokens, 64 greedy
-tokens, chunks of a prompt and a mixed batch; then the base and two adapters of PEFT on all its modules in one batch,
-with a cached prefix and with preemption. A case takes a second. The tests (`tests/engine/test_families.py`) take one
-family of each kind.
+A tiny random model of transformers' own class, norms and biases included, in float32: logits of 100 tokens,
+64 greedy tokens, chunks of a prompt and a mixed batch; then the base and two adapters of PEFT on all its
+modules in one batch, with a cached prefix and with preemption. A case takes a second. The tests
+(`tests/engine/test_families.py`) take one family of each kind.
 
     --case glm4_moe    one case; otherwise all
 """

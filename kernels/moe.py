@@ -16,8 +16,8 @@ from personae.kernels.registry import Operator, optional
 class Routing:
     """How a router's logits choose experts; see `reference.route_scored`.
 
-    `groups`, `kept`: the experts are in groups of equal size, of which a token uses some. `epsilon` is added to
-    the sum that renormalizes, and `least` is the smallest that it may be.
+    `groups`, `kept`: the experts are in groups of equal size, of which a token uses some. `epsilon` is added
+    to the sum that renormalizes, and `least` is the smallest that it may be.
     """
 
     top_k: int

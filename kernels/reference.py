@@ -95,8 +95,8 @@ def gelu_and_mul(x: Tensor) -> Tensor:
 
 
 def swiglu_clamped(x: Tensor) -> Tensor:
-    """y = g sigmoid(1.702 g) (u + 1) with g = min(gate, 7), u = up within -7 and 7; x: [T, 2I] = (gate, up) ->
-    [T, I]. As gpt-oss has it. Computed in float32, rounded once.
+    """y = g sigmoid(1.702 g) (u + 1) with g = min(gate, 7), u = up within -7 and 7; x: [T, 2I] = (gate, up)
+    -> [T, I]. As gpt-oss has it. Computed in float32, rounded once.
     """
     gate, up = x.float().chunk(2, dim=-1)
     gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)

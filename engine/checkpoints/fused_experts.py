@@ -1,8 +1,8 @@
-"""Checkpoints that have all experts of a layer as one tensor. Each expert becomes a tensor of its own here, which
-is a part of the file's, so that experts have the same names in all families.
+"""Checkpoints that have all experts of a layer as one tensor. Each expert becomes a tensor of its own here,
+which is a part of the file's, so that experts have the same names in all families.
 
-gpt-oss also keeps them in MXFP4: blocks of 32 numbers E2M1 with a common power of two. They are dequantized as
-they are read.
+gpt-oss also keeps them in MXFP4: blocks of 32 numbers E2M1 with a common power of two. They are dequantized
+as they are read.
 """
 
 from collections.abc import Iterator, Mapping

@@ -22,8 +22,8 @@ from personae.lora.sites import LoraSite
 
 @dataclass(frozen=True, slots=True)
 class FusedExperts:
-    """How a checkpoint has all experts as one tensor: `gate_up` [experts, 2 * size, hidden] with the rows of gate
-    first, and `down` [experts, hidden, size], by their names in the block. `suffix`: of a weight's name.
+    """How a checkpoint has all experts as one tensor: `gate_up` [experts, 2 * size, hidden] with the rows of
+    gate first, and `down` [experts, hidden, size], by their names in the block. `suffix`: of a weight's name.
     `transposed`: inputs come before outputs, and the rows of gate and up alternate, as in gpt-oss."""
 
     gate_up: str
@@ -36,11 +36,12 @@ class FusedExperts:
 class MoeSpec:
     """Some of `experts` MLPs, each with inner vectors of `size`, chosen for each token as `routing` says.
 
-    `path`, `names`: the block's name in a layer, and the names of an expert's gate, up and down. `router`: the
-    router's name in the block; `correction`: the name of the bias of its choice, None for none, and
+    `path`, `names`: the block's name in a layer, and the names of an expert's gate, up and down. `router`:
+    the router's name in the block; `correction`: the name of the bias of its choice, None for none, and
     `correction_shape` its shape in the checkpoint. `bias`: the
-    experts and the router have biases. `shared`: an MLP that every token uses too, and `shared_gate` the name in
-    the block of what weighs it, by a sigmoid. `fused`: how a checkpoint may have all experts as one tensor.
+    experts and the router have biases. `shared`: an MLP that every token uses too, and `shared_gate` the name
+    in the block of what weighs it, by a sigmoid. `fused`: how a checkpoint may have all experts as one
+    tensor.
     """
 
     experts: int

@@ -1,6 +1,6 @@
-"""Cohere's Command R and Command R7B: LayerNorm without biases, attention and MLP in parallel behind one norm, an
-interleaved rotary embedding, and a scale on the logits. In Command R7B three of four layers have a window, and only
-those are rotated."""
+"""Cohere's Command R and Command R7B: LayerNorm without biases, attention and MLP in parallel behind one
+norm, an interleaved rotary embedding, and a scale on the logits. In Command R7B three of four layers have a
+window, and only those are rotated."""
 
 from dataclasses import replace
 

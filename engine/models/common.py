@@ -240,8 +240,8 @@ def read_rope(
     dynamic: bool = False,
 ) -> RopeConfig:
     """Reads the section `rope`; `fields` are those of the file. `partial`: the part of a head that the family
-    rotates if the file does not say; None for families that always rotate the whole head. `scaled`: the family
-    reads `llama_4_scaling_beta`. `dynamic`: its files name a scaling of that type."""
+    rotates if the file does not say; None for families that always rotate the whole head. `scaled`: the
+    family reads `llama_4_scaling_beta`. `dynamic`: its files name a scaling of that type."""
     if not scaled and "llama_4_scaling_beta" in rope:
         raise rope.error("llama_4_scaling_beta", "scores that are scaled by position are not supported")
     found = _read_rope(rope, fields, default_theta, partial is not None, dynamic)
@@ -392,9 +392,9 @@ def grouped_experts(
     renormalize: bool = True,
     correction: str = "gate.e_score_correction_bias",
 ) -> MoeSpec:
-    """DeepSeek V3's experts, which several families have: chosen by sigmoid with a correction, in groups, with
-    shared experts. `shared`: the field with their number. The `default_` arguments and `renormalize` are the
-    family's defaults for absent fields."""
+    """DeepSeek V3's experts, which several families have: chosen by sigmoid with a correction, in groups,
+    with shared experts. `shared`: the field with their number. The `default_` arguments and `renormalize` are
+    the family's defaults for absent fields."""
     count, top_k = experts(fields)
     gate, size = activation(fields), fields.size("moe_intermediate_size")
     groups = fields.size("n_group", default=1)

@@ -1,4 +1,5 @@
-"""dots.llm1: Qwen3's attention; experts chosen by sigmoid with a correction, shared experts, dense first layers."""
+"""dots.llm1: Qwen3's attention; experts chosen by sigmoid with a correction, shared experts, dense first
+layers."""
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
@@ -13,8 +14,8 @@ from personae.engine.models.common import (
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
-    """dots.llm1's `config.json`. `attention_bias` covers q, k, v and o. A window stands in files whose layers have
-    none."""
+    """dots.llm1's `config.json`. `attention_bias` covers q, k, v and o. A window stands in files whose layers
+    have none."""
     bias, layers = fields.get("attention_bias", False), fields.size("num_hidden_layers")
     window = None
     if "sliding_window" in fields or not fields.given("sliding_window"):

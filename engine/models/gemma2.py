@@ -1,5 +1,5 @@
-"""Gemma 2 and VaultGemma: soft caps on scores and logits, and a window in every second layer. Gemma 2 has norms
-before and after each half of a layer, VaultGemma only before it."""
+"""Gemma 2 and VaultGemma: soft caps on scores and logits, and a window in every second layer. Gemma 2 has
+norms before and after each half of a layer, VaultGemma only before it."""
 
 from dataclasses import replace
 

@@ -1,5 +1,5 @@
-"""GLM-4 (9B, 32B) of 2024 and 2025: half of each head is rotated, interleaved, and gate and up are one module.
-GLM-4-0414 also has norms after each half of a layer."""
+"""GLM-4 (9B, 32B) of 2024 and 2025: half of each head is rotated, interleaved, and gate and up are one
+module. GLM-4-0414 also has norms after each half of a layer."""
 
 from dataclasses import replace
 

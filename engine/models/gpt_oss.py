@@ -1,4 +1,5 @@
-"""gpt-oss: experts with biases and a clamped activation, attention sinks, and a window in every second layer."""
+"""gpt-oss: experts with biases and a clamped activation, attention sinks, and a window in every second
+layer."""
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields

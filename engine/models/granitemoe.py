@@ -1,5 +1,5 @@
-"""Granite 3's mixtures of experts, and Granite 4 without state layers (micro, 1B, 350M): Granite's scales, and
-experts, an MLP for every token, or both."""
+"""Granite 3's mixtures of experts, and Granite 4 without state layers (micro, 1B, 350M): Granite's scales,
+and experts, an MLP for every token, or both."""
 
 from dataclasses import replace
 
@@ -20,8 +20,8 @@ UNUSED = (  # of the state layers, which none of the served models has
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
-    """The `config.json` of all three. Granite 4 has a rotary embedding only where `position_embedding_type` says
-    so."""
+    """The `config.json` of all three. Granite 4 has a rotary embedding only where `position_embedding_type`
+    says so."""
     hybrid, layers = architecture == "GraniteMoeHybridForCausalLM", fields.size("num_hidden_layers")
     rotated = True
     if hybrid:

@@ -34,7 +34,8 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
 
 
 def _rope(fields: Fields, head_dim: int) -> RopeConfig:
-    """Type `dynamic` with `alpha` is a larger base for all lengths. The other keys of that type change nothing."""
+    """Type `dynamic` with `alpha` is a larger base for all lengths. The other keys of that type change
+    nothing."""
     rope, plain = rope_section(fields), rope_config(fields, dynamic=True)
     if "alpha" not in rope:
         return plain

@@ -1,5 +1,5 @@
-"""MiniMax M2: experts chosen by sigmoid with a correction. q and k are normalised over all heads, and a part of
-each head is rotated."""
+"""MiniMax M2: experts chosen by sigmoid with a correction. q and k are normalised over all heads, and a part
+of each head is rotated."""
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields

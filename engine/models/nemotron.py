@@ -1,5 +1,5 @@
-"""Nemotron 4 and Minitron, Arcee's AFM and Jais 2: an MLP without a gate, with the square of ReLU. Nemotron and
-Jais have LayerNorm; the stored weights of Nemotron's lack 1, and a part of each head is rotated."""
+"""Nemotron 4 and Minitron, Arcee's AFM and Jais 2: an MLP without a gate, with the square of ReLU. Nemotron
+and Jais have LayerNorm; the stored weights of Nemotron's lack 1, and a part of each head is rotated."""
 
 from dataclasses import replace
 

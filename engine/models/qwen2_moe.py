@@ -1,5 +1,5 @@
-"""Qwen2 with mixtures of experts (Qwen1.5-MoE, Qwen2-57B-A14B): every token also uses a shared expert, weighed by a
-sigmoid."""
+"""Qwen2 with mixtures of experts (Qwen1.5-MoE, Qwen2-57B-A14B): every token also uses a shared expert,
+weighed by a sigmoid."""
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields

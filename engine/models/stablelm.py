@@ -1,5 +1,5 @@
-"""StableLM: Llama with LayerNorm, and with a part of each head rotated; in some models attention and MLP are in
-parallel behind one norm."""
+"""StableLM: Llama with LayerNorm, and with a part of each head rotated; in some models attention and MLP are
+in parallel behind one norm."""
 
 from dataclasses import replace
 

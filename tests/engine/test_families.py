@@ -1,4 +1,5 @@
-"""A family of every kind of block against transformers and PEFT. `python -m personae.evals.families` checks all."""
+"""A family of every kind of block against transformers and PEFT. `python -m personae.evals.families` checks
+all."""
 
 from pathlib import Path
 

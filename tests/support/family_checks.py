@@ -1,4 +1,5 @@
-"""What is checked of every family: a tiny random model against transformers, and adapters on it against PEFT."""
+"""What is checked of every family: a tiny random model against transformers, and adapters on it against
+PEFT."""
 
 import random
 import re
@@ -22,9 +23,9 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class FamilyReport:
-    """`logits`: the largest relative error over 100 tokens; `chunked`, `packed`: that of chunks and of a mixed
-    batch to transformers. `greedy`: 64 tokens are the same; `engine`: so are those of the base and of adapters in
-    one batch, with a cached prefix and with preemption."""
+    """`logits`: the largest relative error over 100 tokens; `chunked`, `packed`: that of chunks and of a
+    mixed batch to transformers. `greedy`: 64 tokens are the same; `engine`: so are those of the base and of
+    adapters in one batch, with a cached prefix and with preemption."""
 
     logits: float
     chunked: float
@@ -44,8 +45,8 @@ class FamilyReport:
 
 
 def targets(config: ModelConfig) -> str:
-    """An expression for all linear modules that adapters may change. PEFT takes a list of names with gate_proj as
-    one of experts, and rewrites it."""
+    """An expression for all linear modules that adapters may change. PEFT takes a list of names with
+    gate_proj as one of experts, and rewrites it."""
     names = {
         rf"model\.layers\.{index}\.{re.escape(site.path)}"
         for index, layer in enumerate(config.layer_specs)

@@ -1,6 +1,7 @@
 """Tiny random models of many families, made by transformers' own classes and saved by transformers.
 
-`make_family_folder(path, "glm4_moe")` writes a model folder with all weights random, norms and biases included.
+`make_family_folder(path, "glm4_moe")` writes a model folder with all weights random, norms and biases
+included.
 """
 
 import dataclasses
