@@ -66,9 +66,17 @@ class ModelConfig:
 
     @property
     def lora_sites(self) -> dict[str, LoraSite]:
-        """The linear modules that adapters may change, by their short names: those that all layers have."""
-        first, *others = (layer.lora_sites(self.hidden_size) for layer in self.layer_specs)
-        return {key: site for key, site in first.items() if all(own.get(key) == site for own in others)}
+        """The linear modules that adapters may change, by their short names. A module that has different
+        shapes in different layers is left out."""
+        found: dict[str, dict[int, LoraSite]] = {}
+        for layer, spec in enumerate(self.layer_specs):
+            for key, site in spec.lora_sites(self.hidden_size).items():
+                found.setdefault(key, {})[layer] = site
+        return {
+            key: replace(next(iter(own.values())), layers=None if len(own) == self.layers else frozenset(own))
+            for key, own in found.items()
+            if len({*own.values()}) == 1
+        }
 
     @property
     def kv_specs(self) -> tuple[KVSpec | None, ...]:

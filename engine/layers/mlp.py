@@ -36,7 +36,8 @@ GATED, MERGED, UNGATED = (
 class MlpSpec:
     """`size`: of the inner vectors. `merged`: the checkpoint has gate and up as one tensor. `gated`: False
     for down(act(up x)). `path`, `names`: the block's name in a layer, and those of its modules, None for the
-    usual ones. `key` begins the short names of its LoRA sites, so that a layer may have two such blocks."""
+    usual ones. `key` begins the short names of its LoRA sites, so that a layer may have two such blocks. `module`: the
+    name of the block in PEFT, None for `path`."""
 
     size: int
     activation: Activation = "silu"
@@ -46,6 +47,7 @@ class MlpSpec:
     path: str = "mlp"
     names: tuple[str, ...] | None = None
     key: str = ""
+    module: str | None = None
 
     @property
     def kv(self) -> None:
@@ -59,9 +61,8 @@ class MlpSpec:
 
     @property
     def modules(self) -> tuple[tuple[str, ...], str]:
-        """The paths in a layer of what reads the block's input, and of what reads the inner vectors."""
-        names = self.names or (UNGATED if not self.gated else MERGED if self.merged else GATED)
-        *wide, narrow = (f"{self.path}.{name}" for name in names)
+        """The names of what reads the block's input, and of what reads the inner vectors."""
+        *wide, narrow = self.names or (UNGATED if not self.gated else MERGED if self.merged else GATED)
         return tuple(wide), narrow
 
     @property
@@ -71,14 +72,14 @@ class MlpSpec:
 
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
         """See BlockSpec."""
-        wide, narrow = self.modules
+        (wide, narrow), block = self.modules, self.module or self.path
         paths = wide if len(wide) == len(self.inner) else wide * len(self.inner)
         return {
             **{
-                site: LoraSite(path, f"{self.key}gate_up", hidden_size, self.size)
+                site: LoraSite(f"{block}.{path}", f"{self.key}gate_up", hidden_size, self.size)
                 for site, path in zip(self.inner, paths, strict=True)
             },
-            f"{self.key}down": LoraSite(narrow, f"{self.key}down", self.size, hidden_size),
+            f"{self.key}down": LoraSite(f"{block}.{narrow}", f"{self.key}down", self.size, hidden_size),
         }
 
     def build(self, context: BlockContext) -> "MLP":
@@ -94,16 +95,16 @@ class MLP:
 
     def __init__(self, spec: MlpSpec, context: BlockContext) -> None:
         hidden, inner = context.hidden_size, spec.size
-        wide, narrow = spec.modules
+        (wide, narrow), prefix = spec.modules, f"{context.prefix}.{spec.path}"
         self.spec, self.layer = spec, context.layer
         self._gate = GATES[spec.activation].on(context.device, context.dtype) if spec.gated else self._plain
         self.gate_up = context.linear(
-            tuple(f"{context.prefix}.{path}" for path in wide),
+            tuple(f"{prefix}.{name}" for name in wide),
             hidden,
             (inner,) * len(spec.inner),
             bias=spec.bias,
         )
-        self.down = context.linear((f"{context.prefix}.{narrow}",), inner, (hidden,), bias=spec.bias)
+        self.down = context.linear((f"{prefix}.{narrow}",), inner, (hidden,), bias=spec.bias)
 
     def _plain(self, x: Tensor) -> Tensor:
         return PLAIN[self.spec.activation](x.float()).to(x.dtype)

@@ -41,7 +41,8 @@ class MoeSpec:
     `correction_shape` its shape in the checkpoint. `bias`: the
     experts and the router have biases. `shared`: an MLP that every token uses too, and `shared_gate` the name
     in the block of what weighs it, by a sigmoid. `fused`: how a checkpoint may have all experts as one
-    tensor.
+    tensor. `module`, `router_module`: PEFT's
+    names for the block and its router, None for those of the checkpoint.
     """
 
     experts: int
@@ -57,6 +58,8 @@ class MoeSpec:
     shared: MlpSpec | None = None
     shared_gate: str | None = None
     fused: "FusedExperts | None" = None
+    module: str | None = None
+    router_module: str | None = None
 
     @property
     def kv(self) -> None:
@@ -69,8 +72,23 @@ class MoeSpec:
         return True
 
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
-        """See BlockSpec. Adapters cannot change experts, only the shared one."""
-        return {} if self.shared is None else self.shared.lora_sites(hidden_size)
+        """See BlockSpec: the router, the experts and the shared MLP."""
+        path, (gate, up, down) = self.module or self.path, self.names
+        shared = {} if self.shared is None else self.shared.lora_sites(hidden_size)
+
+        def site(name: str, group: str, inputs: int, outputs: int) -> LoraSite:
+            alternate = self.fused is not None and self.fused.transposed
+            return LoraSite(f"{path}.experts.*.{name}", group, inputs, outputs, self.experts, alternate)
+
+        return {
+            "router": LoraSite(
+                f"{path}.{self.router_module or self.router}", "router", hidden_size, self.experts
+            ),
+            "expert_gate": site(gate, "expert_gate_up", hidden_size, self.size),
+            "expert_up": site(up, "expert_gate_up", hidden_size, self.size),
+            "expert_down": site(down, "expert_down", self.size, hidden_size),
+            **shared,
+        }
 
     def build(self, context: BlockContext) -> "MoE":
         """See BlockSpec."""
@@ -156,7 +174,7 @@ class MoE:
     def __init__(self, spec: MoeSpec, context: BlockContext) -> None:
         hidden, prefix = context.hidden_size, f"{context.prefix}.{spec.path}"
         dtype, device = context.dtype, context.device
-        self.spec, self._prefix = spec, prefix
+        self.spec, self.layer, self._prefix = spec, context.layer, prefix
         gate, up, down = (
             [f"{prefix}.experts.{expert}.{name}" for expert in range(spec.experts)] for name in spec.names
         )
@@ -217,15 +235,27 @@ class MoE:
 
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """See Block."""
-        routing, logits = self.spec.routing, self.router(x)
+        routing, logits = self.spec.routing, step.linear(self.router, self.layer, "router", x)
         if self._simple:
             weights, chosen = self._route(logits, routing.top_k, routing.renormalize)
         else:
             weights, chosen = self._route_scored(logits, self.correction, routing)
         experts, order = chosen.flatten().sort(stable=True)
         starts = torch.searchsorted(experts, self._numbers, out_int32=True)
-        inner = self._gate(self.gate_up.grouped(x[order // routing.top_k], starts, experts))
-        y = self._combine(self.down.grouped(inner, starts, experts), weights, order)
+        tokens = order // routing.top_k
+        lora = None if step.lora is None else step.lora.routed(tokens, experts)
+
+        def grouped(module: ExpertLinear, group: str, x: Tensor, sizes: list[int]) -> Tensor:
+            if lora is None:
+                return module.grouped(x, starts, experts)
+            finish = lora(self.layer, group, x)
+            y = module.grouped(x, starts, experts)
+            finish(torch.split(y, sizes, dim=-1))
+            return y
+
+        size, hidden = self.spec.size, x.shape[-1]
+        inner = self._gate(grouped(self.gate_up, "expert_gate_up", x[tokens], [size, size]))
+        y = self._combine(grouped(self.down, "expert_down", inner, [hidden]), weights, order)
         if self.shared is None:
             return y
         common = self.shared(x, step)
@@ -260,5 +290,6 @@ class MoE:
 
     def lora_linears(self) -> Iterator[tuple[tuple[str, ...], Linear]]:
         """See Block."""
+        yield ("router",), self.router
         if self.shared is not None:
             yield from self.shared.lora_linears()

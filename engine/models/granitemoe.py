@@ -73,6 +73,7 @@ def _mlp(architecture: str, fields: Fields) -> BlockSpec:
         activation=gate,
         path="block_sparse_moe",
         router="router.layer",
+        router_module="router",
         shared=shared,
         fused=FUSED,
     )

@@ -35,8 +35,9 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         ),
         activation=gate,
         router="router.gate",
+        router_module="gate",
         correction="expert_bias",
-        shared=MlpSpec(shared, gate, path="mlp.shared_mlp", key="shared_"),
+        shared=MlpSpec(shared, gate, path="mlp.shared_mlp", key="shared_", module="mlp.shared_experts"),
     )
     dense, layers = MlpSpec(fields.size("intermediate_size"), gate), fields.size("num_hidden_layers")
     mlps = sparse_layers(fields, dense, sparse, first=None)

@@ -18,6 +18,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         Routing(top_k, True),
         activation=activation(fields),
         path="block_sparse_moe",
+        module="mlp",
         names=("w1", "w3", "w2"),
     )
     return decoder_config(
