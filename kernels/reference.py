@@ -116,7 +116,7 @@ def route_scored(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple
     scores = wide.sigmoid() if routing.score == "sigmoid" else wide.softmax(-1)
     ranked = scores if bias is None else scores + bias
     if routing.groups > 1:
-        grouped = ranked.unflatten(-1, (routing.groups, -1))
+        grouped = ranked.view(len(ranked), routing.groups, -1)
         best = grouped.topk(2, -1).values.sum(-1) if routing.score == "sigmoid" else grouped.amax(-1)
         kept = torch.zeros_like(best).scatter_(-1, best.topk(routing.kept, -1).indices, 1.0).bool()
         ranked = grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(-2)

@@ -26,8 +26,8 @@ class LoraPair:
 
     a: [rank, in], A. b: [rank, out], B^T, contiguous: both halves of one rank are rows. Both are on the CPU,
     in the dtype of their file. The scaling is separate until the pool folds it into b in float32, so it costs
-    one rounding. ready: it is folded in, and both are in the device's form (`lora/writing.py`). experts: of how
-    many modules it is the change, each with as many of the ranks, one after the other.
+    one rounding. ready: it is folded in, and both are in the device's form (`lora/writing.py`). experts: of
+    how many modules it is the change, each with as many of the ranks, one after the other.
     """
 
     a: Tensor

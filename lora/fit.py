@@ -34,9 +34,9 @@ def check_fit(adapter: Adapter, bounds: AdapterBounds) -> None:
             raise AdapterError(
                 "LoRA on experts needs memory that the KV cache can lend; this device has none"
             )
-        rank //= adapter.experts.get(module, 1)  # noqa: PLW2901  # of each expert
-        if rank > bounds.max_rank:
-            raise AdapterError(f"rank {rank} of {module}: {_most_ranks(rank, bounds)}", param="r")
+        own = rank // adapter.experts.get(module, 1)
+        if own > bounds.max_rank:
+            raise AdapterError(f"rank {own} of {module}: {_most_ranks(own, bounds)}", param="r")
     if adapter.experts and adapter_bytes(bounds.shapes, adapter.ranks, bounds.itemsize) > bounds.max_extra:
         raise too_large(adapter, bounds)
     if adapter.extra_bytes(bounds.shapes) > bounds.max_extra:
@@ -53,8 +53,8 @@ def too_large(adapter: Adapter, bounds: AdapterBounds) -> AdapterError:
     """The error for an adapter whose experts need more than all memory for adapters."""
     needed = size_text(adapter_bytes(bounds.shapes, adapter.ranks, bounds.itemsize), needed=True)
     return AdapterError(
-        f"its ranks on experts need {needed}; the memory for adapters has {size_text(bounds.max_extra)}. Start "
-        f"the server with --adapter-memory {needed} or more"
+        f"its ranks on experts need {needed}; the memory for adapters has {size_text(bounds.max_extra)}. "
+        f"Start the server with --adapter-memory {needed} or more"
     )
 
 

@@ -29,7 +29,6 @@ TENSOR_NAME = re.compile(
     r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,5})\.((?:self_attn|mlp|block_sparse_moe|shared_mlp)\.[a-z0-9_.]+?)"
     rf"\.({'|'.join(map(re.escape, ROLES))})"
 )
-ENDING = re.compile(rf"\.(?:{'|'.join(map(re.escape, ROLES))})$")
 REASONS = {
     ".bias": "a bias of that module is not supported",
     "modules_to_save": "of modules trained in full only embed_tokens.weight and lm_head.weight are supported",
@@ -153,7 +152,8 @@ def _plan(
 ) -> AdapterTensors:
     layer, module = place
     given = next(iter(names.values()))
-    path = ENDING.sub("", given[len(PREFIX) :])  # the name that the config's patterns match
+    known = module if module in given else module.replace("mlp.", "block_sparse_moe.", 1)
+    path = given[len(PREFIX) : given.index(known) + len(known)]  # the name that the config's patterns match
     parts = shapes.paths[module]
     inputs, outputs = shapes.modules[parts[0]][0], sum(shapes.modules[part][1] for part in parts)
     if names.keys() != {"bias"}:

@@ -75,8 +75,8 @@ class PeftConfig:
     biases: whether biases of the base's modules were trained. saved: paths of modules that were trained in
     full. trained_tokens: by module path, the ids whose rows were trained. invocation: the tokens that
     activate the adapter (activated LoRA); if empty, it is always active. targets: which modules have LoRA.
-    base: the name of the base that it was made for, "" if it has none. parameters: the names, or their ends, of
-    bare parameters that have LoRA. swapped_experts: see `peft_experts.py`.
+    base: the name of the base that it was made for, "" if it has none. parameters: the names, or their ends,
+    of bare parameters that have LoRA. swapped_experts: see `peft_experts.py`.
 
     Takes the decoded JSON. Raises AdapterError, with the field as `param`.
     """

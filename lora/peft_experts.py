@@ -1,9 +1,10 @@
 """LoRA on the experts of a layer, as PEFT writes it.
 
 There are two layouts. Adapters of transformers 4 have one pair for each expert's module:
-`mlp.experts.3.gate_proj.lora_A`. PEFT's `target_parameters` has one pair for all experts of a parameter, which is
-called `mlp.experts.lora_A`, or `mlp.experts.base_layer.lora_A` for gate_up_proj if down_proj has one too. With E
-experts and rank r its A is [E r, inputs], expert by expert, and its B [outputs, E r] with the expert last:
+`mlp.experts.3.gate_proj.lora_A`. PEFT's `target_parameters` has one pair for all experts of a parameter,
+which is called `mlp.experts.lora_A`, or `mlp.experts.base_layer.lora_A` for gate_up_proj if down_proj has one
+too. With E experts and rank r its A is [E r, inputs], expert by expert, and its B [outputs, E r] with the
+expert last:
 
     dW_e = scaling * B[:, e::E] A[e r : (e + 1) r]
 
@@ -61,8 +62,8 @@ def find(names: Iterable[str], shapes: LoraShapes) -> list[str]:
 def read(
     file: SafetensorsFile, names: Iterable[str], config: PeftConfig, shapes: LoraShapes
 ) -> dict[tuple[int, str], LoraPair]:
-    """The experts' pairs by layer and site. Each expert has the same number of ranks there, in whole pages; where
-    it has fewer, the rest is zero.
+    """The experts' pairs by layer and site. Each expert has the same number of ranks there, in whole pages;
+    where it has fewer, the rest is zero.
 
     Raises AdapterError, with the tensor as `param`.
     """
@@ -109,7 +110,8 @@ def _parameter(pair: Mapping[str, str], inner: bool, nested: bool, config: PeftC
     if len(targets) != 1:
         raise refusal(
             next(iter(pair.values())),
-            f"the config's target_parameters must name either {GATE_UP} or {DOWN}, or the file must have both",
+            f"the config's target_parameters must name either {GATE_UP} or {DOWN}, "
+            "or the file must have both",
         )
     return targets.pop()
 
@@ -183,7 +185,8 @@ def _read_each(
 
 
 def _stacked(changes: Mapping[int, ExpertChange], key: str, rank: int, shapes: LoraShapes) -> LoraPair:
-    """One pair for all experts, each with `rank` ranks in whole pages. Different scalings are folded into B."""
+    """One pair for all experts, each with `rank` ranks in whole pages. Different scalings are folded into
+    B."""
     site, ranks = shapes.sites[key], -(-rank // RANK_PAGE) * RANK_PAGE
     some = next(iter(changes.values()))
     same = all(change.scaling == some.scaling for change in changes.values())

@@ -15,7 +15,6 @@ from personae.lora.copies import CopyEvent
 from personae.lora.non_lora_deltas import StepDeltas
 from personae.lora.pool import LoraPool
 
-
 RoutedLora = Callable[[int, str, Tensor], Finish]
 """`LoraHooks.begin` of rows that a router has sorted."""
 
@@ -35,8 +34,8 @@ class LoraHooks(Protocol):
         """Change the embedded rows x: [T, hidden] of tokens: [T], in place."""
 
     def routed(self, tokens: Tensor, experts: Tensor) -> "RoutedLora | None":
-        """The updates of experts, for rows that a router has sorted by expert and, within an expert, by token;
-        None if no adapter of the step changes experts. tokens, experts: [N] int64 of each row."""
+        """The updates of experts, for rows that a router has sorted by expert and, within an expert, by
+        token; None if no adapter of the step changes experts. tokens, experts: [N] int64 of each row."""
 
     def fused(self) -> LoraStep | None:
         """The adapters of all layers, for a forward pass in one call."""
@@ -95,8 +94,8 @@ class LoraBatch:
     """The LoraHooks of one step: applies the pool's adapters to the rows of a work list.
 
     arriving: the layers' copy events of each adapter that may still be arriving. side_stream: where updates
-    begin, in parallel with the base's products. token_slots: [T] int64, the slot of each token, -1 for none; None
-    if no adapter changes experts.
+    begin, in parallel with the base's products. token_slots: [T] int64, the slot of each token, -1 for none;
+    None if no adapter changes experts.
     """
 
     def __init__(

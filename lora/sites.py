@@ -27,9 +27,9 @@ class LoraSite:
 
     path: its name within a layer, in checkpoints and in PEFT; sites with the same path are one module there,
     one after the other. group: the sites that read the same input and share one SGMV call. experts: how many
-    modules of this shape a layer has; more than 1 for those of a mixture of experts, whose path has "*" for the
-    expert's number. alternate: where PEFT has the experts' gate and up as one parameter, their rows alternate.
-    layers: the layers that have it, None for all.
+    modules of this shape a layer has; more than 1 for those of a mixture of experts, whose path has "*" for
+    the expert's number. alternate: where PEFT has the experts' gate and up as one parameter, their rows
+    alternate. layers: the layers that have it, None for all.
     """
 
     path: str

@@ -248,8 +248,8 @@ class RankPages:
 
 
 def pool_bytes(shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype, granule: int = 0) -> int:
-    """The bytes of a pool's weight pools with this many rank rows per module, each in whole granules. Experts have
-    no rows of their own: their pages take memory that others leave."""
+    """The bytes of a pool's weight pools with this many rank rows per module, each in whole granules. Experts
+    have no rows of their own: their pages take memory that others leave."""
     widths = [width for pair in shapes.shared.values() for width in pair]
     sizes = [shapes.layers * capacity_rows * width * dtype.itemsize for width in widths]
     return sum(-(-size // granule) * granule if granule else size for size in sizes)

@@ -29,8 +29,7 @@ def separated(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[s
         moe = spec.mlp
         if isinstance(moe, MoeSpec) and moe.fused is not None:
             prefix = f"model.layers.{layer}.{moe.path}"
-            for name, part in _parts(found, moe, moe.fused, prefix, config.hidden_size):
-                found[name] = part
+            found |= dict(_parts(found, moe, moe.fused, prefix, config.hidden_size))
     return found
 
 
@@ -72,9 +71,9 @@ def _take(
         return _Fused(plain, None, fused.transposed, outputs, inputs)
     blocks, scales = stored.pop(base + BLOCKS, None), stored.pop(base + SCALES, None)
     if blocks is None or scales is None:
-        for name, tensor in ((base + BLOCKS, blocks), (base + SCALES, scales)):
-            if tensor is not None:
-                stored[name] = tensor  # the other one is missing; it is named as unexpected
+        alone = blocks or scales
+        if alone is not None:
+            stored[alone.name] = alone  # without the other one it is named as unexpected
         return None
     _check(blocks, (experts, outputs, inputs // BLOCK, BLOCK // 2), "U8")
     _check(scales, (experts, outputs, inputs // BLOCK), "U8")

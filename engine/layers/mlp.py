@@ -36,8 +36,8 @@ GATED, MERGED, UNGATED = (
 class MlpSpec:
     """`size`: of the inner vectors. `merged`: the checkpoint has gate and up as one tensor. `gated`: False
     for down(act(up x)). `path`, `names`: the block's name in a layer, and those of its modules, None for the
-    usual ones. `key` begins the short names of its LoRA sites, so that a layer may have two such blocks. `module`: the
-    name of the block in PEFT, None for `path`."""
+    usual ones. `key` begins the short names of its LoRA sites, so that a layer may have two such blocks.
+    `module`: the name of the block in PEFT, None for `path`."""
 
     size: int
     activation: Activation = "silu"

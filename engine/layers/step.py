@@ -12,7 +12,6 @@ from personae.kernels.attention import AttentionBatch, AttentionPlan
 from personae.kernels.decoder import LoraStep
 from personae.kernels.sgmv import Finish
 
-
 RoutedLora = Callable[[int, str, Tensor], Finish]
 """`LoraContext.begin` of rows that a router has sorted."""
 
@@ -33,8 +32,8 @@ class LoraContext(Protocol):
         """Updates the embedded tokens in place. tokens: [T] int64, x: [T, hidden]."""
 
     def routed(self, tokens: Tensor, experts: Tensor) -> RoutedLora | None:
-        """The adapters' updates of experts; see `lora/segments.py`. tokens, experts: [N] int64 of each row, sorted
-        by expert and then by token."""
+        """The adapters' updates of experts; see `lora/segments.py`. tokens, experts: [N] int64 of each row,
+        sorted by expert and then by token."""
 
     def fused(self) -> LoraStep | None:
         """The adapters for a fused forward pass; None if layers must call `begin`."""

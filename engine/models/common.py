@@ -172,13 +172,14 @@ def with_attention(config: ModelConfig, **changes: Any) -> ModelConfig:
     return config.with_layers(change)
 
 
-def scales(fields: Fields) -> dict[str, float]:
-    """The fields of a `ModelConfig` for Granite's scales."""
-    return {
-        "embedding_scale": fields.number("embedding_multiplier", default=1.0),
-        "residual_scale": fields.number("residual_multiplier", default=1.0),
-        "logits_scale": 1 / fields.number("logits_scaling", default=1.0),
-    }
+def with_scales(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """The config with Granite's scales."""
+    return replace(
+        config,
+        embedding_scale=fields.number("embedding_multiplier", default=1.0),
+        residual_scale=fields.number("residual_multiplier", default=1.0),
+        logits_scale=1 / fields.number("logits_scaling", default=1.0),
+    )
 
 
 def sparse_layers(

@@ -8,7 +8,7 @@ from personae.engine.fields import Fields
 from personae.engine.layers.block import BlockSpec
 from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.moe import FusedExperts, MoeSpec
-from personae.engine.models.common import activation, decoder_config, experts, scales
+from personae.engine.models.common import activation, decoder_config, experts, with_scales
 from personae.kernels.moe import Routing
 
 FUSED = FusedExperts("input_linear", "output_linear")
@@ -50,7 +50,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         attention_scale=fields.number("attention_multiplier", default=1.0),
         mlps=[_mlp(architecture, fields)] * layers,
     )
-    return replace(config, **scales(fields))
+    return with_scales(config, fields)
 
 
 def _mlp(architecture: str, fields: Fields) -> BlockSpec:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
-from personae.engine.models.common import decoder_config, scales, uniform_windows, with_attention
+from personae.engine.models.common import decoder_config, uniform_windows, with_attention, with_scales
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
@@ -22,6 +22,6 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     dim = fields.size("head_dim", default=128)
     scale = fields.number("attention_multiplier", default=dim**-0.5)
     after = ("post_norm1", "post_norm2") if fields.get("use_post_norm", True) else None
-    found = scales(fields)
-    found["logits_scale"] = 1 / found["logits_scale"]  # Granite divides by it
-    return replace(with_attention(config, scale=scale), post_norms=after, **found)
+    config = with_scales(with_attention(config, scale=scale), fields)
+    # Granite divides the logits by the field, HyperCLOVA X multiplies them.
+    return replace(config, post_norms=after, logits_scale=1 / config.logits_scale)

@@ -10,7 +10,7 @@ from personae.kernels.moe import Routing
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
-    """Qwen2-MoE's `config.json`. Layers are dense where `mlp_only_layers` and `decoder_sparse_step` say so."""
+    """Qwen2-MoE's `config.json`. `mlp_only_layers` and `decoder_sparse_step` say which layers are dense."""
     if fields.raw("sliding_window") == 0:
         fields = fields.within({}, {"sliding_window": None})
     windows, gate = mixed_windows(fields), activation(fields)

@@ -32,7 +32,7 @@ def base_of(family: str, path: Path) -> Path:
     return make_family_folder(path / "base", family)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "glm4_moe", "gpt_oss", "granitemoeshared"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 def test_adapters_on_experts_and_the_base_continue_in_one_batch_as_in_peft(
     family: str, tmp_path: Path
 ) -> None:
@@ -82,7 +82,8 @@ def each_expert(base: Path, path: Path, *, block: str, names: tuple[str, ...], e
     for layer in range(shapes.layers):
         for expert in range(experts):
             for site in sites:
-                own = f"base_model.model.model.layers.{layer}.{block}.experts.{expert}.{site.path.rpartition('.')[2]}"
+                module = f"{block}.experts.{expert}.{site.path.rpartition('.')[2]}"
+                own = f"base_model.model.model.layers.{layer}.{module}"
                 tensors[f"{own}.lora_A.weight"] = torch.randn(3, site.inputs, generator=generator) * 0.2
                 tensors[f"{own}.lora_B.weight"] = torch.randn(site.outputs, 3, generator=generator) * 0.2
     save_file(tensors, folder / TENSORS_FILE)
