@@ -101,20 +101,6 @@ def _engine(folder: Path, path: Path, config: ModelConfig) -> tuple[bool, bool]:
     }
     shapes = lora_shapes(load_model(folder, device=CPU))
     read = {key for name in adapters for _, key in read_adapter(adapters[name], shapes).pairs}
-    # PEFT makes bare parameters of a router, and in some families of shared experts, and leaves them out
-    here. assert {*config.lora_sites} - read <= {"router", "shared_gate", "shared_up", "shared_down"}, read
-    prompts = {name: random.Random(len(name)).choices(range(VOCAB), k=40) for name in ("one", "two", "base")}
-    truth = {"base": hf_greedy(hf_model(folder), prompts["base"], 24)}
-    for name, adapter in adapters.items():
-        peft = PeftModel.from_pretrained(hf_model(folder), adapter).eval()
-        truth[name] = hf_greedy(peft, prompts[name], 24)
-    harness = EngineHarness(folder, adapters, num_pages=11, page_size=16)
-    for again in ("", "again "):
-        logs = [
-            harness.log(f"{again}{name}", prompt, name if name in adapters else None, max_tokens=24)
-            for name, prompt in prompts.items()
-        ]
-        played = harness.play(logs)
-        if any(played[f"{again}{name}"].tokens != tokens for name, tokens in truth.items()):
-            return False, False
-    return True, harness.scheduler.counters.preemptions > 0
+    # In some families PEFT makes bare parameters of routers and shared experts and leaves them out.
+    left_out = {*config.lora_sites} - read
+    assert left_out <= {"router", "shared_gate", "shared_up", "shared_down"}, left_out
