@@ -46,8 +46,8 @@ class StoredTensor(ABC):
         """See `kernels.quantized.Stored`."""
 
     def entry(self, index: int) -> Tensor:
-        """tensor[index], in the file's own dtype: only of tensors that can be read in parts."""
-        raise TypeError(f"{self.name} cannot be read in parts")
+        """tensor[index]. Files that can be read in parts read only that."""
+        return self.read()[index]
 
     def scaled(self) -> tuple[Tensor, Tensor] | None:
         """See `kernels.quantized.Stored`: only of tensors that are in 8 bits."""

@@ -109,7 +109,10 @@ class _Fused:
         """[outputs, inputs], or [outputs] of a bias."""
         values = self.tensor.entry(expert)
         if self.scales is not None:
-            return mxfp4(values, self.scales.entry(expert))
+            scales = self.scales.entry(expert)
+            if (scales == 255).any():
+                raise ModelLoadError(f"{self.scales.name} has scales that are not finite")
+            return mxfp4(values, scales)
         return values.T if self.transposed else values
 
 

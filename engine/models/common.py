@@ -117,18 +117,20 @@ def decoder_config(
 
 
 def _check_quantization(fields: Fields) -> None:
-    """Raises ModelLoadError for a quantized checkpoint, unless its weights are in FP8: their tensors say
-    themselves how (`engine/checkpoints/huggingface.py`)."""
+    """Raises ModelLoadError for a quantized checkpoint, unless its weights are in FP8, or its experts in
+    MXFP4: their tensors say themselves how (`engine/checkpoints/`)."""
     if "quantization_config" not in fields:
         return
     found = fields.raw("quantization_config")
     kind = found if isinstance(found, dict) else {}
     method, form, blocks = (kind.get(name) for name in ("quant_method", "format", "weight_block_size"))
+    if method == "mxfp4":
+        return
     if blocks is None and (method == "fp8" or (method == "compressed-tensors" and form == "float-quantized")):
         return
     raise fields.error(
         "quantization_config",
-        "of quantized checkpoints, those in FP8 with a scale per tensor or row are served",
+        "of quantized checkpoints, those in FP8 with a scale per tensor or row are served, and MXFP4",
     )
 
 
