@@ -68,9 +68,12 @@ def read(
     Raises AdapterError, with the tensor as `param`.
     """
     found: Found = {}
+    names = sorted(names)
+    if names and config.roles("linear") != ("A", "B"):
+        raise refusal(names[0], "DoRA and biases are not supported on experts")
     fused: dict[tuple[int, bool], dict[str, str]] = {}
     each: dict[tuple[int, int, str], dict[str, str]] = {}
-    for name in sorted(names):
+    for name in names:
         plain = peft_vocabulary.plain(name)
         if (match := _FUSED.fullmatch(plain)) is not None:
             fused.setdefault((int(match[1]), match[2] is not None), {})[match[3]] = name

@@ -1,6 +1,7 @@
 """Adapters on experts, their router and shared experts, as PEFT writes them, in one batch."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tiny_models import VOCAB, model_folder
 from personae.actors.assembly import lora_shapes
 from personae.engine.loader import load_model
 from personae.errors import AdapterError
+from personae.lora.mix import mixed
 from personae.lora.peft import read_adapter
 from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
 
@@ -152,9 +154,34 @@ def test_the_swapped_layout_of_older_versions_of_peft_is_read(tmp_path: Path) ->
     assert {module for _, module in new_one.pairs} == {"expert_gate", "expert_up", "expert_down"}
 
 
+def test_a_mix_of_adapters_on_experts_is_their_sum(tmp_path: Path) -> None:
+    base = model_folder("qwen3_moe")
+    options: dict[str, dict[str, Any]] = {
+        "one": {"rank": 3, "targets": ["q_proj"], "target_parameters": BOTH},
+        "two": {"rank": 10, "targets": ["o_proj"], "target_parameters": BOTH[1:]},
+    }
+    folders = {
+        name: make_adapter_folder(tmp_path / name, base, scale=0.5, seed=each["rank"], **each)
+        for name, each in options.items()
+    }
+    harness, model = EngineHarness(base), hf_model(base)
+    for folder in folders.values():
+        model = PeftModel.from_pretrained(model, folder).merge_and_unload()
+    read = [(read_adapter(folder, harness.shapes), 1.0) for folder in folders.values()]
+    # One part changes the experts of some layers only: all layers have the same pages.
+    one = read[0][0]
+    fewer = {site: pair for site, pair in one.pairs.items() if site != (1, "expert_down")}
+    assert mixed("x", [(replace(one, pairs=fewer), 1.0), read[1]]).ranks["expert_down"] == 6 * 24
+    harness.place("mix", mixed("mix", read))
+    prompt = [*range(40, 60)]
+    played = harness.play([harness.log("a", prompt, "mix", max_tokens=16)])
+    assert played["a"].tokens == hf_greedy(model, prompt, 16)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
+        ({"use_dora": True}, "DoRA and biases are not supported on experts"),
         ({"target_parameters": ["experts.down_proj"]}, "does not name gate_up_proj"),
         ({"target_parameters": "gate_up_proj"}, "must be a list of names"),
         ({"r": 5}, "shape"),
