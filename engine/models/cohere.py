@@ -10,11 +10,25 @@ from personae.engine.models.common import decoder_config, uniform_windows, windo
 
 NORM = ("input_layernorm", "input_layernorm")
 
+SERVED = {
+    **dict.fromkeys(("use_embedding_sharing", "use_gated_activation", "use_parallel_block"), True),
+    "position_embedding_type": "rope_gptj",
+    "order_of_interleaved_layers": "local_attn_first",
+    "rotary_pct": 1.0,
+}
+"""What the makers' files say about the only form that there is."""
+MEANINGLESS = ("use_parallel_embedding", "layer_switch")
+
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
     """The `config.json` of both. `attention_bias` covers q, k, v and o."""
     if fields.get("use_qk_norm", False):
         raise fields.error("use_qk_norm", "norms of q and k with a weight for each head are not supported")
+    for name, served in SERVED.items():
+        if fields.raw(name) not in (None, served):
+            raise fields.error(name, f"only {served!r} is supported")
+    for name in MEANINGLESS:
+        fields.raw(name)
     bias = fields.get("attention_bias", False)
     second = architecture == "Cohere2ForCausalLM"
     if second:

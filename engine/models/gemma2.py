@@ -20,6 +20,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     windowed = [layer % 2 == 0 for layer in range(fields.size("num_hidden_layers"))]
     if fields.raw("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", "is not supported")
+    fields.raw("hidden_act")  # it reads hidden_activation
     bias = fields.get("attention_bias", False)
     config = decoder_config(
         architecture,

@@ -31,7 +31,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         for kind in kinds:
             if kind not in ("attention", "full_attention"):
                 raise fields.error("layer_types", f"layers of {kind!r} are not supported, only attention")
-        for name in UNUSED:
+        for name in (*UNUSED, "init_method", "normalization_function"):
             fields.raw(name)
         position = fields.raw("position_embedding_type")
         if position not in (None, "nope", "rope"):
