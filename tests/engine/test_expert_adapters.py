@@ -57,17 +57,17 @@ def test_adapters_on_experts_and_the_base_continue_in_one_batch_as_in_peft(
     }
     played = harness.play(
         [
-            harness.log(name, prompt, name if name in adapters else None, max_tokens=16)
+            harness.log(name, prompt, name if name in adapters else None, max_tokens=12)
             for name, prompt in prompts.items()
         ]
     )
     plain = hf_model(base)
-    assert played["None"].tokens == hf_greedy(plain, prompts["None"], 16)
+    assert played["None"].tokens == hf_greedy(plain, prompts["None"], 12)
     changed = 0
     for name, folder in adapters.items():
-        truth = hf_greedy(PeftModel.from_pretrained(hf_model(base), folder).eval(), prompts[name], 16)
+        truth = hf_greedy(PeftModel.from_pretrained(hf_model(base), folder).eval(), prompts[name], 12)
         assert played[name].tokens == truth, name
-        changed += truth != hf_greedy(plain, prompts[name], 16)
+        changed += truth != hf_greedy(plain, prompts[name], 12)
     assert changed >= 4
 
 
@@ -106,7 +106,7 @@ def test_one_pair_for_each_experts_module_gives_what_peft_gives(
     folder = each_expert(base, tmp_path / "a", block=block, names=names, experts=experts)
     harness = EngineHarness(base, {"a": folder})
     prompt = [*range(40, 60)]
-    played = harness.play([harness.log("a", prompt, "a", max_tokens=16), harness.log("b", prompt)])
+    played = harness.play([harness.log("a", prompt, "a", max_tokens=12), harness.log("b", prompt)])
     # PEFT's own reading of alpha_pattern for such files differs by expert's parameter, so merge by hand.
     model, tensors = hf_model(base), load_file(folder / TENSORS_FILE)
     with torch.no_grad():
@@ -123,8 +123,8 @@ def test_one_pair_for_each_experts_module_gives_what_peft_gives(
                 ]
                 module.mlp.experts.gate_up_proj[expert] += torch.cat(change[:2])
                 module.mlp.experts.down_proj[expert] += change[2]
-    assert played["a"].tokens == hf_greedy(model, prompt, 16)
-    assert played["a"].tokens != played["b"].tokens[:16]
+    assert played["a"].tokens == hf_greedy(model, prompt, 12)
+    assert played["a"].tokens != played["b"].tokens[:12]
 
 
 def test_the_swapped_layout_of_older_versions_of_peft_is_read(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_a_mix_of_adapters_on_experts_is_their_sum(tmp_path: Path) -> None:
     assert mixed("x", [(replace(one, pairs=fewer), 1.0), read[1]]).ranks["expert_down"] == 6 * 24
     harness.place("mix", mixed("mix", read))
     prompt = [*range(40, 60)]
-    played = harness.play([harness.log("a", prompt, "mix", max_tokens=16)])
-    assert played["a"].tokens == hf_greedy(model, prompt, 16)
+    played = harness.play([harness.log("a", prompt, "mix", max_tokens=12)])
+    assert played["a"].tokens == hf_greedy(model, prompt, 12)
 
 
 @pytest.mark.parametrize(
