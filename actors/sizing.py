@@ -22,7 +22,7 @@ from personae.kernels.sizes import size_text
 from personae.kernels.triton import FP8_CAPABILITY
 from personae.lora.adapter import Adapter
 from personae.lora.shapes import LoraShapes
-from personae.lora.weight_pools import pool_bytes
+from personae.lora.weight_pools import adapter_bytes, pool_bytes
 
 PAGE_SIZE = 16  # tokens
 HOST_KV_BYTES = 2 * 2**30  # by default; half of the memory if that is less
@@ -231,7 +231,13 @@ def _ranks(
     """The number of ranks per module in the pool: as configured, else those of the known adapters and some to
     spare."""
     page_bytes = pool_bytes(shapes, RANK_PAGE, dtype)
-    pages = [-(-adapter.rank // RANK_PAGE) for adapter in adapters]
+    pages = [
+        max(
+            -(-adapter.rank // RANK_PAGE),
+            -(-adapter_bytes(shapes, adapter.ranks, dtype.itemsize) // page_bytes) if adapter.experts else 0,
+        )
+        for adapter in adapters
+    ]
     if options.adapter_memory is None:
         return sum(pages) * RANK_PAGE + SPARE_RANKS
     needed = max(pages, default=1)
@@ -247,5 +253,5 @@ def _spare_ranks(shapes: LoraShapes, dtype: torch.dtype, ranks: int, lendable: i
     if not lendable:
         return 0
     memory = pool_bytes(shapes, ranks, dtype) + lendable
-    page_bytes = shapes.layers * RANK_PAGE * min(map(sum, shapes.modules.values())) * dtype.itemsize
+    page_bytes = shapes.layers * RANK_PAGE * min(map(sum, shapes.shared.values())) * dtype.itemsize
     return memory // page_bytes * RANK_PAGE - ranks

@@ -11,6 +11,7 @@ and 5 (`rope_parameters`, `dtype`).
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from personae.engine.fields import Fields, read_fields
 from personae.engine.layers.block import KVSpec, LayerSpec
@@ -24,12 +25,15 @@ class ModelConfig:
     """The shape of a decoder-only transformer.
 
     `max_position` is the longest context in tokens, with rope scaling. `layer_specs`: the blocks of each
-    layer. `tie`: the output matrix is the embedding. `pre_norms`: the input of each half of a layer is
-    normalised; `post_norms`: its output is normalised before it is added. `norm_offset` is added to the
-    stored weights of norms. `embedding_scale` multiplies the embedding, `residual_scale` what each half of a
-    layer adds to the residual stream, `logits_scale` the logits. `images`: the checkpoint also has a part for
-    images. `mtp_layers`: how many layers it has that predict further tokens (multi-token prediction), which
-    the decoder does without. `dtype` is the checkpoint's dtype, None if the file does not say.
+    layer. `tie`: the output matrix is the embedding. `pre_norms`: the names of the norms of each half's input
+    in a layer, None for none; twice the same name is one norm. `post_norms`: those of each half's output,
+    before it is added. `parallel`: both halves read the same residual stream. `norm`: their kind and that of
+    the `final_norm`; `norm_bias`: they have one. `norm_offset` is added to the stored weights of norms.
+    `output_bias`: the output matrix has one. `logits_softcap`: logits z become cap * tanh(z / cap).
+    `embedding_scale` multiplies the embedding, `residual_scale` what each half of a layer adds to the
+    residual stream, `logits_scale` the logits. `images`: the checkpoint also has a part for images.
+    `mtp_layers`: how many layers it has that predict further tokens (multi-token prediction), which the
+    decoder does without. `dtype` is the checkpoint's dtype, None if the file does not say.
     """
 
     architecture: str
@@ -39,8 +43,14 @@ class ModelConfig:
     eps: float
     tie: bool
     layer_specs: tuple[LayerSpec, ...]
-    pre_norms: bool = True
-    post_norms: bool = False
+    pre_norms: tuple[str, str] | None = ("input_layernorm", "post_attention_layernorm")
+    post_norms: tuple[str, str] | None = None
+    parallel: bool = False
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False
+    final_norm: str = "model.norm"
+    output_bias: bool = False
+    logits_softcap: float | None = None
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -56,9 +66,17 @@ class ModelConfig:
 
     @property
     def lora_sites(self) -> dict[str, LoraSite]:
-        """The linear modules that adapters may change, by their short names: those that all layers have."""
-        first, *others = (layer.lora_sites(self.hidden_size) for layer in self.layer_specs)
-        return {key: site for key, site in first.items() if all(own.get(key) == site for own in others)}
+        """The linear modules that adapters may change, by their short names. A module that has different
+        shapes in different layers is left out."""
+        found: dict[str, dict[int, LoraSite]] = {}
+        for layer, spec in enumerate(self.layer_specs):
+            for key, site in spec.lora_sites(self.hidden_size).items():
+                found.setdefault(key, {})[layer] = site
+        return {
+            key: replace(next(iter(own.values())), layers=None if len(own) == self.layers else frozenset(own))
+            for key, own in found.items()
+            if len({*own.values()}) == 1
+        }
 
     @property
     def kv_specs(self) -> tuple[KVSpec | None, ...]:

@@ -58,6 +58,15 @@ class AttentionShape:
         return cls(q.shape[1], kv_heads, dim, page_size, q.dtype, k_cache.dtype)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreChange:
+    """What changes a layer's scores s. `softcap`: they become softcap * tanh(s / softcap). `sinks`: [heads]
+    float32, each head's score of a key without a value."""
+
+    softcap: float | None
+    sinks: Tensor | None
+
+
 AttentionPlan = Callable[[Tensor, Tensor, Tensor, float, int | None], Tensor]
 """(q [T, heads, D], k_cache, v_cache, scale, window) -> [T, heads, D]: one layer of a step; see
 `reference.paged_attention`."""
@@ -88,10 +97,19 @@ class ReferenceAttention(AttentionBackend):
 
     def plan(self, batch: AttentionBatch, shape: AttentionShape) -> AttentionPlan:
         """See AttentionBackend."""
+        return self.planned(batch)(None)
+
+    def planned(self, batch: AttentionBatch) -> "Callable[[ScoreChange | None], AttentionPlan]":
+        """The plans of layers of any shape, by what changes their scores. No backend has an operator for
+        changed scores."""
         groups = list(reference.attention_groups(batch))
-        return lambda q, k_cache, v_cache, scale, window: reference.attend(
-            q, k_cache, v_cache, batch, groups, scale, window
-        )
+
+        def of(scores: ScoreChange | None) -> AttentionPlan:
+            return lambda q, k_cache, v_cache, scale, window: reference.attend(
+                q, k_cache, v_cache, batch, groups, scale, window, scores
+            )
+
+        return of
 
 
 def attention_backend(device: torch.device, dtype: torch.dtype) -> AttentionBackend:

@@ -18,12 +18,14 @@ from personae.kernels.reference_sampler import draw, greatest, thresholds
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from personae.kernels.attention import AttentionBatch
+    from personae.kernels.attention import AttentionBatch, ScoreChange
+    from personae.kernels.moe import Routing
     from personae.kernels.sampling import SamplingRows
     from personae.kernels.sgmv import RankTable, WeightPool, WorkList
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 QUERY_BLOCK = 256  # bounds the score matrix of a long prefill chunk
 
 OPERATORS = (
@@ -90,6 +92,39 @@ def gelu_and_mul(x: Tensor) -> Tensor:
     """
     gate, up = x.chunk(2, dim=-1)
     return (F.gelu(gate.float(), approximate="tanh") * up.float()).to(x.dtype)
+
+
+def swiglu_clamped(x: Tensor) -> Tensor:
+    """y = g sigmoid(1.702 g) (u + 1) with g = min(gate, 7), u = up within -7 and 7; x: [T, 2I] = (gate, up)
+    -> [T, I]. As gpt-oss has it. Computed in float32, rounded once.
+    """
+    gate, up = x.float().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return (gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)).to(x.dtype)
+
+
+def route_scored(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Experts by score s = softmax(logits) or sigmoid(logits); the top_k largest of s + bias are chosen.
+
+    With groups, only experts of the best `kept` groups can be. A group's value is its largest s + bias, or
+    with sigmoid the sum of its two largest. The weights are the s of the chosen, divided by their sum with
+    `renormalize`, times `scale`.
+
+    logits: [T, experts]; bias: [experts] float32 -> (weights [T, top_k] float32, experts [T, top_k] int64).
+    """
+    wide = logits.float()
+    scores = wide.sigmoid() if routing.score == "sigmoid" else wide.softmax(-1)
+    ranked = scores if bias is None else scores + bias
+    if routing.groups > 1:
+        grouped = ranked.view(len(ranked), routing.groups, -1)
+        best = grouped.topk(2, -1).values.sum(-1) if routing.score == "sigmoid" else grouped.amax(-1)
+        kept = torch.zeros_like(best).scatter_(-1, best.topk(routing.kept, -1).indices, 1.0).bool()
+        ranked = grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(-2)
+    experts = ranked.topk(routing.top_k, -1).indices
+    weights = scores.gather(-1, experts)
+    if routing.renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + routing.epsilon).clamp(min=routing.least)
+    return weights * routing.scale, experts
 
 
 def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -189,13 +224,14 @@ def attend(
     groups: Iterable[AttentionGroup],
     scale: float,
     window: int | None,
+    scores: ScoreChange | None = None,
 ) -> Tensor:
-    """`paged_attention` of a batch with known groups."""
+    """`paged_attention` of a batch with known groups, with changed scores."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     for rows, first, count, lengths in groups:
         tokens = torch.tensor(first, device=q.device).unsqueeze(1) + torch.arange(count, device=q.device)
         pages = batch.page_table[torch.tensor(rows, device=q.device)]
-        out[tokens] = _attend(q[tokens], k_cache, v_cache, pages, lengths, scale, window)
+        out[tokens] = _attend(q[tokens], k_cache, v_cache, pages, lengths, scale, window, scores)
     return out
 
 
@@ -207,6 +243,7 @@ def _attend(
     lengths: list[int],
     scale: float,
     window: int | None,
+    change: ScoreChange | None,
 ) -> Tensor:
     """Attention of n rows with m queries each: q [n, m, heads, D], the last m of `lengths` [n] tokens."""
     n, m, heads, dim = q.shape
@@ -232,7 +269,14 @@ def _attend(
         hidden |= key <= query - window
     grouped = scale * q.float().view(n, m, kv_heads, -1, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
     scores = (grouped @ k.transpose(2, 3)).view(n, kv_heads, -1, m, k.shape[2])
-    weights = scores.masked_fill_(hidden.view(n, 1, 1, m, -1), -torch.inf).softmax(-1)
+    if change is not None and change.softcap is not None:
+        scores = change.softcap * torch.tanh(scores / change.softcap)
+    scores = scores.masked_fill_(hidden.view(n, 1, 1, m, -1), -torch.inf)
+    if change is not None and change.sinks is not None:
+        sinks = change.sinks.view(1, kv_heads, -1, 1, 1).expand(n, -1, -1, m, 1)
+        weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
     mixed = (weights.flatten(2, 3) @ v).view(n, kv_heads, -1, m, dim)
     return mixed.permute(0, 3, 1, 2, 4).reshape(n, m, heads, dim).to(q.dtype)
 

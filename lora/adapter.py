@@ -26,13 +26,15 @@ class LoraPair:
 
     a: [rank, in], A. b: [rank, out], B^T, contiguous: both halves of one rank are rows. Both are on the CPU,
     in the dtype of their file. The scaling is separate until the pool folds it into b in float32, so it costs
-    one rounding. ready: it is folded in, and both are in the device's form (`lora/writing.py`).
+    one rounding. ready: it is folded in, and both are in the device's form (`lora/writing.py`). experts: of
+    how many modules it is the change, each with as many of the ranks, one after the other.
     """
 
     a: Tensor
     b: Tensor
     scaling: float
     ready: bool = False
+    experts: int = 1
 
     @property
     def rank(self) -> int:
@@ -46,7 +48,7 @@ class LoraPair:
     def reach(self) -> float:
         """An upper bound of the magnitude of every entry of scaling * B A."""
         a, b = self.peaks()
-        return self.rank * a * b
+        return self.rank // self.experts * a * b
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class Adapter:
     and the output. invocation: the tokens whose last occurrence in the prompt activates it (activated LoRA);
     if empty, it is active from the first token on. stacks: by module, A [layers, rank, in] and B^T [layers,
     rank, out], if the host keeps adapters this way (`lora/stacking.py`); the pairs are parts of them. stored:
-    the file that has the stacks, if they are not in memory; then there are no pairs.
+    the file that has the stacks, if they are not in memory; then there are no pairs. experts: by module, how
+    many experts share its ranks; only of modules of experts.
     """
 
     name: str
@@ -93,11 +96,12 @@ class Adapter:
     stacks: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     stored: StackFile | None = None
     reach: float = 0.0
+    experts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
         """The largest rank of all modules; 0 if there are none."""
-        return max(self.ranks.values(), default=0)
+        return max((rank // self.experts.get(key, 1) for key, rank in self.ranks.items()), default=0)
 
     def extra_bytes(self, shapes: LoraShapes) -> int:
         """The most bytes of device memory that it needs in addition to its ranks."""
@@ -143,7 +147,8 @@ def make_adapter(
         if not label.endswith(" ids"):
             peak = max(peak, magnitude(tensor))
     digest = digest or _digest(pairs, deltas, invocation, rest)
-    return replace(adapter, peak=peak, reach=reach, nbytes=nbytes, digest=digest)
+    experts = {module: pair.experts for (_, module), pair in pairs.items() if pair.experts > 1}
+    return replace(adapter, peak=peak, reach=reach, nbytes=nbytes, digest=digest, experts=experts)
 
 
 def _deltas(adapter: Adapter) -> Iterator[tuple[str, Tensor]]:

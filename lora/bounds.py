@@ -12,7 +12,8 @@ MAX_UPDATE = math.sqrt(_MAX_FLOAT32)
 @dataclass(frozen=True, slots=True)
 class AdapterBounds:
     """What an adapter must fit: the base's shapes, the pool's ranks, the range of its dtype, and the bytes
-    for what it needs in addition to its ranks. stored: the dtype (safetensors' name) of the file from which
+    for what it needs in addition to its ranks, which also bound what ranks on experts need. itemsize: of the
+    pool's dtype. stored: the dtype (safetensors' name) of the file from which
     it is placed, if there is one (`lora/stored.py`)."""
 
     shapes: LoraShapes
@@ -20,6 +21,7 @@ class AdapterBounds:
     max_value: float
     max_extra: int = 2**63
     stored: str | None = None
+    itemsize: int = 4
 
     @property
     def max_update(self) -> float:

@@ -13,7 +13,7 @@ from personae.lora.bounds import AdapterBounds
 from personae.lora.peft_names import tensor_name
 from personae.lora.shapes import LoraShapes
 from personae.lora.single import magnitude
-from personae.lora.weight_pools import pool_bytes
+from personae.lora.weight_pools import adapter_bytes, pool_bytes
 
 MAX_RANK = 512  # per module of an adapter; kernels size their scratch memory by it
 
@@ -23,14 +23,22 @@ def bounds_of_pool(
 ) -> AdapterBounds:
     """The bounds of a LoraPool of this size."""
     memory = pool_bytes(shapes, capacity_rows, dtype)
-    return AdapterBounds(shapes, min(capacity_rows, MAX_RANK), torch.finfo(dtype).max, memory, stored)
+    top = torch.finfo(dtype).max
+    return AdapterBounds(shapes, min(capacity_rows, MAX_RANK), top, memory, stored, dtype.itemsize)
 
 
 def check_fit(adapter: Adapter, bounds: AdapterBounds) -> None:
     """Raises AdapterError if the adapter can never be placed."""
     for module, rank in adapter.ranks.items():
-        if rank > bounds.max_rank:
-            raise AdapterError(f"rank {rank} of {module}: {_most_ranks(rank, bounds)}", param="r")
+        if module not in bounds.shapes.sites:
+            raise AdapterError(
+                "LoRA on experts needs memory that the KV cache can lend; this device has none"
+            )
+        own = rank // adapter.experts.get(module, 1)
+        if own > bounds.max_rank:
+            raise AdapterError(f"rank {own} of {module}: {_most_ranks(own, bounds)}", param="r")
+    if adapter.experts and adapter_bytes(bounds.shapes, adapter.ranks, bounds.itemsize) > bounds.max_extra:
+        raise too_large(adapter, bounds)
     if adapter.extra_bytes(bounds.shapes) > bounds.max_extra:
         extra = size_text(adapter.extra_bytes(bounds.shapes), needed=True)
         raise AdapterError(
@@ -39,6 +47,15 @@ def check_fit(adapter: Adapter, bounds: AdapterBounds) -> None:
         )
     if not (adapter.peak <= bounds.max_value and adapter.reach <= bounds.max_update):
         raise _overflow(adapter, bounds)
+
+
+def too_large(adapter: Adapter, bounds: AdapterBounds) -> AdapterError:
+    """The error for an adapter whose experts need more than all memory for adapters."""
+    needed = size_text(adapter_bytes(bounds.shapes, adapter.ranks, bounds.itemsize), needed=True)
+    return AdapterError(
+        f"its ranks on experts need {needed}; the memory for adapters has {size_text(bounds.max_extra)}. "
+        f"Start the server with --adapter-memory {needed} or more"
+    )
 
 
 def _most_ranks(rank: int, bounds: AdapterBounds) -> str:

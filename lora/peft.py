@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from personae.errors import AdapterError
-from personae.lora import peft_vocabulary
+from personae.lora import peft_experts, peft_vocabulary
 from personae.lora.adapter import Adapter, LoraPair, make_adapter
 from personae.lora.dora import DoraBias
 from personae.lora.peft_config import PeftConfig, read_config
@@ -26,7 +26,7 @@ from personae.lora.sites import MERGED, PROJECTIONS
 from personae.lora.throttle import Rest, no_rest
 
 TENSOR_NAME = re.compile(
-    r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,5})\.((?:self_attn|mlp|block_sparse_moe)\.[a-z0-9_.]+?)"
+    r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,5})\.((?:self_attn|mlp|block_sparse_moe|shared_mlp)\.[a-z0-9_.]+?)"
     rf"\.({'|'.join(map(re.escape, ROLES))})"
 )
 REASONS = {
@@ -60,15 +60,17 @@ def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adap
         )
     with SafetensorsFile(path, rest) as file, _with_base_name(config):
         vocabulary = peft_vocabulary.find(file.entries)
-        others = {name for roles in vocabulary.values() for name in roles.values()}
+        experts = peft_experts.find(file.entries, shapes)
+        others = {*experts, *(name for roles in vocabulary.values() for name in roles.values())}
         places = _places((name for name in file.entries if name not in others), shapes)
-        if not places and not vocabulary:
+        if not places and not vocabulary and not experts:
             raise AdapterError(f"{TENSORS_FILE}: the file has no tensors")
         plans = [_plan(place, names, file, config, shapes) for place, names in places]
         read = {site: change for plan in plans for site, change in _read(file, plan, shapes)}
         return make_adapter(
             folder.name,
-            {site: pair for site, (pair, _) in read.items() if pair is not None},
+            {site: pair for site, (pair, _) in read.items() if pair is not None}
+            | peft_experts.read(file, experts, config, shapes),
             dora_bias={site: dora_bias for site, (_, dora_bias) in read.items() if dora_bias is not None},
             vocabulary=peft_vocabulary.read(file, vocabulary, config, shapes),
             invocation=config.invocation,
@@ -105,11 +107,13 @@ def _places(names: Iterable[str], shapes: LoraShapes) -> list[tuple[tuple[int, s
         match = TENSOR_NAME.fullmatch(peft_vocabulary.plain(name))
         if match is None or not (match[2] in paths or match[2] in KNOWN_PATHS or EXPERTS.search(match[2])):
             raise refusal(name, _why_not(name, paths))
-        layer, module, role = int(match[1]), match[2], ROLES[match[3]]
+        layer, module, role = int(match[1]), _alias(match[2], paths), ROLES[match[3]]
         if layer >= shapes.layers:
             raise refusal(name, f"the base has {shapes.layers} layers")
         if module not in paths:
             raise refusal(name, _no_site(module, paths))
+        if not shapes.has(layer, paths[module][0]):
+            raise refusal(name, f"layer {layer} of the base has no {module} that adapters can change")
         roles = places.setdefault((layer, module), {})
         if role in roles:
             raise refusal(name, f"it is the same tensor as {roles[role]!r}")
@@ -117,10 +121,17 @@ def _places(names: Iterable[str], shapes: LoraShapes) -> list[tuple[tuple[int, s
     return sorted(places.items())
 
 
+def _alias(module: str, paths: Collection[str]) -> str:
+    """The path of a module of a mixture of experts: older versions of transformers have another name for the
+    block in some families."""
+    other = module.replace("block_sparse_moe.", "mlp.", 1)
+    return other if module not in paths and other in paths else module
+
+
 def _no_site(module: str, paths: Collection[str]) -> str:
     """Why adapters cannot change the module of that path."""
     if EXPERTS.search(module):
-        return f"LoRA on experts and their router is not supported, only on {', '.join(paths)}"
+        return f"the base has no such experts or router that adapters can change, only {', '.join(paths)}"
     return f"the base has no {module} that adapters can change"
 
 
@@ -141,13 +152,17 @@ def _plan(
 ) -> AdapterTensors:
     layer, module = place
     given = next(iter(names.values()))
-    path = given[len(PREFIX) : given.index(module) + len(module)]  # the name that the config's patterns match
+    known = module if module in given else module.replace("mlp.", "block_sparse_moe.", 1)
+    path = given[len(PREFIX) : given.index(known) + len(known)]  # the name that the config's patterns match
     parts = shapes.paths[module]
     inputs, outputs = shapes.modules[parts[0]][0], sum(shapes.modules[part][1] for part in parts)
     if names.keys() != {"bias"}:
         needed = config.roles("linear")
         first = next(name for role, name in names.items() if role != "bias")
-        config.targets.check(first, path)
+        if f"{path}.weight".endswith(tuple(f".{name}" for name in config.parameters)):
+            path = f"{path}.weight"  # PEFT has it as a parameter
+        else:
+            config.targets.check(first, path)
         for role in needed:
             if role not in names:
                 label = f"lora_{role}" if role in "AB" else role

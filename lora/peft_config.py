@@ -6,6 +6,7 @@ is rejected with the field's name. Field names and defaults are PEFT's (LoraConf
 """
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,7 +41,7 @@ READ = {
     *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
     *("use_dora", "lora_bias", "bias", "modules_to_save", "trainable_token_indices"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
-    "alora_invocation_tokens",
+    *("alora_invocation_tokens", "target_parameters"),
 }
 NEUTRAL = {"task_type": "CAUSAL_LM"}  # the supported values of other fields
 BIASES = ("none", "lora_only", "all")
@@ -61,7 +62,6 @@ REASONS = {
     "layer_replication": "layer replication changes the base model, which many adapters share",
     "megatron_config": "Megatron's parallel layers are not supported",
     "monteclora_config": "MonteCLoRA samples its weights and is not supported",
-    "target_parameters": "LoRA on bare parameters (as in mixtures of experts) is not supported",
     "task_type": "only adapters for text generation (CAUSAL_LM) are supported",
     "use_bdlora": "block-diagonal LoRA is not supported",
     "use_qalora": "QALoRA is not supported",
@@ -75,7 +75,8 @@ class PeftConfig:
     biases: whether biases of the base's modules were trained. saved: paths of modules that were trained in
     full. trained_tokens: by module path, the ids whose rows were trained. invocation: the tokens that
     activate the adapter (activated LoRA); if empty, it is always active. targets: which modules have LoRA.
-    base: the name of the base that it was made for, "" if it has none.
+    base: the name of the base that it was made for, "" if it has none. parameters: the names, or their ends,
+    of bare parameters that have LoRA. swapped_experts: see `peft_experts.py`.
 
     Takes the decoded JSON. Raises AdapterError, with the field as `param`.
     """
@@ -101,6 +102,8 @@ class PeftConfig:
         self._alpha = _number("lora_alpha", fields.get("lora_alpha", 8))
         self._ranks = _patterns(fields, "rank_pattern", _rank)
         self._alphas = _patterns(fields, "alpha_pattern", _number)
+        self.parameters = _names("target_parameters", fields.get("target_parameters"))
+        self.swapped_experts = _version(fields.get("peft_version")) < (0, 19)
         self._dora = _flag(fields, "use_dora")
         self._lora_bias = _flag(fields, "lora_bias")
         bias = fields.get("bias") or "none"
@@ -157,6 +160,18 @@ def _patterns(fields: dict[str, Any], field: str, check: Callable[[str, Any], fl
     if not isinstance(values, dict):
         _refuse(field, values, "it must be an object")
     return ModulePatterns(field, {key: check(field, value) for key, value in values.items()})
+
+
+def _names(field: str, value: Any) -> tuple[str, ...]:
+    if value and (not isinstance(value, list) or not all(isinstance(name, str) and name for name in value)):
+        _refuse(field, value, "it must be a list of names")
+    return tuple(value or ())
+
+
+def _version(value: Any) -> tuple[int, int]:
+    """The version of PEFT that wrote the config; the newest if it does not say."""
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", value) if isinstance(value, str) else None
+    return (int(match[1]), int(match[2])) if match else (9999, 0)
 
 
 def _flag(fields: dict[str, Any], field: str) -> bool:

@@ -22,13 +22,13 @@ from personae.kernels.upload import upload
 from personae.lora.adapter import Adapter
 from personae.lora.base import BaseWeights
 from personae.lora.copies import Copies, CopyEvent, HostCopies
-from personae.lora.fit import bounds_of_pool, check_fit
+from personae.lora.fit import bounds_of_pool, check_fit, too_large
 from personae.lora.non_lora_deltas import NonLoraDeltas
 from personae.lora.resident import Resident
 from personae.lora.shapes import LoraShapes
 from personae.lora.stacking import stacking
 from personae.lora.stored import PageReader, Pieces, finished
-from personae.lora.weight_pools import RankPages, RankPools, pool_bytes
+from personae.lora.weight_pools import RankPages, RankPools, pages_by_module, pool_bytes
 from personae.lora.writing import sending
 
 
@@ -60,20 +60,24 @@ class LoraPool:
     ) -> None:
         if capacity_rows < RANK_PAGE or capacity_rows % RANK_PAGE or max_adapters < 1:
             raise ValueError("capacity_rows must be a positive multiple of RANK_PAGE, max_adapters positive")
+        memory = memory_of(device, 0) if memory is None else memory
+        # Experts' pages only have addresses of their own: their memory is what others leave.
+        shapes = shapes if memory.lends else shapes.without_experts()
         self.shapes, self.dtype, self.device = shapes, dtype, device
         self.num_pages = (capacity_rows + spare_rows) // RANK_PAGE
+        self._counts = pages_by_module(shapes, capacity_rows + spare_rows, dtype)
         self.bounds = bounds_of_pool(shapes, capacity_rows, dtype)
         self.max_adapters = max_adapters
         most_pages = self.bounds.max_rank // RANK_PAGE  # per module of an adapter
-        memory = memory_of(device, 0) if memory is None else memory
-        self._halves = RankPools(memory, shapes, self.num_pages, dtype)
-        self._tables = {
+        self._halves = RankPools(memory, shapes, self._counts, dtype)
+        self._tables = {  # with a row for each expert of a slot
             module: RankTable(
-                torch.zeros(max_adapters, dtype=torch.int32, device=device),
-                torch.zeros(max_adapters, most_pages, dtype=torch.int32, device=device),
+                torch.zeros(max_adapters * site.experts, dtype=torch.int32, device=device),
+                torch.zeros(max_adapters * site.experts, most_pages, dtype=torch.int32, device=device),
             )
-            for module in shapes.modules
+            for module, site in shapes.sites.items()
         }
+        self.experts = max((site.experts for site in shapes.sites.values()), default=1)
         self.stacks = {
             module: LoraStack(a.layers(), b.layers(), self._tables[module])
             for module, (a, b) in self._halves.items()
@@ -89,7 +93,7 @@ class LoraPool:
             group: tuple(self._tables[module] for module in modules)
             for group, modules in shapes.groups.items()
         }
-        self._pages = RankPages(self._halves, self.num_pages)
+        self._pages = RankPages(self._halves, self._counts)
         self._free_slots = list(reversed(range(max_adapters)))
         self._residents: dict[str, Resident] = {}  # by digest, the least recently used first
         self.deltas = NonLoraDeltas(shapes, base, dtype, device)
@@ -148,8 +152,13 @@ class LoraPool:
         return 0 if resident is None else resident.pins
 
     def free_pages(self, module: str) -> int:
-        """How many of a module's `num_pages` pages are free."""
+        """How many of a module's pages are free."""
         return len(self._pages.free[module])
+
+    def has_experts(self, slots: Collection[int]) -> bool:
+        """Whether an adapter in these slots changes experts."""
+        own = [resident for resident in self._residents.values() if resident.slot in slots]
+        return any(self.shapes.sites[module].experts > 1 for resident in own for module in resident.pages)
 
     def short_of(self, adapter: Adapter) -> int:
         """The bytes that an adapter needs so that nothing is evicted; 0 if it is in the pool, or if nothing
@@ -183,6 +192,8 @@ class LoraPool:
         """Raises AdapterError if the adapter does not fit even into an empty pool."""
         try:
             check_fit(adapter, self.bounds)
+            if adapter.experts and RankPages(self._halves, self._counts).cost(_pages(adapter)) > self.budget:
+                raise too_large(adapter, self.bounds)
         except AdapterError as error:
             raise AdapterError(f"adapter {adapter.name!r}: {error.message}") from None
 
@@ -223,8 +234,10 @@ class LoraPool:
         pages = {module: self._pages.take(module, count) for module, count in _pages(adapter).items()}
         for module, own in pages.items():
             first = self._halves[module][0]
-            ids = np.array([first.place(page) for page in own], np.int32)
-            self._tables[module].pages[slot, : len(own)] = upload(ids, self.device)
+            experts = self.shapes.sites[module].experts
+            ids = np.array([first.place(page) for page in own], np.int32).reshape(experts, -1)
+            rows = slice(slot * experts, (slot + 1) * experts)
+            self._tables[module].pages[rows, : ids.shape[1]] = upload(ids, self.device)
             self._set_rank(module, slot, adapter.ranks[module])
         resident = self._residents[adapter.digest] = Resident(
             slot, pages, adapter.ranks, adapter.extra_bytes(self.shapes), pins=1
@@ -272,16 +285,19 @@ class LoraPool:
         assert sorted(taken + self._free_slots) == list(range(self.max_adapters)), "slots"
         for module, table in self._tables.items():
             pages = [page for r in self._residents.values() for page in r.pages.get(module, ())]
-            assert sorted(pages + self._pages.free[module]) == list(range(self.num_pages)), (
+            assert sorted(pages + self._pages.free[module]) == list(range(self._counts[module])), (
                 f"pages of {module}"
             )
-            ranks = [0] * self.max_adapters
+            experts = self.shapes.sites[module].experts
+            ranks = [0] * (self.max_adapters * experts)
             for resident in self._residents.values():
-                own = resident.pages.get(module, ())
-                ranks[resident.slot] = resident.ranks.get(module, 0)
-                assert len(own) == -(-ranks[resident.slot] // RANK_PAGE), f"number of pages of {module}"
+                own, rank = resident.pages.get(module, ()), resident.ranks.get(module, 0)
+                rows = slice(resident.slot * experts, (resident.slot + 1) * experts)
+                ranks[rows] = [rank // experts] * experts
+                assert len(own) == -(-rank // RANK_PAGE), f"number of pages of {module}"
                 ids = [self._halves[module][0].place(page) for page in own]
-                assert table.pages[resident.slot, : len(own)].tolist() == ids, f"page table of {module}"
+                width = len(own) // experts
+                assert table.pages[rows, :width].flatten().tolist() == ids, f"page table of {module}"
             assert table.rank.tolist() == ranks, f"ranks of {module}"
         self._pages.check_integrity([resident.pages for resident in self._residents.values()])
         assert self.room >= 0, f"{self._pages.used} bytes are used of {self.budget}"
@@ -289,7 +305,8 @@ class LoraPool:
 
     def _set_rank(self, module: str, slot: int, rank: int) -> None:
         # A slice, because assigning a number to one element is a copy for which the host waits.
-        self._tables[module].rank[slot : slot + 1].fill_(rank)
+        experts = self.shapes.sites[module].experts
+        self._tables[module].rank[slot * experts : (slot + 1) * experts].fill_(rank // experts)
 
     def _touch(self, digest: str) -> Resident:
         resident = self._residents[digest] = self._residents.pop(digest)

@@ -1,6 +1,6 @@
 """From the rows of a step to the adapters' updates in a model's layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,10 +10,13 @@ from torch import Tensor
 from personae.kernels.decoder import LoraStep
 from personae.kernels.sgmv import Finish, WorkList
 from personae.kernels.side_stream import SideStream
-from personae.kernels.upload import uploads
+from personae.kernels.upload import upload, uploads
 from personae.lora.copies import CopyEvent
 from personae.lora.non_lora_deltas import StepDeltas
 from personae.lora.pool import LoraPool
+
+RoutedLora = Callable[[int, str, Tensor], Finish]
+"""`LoraHooks.begin` of rows that a router has sorted."""
 
 
 class LoraHooks(Protocol):
@@ -29,6 +32,10 @@ class LoraHooks(Protocol):
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
         """Change the embedded rows x: [T, hidden] of tokens: [T], in place."""
+
+    def routed(self, tokens: Tensor, experts: Tensor) -> "RoutedLora | None":
+        """The updates of experts, for rows that a router has sorted by expert and, within an expert, by
+        token; None if no adapter of the step changes experts. tokens, experts: [N] int64 of each row."""
 
     def fused(self) -> LoraStep | None:
         """The adapters of all layers, for a forward pass in one call."""
@@ -68,8 +75,15 @@ def lora_batch(pool: LoraPool, slots: Sequence[int | None], counts: Sequence[int
     segments = segments_of(slots, counts)
     if not segments:
         return None
-    arriving = pool.arriving({slot for _, _, slot in segments})
-    return LoraBatch(pool, _on_device(segments, pool.device), pool.deltas.of_step(segments), arriving)
+    used = {slot for _, _, slot in segments}
+    slots_of = None
+    if pool.has_experts(used):
+        column = np.full(sum(counts), -1, np.int64)
+        for first, rows, slot in segments:
+            column[first : first + rows] = slot
+        slots_of = upload(column, pool.device)
+    work, deltas = _on_device(segments, pool.device), pool.deltas.of_step(segments)
+    return LoraBatch(pool, work, deltas, pool.arriving(used), token_slots=slots_of)
 
 
 def _unchanged(ys: tuple[Tensor, ...]) -> None:
@@ -80,7 +94,8 @@ class LoraBatch:
     """The LoraHooks of one step: applies the pool's adapters to the rows of a work list.
 
     arriving: the layers' copy events of each adapter that may still be arriving. side_stream: where updates
-    begin, in parallel with the base's products.
+    begin, in parallel with the base's products. token_slots: [T] int64, the slot of each token, -1 for none;
+    None if no adapter changes experts.
     """
 
     def __init__(
@@ -90,6 +105,7 @@ class LoraBatch:
         deltas: StepDeltas | None = None,
         arriving: Sequence[Sequence[CopyEvent]] = (),
         side_stream: SideStream | None = None,
+        token_slots: Tensor | None = None,
     ) -> None:
         assert side_stream is None or not arriving, (
             "a side stream would read adapters before their copies are done"
@@ -99,22 +115,42 @@ class LoraBatch:
         self._deltas = deltas
         self._arriving = arriving
         self._side_stream = side_stream
+        self._token_slots = token_slots
 
     def begin(self, layer: int, group: str, x: Tensor) -> Finish:
         """See LoraHooks."""
+        return self._begin(layer, group, x, self._work)
+
+    def _begin(self, layer: int, group: str, x: Tensor, work: WorkList) -> Finish:
         if group not in self._pool.groups:
             return _unchanged
         weight_pools, tables = self._pool.weight_pools(layer, group), self._pool.tables(group)
-        add = self._pool.begin_sgmv(x, weight_pools, tables, self._work, self._side_stream)
+        add = self._pool.begin_sgmv(x, weight_pools, tables, work, self._side_stream)
 
         def finish(ys: tuple[Tensor, ...]) -> None:
             for marks in self._arriving:
                 marks[layer].wait()
-            if self._deltas is not None:
+            if self._deltas is not None and work is self._work:
                 self._deltas.apply(layer, group, ys)
             add(ys)
 
         return finish
+
+    def routed(self, tokens: Tensor, experts: Tensor) -> "RoutedLora | None":
+        """See LoraHooks. Waits for the device."""
+        if self._token_slots is None:
+            return None
+        count, slots = self._pool.experts, self._token_slots[tokens]
+        # Rows of one expert and one adapter lie together, because a step's tokens are sorted by adapter.
+        runs, lengths = torch.unique_consecutive(
+            torch.where(slots < 0, -1, slots * count + experts), return_counts=True
+        )
+        changed = runs >= 0
+        first, rows, adapter = (
+            column[changed].int() for column in (lengths.cumsum(0) - lengths, lengths, runs)
+        )
+        work = WorkList(first, rows, adapter)
+        return lambda layer, group, x: self._begin(layer, group, x, work)
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
         """See LoraHooks."""
@@ -124,8 +160,9 @@ class LoraBatch:
     @property
     def work(self) -> WorkList | None:
         """The work list, if it describes all adapters completely. None if an adapter of the step has non-LoRA
-        deltas, or is still being copied."""
-        return self._work if self._deltas is None and not self._arriving else None
+        deltas, changes experts, or is still being copied."""
+        complete = self._deltas is None and not self._arriving and self._token_slots is None
+        return self._work if complete else None
 
     def fused(self) -> LoraStep | None:
         """See LoraHooks. None if `work` is None."""

@@ -1,7 +1,7 @@
 """The shapes of a base that adapters must fit."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from personae.lora.sites import LoraSite
@@ -38,6 +38,20 @@ class LoraShapes:
     def modules(self) -> dict[str, tuple[int, int]]:
         """(in, out) of each module of a layer."""
         return {key: (site.inputs, site.outputs) for key, site in self.sites.items()}
+
+    @property
+    def shared(self) -> dict[str, tuple[int, int]]:
+        """The `modules` that are not experts. The pool has the same number of ranks for each of them."""
+        return {key: (site.inputs, site.outputs) for key, site in self.sites.items() if site.experts == 1}
+
+    def without_experts(self) -> "LoraShapes":
+        """The shapes without the modules of experts."""
+        return replace(self, sites={key: site for key, site in self.sites.items() if site.experts == 1})
+
+    def has(self, layer: int, module: str) -> bool:
+        """Whether the layer has the module."""
+        layers = self.sites[module].layers
+        return layers is None or layer in layers
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:

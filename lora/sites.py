@@ -26,13 +26,19 @@ class LoraSite:
     """A linear module: [outputs, inputs].
 
     path: its name within a layer, in checkpoints and in PEFT; sites with the same path are one module there,
-    one after the other. group: the sites that read the same input and share one SGMV call.
+    one after the other. group: the sites that read the same input and share one SGMV call. experts: how many
+    modules of this shape a layer has; more than 1 for those of a mixture of experts, whose path has "*" for
+    the expert's number. alternate: where PEFT has the experts' gate and up as one parameter, their rows
+    alternate. layers: the layers that have it, None for all.
     """
 
     path: str
     group: str
     inputs: int
     outputs: int
+    experts: int = 1
+    alternate: bool = False
+    layers: frozenset[int] | None = None
 
 
 def sites(sizes: Mapping[str, tuple[int, int]], *, merged: bool = False) -> dict[str, LoraSite]:

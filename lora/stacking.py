@@ -35,7 +35,7 @@ def stacked(adapter: Adapter, layers: int, dtype: torch.dtype, rest: Rest = no_r
         a, b = (half[layer, : pair.rank] for half in stacks[module])
         fold(a, pair, "a")
         fold(b, pair, "b")
-        pairs[layer, module] = LoraPair(a, b, 1.0, ready=True)
+        pairs[layer, module] = LoraPair(a, b, 1.0, ready=True, experts=pair.experts)
     before = sum(pair.a.nbytes + pair.b.nbytes for pair in adapter.pairs.values())
     after = sum(a.nbytes + b.nbytes for a, b in stacks.values())
     return replace(adapter, pairs=pairs, stacks=stacks, nbytes=adapter.nbytes - before + after)

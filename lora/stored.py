@@ -103,7 +103,10 @@ def find(folder: Path, digest: str, shapes: LoraShapes, kind: str) -> Adapter | 
     if notes.digest != digest or {(m, half) for m in ranks for half in "ab"} != halves.keys():
         return None
     stored = StackFile(path, halves)
-    return Adapter(digest, digest, {}, ranks, notes.peak, 0, invocation=notes.invocation, stored=stored)
+    experts = {module: count for module in ranks if (count := shapes.sites[module].experts) > 1}
+    return Adapter(
+        digest, digest, {}, ranks, notes.peak, 0, invocation=notes.invocation, stored=stored, experts=experts
+    )
 
 
 class _Metadata:

@@ -119,12 +119,14 @@ class RankPool:
 class RankPools(Mapping[str, tuple[RankPool, RankPool]]):
     """The halves A and B of all modules."""
 
-    def __init__(self, memory: Memory, shapes: LoraShapes, pages: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, memory: Memory, shapes: LoraShapes, pages: Mapping[str, int], dtype: torch.dtype
+    ) -> None:
         self._memory = memory
         self._halves = {
             module: (
-                RankPool(memory, shapes.layers, pages, inputs, dtype),
-                RankPool(memory, shapes.layers, pages, outputs, dtype),
+                RankPool(memory, shapes.layers, pages[module], inputs, dtype),
+                RankPool(memory, shapes.layers, pages[module], outputs, dtype),
             )
             for module, (inputs, outputs) in shapes.modules.items()
         }
@@ -180,15 +182,17 @@ class RankPages:
     pages share chunks. For each chunk it counts the used pages, plus one if the chunk is kept. `used`: the
     bytes of the chunks in use."""
 
-    def __init__(self, weight_pools: Mapping[str, tuple[RankPool, RankPool]], pages: int) -> None:
+    def __init__(
+        self, weight_pools: Mapping[str, tuple[RankPool, RankPool]], pages: Mapping[str, int]
+    ) -> None:
         self._weight_pools = weight_pools
-        self.free = {module: list(range(pages)) for module in weight_pools}
+        self.free = {module: list(range(pages.get(module, 0))) for module in weight_pools}
         self._users = {module: (Counter(a.kept), Counter(b.kept)) for module, (a, b) in weight_pools.items()}
         self.used = sum(half.chunk * len(half.kept) for pair in weight_pools.values() for half in pair)
 
     def copy(self) -> "RankPages":
         """A copy, to try out changes."""
-        other = RankPages(self._weight_pools, 0)
+        other = RankPages(self._weight_pools, {})
         other.free = {module: free.copy() for module, free in self.free.items()}
         other._users = {module: (a.copy(), b.copy()) for module, (a, b) in self._users.items()}
         other.used = self.used
@@ -234,7 +238,7 @@ class RankPages:
 
     def check_integrity(self, taken: Iterable[Mapping[str, Sequence[int]]]) -> None:
         """Compare with the truth: the pages that each adapter has. Raises AssertionError."""
-        free_pages = RankPages(self._weight_pools, 0)
+        free_pages = RankPages(self._weight_pools, {})
         for adapter in taken:
             for module, pages in adapter.items():
                 free_pages.free[module] = sorted(pages)
@@ -244,7 +248,29 @@ class RankPages:
 
 
 def pool_bytes(shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype, granule: int = 0) -> int:
-    """The bytes of a pool's weight pools with this many rank rows per module, each in whole granules."""
-    widths = [width for pair in shapes.modules.values() for width in pair]
+    """The bytes of a pool's weight pools with this many rank rows per module, each in whole granules. Experts
+    have no rows of their own: their pages take memory that others leave."""
+    widths = [width for pair in shapes.shared.values() for width in pair]
     sizes = [shapes.layers * capacity_rows * width * dtype.itemsize for width in widths]
     return sum(-(-size // granule) * granule if granule else size for size in sizes)
+
+
+def pages_by_module(shapes: LoraShapes, rows: int, dtype: torch.dtype) -> dict[str, int]:
+    """The pages that have an address: of experts as many as all memory of `rows` ranks could hold."""
+    pages, memory = rows // RANK_PAGE, pool_bytes(shapes, rows, dtype)
+    return {
+        module: pages
+        if site.experts == 1
+        else max(min(pages * site.experts, memory // page_bytes(shapes, module, dtype.itemsize)), 1)
+        for module, site in shapes.sites.items()
+    }
+
+
+def page_bytes(shapes: LoraShapes, module: str, itemsize: int) -> int:
+    """The bytes of a page of one module, in all layers."""
+    return shapes.layers * RANK_PAGE * sum(shapes.modules[module]) * itemsize
+
+
+def adapter_bytes(shapes: LoraShapes, ranks: Mapping[str, int], itemsize: int) -> int:
+    """The bytes of the pages of an adapter with these ranks by module."""
+    return sum(-(-rank // RANK_PAGE) * page_bytes(shapes, module, itemsize) for module, rank in ranks.items())

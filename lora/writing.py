@@ -75,7 +75,7 @@ def made_ready(adapter: Adapter, dtype: torch.dtype, host: Host, rest: Rest = no
         middle = first + pair.a.numel()
         last = middle + pair.b.numel()
         a, b = memory[first:middle].view_as(pair.a), memory[middle:last].view_as(pair.b)
-        ready = LoraPair(a, b, 1.0, ready=True)
+        ready = LoraPair(a, b, 1.0, ready=True, experts=pair.experts)
         fold(ready.a, pair, "a")
         fold(ready.b, pair, "b")
         pairs[site], first = ready, last

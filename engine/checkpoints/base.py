@@ -45,6 +45,10 @@ class StoredTensor(ABC):
     def blocks(self) -> Tensor:
         """See `kernels.quantized.Stored`."""
 
+    def entry(self, index: int) -> Tensor:
+        """tensor[index]. Files that can be read in parts read only that."""
+        return self.read()[index]
+
     def scaled(self) -> tuple[Tensor, Tensor] | None:
         """See `kernels.quantized.Stored`: only of tensors that are in 8 bits."""
         return None

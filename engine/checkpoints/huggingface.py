@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from personae.engine.checkpoints.base import EMBEDDING, Numerics, StoredTensor, dtype_of
+from personae.engine.checkpoints.fused_experts import separated
 from personae.engine.checkpoints.listing import listing
 from personae.engine.config import ModelConfig, read_config
 from personae.engine.fields import read_fields
@@ -65,8 +66,10 @@ class Folder:
         """See `Checkpoint`."""
         stored = self.stored()
         if config.mtp_layers:
-            stored = {name: tensor for name, tensor in stored.items() if not name.startswith(MTP)}
-        return _of_decoder(stored) if config.images else stored
+            last = range(config.layers, config.layers + config.mtp_layers)
+            further = (MTP, *(f"model.layers.{layer}." for layer in last))
+            stored = {name: tensor for name, tensor in stored.items() if not name.startswith(further)}
+        return separated(_of_decoder(stored) if config.images else stored, config)
 
     def stored(self) -> dict[str, StoredTensor]:
         """All tensors of the files, by their own names."""
@@ -97,10 +100,17 @@ class _Reader:
         self._open: tuple[str, Any] | None = None
 
     def read(self, file: str, name: str) -> Tensor:
+        tensor: Tensor = self._file(file).get_tensor(name)
+        return tensor
+
+    def entry(self, file: str, name: str, index: int) -> Tensor:
+        tensor: Tensor = self._file(file).get_slice(name)[index]
+        return tensor
+
+    def _file(self, file: str) -> Any:
         if self._open is None or self._open[0] != file:
             self._open = file, safe_open(file, framework="pt")
-        tensor: Tensor = self._open[1].get_tensor(name)
-        return tensor
+        return self._open[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +119,9 @@ class _Stored(StoredTensor):
 
     def read(self) -> Tensor:
         return self.reader.read(self.file, self.name)
+
+    def entry(self, index: int) -> Tensor:
+        return self.reader.entry(self.file, self.name, index)
 
     def blocks(self) -> Tensor:
         raise TypeError(f"{self.name} is not quantized in blocks")

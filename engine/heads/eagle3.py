@@ -22,7 +22,7 @@ from personae.engine.heads.eagle3_config import Eagle3Config
 from personae.engine.heads.head import Head
 from personae.engine.kv import KVCache
 from personae.engine.layers.linear import Linear
-from personae.engine.layers.norm import RMSNorm
+from personae.engine.layers.norm import Norm
 from personae.engine.quantization.base import OUTPUT, Scheme
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.decoder import Weight
@@ -110,7 +110,7 @@ class Eagle3Head(Head):
         yield "norm.weight", self.norm.weight
         yield from self.output.tensors()
 
-    def norms(self) -> Iterator[RMSNorm]:
+    def norms(self) -> Iterator[Norm]:
         """See Head."""
         yield from (self.input_norm, self.hidden_norm, self.mlp_norm, self.norm)
 

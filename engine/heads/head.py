@@ -14,7 +14,7 @@ from torch import Tensor
 from personae.engine.kv import KVCache
 from personae.engine.layers.block import Block, BlockContext, KVSpec
 from personae.engine.layers.linear import Linear
-from personae.engine.layers.norm import RMSNorm
+from personae.engine.layers.norm import Norm, RMSNorm
 from personae.engine.layers.rotary import RopeConfig, rotary_tables
 from personae.engine.layers.step import ForwardContext
 from personae.engine.quantization.base import Scheme
@@ -49,7 +49,7 @@ class Head(ABC):
         self.hidden_size, self.vocab_size, self.layers = hidden_size, vocab_size, layers
         self.max_position, self.dtype, self.device = max_position, dtype, device
 
-        def norm(size: int) -> RMSNorm:
+        def norm(size: int) -> Norm:
             return RMSNorm(size, eps, dtype=dtype, device=device)
 
         def rope(kind: RopeConfig, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -90,7 +90,7 @@ class Head(ABC):
         """(checkpoint name, the view to fill)."""
 
     @abstractmethod
-    def norms(self) -> Iterator[RMSNorm]:
+    def norms(self) -> Iterator[Norm]:
         """All its norms."""
 
     @abstractmethod

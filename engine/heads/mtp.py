@@ -25,7 +25,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.heads.head import Head
 from personae.engine.kv import KVCache
 from personae.engine.layers.linear import Linear
-from personae.engine.layers.norm import RMSNorm
+from personae.engine.layers.norm import Norm
 from personae.engine.models.decoder import Decoder, Layer
 from personae.engine.quantization.base import Scheme
 from personae.kernels.attention import AttentionBatch
@@ -82,7 +82,7 @@ class MtpHead(Head):
         yield from self.layer.tensors()
         yield f"{LAYER}.final_layernorm.weight", self.norm.weight
 
-    def norms(self) -> Iterator[RMSNorm]:
+    def norms(self) -> Iterator[Norm]:
         """See Head."""
         yield from (self.hidden_norm, self.token_norm, self.norm)
         yield from self.layer.norms()

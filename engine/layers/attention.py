@@ -1,7 +1,7 @@
 """Self-attention of one layer, over the paged cache."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from personae.engine.layers.block import BlockContext, KVSpec
 from personae.engine.layers.linear import Linear
-from personae.engine.layers.norm import RMSNorm
+from personae.engine.layers.norm import Norm
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.layers.step import ForwardContext
-from personae.kernels.attention import append_kv
+from personae.kernels.attention import ScoreChange, append_kv
 from personae.kernels.decoder import Weight
 from personae.kernels.rotary import rotary
 from personae.lora.sites import LoraSite, sites
@@ -27,6 +27,9 @@ class AttentionSpec:
     `window`: a query sees itself and the `window - 1` tokens before it; None for all. `rope`: None for a
     layer without rotary embedding. `scale`: of scores, None means 1 / sqrt(head_dim). `merged`: the
     checkpoint has q, k and v as one tensor. `inputs`: the width of the input, None means the hidden size.
+    `softcap`: scores s become softcap * tanh(s / softcap). `sinks`: each head has a learned score of a key
+    without a value. `normed_after_rope`: where `qk_norm` stands. `position_scale`: (beta, length), q is
+    multiplied by 1 + beta ln(1 + floor(position / length)). `output`, `norms`: names in the checkpoint.
     """
 
     heads: int
@@ -40,6 +43,12 @@ class AttentionSpec:
     scale: float | None = None
     merged: bool = False
     inputs: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    normed_after_rope: bool = False
+    position_scale: tuple[float, int] | None = None
+    output: str = "o_proj"
+    norms: tuple[str, str] = ("q_norm", "k_norm")
 
     @property
     def kv(self) -> KVSpec:
@@ -56,10 +65,18 @@ class AttentionSpec:
         """See BlockSpec."""
         return False
 
+    @property
+    def plain(self) -> bool:
+        """Whether it has none of the rarer parts, so that a whole decoder in one call can have it."""
+        rare = self.scale is not None or self.qk_norm == "all" or self.softcap is not None or self.sinks
+        turned = self.rope is not None and self.rope.interleaved
+        return not (rare or turned or self.normed_after_rope or self.position_scale is not None)
+
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
         """See BlockSpec."""
         sizes = {key: (hidden_size, width) for key, width in zip("qkv", self.widths, strict=True)}
-        return sites({**sizes, "o": (self.widths[0], hidden_size)}, merged=self.merged)
+        found = sites({**sizes, "o": (self.widths[0], hidden_size)}, merged=self.merged)
+        return {**found, "o": replace(found["o"], path=f"self_attn.{self.output}")}
 
     def build(self, context: BlockContext) -> "Attention":
         """See BlockSpec."""
@@ -69,8 +86,6 @@ class AttentionSpec:
 class Attention:
     """q, k, v = x W_qkv. The heads are rotated, k and v are appended to the cache, and attention's result is
     multiplied by W_o."""
-
-    capturable = True
 
     def __init__(self, spec: AttentionSpec, context: BlockContext) -> None:
         device, dtype = context.device, context.dtype
@@ -83,42 +98,66 @@ class Attention:
         qkv = tuple(f"{self.prefix}.{name}_proj" for name in names)
         self.qkv = context.linear(qkv, spec.inputs or context.hidden_size, spec.widths, bias=spec.qkv_bias)
         self.o = context.linear(
-            (f"{self.prefix}.o_proj",), spec.widths[0], (context.hidden_size,), bias=spec.o_bias
+            (f"{self.prefix}.{spec.output}",), spec.widths[0], (context.hidden_size,), bias=spec.o_bias
         )
-        self.qk_norms: tuple[RMSNorm, RMSNorm] | None = None
+        self.qk_norms: tuple[Norm, Norm] | None = None
         if spec.qk_norm is not None:
             q, k, _ = (spec.head_dim,) * 3 if spec.qk_norm == "head" else spec.widths
             self.qk_norms = context.norm(q), context.norm(k)
+        self.sinks = torch.empty(spec.heads, dtype=torch.float32, device=device) if spec.sinks else None
+        self.scores = ScoreChange(spec.softcap, self.sinks) if spec.softcap or spec.sinks else None
+        self.capturable = self.scores is None  # the plain attention asks the device for lengths
+        self._halves: Tensor | None = None  # the dimensions in the order of pairs' first and second halves
+        if spec.rope is not None and spec.rope.interleaved:
+            turned = int(spec.head_dim * spec.rope.share)
+            order = torch.arange(spec.head_dim, device=device)
+            order[:turned] = torch.arange(turned, device=device).view(-1, 2).T.flatten()
+            self._halves = order
         self._rotary, self._append_kv = rotary.on(device, dtype), append_kv.on(device, dtype)
 
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """See Block."""
         cache, attend = step.caches[self.layer], step.attend[self.layer]
         q, k, v = torch.split(step.linear(self.qkv, self.layer, "qkv", x), self.sizes, dim=-1)
-        if self.qk_norms is not None:
-            # Each head alone, or all heads together.
-            q, k = (
-                norm(part.view(*part.shape[:1], -1, norm.width)).flatten(1)
-                for norm, part in zip(self.qk_norms, (q, k), strict=True)
-            )
+        if self.qk_norms is not None and not self.spec.normed_after_rope:
+            q, k = self._normed(q, k)
         q, k, v = (part.view(x.shape[0], -1, self.kv.head_dim) for part in (q, k, v))
         if self.rope is not None:
             cos, sin = self.rope
             turned = 2 * cos.shape[1]
+            if self._halves is not None:  # scores do not depend on the order of the dimensions
+                q, k = q[..., self._halves], k[..., self._halves]
             self._rotary(q[..., :turned], k[..., :turned], step.positions, cos, sin)
+        if self.qk_norms is not None and self.spec.normed_after_rope:
+            q, k = (part.view(x.shape[0], -1, self.kv.head_dim) for part in self._normed(q, k))
+        if self.spec.position_scale is not None:
+            beta, length = self.spec.position_scale
+            far = 1 + beta * torch.log1p((step.positions // length).float())
+            q = (q * far.view(-1, 1, 1)).to(q.dtype)
         self._append_kv(k, v, *cache, step.batch.write_index)
         mixed = attend(q, *cache, self.scale, self.spec.window).flatten(1)
         return step.linear(self.o, self.layer, "o", mixed)
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """q and k normalised, [T, width]: each head alone, or all heads together."""
+        assert self.qk_norms is not None
+        q, k = (
+            norm(part.reshape(len(part), -1, norm.width)).flatten(1)
+            for norm, part in zip(self.qk_norms, (q, k), strict=True)
+        )
+        return q, k
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """See Block."""
         yield from self.qkv.tensors()
         yield from self.o.tensors()
         if self.qk_norms is not None:
-            yield f"{self.prefix}.q_norm.weight", self.qk_norms[0].weight
-            yield f"{self.prefix}.k_norm.weight", self.qk_norms[1].weight
+            for name, norm in zip(self.spec.norms, self.qk_norms, strict=True):
+                yield from norm.tensors(f"{self.prefix}.{name}")
+        if self.sinks is not None:
+            yield f"{self.prefix}.sinks", self.sinks
 
-    def norms(self) -> Iterator[RMSNorm]:
+    def norms(self) -> Iterator[Norm]:
         """See Block."""
         yield from self.qk_norms or ()
 

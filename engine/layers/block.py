@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from personae.engine.layers.linear import Linear
-from personae.engine.layers.norm import RMSNorm
+from personae.engine.layers.norm import Norm, NormFactory
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.layers.step import ForwardContext
 from personae.engine.quantization.base import Scheme
@@ -57,7 +57,7 @@ class Block(Protocol):
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """(checkpoint name, the view to fill) of each parameter."""
 
-    def norms(self) -> Iterator[RMSNorm]:
+    def norms(self) -> Iterator[Norm]:
         """Its norms."""
 
     def linears(self) -> Iterator[Linear]:
@@ -81,7 +81,7 @@ class BlockContext:
     dtype: torch.dtype
     device: torch.device
     scheme: Scheme
-    norm: Callable[[int], RMSNorm]
+    norm: NormFactory
     rope: Callable[[RopeConfig, int], tuple[Tensor, Tensor]]
 
     def linear(self, names: tuple[str, ...], inputs: int, outputs: tuple[int, ...], *, bias: bool) -> Linear:

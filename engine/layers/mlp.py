@@ -1,31 +1,53 @@
-"""The gated feed-forward half of a layer."""
+"""The feed-forward half of a layer, gated or not."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from personae.engine.layers.block import BlockContext
 from personae.engine.layers.linear import Linear
-from personae.engine.layers.norm import RMSNorm
+from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
-from personae.kernels.activation import gelu_and_mul, silu_and_mul
+from personae.kernels.activation import gelu_and_mul, silu_and_mul, swiglu_clamped
 from personae.kernels.decoder import Weight
-from personae.lora.sites import LoraSite, sites
+from personae.lora.sites import LoraSite
 
-Activation = Literal["silu", "gelu_tanh"]
-GATES = {"silu": silu_and_mul, "gelu_tanh": gelu_and_mul}
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu2", "silu_clamped"]
+GATES = {"silu": silu_and_mul, "gelu_tanh": gelu_and_mul, "silu_clamped": swiglu_clamped}
+"""act(gate) * up, by the activation."""
+PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu2": lambda x: F.relu(x).square(),
+}
+"""act(x) of an MLP without a gate."""
+GATED, MERGED, UNGATED = (
+    ("gate_proj", "up_proj", "down_proj"),
+    ("gate_up_proj", "down_proj"),
+    ("up_proj", "down_proj"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
-    """`size`: of the inner vectors. `merged`: the checkpoint has gate and up as one tensor."""
+    """`size`: of the inner vectors. `merged`: the checkpoint has gate and up as one tensor. `gated`: False
+    for down(act(up x)). `path`, `names`: the block's name in a layer, and those of its modules, None for the
+    usual ones. `key` begins the short names of its LoRA sites, so that a layer may have two such blocks.
+    `module`: the name of the block in PEFT, None for `path`."""
 
     size: int
     activation: Activation = "silu"
     bias: bool = False
     merged: bool = False
+    gated: bool = True
+    path: str = "mlp"
+    names: tuple[str, ...] | None = None
+    key: str = ""
+    module: str | None = None
 
     @property
     def kv(self) -> None:
@@ -37,10 +59,28 @@ class MlpSpec:
         """See BlockSpec."""
         return False
 
+    @property
+    def modules(self) -> tuple[tuple[str, ...], str]:
+        """The names of what reads the block's input, and of what reads the inner vectors."""
+        *wide, narrow = self.names or (UNGATED if not self.gated else MERGED if self.merged else GATED)
+        return tuple(wide), narrow
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """The short names of the LoRA sites that read the block's input."""
+        return tuple(f"{self.key}{name}" for name in (("gate", "up") if self.gated else ("up",)))
+
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
         """See BlockSpec."""
-        wide, narrow = (hidden_size, self.size), (self.size, hidden_size)
-        return sites({"gate": wide, "up": wide, "down": narrow}, merged=self.merged)
+        (wide, narrow), block = self.modules, self.module or self.path
+        paths = wide if len(wide) == len(self.inner) else wide * len(self.inner)
+        return {
+            **{
+                site: LoraSite(f"{block}.{path}", f"{self.key}gate_up", hidden_size, self.size)
+                for site, path in zip(self.inner, paths, strict=True)
+            },
+            f"{self.key}down": LoraSite(f"{block}.{narrow}", f"{self.key}down", self.size, hidden_size),
+        }
 
     def build(self, context: BlockContext) -> "MLP":
         """See BlockSpec."""
@@ -48,30 +88,39 @@ class MlpSpec:
 
 
 class MLP:
-    """y = (act(x W_gate) * (x W_up)) W_down. act is SiLU, or GELU in its tanh form."""
+    """y = (act(x W_gate) * (x W_up)) W_down, or without a gate y = act(x W_up) W_down. act is computed in
+    float32."""
 
     kv, heads, capturable = None, 0, True
 
     def __init__(self, spec: MlpSpec, context: BlockContext) -> None:
-        hidden, inner, prefix = context.hidden_size, spec.size, f"{context.prefix}.mlp"
-        names = ("gate_up_proj",) if spec.merged else ("gate_proj", "up_proj")
+        hidden, inner = context.hidden_size, spec.size
+        (wide, narrow), prefix = spec.modules, f"{context.prefix}.{spec.path}"
         self.spec, self.layer = spec, context.layer
-        self._gate = GATES[spec.activation].on(context.device, context.dtype)
-        gate_up = tuple(f"{prefix}.{name}" for name in names)
-        self.gate_up = context.linear(gate_up, hidden, (inner, inner), bias=spec.bias)
-        self.down = context.linear((f"{prefix}.down_proj",), inner, (hidden,), bias=spec.bias)
+        self._gate = GATES[spec.activation].on(context.device, context.dtype) if spec.gated else self._plain
+        self.gate_up = context.linear(
+            tuple(f"{prefix}.{name}" for name in wide),
+            hidden,
+            (inner,) * len(spec.inner),
+            bias=spec.bias,
+        )
+        self.down = context.linear((f"{prefix}.{narrow}",), inner, (hidden,), bias=spec.bias)
+
+    def _plain(self, x: Tensor) -> Tensor:
+        return PLAIN[self.spec.activation](x.float()).to(x.dtype)
 
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """See Block."""
-        inner = self._gate(step.linear(self.gate_up, self.layer, "gate_up", x))
-        return step.linear(self.down, self.layer, "down", inner)
+        key = self.spec.key
+        inner = self._gate(step.linear(self.gate_up, self.layer, f"{key}gate_up", x))
+        return step.linear(self.down, self.layer, f"{key}down", inner)
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """See Block."""
         yield from self.gate_up.tensors()
         yield from self.down.tensors()
 
-    def norms(self) -> Iterator[RMSNorm]:
+    def norms(self) -> Iterator[Norm]:
         """See Block."""
         yield from ()
 
@@ -82,5 +131,5 @@ class MLP:
 
     def lora_linears(self) -> Iterator[tuple[tuple[str, ...], Linear]]:
         """See Block."""
-        yield ("gate", "up"), self.gate_up
-        yield ("down",), self.down
+        yield self.spec.inner, self.gate_up
+        yield (f"{self.spec.key}down",), self.down

@@ -9,32 +9,57 @@ from torch import Tensor
 
 from personae.engine.layers.block import BlockContext
 from personae.engine.layers.linear import Linear
-from personae.engine.layers.mlp import GATES, Activation
-from personae.engine.layers.norm import RMSNorm
+from personae.engine.layers.mlp import GATES, MLP, Activation, MlpSpec
+from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
 from personae.engine.quantization.base import Backend, LinearMethod, Product
 from personae.engine.quantization.unquantized import BatchInvariant, Unquantized
 from personae.kernels import reference
 from personae.kernels.decoder import PackedLinear, Weight
-from personae.kernels.moe import combine, expert_linear, grouped_linear, route
+from personae.kernels.moe import Routing, combine, expert_linear, grouped_linear, route, route_scored
 from personae.lora.sites import LoraSite
 
 
 @dataclass(frozen=True, slots=True)
-class MoeSpec:
-    """`top_k` of `experts` MLPs, each with inner vectors of `size`.
+class FusedExperts:
+    """How a checkpoint has all experts as one tensor: `gate_up` [experts, 2 * size, hidden] with the rows of
+    gate first, and `down` [experts, hidden, size], by their names in the block. `suffix`: of a weight's name.
+    `transposed`: inputs come before outputs, and the rows of gate and up alternate, as in gpt-oss."""
 
-    `renormalize`: the weights of a token's experts add up to 1. `path`, `names`: the block's name in a layer,
-    and the names of an expert's gate, up and down.
+    gate_up: str
+    down: str
+    suffix: str = ".weight"
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """Some of `experts` MLPs, each with inner vectors of `size`, chosen for each token as `routing` says.
+
+    `path`, `names`: the block's name in a layer, and the names of an expert's gate, up and down. `router`:
+    the router's name in the block; `correction`: the name of the bias of its choice, None for none, and
+    `correction_shape` its shape in the checkpoint. `bias`: the
+    experts and the router have biases. `shared`: an MLP that every token uses too, and `shared_gate` the name
+    in the block of what weighs it, by a sigmoid. `fused`: how a checkpoint may have all experts as one
+    tensor. `module`, `router_module`: PEFT's
+    names for the block and its router, None for those of the checkpoint.
     """
 
     experts: int
-    top_k: int
     size: int
-    renormalize: bool
+    routing: Routing
     activation: Activation = "silu"
     path: str = "mlp"
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    router: str = "gate"
+    correction: str | None = None
+    correction_shape: tuple[int, ...] = (-1,)
+    bias: bool = False
+    shared: MlpSpec | None = None
+    shared_gate: str | None = None
+    fused: "FusedExperts | None" = None
+    module: str | None = None
+    router_module: str | None = None
 
     @property
     def kv(self) -> None:
@@ -47,8 +72,23 @@ class MoeSpec:
         return True
 
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
-        """See BlockSpec. Adapters cannot change experts."""
-        return {}
+        """See BlockSpec: the router, the experts and the shared MLP."""
+        path, (gate, up, down) = self.module or self.path, self.names
+        shared = {} if self.shared is None else self.shared.lora_sites(hidden_size)
+
+        def site(name: str, group: str, inputs: int, outputs: int) -> LoraSite:
+            alternate = self.fused is not None and self.fused.transposed
+            return LoraSite(f"{path}.experts.*.{name}", group, inputs, outputs, self.experts, alternate)
+
+        return {
+            "router": LoraSite(
+                f"{path}.{self.router_module or self.router}", "router", hidden_size, self.experts
+            ),
+            "expert_gate": site(gate, "expert_gate_up", hidden_size, self.size),
+            "expert_up": site(up, "expert_gate_up", hidden_size, self.size),
+            "expert_down": site(down, "expert_down", self.size, hidden_size),
+            **shared,
+        }
 
     def build(self, context: BlockContext) -> "MoE":
         """See BlockSpec."""
@@ -66,12 +106,13 @@ class ExpertLinear(Linear):
         outputs: tuple[int, ...],
         experts: int,
         *,
+        bias: bool = False,
         method: type[LinearMethod],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__(
-            names, inputs, outputs * experts, bias=False, method=method, dtype=dtype, device=device
+            names, inputs, outputs * experts, bias=bias, method=method, dtype=dtype, device=device
         )
         self._width = sum(outputs)
         self._experts: list[Product] = []
@@ -100,11 +141,15 @@ class ExpertLinear(Linear):
         """See Linear."""
         return torch.cat([expert.plain() for expert in self._experts])
 
-    def grouped(self, x: Tensor, starts: Tensor) -> Tensor:
+    def grouped(self, x: Tensor, starts: Tensor, experts: Tensor) -> Tensor:
         """Rows starts[e] to starts[e + 1] - 1 of x: [N, inputs] through expert e -> [N, outputs].
 
-        starts: [experts + 1] int32, on x's device.
+        starts: [experts + 1] int32, experts: [N] int64, both on x's device.
         """
+        y = self._products(x, starts)
+        return y if self.bias is None else y.add_(self.bias.view(-1, self._width)[experts])
+
+    def _products(self, x: Tensor, starts: Tensor) -> Tensor:
         if self._batched is not None:
             return self._linear(x, self._batched, starts)
         ends = starts.tolist()
@@ -120,8 +165,8 @@ class ExpertLinear(Linear):
 class MoE:
     """y = sum over a token's experts e of w_e down_e(act(gate_e x) * up_e x).
 
-    The w are the largest of softmax(router x). They and the sum are computed in float32. Rows are grouped by
-    expert, so that each expert is read once.
+    The w come from router x as the spec's `routing` says. They and the sum are computed in float32. Rows are
+    grouped by expert, so that each expert is read once. The shared MLP, if there is one, is added.
     """
 
     kv, heads = None, 0
@@ -129,15 +174,15 @@ class MoE:
     def __init__(self, spec: MoeSpec, context: BlockContext) -> None:
         hidden, prefix = context.hidden_size, f"{context.prefix}.{spec.path}"
         dtype, device = context.dtype, context.device
-        self.spec = spec
+        self.spec, self.layer, self._prefix = spec, context.layer, prefix
         gate, up, down = (
             [f"{prefix}.experts.{expert}.{name}" for expert in range(spec.experts)] for name in spec.names
         )
         self.router = Linear(
-            (f"{prefix}.gate",),
+            (f"{prefix}.{spec.router}",),
             hidden,
             (spec.experts,),
-            bias=False,
+            bias=spec.bias,
             method=BatchInvariant,
             dtype=dtype,
             device=device,
@@ -148,6 +193,7 @@ class MoE:
             hidden,
             (spec.size, spec.size),
             spec.experts,
+            bias=spec.bias,
             method=context.scheme(pairs),
             dtype=dtype,
             device=device,
@@ -157,21 +203,63 @@ class MoE:
             spec.size,
             (hidden,),
             spec.experts,
+            bias=spec.bias,
             method=context.scheme(down),
             dtype=dtype,
             device=device,
         )
         self._numbers = torch.arange(spec.experts + 1, device=device)
         self._gate = GATES[spec.activation].on(device, dtype)
-        self._route, self._combine = route.on(device, dtype), combine.on(device, dtype)
+        self.correction = (
+            torch.empty(spec.experts, dtype=torch.float32, device=device) if spec.correction else None
+        )
+        self.shared = None if spec.shared is None else MLP(spec.shared, context)
+        self.shared_gate = (
+            Linear(
+                (f"{prefix}.{spec.shared_gate}",),
+                hidden,
+                (1,),
+                bias=False,
+                method=BatchInvariant,
+                dtype=dtype,
+                device=device,
+            )
+            if spec.shared_gate
+            else None
+        )
+        self._simple = spec.correction is None and spec.routing == Routing(
+            spec.routing.top_k, spec.routing.renormalize
+        )
+        self._route, self._route_scored = route.on(device, dtype), route_scored.on(device, dtype)
+        self._combine = combine.on(device, dtype)
 
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """See Block."""
-        weights, chosen = self._route(self.router(x), self.spec.top_k, self.spec.renormalize)
+        routing, logits = self.spec.routing, step.linear(self.router, self.layer, "router", x)
+        if self._simple:
+            weights, chosen = self._route(logits, routing.top_k, routing.renormalize)
+        else:
+            weights, chosen = self._route_scored(logits, self.correction, routing)
         experts, order = chosen.flatten().sort(stable=True)
         starts = torch.searchsorted(experts, self._numbers, out_int32=True)
-        inner = self._gate(self.gate_up.grouped(x[order // self.spec.top_k], starts))
-        return self._combine(self.down.grouped(inner, starts), weights, order)
+        tokens = order // routing.top_k
+        lora = None if step.lora is None else step.lora.routed(tokens, experts)
+
+        def grouped(module: ExpertLinear, group: str, x: Tensor, sizes: list[int]) -> Tensor:
+            if lora is None:
+                return module.grouped(x, starts, experts)
+            finish = lora(self.layer, group, x)
+            y = module.grouped(x, starts, experts)
+            finish(torch.split(y, sizes, dim=-1))
+            return y
+
+        size, hidden = self.spec.size, x.shape[-1]
+        inner = self._gate(grouped(self.gate_up, "expert_gate_up", x[tokens], [size, size]))
+        y = self._combine(grouped(self.down, "expert_down", inner, [hidden]), weights, order)
+        if self.shared is None:
+            return y
+        common = self.shared(x, step)
+        return y + (common if self.shared_gate is None else self.shared_gate(x).sigmoid() * common)
 
     @property
     def capturable(self) -> bool:
@@ -182,8 +270,11 @@ class MoE:
         """See Block."""
         for linear in self.linears():
             yield from linear.tensors()
+        if self.correction is not None:
+            name = f"{self._prefix}.{self.spec.correction}"
+            yield name, self.correction.view(self.spec.correction_shape)
 
-    def norms(self) -> Iterator[RMSNorm]:
+    def norms(self) -> Iterator[Norm]:
         """See Block."""
         yield from ()
 
@@ -192,7 +283,13 @@ class MoE:
         yield self.router
         yield self.gate_up
         yield self.down
+        if self.shared is not None:
+            yield from self.shared.linears()
+        if self.shared_gate is not None:
+            yield self.shared_gate
 
     def lora_linears(self) -> Iterator[tuple[tuple[str, ...], Linear]]:
         """See Block."""
-        yield from ()
+        yield ("router",), self.router
+        if self.shared is not None:
+            yield from self.shared.lora_linears()

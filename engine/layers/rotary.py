@@ -20,8 +20,9 @@ RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
 class RopeConfig:
     """A rotary position embedding: the base `theta`, and the scaling of its frequencies for long contexts.
 
-    The first `share` of a head's dimensions is rotated. A field with a comment is only used by the types that
-    the comment names.
+    The first `share` of a head's dimensions is rotated. `interleaved`: pairs are neighbours, (0, 1), (2, 3),
+    …, not one dimension of each half. A field with a comment is only used by the types that the comment
+    names.
     """
 
     theta: float
@@ -39,6 +40,7 @@ class RopeConfig:
     short_factors: tuple[float, ...] = ()  # longrope: per pair, for contexts within the original one
     long_factors: tuple[float, ...] = ()  # longrope: per pair, for longer contexts
     share: float = 1.0
+    interleaved: bool = False
 
 
 def rotary_tables(

@@ -1,6 +1,6 @@
 """What every layer needs to know about its step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,9 @@ from personae.engine.layers.linear import Linear
 from personae.kernels.attention import AttentionBatch, AttentionPlan
 from personae.kernels.decoder import LoraStep
 from personae.kernels.sgmv import Finish
+
+RoutedLora = Callable[[int, str, Tensor], Finish]
+"""`LoraContext.begin` of rows that a router has sorted."""
 
 
 class LoraContext(Protocol):
@@ -27,6 +30,10 @@ class LoraContext(Protocol):
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
         """Updates the embedded tokens in place. tokens: [T] int64, x: [T, hidden]."""
+
+    def routed(self, tokens: Tensor, experts: Tensor) -> RoutedLora | None:
+        """The adapters' updates of experts; see `lora/segments.py`. tokens, experts: [N] int64 of each row,
+        sorted by expert and then by token."""
 
     def fused(self) -> LoraStep | None:
         """The adapters for a fused forward pass; None if layers must call `begin`."""

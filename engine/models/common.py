@@ -2,22 +2,31 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.attention import AttentionSpec, QkNorm
 from personae.engine.layers.block import BlockSpec, LayerSpec
-from personae.engine.layers.mlp import Activation, MlpSpec
+from personae.engine.layers.mlp import GATES, Activation, MlpSpec
+from personae.engine.layers.moe import MoeSpec
 from personae.engine.layers.rotary import RopeConfig
+from personae.kernels.moe import Routing
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
+    "relu2": "relu2",
 }
 
 
+SANDWICH = ("input_layernorm", "pre_feedforward_layernorm")
+AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
+"""The names of the norms before and after each half of a layer, in families that have both."""
 MEANINGLESS_ROPE = ("finetuned", "original_max_position_embeddings")
 """Keys of a rotary embedding that change nothing where its type does not read them."""
 
@@ -38,8 +47,11 @@ def decoder_config(
     merged: bool = False,
     gate: Activation | None = None,
     mlps: Sequence[BlockSpec] | None = None,
+    eps: str = "rms_norm_eps",
     default_eps: float = 1e-6,
     default_theta: float = 10000.0,
+    partial_rope: float | None = None,
+    interleaved: bool = False,
     tie: bool = False,
     images: bool = False,
 ) -> ModelConfig:
@@ -49,7 +61,9 @@ def decoder_config(
     `windows`, `ropes` and `mlps` have one entry per layer. `ropes`: None means the one of `rope_config` in
     all layers, or in those that are `rotated`. `mlps`: None means an MLP of `intermediate_size`, with the
     activation `gate` or the file's. `merged`: the checkpoint has q, k and v as one tensor, and gate and up as
-    another. `head_dim`, `tie` and the `default_` arguments are the family's defaults for absent fields.
+    another. `eps`: the field with the norms' epsilon. `partial_rope`: the family rotates a part of each head,
+    by default this one. `interleaved`: see `RopeConfig`. `head_dim`, `tie` and the `default_` arguments are
+    the family's defaults for absent fields.
     Without any `head_dim` it is hidden_size / heads.
     """
     _check_quantization(fields)
@@ -64,7 +78,10 @@ def decoder_config(
         raise fields.error("head_dim", f"{dim} is odd; rotary embeddings need pairs")
     max_position = fields.size("max_position_embeddings")
     if ropes is None:
-        rope = rope_config(fields, default_theta)
+        rope = rope_config(fields, default_theta, partial=partial_rope)
+        if interleaved:
+            rope = replace(rope, interleaved=True)
+        check_share(rope, dim, fields)
         ropes = tuple(rope if turns else None for turns in rotated or [True] * len(windows))
         max_position = context_length(rope, max_position)
     attentions = [
@@ -91,7 +108,7 @@ def decoder_config(
         vocab_size=fields.size("vocab_size"),
         hidden_size=hidden,
         max_position=max_position,
-        eps=fields.number("rms_norm_eps", default=default_eps),
+        eps=fields.number(eps, default=default_eps),
         tie=fields.get("tie_word_embeddings", tie),
         layer_specs=tuple(map(LayerSpec, attentions, mlps)),
         images=images,
@@ -100,18 +117,20 @@ def decoder_config(
 
 
 def _check_quantization(fields: Fields) -> None:
-    """Raises ModelLoadError for a quantized checkpoint, unless its weights are in FP8: their tensors say
-    themselves how (`engine/checkpoints/huggingface.py`)."""
+    """Raises ModelLoadError for a quantized checkpoint, unless its weights are in FP8, or its experts in
+    MXFP4: their tensors say themselves how (`engine/checkpoints/`)."""
     if "quantization_config" not in fields:
         return
     found = fields.raw("quantization_config")
     kind = found if isinstance(found, dict) else {}
     method, form, blocks = (kind.get(name) for name in ("quant_method", "format", "weight_block_size"))
+    if method == "mxfp4":
+        return
     if blocks is None and (method == "fp8" or (method == "compressed-tensors" and form == "float-quantized")):
         return
     raise fields.error(
         "quantization_config",
-        "of quantized checkpoints, those in FP8 with a scale per tensor or row are served",
+        "of quantized checkpoints, those in FP8 with a scale per tensor or row are served, and MXFP4",
     )
 
 
@@ -134,38 +153,113 @@ def text_fields(fields: Fields, model_type: str, **defaults: Any) -> Fields:
     return text.within(defaults, shared)
 
 
-def activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:
-    """The activation function of an MLP's gate."""
+def activation(
+    fields: Fields, name: str = "hidden_act", default: str = "silu", *, gated: bool = True
+) -> Activation:
+    """The activation function of an MLP's gate, or of an MLP without one."""
     found = fields.get(name, default)
-    if found not in ACTIVATIONS:
-        raise fields.error(name, f"{found!r} is not supported, only {', '.join(ACTIVATIONS)}")
+    known = [given for given, kind in ACTIVATIONS.items() if not gated or kind in GATES]
+    if found not in known:
+        raise fields.error(name, f"{found!r} is not supported, only {', '.join(known)}")
     return ACTIVATIONS[found]
+
+
+def with_attention(config: ModelConfig, **changes: Any) -> ModelConfig:
+    """The config with these fields of every layer's AttentionSpec."""
+
+    def change(layer: LayerSpec) -> LayerSpec:
+        assert isinstance(layer.attention, AttentionSpec)
+        return replace(layer, attention=replace(layer.attention, **changes))
+
+    return config.with_layers(change)
+
+
+def with_scales(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """The config with Granite's scales."""
+    return replace(
+        config,
+        embedding_scale=fields.number("embedding_multiplier", default=1.0),
+        residual_scale=fields.number("residual_multiplier", default=1.0),
+        logits_scale=1 / fields.number("logits_scaling", default=1.0),
+    )
+
+
+def sparse_layers(
+    fields: Fields, dense: BlockSpec, sparse: BlockSpec, *, first: int | None = 0
+) -> list[BlockSpec]:
+    """The MLP of each layer: `dense` or `sparse` as `mlp_layer_types` says, or else `dense` in the first
+    `first_k_dense_replace` layers, by default `first`. None: all layers are sparse without the former."""
+    layers, kinds = fields.size("num_hidden_layers"), fields.raw("mlp_layer_types")
+    count = 0 if first is None else fields.size("first_k_dense_replace", default=first, zero=True)
+    if kinds is None:
+        return [dense if layer < count else sparse for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {"dense", "sparse"}:
+        raise fields.error("mlp_layer_types", f"expected {layers} times 'dense' or 'sparse'")
+    return [dense if kind == "dense" else sparse for kind in kinds]
 
 
 def experts(fields: Fields) -> tuple[int, int]:
     """How many experts there are, and how many of them each token uses."""
-    count = fields.size("num_local_experts" if "num_local_experts" in fields else "num_experts")
-    top_k = fields.size("num_experts_per_tok")
+    known = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
+    count = fields.size(next((name for name in known if name in fields), "num_experts"))
+    name = next((name for name in ("moe_k", "moe_topk") if name in fields), "num_experts_per_tok")
+    top_k = fields.size(name)
     if top_k > count:
-        raise fields.error("num_experts_per_tok", f"{top_k} is more than the {count} experts")
+        raise fields.error(name, f"{top_k} is more than the {count} experts")
     return count, top_k
 
 
-def rope_config(fields: Fields, default_theta: float = 10000.0) -> RopeConfig:
-    """Reads the rotary embedding: from `rope_parameters`, or from `rope_theta` and `rope_scaling`."""
+def rope_config(
+    fields: Fields,
+    default_theta: float = 10000.0,
+    *,
+    partial: float | None = None,
+    dynamic: bool = False,
+) -> RopeConfig:
+    """Reads the rotary embedding: from `rope_parameters`, or from `rope_theta` and `rope_scaling`. `partial`,
+    `dynamic`: see `read_rope`."""
     rope = rope_section(fields)
     if any(isinstance(rope.raw(kind), dict) for kind in ("full_attention", "sliding_attention")):
         raise rope.error("full_attention", "rotary embeddings that differ by layer are not supported")
-    return read_rope(rope, fields, default_theta)
+    return read_rope(rope, fields, default_theta, partial=partial, dynamic=dynamic)
 
 
-def read_rope(rope: Fields, fields: Fields, default_theta: float) -> RopeConfig:
-    """Reads the section `rope`; `fields` are those of the file."""
-    theta = rope_theta(rope, fields, default_theta)
-    if "llama_4_scaling_beta" in rope:
+def check_share(rope: RopeConfig, head_dim: int, fields: Fields) -> None:
+    """Raises ModelLoadError if the rotated part of a head has no pairs."""
+    turned = int(head_dim * rope.share)
+    if turned % 2 or not turned:
+        raise fields.error(
+            "partial_rotary_factor", f"{rope.share:g} of {head_dim} dimensions cannot form pairs"
+        )
+
+
+def read_rope(
+    rope: Fields,
+    fields: Fields,
+    default_theta: float,
+    *,
+    partial: float | None = None,
+    scaled: bool = False,
+    dynamic: bool = False,
+) -> RopeConfig:
+    """Reads the section `rope`; `fields` are those of the file. `partial`: the part of a head that the family
+    rotates if the file does not say; None for families that always rotate the whole head. `scaled`: the
+    family reads `llama_4_scaling_beta`. `dynamic`: its files name a scaling of that type."""
+    if not scaled and "llama_4_scaling_beta" in rope:
         raise rope.error("llama_4_scaling_beta", "scores that are scaled by position are not supported")
+    found = _read_rope(rope, fields, default_theta, partial is not None, dynamic)
+    if partial is None:
+        return found
+    place = rope if "partial_rotary_factor" in rope else fields
+    return replace(found, share=place.number("partial_rotary_factor", default=partial, high=1.0))
+
+
+def _read_rope(
+    rope: Fields, fields: Fields, default_theta: float, partial: bool, dynamic: bool
+) -> RopeConfig:
+    theta = rope_theta(rope, fields, default_theta)
     for place in (fields, rope):
-        if place.get("partial_rotary_factor", 1.0) != 1.0:
+        if not partial and place.get("partial_rotary_factor", 1.0) != 1.0:
             raise place.error(
                 "partial_rotary_factor", "a rotary embedding over a part of the head is not supported"
             )
@@ -174,6 +268,11 @@ def read_rope(rope: Fields, fields: Fields, default_theta: float) -> RopeConfig:
         rope.raw(name)
     original_in = fields if "original_max_position_embeddings" in fields else rope
     if kind == "default":
+        return RopeConfig(theta)
+    if (
+        kind == "dynamic" and dynamic
+    ):  # it changes only contexts longer than the model's, which are not served
+        rope.raw("factor")
         return RopeConfig(theta)
     if kind == "linear":
         return RopeConfig(theta, "linear", factor=rope.number("factor"))
@@ -285,3 +384,42 @@ def windows_by_type(fields: Fields, window: int | None, windowed: Sequence[bool]
         if kind == "sliding_attention" and window is None:
             raise fields.error("layer_types", "names sliding_attention, but there is no window")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def grouped_experts(
+    fields: Fields,
+    *,
+    shared: str = "n_shared_experts",
+    default_shared: int = 1,
+    default_scale: float = 1.0,
+    renormalize: bool = True,
+    correction: str = "gate.e_score_correction_bias",
+) -> MoeSpec:
+    """DeepSeek V3's experts, which several families have: chosen by sigmoid with a correction, in groups,
+    with shared experts. `shared`: the field with their number. The `default_` arguments and `renormalize` are
+    the family's defaults for absent fields."""
+    count, top_k = experts(fields)
+    gate, size = activation(fields), fields.size("moe_intermediate_size")
+    groups = fields.size("n_group", default=1)
+    kept = fields.size("topk_group", default=1)
+    if count % groups or (groups > 1 and count // groups < 2):
+        raise fields.error("n_group", f"{count} experts do not form {groups} groups of at least two")
+    if kept > groups or kept * (count // groups) < top_k:
+        raise fields.error("topk_group", f"{kept} of {groups} groups do not have {top_k} experts")
+    common = fields.size(shared, default=default_shared, zero=True) * size
+    return MoeSpec(
+        count,
+        size,
+        Routing(
+            top_k,
+            fields.get("norm_topk_prob", renormalize),
+            "sigmoid",
+            groups,
+            kept,
+            fields.number("routed_scaling_factor", default=default_scale),
+            epsilon=1e-20,
+        ),
+        activation=gate,
+        correction=correction,
+        shared=MlpSpec(common, gate, path="mlp.shared_experts", key="shared_") if common else None,
+    )

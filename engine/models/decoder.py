@@ -17,13 +17,19 @@ from personae.engine.layers.attention import Attention
 from personae.engine.layers.block import BlockContext, LayerSpec
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP
-from personae.engine.layers.norm import RMSNorm
+from personae.engine.layers.norm import LayerNorm, Norm, RMSNorm
 from personae.engine.layers.rotary import RopeConfig, rotary_tables
 from personae.engine.layers.step import ForwardContext, LoraContext, LoraOutput
 from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import OUTPUT, Scheme
 from personae.engine.quantization.unquantized import batch_invariant
-from personae.kernels.attention import AttentionBatch, AttentionPlan, AttentionShape, attention_backend
+from personae.kernels.attention import (
+    AttentionBatch,
+    AttentionPlan,
+    AttentionShape,
+    ReferenceAttention,
+    attention_backend,
+)
 from personae.kernels.decoder import (
     DecoderWeights,
     FusedDecoder,
@@ -42,21 +48,33 @@ class Layer:
     Each addition is deferred, to be fused with the next norm."""
 
     def __init__(self, config: ModelConfig, spec: LayerSpec, context: BlockContext) -> None:
-        def norm() -> RMSNorm:
-            return context.norm(config.hidden_size)
-
         self.prefix = context.prefix
         self.attention, self.mlp = spec.attention.build(context), spec.mlp.build(context)
-        self.pre_norms = (norm(), norm()) if config.pre_norms else None
-        self.post_norms = (norm(), norm()) if config.post_norms else None
-        self.scale = config.residual_scale
+        self._norms: dict[str, Norm] = {
+            name: context.norm(config.hidden_size)
+            for name in (*(config.pre_norms or ()), *(config.post_norms or ()))
+        }
+        self.pre_norms, self.post_norms = (
+            None if names is None else (self._norms[names[0]], self._norms[names[1]])
+            for names in (config.pre_norms, config.post_norms)
+        )
+        self.scale, self.parallel = config.residual_scale, config.parallel
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: ForwardContext) -> tuple[Tensor, Tensor]:
         """(output not added yet, residual stream) -> the same after this layer. None means zero."""
+        if self.parallel:
+            return self._in_parallel(x, residual, step)
         normed, residual = self._half_input(x, residual, 0)
         mixed = self._half_output(self.attention(normed, step), 0)
         normed, residual = self._half_input(mixed, residual, 1)
         return self._half_output(self.mlp(normed, step), 1), residual
+
+    def _in_parallel(self, x: Tensor, residual: Tensor | None, step: ForwardContext) -> tuple[Tensor, Tensor]:
+        """h += attention(norm(h)) + mlp(norm(h))."""
+        total = x if residual is None else residual + x
+        first, second = (norm(total) for norm in self.pre_norms) if self.pre_norms else (total, total)
+        mixed = self._half_output(self.attention(first, step), 0)
+        return mixed + self._half_output(self.mlp(second, step), 1), total
 
     def _half_input(self, x: Tensor, residual: Tensor | None, half: int) -> tuple[Tensor, Tensor]:
         """(the input of a half of the layer, the residual stream with x added)."""
@@ -75,19 +93,12 @@ class Layer:
         """(checkpoint name, the view to fill)."""
         yield from self.attention.tensors()
         yield from self.mlp.tensors()
-        before, after, prefix = self.pre_norms, self.post_norms, self.prefix
-        if before is not None:
-            second = "post_attention" if after is None else "pre_feedforward"
-            yield f"{prefix}.input_layernorm.weight", before[0].weight
-            yield f"{prefix}.{second}_layernorm.weight", before[1].weight
-        if after is not None:
-            yield f"{prefix}.post_attention_layernorm.weight", after[0].weight
-            yield f"{prefix}.post_feedforward_layernorm.weight", after[1].weight
+        for name, norm in self._norms.items():
+            yield from norm.tensors(f"{self.prefix}.{name}")
 
-    def norms(self) -> Iterator[RMSNorm]:
+    def norms(self) -> Iterator[Norm]:
         """All its norms."""
-        for pair in (self.pre_norms, self.post_norms):
-            yield from pair or ()
+        yield from self._norms.values()
         yield from self.attention.norms()
         yield from self.mlp.norms()
 
@@ -103,30 +114,37 @@ class Layer:
 
     def weights(self) -> LayerWeights | None:
         """The whole layer as tensors; None if `kernels/decoder.py` does not support it."""
-        attention, mlp = self.attention, self.mlp
+        attention, mlp, norms = self.attention, self.mlp, _weights_of(self.pre_norms)
         if (
             not isinstance(attention, Attention)
             or not isinstance(mlp, MLP)
-            or self.pre_norms is None
+            or norms is None
             or self.post_norms is not None
+            or self.parallel
             or self.scale != 1.0
-            or attention.spec.scale is not None
-            or attention.spec.qk_norm == "all"
+            or not attention.spec.plain
+            or not mlp.spec.gated
             or mlp.spec.activation != "silu"
         ):
             return None
-        norms = attention.qk_norms
         return LayerWeights(
-            self.pre_norms[0].weight,
+            norms[0],
             attention.qkv.weights,
-            None if norms is None else (norms[0].weight, norms[1].weight),
+            _weights_of(attention.qk_norms),
             attention.o.weights,
-            self.pre_norms[1].weight,
+            norms[1],
             mlp.gate_up.weights,
             mlp.down.weights,
             attention.spec.window,
             attention.rope,
         )
+
+
+def _weights_of(norms: tuple[Norm, Norm] | None) -> tuple[Tensor, Tensor] | None:
+    """The weights of two RMS norms."""
+    if norms is None or not isinstance(norms[0], RMSNorm) or not isinstance(norms[1], RMSNorm):
+        return None
+    return norms[0].weight, norms[1].weight
 
 
 class Decoder:
@@ -153,7 +171,11 @@ class Decoder:
         if any(spec.attention.discrete or spec.mlp.discrete for spec in config.layer_specs):
             kept = batch_invariant(kept)
 
-        def norm(size: int) -> RMSNorm:
+        def norm(size: int) -> Norm:
+            if config.norm == "layer":
+                return LayerNorm(
+                    size, config.eps, device=device, bias=config.norm_bias, offset=config.norm_offset
+                )
             return RMSNorm(size, config.eps, dtype=dtype, device=device, offset=config.norm_offset)
 
         @cache
@@ -173,7 +195,12 @@ class Decoder:
             for index, spec in enumerate(config.layer_specs)
         ]
         self.norm = norm(config.hidden_size)
-        self._attention = attention_backend(device, dtype)
+        self._attention, self._plain_attention = attention_backend(device, dtype), ReferenceAttention()
+        self._scores = {
+            index: layer.attention.scores
+            for index, layer in enumerate(self.layers)
+            if isinstance(layer.attention, Attention) and layer.attention.scores is not None
+        }
         self._attending = {
             index: (layer.attention.heads, layer.attention.kv)
             for index, layer in enumerate(self.layers)
@@ -184,7 +211,7 @@ class Decoder:
             (OUTPUT,),
             config.hidden_size,
             (config.vocab_size,),
-            bias=False,
+            bias=config.output_bias,
             method=kept((OUTPUT,)),
             dtype=dtype,
             device=device,
@@ -270,9 +297,17 @@ class Decoder:
                     spec.dtype or kv.dtype,
                 ),
             )
-            for heads, spec in {*self._attending.values()}
+            for heads, spec in {
+                shape for layer, shape in self._attending.items() if layer not in self._scores
+            }
         }
-        return {layer: plans[shape] for layer, shape in self._attending.items()}
+        changed = self._plain_attention.planned(batch) if self._scores else None
+        return {
+            layer: changed(self._scores[layer])
+            if changed is not None and layer in self._scores
+            else plans[shape]
+            for layer, shape in self._attending.items()
+        }
 
     def logits(
         self, hidden: Tensor, lora: LoraOutput | None = None, logit_mask: Tensor | None = None
@@ -285,7 +320,10 @@ class Decoder:
             logits = self.output(self.norm(hidden)).float()
         if lora is not None:
             lora.output(self.norm(hidden.to(self.dtype)), logits)
-        return logits if self.config.logits_scale == 1.0 else logits.mul_(self.config.logits_scale)
+        if self.config.logits_scale != 1.0:
+            logits.mul_(self.config.logits_scale)
+        cap = self.config.logits_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def hidden_states(self, hidden: Tensor) -> Tensor:
         """Rows of `forward`'s result [S, hidden_size] -> the same after the final norm, [S, hidden_size]
@@ -297,7 +335,7 @@ class Decoder:
         yield "model.embed_tokens.weight", self.embedding
         for layer in self.layers:
             yield from layer.tensors()
-        yield "model.norm.weight", self.norm.weight
+        yield from self.norm.tensors(self.config.final_norm)
         if self._own_output:
             yield from self.output.tensors()
 
@@ -346,8 +384,10 @@ class Decoder:
         shapes = {*self._attending.values()}
         sizes = {layer.down.weight.shape for layer in known}
         scaled = {config.embedding_scale, config.logits_scale} != {1.0}
-        if len(known) < len(layers) or len(shapes) != 1 or len(sizes) != 1 or scaled:
+        other = config.norm != "rms" or config.output_bias or config.logits_softcap is not None
+        if len(known) < len(layers) or len(shapes) != 1 or len(sizes) != 1 or scaled or other:
             return None
+        assert isinstance(self.norm, RMSNorm)
         heads, spec = shapes.pop()
         return DecoderWeights(
             self.embedding,

@@ -9,6 +9,8 @@ from dataclasses import replace
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.models.common import (
+    AFTER,
+    SANDWICH,
     activation,
     decoder_config,
     ropes_by_window,
@@ -58,7 +60,8 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     )
     return replace(
         config,
-        post_norms=True,
+        pre_norms=SANDWICH,
+        post_norms=AFTER,
         norm_offset=1.0,
         embedding_scale=config.hidden_size**0.5,
     )

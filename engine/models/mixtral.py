@@ -4,6 +4,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.moe import MoeSpec
 from personae.engine.models.common import activation, decoder_config, experts, uniform_windows
+from personae.kernels.moe import Routing
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
@@ -13,11 +14,11 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     count, top_k = experts(fields)
     moe = MoeSpec(
         count,
-        top_k,
         fields.size("intermediate_size"),
-        renormalize=True,
+        Routing(top_k, True),
         activation=activation(fields),
         path="block_sparse_moe",
+        module="mlp",
         names=("w1", "w3", "w2"),
     )
     return decoder_config(

@@ -8,7 +8,13 @@ from dataclasses import replace
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
-from personae.engine.models.common import decoder_config, ropes_by_window, uniform_windows, windows_by_type
+from personae.engine.models.common import (
+    AFTER,
+    decoder_config,
+    ropes_by_window,
+    uniform_windows,
+    windows_by_type,
+)
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
@@ -34,4 +40,4 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         default_eps=1e-5,
         default_theta=theta,
     )
-    return replace(config, pre_norms=False, post_norms=True)
+    return replace(config, pre_norms=None, post_norms=AFTER)

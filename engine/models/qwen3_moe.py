@@ -13,6 +13,7 @@ from personae.engine.models.common import (
     switched_window,
     uniform_windows,
 )
+from personae.kernels.moe import Routing
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
@@ -23,9 +24,8 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     dense: BlockSpec = MlpSpec(fields.size("intermediate_size"), gate)
     mixed: BlockSpec = MoeSpec(
         count,
-        top_k,
         fields.size("moe_intermediate_size"),
-        renormalize=fields.get("norm_topk_prob", False),
+        Routing(top_k, fields.get("norm_topk_prob", False)),
         activation=gate,
     )
     plain = fields.raw("mlp_only_layers") or []

@@ -58,36 +58,42 @@ def test_adapters_on_attention_and_the_base_continue_in_one_batch_as_in_peft(
 
 
 @pytest.mark.parametrize(
-    "module", ["mlp.experts.3.gate_proj", "mlp.experts", "mlp.gate", "block_sparse_moe.experts.0.w1"]
+    ("module", "why"),
+    [
+        ("mlp.experts.3.gate_proj", "its lora_B is missing"),
+        ("mlp.experts", "target_parameters must name either gate_up_proj or down_proj"),
+        ("mlp.gate", "the config's target_modules excludes"),
+        ("mlp.shared_expert.up_proj", "the base has no such experts or router"),
+    ],
 )
-def test_lora_on_experts_or_their_router_is_refused_by_name(module: str, tmp_path: Path) -> None:
+def test_lora_on_experts_that_does_not_fit_is_refused_by_name(module: str, why: str, tmp_path: Path) -> None:
     base = model_folder("qwen3_moe")
     folder = make_adapter_folder(tmp_path / "a", base, targets=ATTENTION)
     name = f"base_model.model.model.layers.0.{module}.lora_A.weight"
     tensors = load_file(folder / TENSORS_FILE)
     save_file(tensors | {name: torch.ones(8, 64)}, folder / TENSORS_FILE)
-    with pytest.raises(AdapterError, match="LoRA on experts and their router is not supported") as refused:
+    with pytest.raises(AdapterError, match=why) as refused:
         read_adapter(folder, lora_shapes(load_model(base, device=CPU)))
     assert refused.value.param == name
 
 
-def test_where_some_layers_are_dense_adapters_change_attention_alone(tmp_path: Path) -> None:
+def test_where_some_layers_are_dense_adapters_change_their_mlp_and_no_other_layers(tmp_path: Path) -> None:
     base = model_folder("qwen3_moe", mlp_only_layers=[1])
     shapes = lora_shapes(load_model(base, device=CPU))
-    assert [*shapes.sites] == ["q", "k", "v", "o"]
-    folder = make_adapter_folder(tmp_path / "a", base, targets=ATTENTION)
-    name = "base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"
+    assert shapes.sites["down"].layers == frozenset([1])
+    assert shapes.sites["expert_down"].layers == frozenset([0, 2])
+    assert shapes.sites["q"].layers is None
+    targets = r".*self_attn\.q_proj|.*\.1\.mlp\.down_proj"
+    folder = make_adapter_folder(tmp_path / "a", base, targets=targets, scale=0.5)
+    harness = EngineHarness(base, {"a": folder})
+    prompt = [*range(70, 90)]
+    played = harness.play([harness.log("a", prompt, "a", max_tokens=24)])
+    model = PeftModel.from_pretrained(hf_model(base), folder).eval()
+    assert played["a"].tokens == hf_greedy(model, prompt, 24)
+    name = "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight"
     save_file(load_file(folder / TENSORS_FILE) | {name: torch.ones(8, 96)}, folder / TENSORS_FILE)
-    with pytest.raises(AdapterError, match=r"the base has no mlp\.down_proj that adapters can change"):
+    with pytest.raises(AdapterError, match=r"layer 0 of the base has no mlp\.down_proj that adapters"):
         read_adapter(folder, shapes)
-
-
-def test_what_peft_makes_of_experts_as_targets_is_refused_by_its_field(tmp_path: Path) -> None:
-    base = model_folder("olmoe")
-    folder = make_adapter_folder(tmp_path / "a", base, targets=(*ATTENTION, "down_proj"))
-    with pytest.raises(AdapterError, match="mixtures of experts") as refused:
-        read_adapter(folder, lora_shapes(load_model(base, device=CPU)))
-    assert refused.value.param == "target_parameters"
 
 
 @pytest.mark.parametrize("quantize", [None, "int4"])

@@ -338,6 +338,9 @@ def test_lora_is_called_once_per_group_with_views_of_the_outputs() -> None:
 
             return finish
 
+        def routed(self, tokens: torch.Tensor, experts: torch.Tensor) -> None:
+            return None
+
         def fused(self) -> None:
             return None
 

@@ -135,7 +135,7 @@ def _attention(config: ModelConfig) -> AttentionSpec:
 
 
 def _both_norms(config: ModelConfig) -> bool:
-    return config.pre_norms and config.post_norms
+    return config.pre_norms is not None and config.post_norms is not None
 
 
 def _order(name: str, info: TensorInfo, config: ModelConfig) -> Tensor | None:

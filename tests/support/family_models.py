@@ -1,0 +1,200 @@
+"""Tiny random models of many families, made by transformers' own classes and saved by transformers.
+
+`make_family_folder(path, "glm4_moe")` writes a model folder with all weights random, norms and biases
+included.
+"""
+
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_models import VOCAB, write_json, write_tokenizer
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+from personae.engine.models import MODEL_TYPES
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    "sliding_window": 40,
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "n_routed_experts": 8,
+    "moe_num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_k": 2,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "shared_expert_intermediate_size": 48,
+    "shared_intermediate_size": 48,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 3,
+}
+"""The sizes, by every name that some family has for them."""
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+FULL = ["full_attention"] * 3
+HALF = {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.5}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "seed_oss": ("seed_oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
+    "ministral": ("ministral", {"layer_types": MIXED}),
+    "cwm": ("cwm", {"layer_types": MIXED, "rope_parameters": LLAMA3}),
+    "internlm3": (
+        "internlm3",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 6.0, "rope_theta": 50000.0},
+        },
+    ),
+    "exaone4": ("exaone4", {"layer_types": MIXED}),
+    "exaone4, no window": (
+        "exaone4",
+        {"sliding_window": None, "layer_types": FULL, "sliding_window_pattern": None},
+    ),
+    "gemma": ("gemma", {}),
+    "hyperclovax": (
+        "hyperclovax",
+        {
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 2.5,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 0.5,
+        },
+    ),
+    "granitemoe": (
+        "granitemoe",
+        {
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 2.5,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 0.5,
+        },
+    ),
+    "granitemoeshared": ("granitemoeshared", {"attention_multiplier": 0.3, "attention_bias": True}),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {
+            "layer_types": ["full_attention"] * 3,
+            "attention_multiplier": 0.3,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "granitemoehybrid, dense": (
+        "granitemoehybrid",
+        {
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "flex_olmo": ("flex_olmo", {}),
+    "mellum": ("mellum", {"layer_types": MIXED, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
+    "ernie4_5": ("ernie4_5", {"use_bias": True}),
+    "helium": ("helium", {}),
+    "glm": ("glm", {}),
+    "glm4": ("glm4", {}),
+    "qwen2_moe": ("qwen2_moe", {}),
+    "qwen2_moe, a dense layer": ("qwen2_moe", {"mlp_only_layers": [1], "norm_topk_prob": True}),
+    "glm4_moe": ("glm4_moe", {"use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 2.5}),
+    "dots1": ("dots1", {"layer_types": MIXED, "norm_topk_prob": True}),
+    "solar_open": ("solar_open", {}),
+    "exaone_moe": ("exaone_moe", {"layer_types": MIXED, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
+    "minimax_m2": ("minimax_m2", {"rope_parameters": HALF}),
+    "hy_v3": ("hy_v3", {"mlp_layer_types": ["dense", "sparse", "sparse"]}),
+    "ernie4_5_moe": ("ernie4_5_moe", {}),
+    "gemma2": (
+        "gemma2",
+        {
+            "layer_types": MIXED,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "query_pre_attn_scalar": 24,
+        },
+    ),
+    "hunyuan_v1_dense": (
+        "hunyuan_v1_dense",
+        {"rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0, "rope_theta": 10000.0, "factor": 1.0}},
+    ),
+    "ministral3": (
+        "ministral3",
+        {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "gpt_oss": ("gpt_oss", {"layer_types": MIXED, "rope_parameters": {**YARN, "truncate": False}}),
+    "cohere": ("cohere", {"attention_bias": True}),
+    "cohere2": ("cohere2", {"layer_types": MIXED}),
+    "starcoder2": ("starcoder2", {}),
+    "phi": ("phi", {}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "stablelm, parallel": ("stablelm", {"use_parallel_residual": True}),
+    "nemotron": ("nemotron", {"mlp_bias": True}),
+    "arcee": ("arcee", {}),
+    "jais2": ("jais2", {}),
+}
+OFFSET_NORMS = ("gemma", "gemma2", "nemotron")
+"""The families whose stored norms lack 1."""
+
+
+def make_family_folder(path: Path, case: str, *, seed: int = 0, **overrides: Any) -> Path:
+    """Writes the folder of one of `CASES`, in float32. Returns the path."""
+    kind, changes = CASES[case]
+    wanted = {**SIZES, **changes, **overrides}
+    config_class = CONFIG_MAPPING[kind]
+    known = (
+        {field.name for field in dataclasses.fields(config_class)}
+        if dataclasses.is_dataclass(config_class)
+        else {*inspect.signature(config_class.__init__).parameters}
+    )
+    config = config_class(**{name: value for name, value in wanted.items() if name in known})
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model = model_class(config).eval()
+    randomize(model, seed, offset=0.0 if kind in OFFSET_NORMS else 1.0)
+    path.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(path)
+    saved = json.loads((path / "config.json").read_text())
+    if saved["architectures"] != [MODEL_TYPES[kind]]:  # transformers has Llama's class for the family
+        write_json(path / "config.json", saved | {"architectures": [MODEL_TYPES[kind]]})
+    write_tokenizer(path)
+    return path
+
+
+@torch.no_grad()
+def randomize(model: Any, seed: int, *, offset: float) -> None:
+    """Fills all parameters, and the routers' corrections. Activations stay near 1. `offset`: of norms."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(shape: torch.Size) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            scale = 1.0 if "embed_tokens" in name else 1.5 * parameter.shape[-1] ** -0.5
+            parameter.copy_(noise(parameter.shape) * scale)
+        else:
+            is_norm = "norm" in name and name.endswith("weight")
+            parameter.copy_(noise(parameter.shape) * 0.2 + (offset if is_norm else 0.0))
+    for name, buffer in model.named_buffers():
+        if "bias" in name:
+            buffer.copy_(noise(buffer.shape) * 0.2)
