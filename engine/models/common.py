@@ -110,9 +110,7 @@ def text_fields(fields: Fields, model_type: str, **defaults: Any) -> Fields:
     if text.get("model_type", model_type) != model_type:
         raise text.error("model_type", f"{text.raw('model_type')!r} is not supported, only {model_type!r}")
     shared = {
-        name: fields.raw(name)
-        for name in ("dtype", "torch_dtype", "tie_word_embeddings")
-        if name in fields
+        name: fields.raw(name) for name in ("dtype", "torch_dtype", "tie_word_embeddings") if name in fields
     }
     return text.within(defaults, shared)
 

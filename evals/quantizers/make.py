@@ -8,8 +8,8 @@ float32 values, with float32 copies of the file's scales, or of bfloat16 where t
 
     pip install --no-deps llmcompressor==0.14.0.1 compressed-tensors==0.20.0 gptqmodel==7.7.0 autoawq==0.2.9
         auto-round==0.16.1 bitsandbytes==0.50.2 nvidia-modelopt==0.47.0 optimum==2.3.0 loguru einops termcolor
-        py-cpuinfo nvidia-ml-py logbar device-smi tokenicer pypcre defuser omegaconf pulp scipy torchao==0.18.0
-        antlr4-python3-runtime==4.9.3 zstandard datasets
+        py-cpuinfo nvidia-ml-py logbar device-smi tokenicer pypcre defuser omegaconf pulp scipy
+        torchao==0.18.0 antlr4-python3-runtime==4.9.3 zstandard datasets
 """
 
 import hashlib
@@ -27,7 +27,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1", GPTQMODEL_CPU_WORKERS="2", TOKENIZERS_PARALLELISM="false")
+os.environ.update(
+    HF_HUB_OFFLINE="1", TQDM_DISABLE="1", GPTQMODEL_CPU_WORKERS="2", TOKENIZERS_PARALLELISM="false"
+)
 warnings.filterwarnings("ignore")
 
 import torch  # noqa: E402  # the tools read these variables when they are imported
@@ -78,7 +80,10 @@ def base(work: Path, dtype: torch.dtype, kind: str = "llama") -> Path:
     model.to(dtype).save_pretrained(folder)
     letters = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(letters | {"<|end|>": 256}, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     end = dict.fromkeys(("eos_token", "pad_token", "bos_token"), "<|end|>")
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **end).save_pretrained(folder)
     return folder
@@ -100,7 +105,10 @@ def of_module(stored: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key[len(name) + 1 :]: t for key, t in stored.items() if key.startswith(f"{name}.")}
 
 
-def llmcompressor(work: Path, out: Path, recipe: Callable[[], Any], *, data: bool = False, kind: str = "llama") -> Dequantize:
+def llmcompressor(
+    work: Path, out: Path, recipe: Callable[[], Any], *, data: bool = False, kind: str = "llama"
+) -> Dequantize:
+    """llm-compressor: rounding to nearest, or GPTQ with `data` to calibrate."""
     from datasets import Dataset
     from llmcompressor import oneshot
     from transformers import AutoModelForCausalLM
@@ -108,13 +116,19 @@ def llmcompressor(work: Path, out: Path, recipe: Callable[[], Any], *, data: boo
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_pretrained(base(work, torch.bfloat16, kind), dtype="auto")
     rows = {"input_ids": torch.randint(0, 256, (8, 64)).tolist(), "attention_mask": [[1] * 64] * 8}
-    given = {"dataset": Dataset.from_dict(rows), "num_calibration_samples": 8, "max_seq_length": 64, "shuffle_calibration_samples": False}
+    given = {
+        "dataset": Dataset.from_dict(rows),
+        "num_calibration_samples": 8,
+        "max_seq_length": 64,
+        "shuffle_calibration_samples": False,
+    }
     oneshot(model=model, recipe=recipe(), **(given if data else {}))
     model.save_pretrained(out, save_compressed=True)
     return compressed_tensors(out)
 
 
 def compressed_tensors(out: Path) -> Dequantize:
+    """What compressed-tensors decompresses."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationScheme
 
@@ -128,14 +142,24 @@ def compressed_tensors(out: Path) -> Dequantize:
             return own["weight"]
         group = groups[1 if len(groups) > 1 and "mlp" in name else 0]
         tool = BaseCompressor.get_value_from_registry(group.get("format") or config["format"])
-        wide = {k: t.float() if k == "weight_scale" and t.dtype in (torch.bfloat16, torch.float16) else t for k, t in own.items()}
+        wide = {
+            k: t.float() if k == "weight_scale" and t.dtype in (torch.bfloat16, torch.float16) else t
+            for k, t in own.items()
+        }
         weight: Tensor = tool.decompress(wide, QuantizationScheme.model_validate(group))["weight"]
         return weight
 
     return dequantize
 
 
-def recipe(scheme: str | None = None, *, ignore: tuple[str, ...] = ("lm_head",), modifier: str = "QuantizationModifier", **weights: Any) -> Any:
+def recipe(
+    scheme: str | None = None,
+    *,
+    ignore: tuple[str, ...] = ("lm_head",),
+    modifier: str = "QuantizationModifier",
+    **weights: Any,
+) -> Any:
+    """A scheme by its name, or one group of `weights`."""
     from llmcompressor.modifiers import quantization
 
     made = getattr(quantization, modifier)
@@ -146,19 +170,32 @@ def recipe(scheme: str | None = None, *, ignore: tuple[str, ...] = ("lm_head",),
 
 
 def mixed() -> Any:
+    """FP8 for attention and four bits for the MLPs."""
     from llmcompressor.modifiers.quantization import QuantizationModifier
 
     eight = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": "channel"}
-    four = {"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False, "strategy": "group", "group_size": 32}
+    four = {
+        "num_bits": 4,
+        "type": "int",
+        "symmetric": True,
+        "dynamic": False,
+        "strategy": "group",
+        "group_size": 32,
+    }
     token = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
     groups = {
-        "attention": {"targets": ["re:.*self_attn.(q|k|v|o)_proj$"], "weights": eight, "input_activations": token},
+        "attention": {
+            "targets": ["re:.*self_attn.(q|k|v|o)_proj$"],
+            "weights": eight,
+            "input_activations": token,
+        },
         "mlp": {"targets": ["re:.*mlp.*"], "weights": four},
     }
     return QuantizationModifier(config_groups=groups, ignore=["lm_head"])
 
 
 def gptqmodel(work: Path, out: Path, **config: Any) -> Dequantize:
+    """GPTQModel, GPTQ's formats or AWQ's."""
     from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
 
     model = GPTQModel.load(str(base(work, torch.float16)), QuantizeConfig(**config), device="cpu")
@@ -168,6 +205,7 @@ def gptqmodel(work: Path, out: Path, **config: Any) -> Dequantize:
 
 
 def gptq_modules(out: Path, backend: Any) -> Dequantize:
+    """What GPTQModel's own modules have, with scales in float32."""
     from gptqmodel import GPTQModel
 
     loaded = GPTQModel.load(str(out), device="cpu", backend=backend).model
@@ -176,18 +214,23 @@ def gptq_modules(out: Path, backend: Any) -> Dequantize:
     def dequantize(name: str) -> Tensor:
         module = loaded.get_submodule(name)
         scales = stored[f"{name}.scales"].float()
-        module.scales = torch.nn.Parameter(scales, False) if isinstance(module.scales, torch.nn.Parameter) else scales
+        module.scales = (
+            torch.nn.Parameter(scales, False) if isinstance(module.scales, torch.nn.Parameter) else scales
+        )
         if hasattr(module, "dequantize_weight"):
             return module.dequantize_weight().float().T
         module = module.float()
         with torch.no_grad():
-            weight: Tensor = module(torch.eye(module.in_features)) - module(torch.zeros(1, module.in_features))
+            weight: Tensor = module(torch.eye(module.in_features)) - module(
+                torch.zeros(1, module.in_features)
+            )
         return weight.T
 
     return dequantize
 
 
 def autoawq(work: Path, out: Path) -> Dequantize:
+    """AutoAWQ, which is no longer maintained."""
     from awq import AutoAWQForCausalLM
     from awq.utils.packing_utils import dequantize_gemm
     from transformers import AutoTokenizer
@@ -195,7 +238,13 @@ def autoawq(work: Path, out: Path) -> Dequantize:
     source = base(work, torch.float16)
     model = AutoAWQForCausalLM.from_pretrained(str(source), device_map="cpu", safetensors=True)
     config = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
-    model.quantize(AutoTokenizer.from_pretrained(source), quant_config=config, calib_data=texts(64), max_calib_seq_len=64, n_parallel_calib_samples=1)
+    model.quantize(
+        AutoTokenizer.from_pretrained(source),
+        quant_config=config,
+        calib_data=texts(64),
+        max_calib_seq_len=64,
+        n_parallel_calib_samples=1,
+    )
     model.save_quantized(str(out))
     stored = tensors(out)
 
@@ -208,11 +257,15 @@ def autoawq(work: Path, out: Path) -> Dequantize:
 
 
 def bitsandbytes(work: Path, out: Path, **config: Any) -> Dequantize:
+    """bitsandbytes, through transformers. A forward pass on a CPU would rewrite the weights."""
     import bitsandbytes.functional as functional
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     model = AutoModelForCausalLM.from_pretrained(
-        base(work, torch.bfloat16), dtype=torch.bfloat16, quantization_config=BitsAndBytesConfig(**config), device_map="cpu"
+        base(work, torch.bfloat16),
+        dtype=torch.bfloat16,
+        quantization_config=BitsAndBytesConfig(**config),
+        device_map="cpu",
     )
     model.save_pretrained(out)
 
@@ -228,6 +281,7 @@ def bitsandbytes(work: Path, out: Path, **config: Any) -> Dequantize:
 
 
 def block_fp8(work: Path, out: Path, size: int, scale_format: str) -> Dequantize:
+    """Block FP8 by transformers' own operation."""
     from transformers import FineGrainedFP8Config
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 
@@ -252,15 +306,27 @@ def block_fp8(work: Path, out: Path, size: int, scale_format: str) -> Dequantize
 
 
 def autoround(work: Path, out: Path, form: str, **config: Any) -> Dequantize:
+    """AutoRound without tuning, in its own format or another tool's."""
     from auto_round import AutoRound
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.manual_seed(1)
     source = base(work, torch.float16)
     row = {"attention_mask": torch.ones(64, dtype=torch.long)}
-    data = torch.utils.data.DataLoader([{"input_ids": torch.randint(0, 256, (64,)), **row} for _ in range(8)], batch_size=1)
+    data = torch.utils.data.DataLoader(
+        [{"input_ids": torch.randint(0, 256, (64,)), **row} for _ in range(8)], batch_size=1
+    )
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float16)
-    tool = AutoRound(model, tokenizer=AutoTokenizer.from_pretrained(source), iters=0, device_map="cpu", nsamples=8, seqlen=64, dataset=data, **config)
+    tool = AutoRound(
+        model,
+        tokenizer=AutoTokenizer.from_pretrained(source),
+        iters=0,
+        device_map="cpu",
+        nsamples=8,
+        seqlen=64,
+        dataset=data,
+        **config,
+    )
     tool.quantize_and_save(str(work / "made"), format=form)
     shutil.copytree(next((work / "made").rglob("config.json")).parent, out)
     if config["scheme"] == "MXFP4":
@@ -268,7 +334,9 @@ def autoround(work: Path, out: Path, form: str, **config: Any) -> Dequantize:
         from compressed_tensors.quantization import preset_name_to_scheme
 
         stored, packed = tensors(out), BaseCompressor.get_value_from_registry("mxfp4-pack-quantized")
-        return lambda name: packed.decompress(of_module(stored, name), preset_name_to_scheme("MXFP4A16", ["Linear"]))["weight"]
+        return lambda name: packed.decompress(
+            of_module(stored, name), preset_name_to_scheme("MXFP4A16", ["Linear"])
+        )["weight"]
     from auto_round_extension.torch.qlinear_torch import QuantLinear
 
     stored = tensors(out)
@@ -289,6 +357,7 @@ def autoround(work: Path, out: Path, form: str, **config: Any) -> Dequantize:
 
 
 def modelopt(work: Path, out: Path, scheme: str) -> Dequantize:
+    """NVIDIA ModelOpt."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
     from transformers import AutoModelForCausalLM
@@ -305,10 +374,11 @@ def modelopt(work: Path, out: Path, scheme: str) -> Dequantize:
     return lambda name: rounded[name]
 
 
-NVFP4_IGNORE = ("lm_head",)
 MADE: dict[str, Callable[[Path, Path], Dequantize]] = {
     "ct-w4a16": partial(llmcompressor, recipe=partial(recipe, num_bits=4, group_size=32)),
-    "ct-w4a16-asym": partial(llmcompressor, recipe=partial(recipe, num_bits=4, group_size=32, symmetric=False)),
+    "ct-w4a16-asym": partial(
+        llmcompressor, recipe=partial(recipe, num_bits=4, group_size=32, symmetric=False)
+    ),
     "ct-w4-channel": partial(llmcompressor, recipe=partial(recipe, num_bits=4, strategy="channel")),
     "ct-w3": partial(llmcompressor, recipe=partial(recipe, num_bits=3, group_size=32)),
     "ct-w8-channel": partial(llmcompressor, recipe=partial(recipe, num_bits=8, strategy="channel")),
@@ -316,7 +386,16 @@ MADE: dict[str, Callable[[Path, Path], Dequantize]] = {
     "ct-fp8-dynamic": partial(llmcompressor, recipe=partial(recipe, "FP8_DYNAMIC")),
     "ct-fp8-kv": partial(
         llmcompressor,
-        recipe=lambda: recipe("FP8", kv_cache_scheme={"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}),
+        recipe=lambda: recipe(
+            "FP8",
+            kv_cache_scheme={
+                "num_bits": 8,
+                "type": "float",
+                "strategy": "tensor",
+                "dynamic": False,
+                "symmetric": True,
+            },
+        ),
         data=True,
     ),
     "ct-fp8-block": partial(llmcompressor, recipe=partial(recipe, "FP8_BLOCK")),
@@ -324,9 +403,15 @@ MADE: dict[str, Callable[[Path, Path], Dequantize]] = {
     "ct-mxfp8": partial(llmcompressor, recipe=partial(recipe, "MXFP8")),
     "ct-nvfp4": partial(llmcompressor, recipe=partial(recipe, "NVFP4A16")),
     "ct-mixed": partial(llmcompressor, recipe=mixed),
-    "ct-gptq-static": partial(llmcompressor, recipe=partial(recipe, modifier="GPTQModifier", num_bits=4, group_size=32, actorder="static"), data=True),
+    "ct-gptq-static": partial(
+        llmcompressor,
+        recipe=partial(recipe, modifier="GPTQModifier", num_bits=4, group_size=32, actorder="static"),
+        data=True,
+    ),
     "ct-moe-w4a16": partial(
-        llmcompressor, recipe=partial(recipe, num_bits=4, group_size=32, ignore=("lm_head", "re:.*mlp.gate$")), kind="qwen3_moe"
+        llmcompressor,
+        recipe=partial(recipe, num_bits=4, group_size=32, ignore=("lm_head", "re:.*mlp.gate$")),
+        kind="qwen3_moe",
     ),
     "gptq-sym": partial(gptqmodel, bits=4, group_size=32, sym=True, desc_act=False),
     "gptq-asym": partial(gptqmodel, bits=4, group_size=32, sym=False, desc_act=False),
@@ -334,12 +419,18 @@ MADE: dict[str, Callable[[Path, Path], Dequantize]] = {
     "gptq-8bit": partial(gptqmodel, bits=8, group_size=32, sym=True, desc_act=False),
     "gptq-3bit": partial(gptqmodel, bits=3, group_size=32, sym=True, desc_act=False),
     "gptq-2bit": partial(gptqmodel, bits=2, group_size=32, sym=True, desc_act=False),
-    "gptq-channel": partial(gptqmodel, bits=4, group_size=-1, sym=True, desc_act=False, act_group_aware=False),
+    "gptq-channel": partial(
+        gptqmodel, bits=4, group_size=-1, sym=True, desc_act=False, act_group_aware=False
+    ),
     "gptq-v2": partial(gptqmodel, bits=4, group_size=32, sym=False, desc_act=False, format="gptq_v2"),
-    "gptqmodel-awq": partial(gptqmodel, bits=4, group_size=32, sym=False, desc_act=False, method="awq", format="gemm"),
+    "gptqmodel-awq": partial(
+        gptqmodel, bits=4, group_size=32, sym=False, desc_act=False, method="awq", format="gemm"
+    ),
     "autoawq": autoawq,
     "bnb-nf4": partial(bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4"),
-    "bnb-nf4-double": partial(bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True),
+    "bnb-nf4-double": partial(
+        bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+    ),
     "bnb-fp4": partial(bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="fp4"),
     "bnb-int8": partial(bitsandbytes, load_in_8bit=True),
     "fp8-block": partial(block_fp8, size=32, scale_format="float"),
@@ -390,5 +481,6 @@ if __name__ == "__main__":
         make(target, names[0])
     else:  # a process each, because the tools change each other
         for name in names or MADE:
-            done = subprocess.run([sys.executable, __file__, str(target), name], capture_output=True, text=True)  # noqa: S603  # this script
+            again = [sys.executable, __file__, str(target), name]
+            done = subprocess.run(again, capture_output=True, text=True)  # noqa: S603  # this script
             print(name, "made" if done.returncode == 0 else done.stderr[-1500:], flush=True)

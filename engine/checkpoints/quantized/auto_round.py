@@ -17,7 +17,13 @@ from personae.engine.checkpoints.quantized.gptq import (
 from personae.engine.fields import Fields
 
 MEANINGLESS = GPTQ_MEANINGLESS | {
-    *("act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym"),  # activations stay as they are
+    *(
+        "act_bits",
+        "act_data_type",
+        "act_dynamic",
+        "act_group_size",
+        "act_sym",
+    ),  # activations stay as they are
 }
 PREFIX = "auto_round:"
 PACKINGS = ("auto_gptq", "auto_round", "gptq", "gptq_v2", "auto_awq", "awq", "llm_compressor")

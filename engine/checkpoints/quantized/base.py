@@ -129,7 +129,9 @@ def expect(part: StoredTensor, dtypes: tuple[str, ...], *shapes: tuple[int, ...]
     """Raises ModelLoadError unless a tensor has one of these dtypes and shapes."""
     if part.dtype not in dtypes or part.shape not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
-        raise mistaken(part, f"expected {wanted} {' or '.join(dtypes)}, found {list(part.shape)} {part.dtype}")
+        raise mistaken(
+            part, f"expected {wanted} {' or '.join(dtypes)}, found {list(part.shape)} {part.dtype}"
+        )
 
 
 def mistaken(part: StoredTensor, why: str) -> ModelLoadError:

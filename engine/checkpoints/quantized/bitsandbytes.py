@@ -115,7 +115,9 @@ def _state(part: StoredTensor) -> dict[str, Any]:
 def compose(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """See `Compose`."""
     for module in list(modules(stored, "weight.absmax")):
-        own = take(stored, module, *("weight", "weight.absmax", "weight.quant_map", *map(STATE.__add__, KINDS)))
+        own = take(
+            stored, module, *("weight", "weight.absmax", "weight.quant_map", *map(STATE.__add__, KINDS))
+        )
         own |= take(stored, module, "weight.nested_absmax", "weight.nested_quant_map")
         need(own, module, "weight", "weight.quant_map")
         stored[f"{module}weight"] = _four(own, module)

@@ -1,7 +1,7 @@
 """compressed-tensors, as llm-compressor writes it. The tensors themselves say what each module's layout is.
 
-- `weight_packed` int32: whole numbers of 2 to 8 bits, packed along inputs, the middle added; zero points packed
-  along outputs. `weight_g_idx`, in older files, has the group of each input.
+- `weight_packed` int32: whole numbers of 2 to 8 bits, packed along inputs, the middle added; zero points
+  packed along outputs. `weight_g_idx`, in older files, has the group of each input.
 - `weight` int8: whole numbers, one scale for each output or group.
 - `weight` E4M3: see `fp8.py`; scales of uint8 are powers of two for 32 inputs (MXFP8).
 - `weight_packed` uint8: see `fp4.py` (MXFP4 and NVFP4).
@@ -120,7 +120,10 @@ class PackedIntegerTensor(PackedTensor):
 
     def levels(self) -> Tensor:
         """See `PackedTensor`: int16."""
-        values, zeros = unpack(self.parts["weight_packed"].read(), self.bits, self.shape[1]).short(), self.zeros()
+        values, zeros = (
+            unpack(self.parts["weight_packed"].read(), self.bits, self.shape[1]).short(),
+            self.zeros(),
+        )
         if zeros.shape[1] > 1:
             groups = self.groups()
             zeros = zeros[:, torch.arange(self.shape[1]) // self.group if groups is None else groups]
@@ -172,7 +175,8 @@ def _group(scales: StoredTensor, outputs: int, inputs: int, sizes: frozenset[int
         named = ", ".join(map(str, sorted(sizes))) or "no size"
         raise mistaken(
             scales,
-            f"{list(scales.shape)} are no scales of {outputs} outputs and {inputs} inputs in groups of {named}",
+            f"{list(scales.shape)} are no scales of {outputs} outputs and {inputs} inputs in "
+            f"groups of {named}",
         )
     return fits[0]
 

@@ -45,7 +45,9 @@ class Nvfp4Tensor(Mxfp4Tensor):
 
     def scales(self) -> Tensor:
         """See `PackedTensor`."""
-        return self.parts["weight_scale"].read().float() / self.parts["weight_global_scale"].read().float() / 2
+        return (
+            self.parts["weight_scale"].read().float() / self.parts["weight_global_scale"].read().float() / 2
+        )
 
 
 class ModelOptNvfp4Tensor(Mxfp4Tensor):

@@ -1,7 +1,7 @@
 """Weights in FP8 (E4M3) with scales: one, one for each output, or one for each block of outputs and inputs.
 
-`weight_scale`, or `weight_scale_inv` as DeepSeek, Qwen and others call it: W = values * scales in both. Blocks
-at the edges may be partial. Scales of activations (`input_scale`) are not used: activations get a scale for
+`weight_scale`, or `weight_scale_inv` as DeepSeek, Qwen and others call it: W = values * scales in both.
+Blocks at the edges may be partial. Scales of activations (`input_scale`) are not used: activations get a scale for
 each token where a product rounds them, and stay as they are elsewhere.
 """
 
@@ -120,7 +120,8 @@ def compose_fp8(parts: dict[str, StoredTensor], block: int | None) -> StoredTens
         return Fp8Tensor.of(parts, (outputs, inputs), 32)
     if block is None:
         raise mistaken(
-            scales, f"{list(scales.shape)} {scales.dtype} are no scales of {outputs} outputs and {inputs} inputs"
+            scales,
+            f"{list(scales.shape)} {scales.dtype} are no scales of {outputs} outputs and {inputs} inputs",
         )
     down, across = -(-outputs // block), -(-inputs // block)
     expect(scales, (*FLOATS, *POWERS), (down, across), (down, 1, across, 1))

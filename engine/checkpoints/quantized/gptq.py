@@ -118,7 +118,9 @@ def compose(
         groups, words = matrix(zeros)
         own = words * 32 // outputs
         if own not in BITS or (own != bits and not varied):
-            raise mistaken(zeros, f"has {words} words for {outputs} outputs, which is not {bits} bits for each")
+            raise mistaken(
+                zeros, f"has {words} words for {outputs} outputs, which is not {bits} bits for each"
+            )
         inputs = rows * 32 // own
         expect(packed, ("I32",), (rows, outputs))
         expect(zeros, ("I32",), (groups, -(-outputs * own // 32)))
@@ -127,7 +129,9 @@ def compose(
             expect(parts["g_idx"], ("I32", "I64"), (inputs,))
         group = -(-inputs // groups) if varied else group_size(size, inputs)
         if groups != -(-inputs // group):
-            raise mistaken(scales, f"has {groups} groups, but {inputs} inputs in groups of {group} have others")
+            raise mistaken(
+                scales, f"has {groups} groups, but {inputs} inputs in groups of {group} have others"
+            )
         stored[f"{module}weight"] = kind.of(parts, (outputs, inputs), group)
     return stored
 
