@@ -1,5 +1,5 @@
 """The tiny checkpoints of tests/data/checkpoints, which the tools themselves have quantized
-(`evals/quantizers/make.py`), and the same models with plain weights."""
+(`tests/support/make_quantized.py`), and the same models with plain weights."""
 
 import json
 import shutil

@@ -57,9 +57,14 @@ class PackedTensor(StoredTensor):
 
     def read(self) -> Tensor:
         """See `StoredTensor`: float32, the product of each level and its scale."""
-        scales, groups, inputs = self._finite(), self.groups(), self.shape[1]
-        wide = scales.repeat_interleave(self.group, 1)[:, :inputs] if groups is None else scales[:, groups]
-        return self.levels().float().mul_(wide)
+        scales, groups, (outputs, inputs) = self._finite(), self.groups(), self.shape
+        plain = self.levels().float()
+        if groups is not None:
+            return plain.mul_(scales[:, groups])
+        if inputs % self.group:
+            return plain.mul_(scales.repeat_interleave(self.group, 1)[:, :inputs])
+        plain.view(outputs, -1, self.group).mul_(scales.unsqueeze(2))
+        return plain
 
     @property
     def kept(self) -> str | None:

@@ -194,7 +194,7 @@ def _packed(
         raise ModelLoadError(f"{Path(packed.file).name}: {module}weight_shape is missing")
     expect(stored_shape, ("I64", "I32"), (2,))
     rows, inputs = map(int, stored_shape.read().tolist())
-    fits = [n for n in bits if words == -(-inputs * n // 32)]
+    fits = [n for n in bits if words == -(-inputs * n // 32) and words * 32 // max(1, inputs) == n]
     if rows != outputs or inputs < 1 or not fits:
         raise mistaken(
             packed,

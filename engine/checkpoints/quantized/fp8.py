@@ -1,8 +1,8 @@
 """Weights in FP8 (E4M3) with scales: one, one for each output, or one for each block of outputs and inputs.
 
 `weight_scale`, or `weight_scale_inv` as DeepSeek, Qwen and others call it: W = values * scales in both.
-Blocks at the edges may be partial. Scales of activations (`input_scale`) are not used: activations get a scale for
-each token where a product rounds them, and stay as they are elsewhere.
+Blocks at the edges may be partial. Scales of activations (`input_scale`) are not used: activations get a
+scale for each token where a product rounds them, and stay as they are elsewhere.
 """
 
 import re
@@ -49,10 +49,8 @@ class Fp8Tensor(PackedTensor):
     def scales(self) -> Tensor:
         """See `PackedTensor`."""
         outputs, inputs = self.shape
-        scales = powers(self.stored_scales.read()) if self.stored_scales.dtype in POWERS else None
-        scales = self.stored_scales.read().float() if scales is None else scales
-        scales = scales.reshape(-1, -(-inputs // self.group))
-        return scales.repeat_interleave(-(-outputs // scales.shape[0]), 0)[:outputs]
+        scales = read_scales(self.stored_scales).reshape(-1, -(-inputs // self.group))
+        return scales.expand(outputs, -1)
 
     def levels(self) -> Tensor:
         """See `PackedTensor`: E4M3."""
@@ -75,8 +73,7 @@ class BlockFp8Tensor(Fp8Tensor):
 
     def scales(self) -> Tensor:
         """See `PackedTensor`."""
-        stored = self.stored_scales
-        scales = powers(stored.read()) if stored.dtype in POWERS else stored.read().float()
+        scales = read_scales(self.stored_scales)
         scales = scales.reshape(-(-self.shape[0] // self.group), -(-self.shape[1] // self.group))
         return scales.repeat_interleave(self.group, 0)[: self.shape[0]]
 
@@ -84,6 +81,11 @@ class BlockFp8Tensor(Fp8Tensor):
     def kept(self) -> None:
         """See `StoredTensor`: no product has scales of blocks."""
         return
+
+
+def read_scales(stored: StoredTensor) -> Tensor:
+    """Scales in float32, of floats or of powers of two."""
+    return powers(stored.read()) if stored.dtype in POWERS else stored.read().float()
 
 
 def powers(stored: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Makes the tiny quantized checkpoints of tests/data/checkpoints, each with the tool that people use.
 
-    PYTHON make.py OUT [NAME...]
+    PYTHON make_quantized.py OUT [NAME...]
 
 PYTHON has the product's packages and the tools below; it runs on a CPU, a few seconds to a minute for each.
 `expected.json` beside each checkpoint has the SHA-256 of every matrix as the tool itself dequantizes it: of
@@ -195,13 +195,13 @@ def mixed() -> Any:
 
 
 def gptqmodel(work: Path, out: Path, **config: Any) -> Dequantize:
-    """GPTQModel, GPTQ's formats or AWQ's."""
+    """GPTQModel."""
     from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
 
     model = GPTQModel.load(str(base(work, torch.float16)), QuantizeConfig(**config), device="cpu")
     model.quantize(texts(16), batch_size=1)
     model.save(str(out))
-    return gptq_modules(out, BACKEND.TORCH_AWQ if config.get("method") == "awq" else BACKEND.TORCH)
+    return gptq_modules(out, BACKEND.TORCH)
 
 
 def gptq_modules(out: Path, backend: Any) -> Dequantize:
@@ -244,6 +244,7 @@ def autoawq(work: Path, out: Path) -> Dequantize:
         calib_data=texts(64),
         max_calib_seq_len=64,
         n_parallel_calib_samples=1,
+        apply_clip=False,  # needs 64 outputs or more
     )
     model.save_quantized(str(out))
     stored = tensors(out)
@@ -337,7 +338,7 @@ def autoround(work: Path, out: Path, form: str, **config: Any) -> Dequantize:
         return lambda name: packed.decompress(
             of_module(stored, name), preset_name_to_scheme("MXFP4A16", ["Linear"])
         )["weight"]
-    from auto_round_extension.torch.qlinear_torch import QuantLinear
+    from auto_round_extension.torch.qlinear_torch_zp import QuantLinear
 
     stored = tensors(out)
 
@@ -360,18 +361,23 @@ def modelopt(work: Path, out: Path, scheme: str) -> Dequantize:
     """NVIDIA ModelOpt."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
+    from modelopt.torch.quantization.qtensor import FP8QTensor
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_pretrained(base(work, torch.float32), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(base(work, torch.bfloat16), dtype=torch.bfloat16)
     ids = torch.randint(0, 256, (4, 32))
     model = mtq.quantize(model, getattr(mtq, scheme), lambda model: model(ids))
-    rounded = {}
-    for module in [f"model.layers.{layer}.{name}" for layer in range(2) for name in MODULES]:
-        own = model.get_submodule(module)
-        rounded[module] = own.weight_quantizer(own.weight).detach().clone()
     export_hf_checkpoint(model, export_dir=str(out))
-    return lambda name: rounded[name]
+    stored = tensors(out)
+
+    def dequantize(name: str) -> Tensor:
+        values, scale = stored[f"{name}.weight"], stored[f"{name}.weight_scale"]
+        own = FP8QTensor(values.shape, torch.float32, values)
+        weight: Tensor = own.dequantize(scale=scale, block_sizes={})
+        return weight
+
+    return dequantize
 
 
 MADE: dict[str, Callable[[Path, Path], Dequantize]] = {
@@ -423,9 +429,6 @@ MADE: dict[str, Callable[[Path, Path], Dequantize]] = {
         gptqmodel, bits=4, group_size=-1, sym=True, desc_act=False, act_group_aware=False
     ),
     "gptq-v2": partial(gptqmodel, bits=4, group_size=32, sym=False, desc_act=False, format="gptq_v2"),
-    "gptqmodel-awq": partial(
-        gptqmodel, bits=4, group_size=32, sym=False, desc_act=False, method="awq", format="gemm"
-    ),
     "autoawq": autoawq,
     "bnb-nf4": partial(bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4"),
     "bnb-nf4-double": partial(
@@ -482,5 +485,5 @@ if __name__ == "__main__":
     else:  # a process each, because the tools change each other
         for name in names or MADE:
             again = [sys.executable, __file__, str(target), name]
-            done = subprocess.run(again, capture_output=True, text=True)  # noqa: S603  # this script
+            done = subprocess.run(again, capture_output=True, text=True)  # this script
             print(name, "made" if done.returncode == 0 else done.stderr[-1500:], flush=True)
