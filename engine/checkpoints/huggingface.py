@@ -93,7 +93,7 @@ class Folder:
         if quantize is not None or not packed:
             return Numerics(computed, scheme_of(quantize), quantize)
         kinds = {"fp8"} | _multiplied(device, computed) if auto else {"fp8"}
-        there = {tensor.kept for tensor in packed} & kinds
+        there = {kind for tensor in packed if (kind := tensor.kept) in kinds and kind is not None}
         if device.type == "cpu" and there - {"fp8"}:
             computed = torch.bfloat16
         return Numerics(computed, kept_as_stored(stored, there), _named(packed, there))
@@ -129,7 +129,7 @@ def _multiplied(device: torch.device, dtype: torch.dtype) -> set[str]:
     return {"int8"} if optional("pack_linear", device, dtype) is not None else set()
 
 
-def _named(packed: Sequence[PackedTensor], kinds: Collection[str | None]) -> str | None:
+def _named(packed: Sequence[PackedTensor], kinds: Collection[str]) -> str | None:
     """The name for the format of weights that keep these kinds; None if there are none."""
     names = Counter(tensor.dtype for tensor in packed if tensor.kept in kinds)
     return names.most_common(1)[0][0] if names else None

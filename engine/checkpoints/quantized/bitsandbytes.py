@@ -94,7 +94,7 @@ class EightBitTensor(PackedTensor):
 
 
 def _state(part: StoredTensor) -> dict[str, Any]:
-    """The JSON beside a weight of four bits."""
+    """The JSON with a weight of four bits."""
     if part.dtype != "U8" or len(part.shape) != 1 or part.shape[0] > _LONGEST_STATE:
         raise mistaken(part, f"expected JSON in bytes, found {list(part.shape)} {part.dtype}")
     try:

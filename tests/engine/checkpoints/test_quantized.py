@@ -14,6 +14,7 @@ from peft import PeftModel
 from quantized_checkpoints import DATA, NAMES, copied, plain
 from safetensors.torch import load_file, save_file
 from tiny_adapters import make_adapter_folder
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from personae.engine.checkpoints.huggingface import Folder
 from personae.engine.loader import load_model
@@ -250,6 +251,20 @@ def test_a_config_that_is_not_understood_is_refused_by_the_name_of_its_key(
     with pytest.raises(ModelLoadError) as refused:
         load_model(copied(name, tmp_path / "model", **changes), device=CPU, dtype="float32")
     assert why in str(refused.value)
+
+
+def test_experts_in_mxfp4_are_what_transformers_makes_of_them(tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 256, (3, 8, 2, 16), dtype=torch.uint8, generator=random)
+    scales = torch.randint(118, 130, (3, 8, 2), dtype=torch.uint8, generator=random)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    save_file({f"{name}_blocks": blocks, f"{name}_scales": scales}, tmp_path / "model.safetensors")
+    config = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = Folder(tmp_path).stored()[name]
+    meant = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    assert found.shape == (3, 64, 8)
+    assert torch.equal(found.read(), meant)
 
 
 def test_a_config_that_is_no_object_is_named(tmp_path: Path) -> None:
