@@ -163,7 +163,8 @@ def assemble(
         sizes.max_adapters,
         bounds_of_pool(shapes, sizes.ranks, model.dtype, stored),
         f"{device}, {model.quantization or str(model.dtype).removeprefix('torch.')}, "
-        f"context {layout.max_model_len} tokens, KV cache {layout.num_pages * layout.page_size} tokens, "
+        f"{model.weight_bytes / 2**20:.0f} MiB of weights, context {layout.max_model_len} tokens, "
+        f"KV cache {layout.num_pages * layout.page_size} tokens, "
         f"{layout.max_seqs} sequences and {layout.max_batch_tokens} tokens a step",
         NumericsClass(
             weights_digest(options.model),

@@ -61,6 +61,7 @@ def load_model(
         config, dtype=numerics.dtype, device=device, max_position=max_position, scheme=numerics.scheme
     )
     _fill(decoder, stored, on_progress)
+    decoder.weight_bytes = decoder.nbytes
     decoder.pack()
     decoder.quantization = numerics.quantization
     give_back_freed()

@@ -23,11 +23,13 @@ class Stored(Protocol):
     def copy_to(self, place: Tensor) -> None:
         """Copies the tensor to `place`."""
 
-    def blocks(self) -> Tensor:
-        """The blocks as in the file, [rows, bytes] uint8. Only for quantized tensors."""
+    def blocks(self, kind: str) -> Tensor:
+        """Its blocks in one of GGUF's formats, [rows, bytes] uint8. Only of tensors that have exactly those
+        values."""
 
-    def scaled(self) -> tuple[Tensor, Tensor] | None:
-        """Its values in E4M3 [rows, columns] and their scales [rows, 1] float32, if the file has it so."""
+    def scaled(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """Its values in that dtype of 8 bits, [rows, columns], and their scales, [rows, 1] float32; None if
+        the file does not have it so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The interface of a model on disk."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,9 @@ from torch import Tensor
 
 from personae.engine.config import ModelConfig
 from personae.engine.generation_config import GenerationDefaults
-from personae.engine.quantization.base import Scheme
+from personae.engine.quantization import method_of
+from personae.engine.quantization.base import LinearMethod, Scheme
+from personae.engine.quantization.unquantized import Unquantized
 from personae.engine.tokenizer_files import TokenizerFiles
 from personae.errors import ModelLoadError
 
@@ -41,16 +43,21 @@ class StoredTensor(ABC):
         """Copies the tensor to `place`."""
         place.copy_(self.read())
 
-    @abstractmethod
-    def blocks(self) -> Tensor:
-        """See `kernels.quantized.Stored`."""
+    @property
+    def kept(self) -> str | None:
+        """The `kind` of quantized weight that has exactly its values in as few bits; None if none has."""
+        return None
 
     def entry(self, index: int) -> Tensor:
         """tensor[index]. Files that can be read in parts read only that."""
         return self.read()[index]
 
-    def scaled(self) -> tuple[Tensor, Tensor] | None:
-        """See `kernels.quantized.Stored`: only of tensors that are in 8 bits."""
+    def blocks(self, kind: str) -> Tensor:
+        """See `kernels.quantized.Stored`."""
+        raise TypeError(f"{self.name} has no blocks of {kind}")
+
+    def scaled(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """See `kernels.quantized.Stored`."""
         return None
 
 
@@ -97,6 +104,27 @@ class Checkpoint(Protocol):
 
     def created(self) -> int:
         """When the model was made, in seconds since 1970."""
+
+
+def kept_as_stored(stored: Mapping[str, StoredTensor], kinds: Collection[str]) -> Scheme:
+    """Modules whose tensors all have the same one of these kinds keep it, the others have the model's dtype.
+    Without an output matrix, the embedding is that."""
+    found: dict[str, str | None] = {}
+
+    def kind_of(module: str) -> str | None:
+        weight = f"{module}.weight"
+        tensor = stored.get(EMBEDDING if weight == OUTPUT and weight not in stored else weight)
+        return None if tensor is None else tensor.kept
+
+    def scheme(names: Sequence[str]) -> type[LinearMethod]:
+        for name in names:
+            if name not in found:
+                found[name] = kind_of(name)
+        of_all = {found[name] for name in names}
+        kind = of_all.pop() if len(of_all) == 1 else None
+        return method_of(kind) if kind in kinds and kind is not None else Unquantized
+
+    return scheme
 
 
 def dtype_of(asked: str, name: str) -> torch.dtype:

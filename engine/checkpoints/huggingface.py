@@ -1,7 +1,8 @@
 """A Hugging Face model folder: `config.json`, a tokenizer, and safetensors in one file or several shards."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -11,21 +12,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from personae.engine.checkpoints.base import EMBEDDING, Numerics, StoredTensor, dtype_of
+from personae.engine.checkpoints.base import EMBEDDING, Numerics, StoredTensor, dtype_of, kept_as_stored
 from personae.engine.checkpoints.fused_experts import separated
 from personae.engine.checkpoints.listing import listing
+from personae.engine.checkpoints.quantized import read_format
+from personae.engine.checkpoints.quantized.base import PackedTensor
 from personae.engine.config import ModelConfig, read_config
 from personae.engine.fields import read_fields
 from personae.engine.generation_config import GenerationDefaults, read_generation_defaults
 from personae.engine.quantization import scheme_of
-from personae.engine.quantization.base import LinearMethod, Scheme
-from personae.engine.quantization.unquantized import Unquantized
 from personae.engine.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from personae.errors import ModelLoadError
+from personae.kernels.registry import optional
 
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
-BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
-IN_8_BITS, SCALE, INPUT_SCALE = "F8_E4M3", "_scale", "input_scale"  # weights of E4M3, and their scales
+BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # The prefixes of the decoder's tensors in checkpoints that also have a part for images.
@@ -73,7 +74,8 @@ class Folder:
 
     def stored(self) -> dict[str, StoredTensor]:
         """All tensors of the files, by their own names."""
-        return _with_scales(_read_headers(_weight_files(self.path)))
+        compose = read_format(read_fields(self.path / "config.json"))
+        return compose(_read_headers(_weight_files(self.path)))
 
     def numerics(
         self,
@@ -83,14 +85,21 @@ class Folder:
         dtype: str,
         quantize: str | None,
     ) -> Numerics:
-        """See `Checkpoint`. "auto": the config's dtype, or else the stored embedding's."""
-        asked = "dtype"
-        if dtype == "auto":
+        """See `Checkpoint`. "auto": the config's dtype, or else the stored embedding's. Weights that a CPU
+        multiplies in the file's bits keep these, with activations in bfloat16. FP8 stays with any dtype."""
+        asked, auto = "dtype", dtype == "auto"
+        if auto:
             asked, embedding = "config.json: dtype", stored.get(EMBEDDING)
             dtype = config.dtype or STORED.get(embedding.dtype if embedding else "", "float32")
-        if quantize is None and any(tensor.dtype == IN_8_BITS for tensor in stored.values()):
-            return Numerics(dtype_of(asked, dtype), _scheme_of_file(stored), "fp8")
-        return Numerics(dtype_of(asked, dtype), scheme_of(quantize), quantize)
+        computed = dtype_of(asked, dtype)
+        packed = [tensor for tensor in stored.values() if isinstance(tensor, PackedTensor)]
+        if quantize is not None or not packed:
+            return Numerics(computed, scheme_of(quantize), quantize)
+        kinds = {"fp8"} | _multiplied(device, computed) if auto else {"fp8"}
+        there = {kind for tensor in packed if (kind := tensor.kept) in kinds and kind is not None}
+        if device.type == "cpu" and there - {"fp8"}:
+            computed = torch.bfloat16
+        return Numerics(computed, kept_as_stored(stored, there), _named(packed, there))
 
 
 class _Reader:
@@ -123,55 +132,20 @@ class _Stored(StoredTensor):
     def entry(self, index: int) -> Tensor:
         return self.reader.entry(self.file, self.name, index)
 
-    def blocks(self) -> Tensor:
-        raise TypeError(f"{self.name} is not quantized in blocks")
+
+def _multiplied(device: torch.device, dtype: torch.dtype) -> set[str]:
+    """The kinds of weights, apart from FP8, that the device multiplies in their bits; see
+    `StoredTensor.kept`."""
+    if device.type == "cpu":
+        there = optional("pack_linear", device, torch.bfloat16) is not None
+        return {"int8", "Q8_0", "Q4_0"} if there else set()
+    return {"int8"} if optional("pack_linear", device, dtype) is not None else set()
 
 
-@dataclass(frozen=True, slots=True)
-class _Scaled(_Stored):
-    """A weight of E4M3, with the file's scales: one, or one for each row."""
-
-    scale: StoredTensor
-
-    def read(self) -> Tensor:
-        values, scales = self.scaled()
-        return values.float() * scales
-
-    def scaled(self) -> tuple[Tensor, Tensor]:
-        values = self.reader.read(self.file, self.name)
-        return values, self.scale.read().float().reshape(-1, 1).expand(len(values), 1)
-
-
-def _with_scales(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Weights of E4M3 together with their scales, which are no tensors of their own any more; nor are scales
-    of activations, which are found anew for each row."""
-    found = dict(stored)
-    for name, tensor in stored.items():
-        scale = stored.get(name + SCALE)
-        if tensor.dtype != IN_8_BITS or scale is None or not isinstance(tensor, _Stored):
-            continue
-        rows = tensor.shape[0]
-        if scale.shape not in ((), (1,), (1, 1), (rows,), (rows, 1)) or not scale.served:
-            raise ModelLoadError(
-                f"{name}: its scales are {list(scale.shape)} {scale.dtype}; weights in FP8 are served with "
-                "one scale, or one for each row"
-            )
-        del found[name + SCALE]
-        found.pop(name.removesuffix("weight") + INPUT_SCALE, None)
-        own = tensor.file, tensor.shape, tensor.dtype, True, tensor.bytes, tensor.reader
-        found[name] = _Scaled(tensor.name, *own, scale)
-    return found
-
-
-def _scheme_of_file(stored: Mapping[str, StoredTensor]) -> Scheme:
-    """FP8 for the linear modules that are all in it, the others in the model's dtype."""
-    from personae.engine.quantization.fp8 import Fp8
-
-    def scheme(names: Sequence[str]) -> type[LinearMethod]:
-        kept = [stored.get(f"{name}.weight") for name in names]
-        return Fp8 if all(tensor and tensor.dtype == IN_8_BITS for tensor in kept) else Unquantized
-
-    return scheme
+def _named(packed: Sequence[PackedTensor], kinds: Collection[str]) -> str | None:
+    """The name for the format of weights that keep these kinds; None if there are none."""
+    names = Counter(tensor.dtype for tensor in packed if tensor.kept in kinds)
+    return names.most_common(1)[0][0] if names else None
 
 
 def _weight_files(folder: Path) -> list[Path]:

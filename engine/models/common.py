@@ -66,7 +66,6 @@ def decoder_config(
     the family's defaults for absent fields.
     Without any `head_dim` it is hidden_size / heads.
     """
-    _check_quantization(fields)
     hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -116,24 +115,6 @@ def decoder_config(
     )
 
 
-def _check_quantization(fields: Fields) -> None:
-    """Raises ModelLoadError for a quantized checkpoint, unless its weights are in FP8, or its experts in
-    MXFP4: their tensors say themselves how (`engine/checkpoints/`)."""
-    if "quantization_config" not in fields:
-        return
-    found = fields.raw("quantization_config")
-    kind = found if isinstance(found, dict) else {}
-    method, form, blocks = (kind.get(name) for name in ("quant_method", "format", "weight_block_size"))
-    if method == "mxfp4":
-        return
-    if blocks is None and (method == "fp8" or (method == "compressed-tensors" and form == "float-quantized")):
-        return
-    raise fields.error(
-        "quantization_config",
-        "of quantized checkpoints, those in FP8 with a scale per tensor or row are served, and MXFP4",
-    )
-
-
 def text_fields(fields: Fields, model_type: str, **defaults: Any) -> Fields:
     """The decoder's fields, in a config that may have a part for images too.
 
@@ -146,9 +127,7 @@ def text_fields(fields: Fields, model_type: str, **defaults: Any) -> Fields:
     if text.get("model_type", model_type) != model_type:
         raise text.error("model_type", f"{text.raw('model_type')!r} is not supported, only {model_type!r}")
     shared = {
-        name: fields.raw(name)
-        for name in ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
-        if name in fields
+        name: fields.raw(name) for name in ("dtype", "torch_dtype", "tie_word_embeddings") if name in fields
     }
     return text.within(defaults, shared)
 

@@ -81,6 +81,7 @@ MEANINGLESS = frozenset(
             "vision_start_token_id",
             "vision_end_token_id",
         ),
+        "quantization_config",  # the weights' format: `engine/checkpoints/quantized/` reads it
         # Notes of tools that train.
         *("unsloth_version", "unsloth_fixed", "unsloth_tiled_mlp"),
     ]

@@ -221,6 +221,7 @@ class Decoder:
         self._own_output = not config.tie or self.output.method.own_copy
         self.fingerprints: dict[str, Fingerprint] = {}  # of the stored embedding and output matrix, by name
         self.quantization: str | None = None  # the name of the format of most weights
+        self.weight_bytes = 0  # of its parameters, as they were loaded
         self._fused: FusedDecoder | None = None
 
     def forward(

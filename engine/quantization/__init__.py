@@ -13,12 +13,21 @@ from typing import TYPE_CHECKING
 from personae.errors import LoadError
 
 if TYPE_CHECKING:
-    from personae.engine.quantization.base import Scheme
+    from personae.engine.quantization.base import LinearMethod, Scheme
 
 QUANTIZATIONS = ("int8", "int4", "fp8")
 """The values of `--quantize`. Each is a file of this folder."""
 WEIGHT_ONLY = ("int8", "int4")
 """Those that leave activations as they are."""
+
+_METHODS = {"int8": "int8", "fp8": "fp8", **dict.fromkeys(("Q8_0", "Q4_0", "Q4_1"), "gguf")}
+
+
+def method_of(kind: str) -> type[LinearMethod]:
+    """The format that has `kind` (`QuantizedWeight.kind`) as its weight."""
+    module = import_module(f"personae.engine.quantization.{_METHODS[kind]}")
+    found: type[LinearMethod] = module.METHODS[kind]
+    return found
 
 
 def scheme_of(name: str | None) -> Scheme:

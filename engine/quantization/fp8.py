@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
 from personae.engine.quantization.base import OUTPUT, LinearMethod, Product, QuantizedMethod
-from personae.engine.quantization.scaled import ScaledWeight
+from personae.engine.quantization.scaled import EightBitWeight
 from personae.engine.quantization.unquantized import Unquantized
-from personae.kernels.quantized import Stored
 from personae.kernels.reference import FP8, FP8_MAX
 from personae.kernels.triton import FP8_CAPABILITY
 
@@ -25,41 +24,17 @@ ALIGNED = 16  # a GPU multiplies only multiples of so many inputs and outputs
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Weight(ScaledWeight):
-    """W = values * scales, each row's largest weight 448 times its scale.
-
-    values: [outputs, inputs] float8_e4m3fn.
-    """
+class Fp8Weight(EightBitWeight):
+    """Each row's largest weight is 448 times its scale. values: float8_e4m3fn."""
 
     kind: ClassVar[str] = "fp8"
-
-    values: Tensor
-
-    @classmethod
-    def empty(cls, outputs: int, inputs: int, device: torch.device) -> "Fp8Weight":
-        """One to be filled."""
-        values = torch.empty(outputs, inputs, dtype=FP8, device=device)
-        return cls(inputs, torch.empty(outputs, 1, device=device), values)
-
-    def load(self, stored: Stored) -> None:
-        """See `QuantizedWeight`: a checkpoint that has it so is taken as it is."""
-        scaled = stored.scaled()
-        if scaled is None:
-            self.copy_(stored.read())
-            return
-        values, scales = scaled
-        self.values.copy_(values)
-        self.scales.copy_(scales)
+    dtype: ClassVar[torch.dtype] = FP8
 
     def write(self, weight: Tensor) -> None:
         """See `QuantizedWeight`."""
         values, scales = to_fp8(weight)
         self.values.copy_(values)
         self.scales.copy_(scales)
-
-    def read(self) -> Tensor:
-        """See `QuantizedWeight`."""
-        return self.values.float() * self.scales
 
 
 def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,6 +80,9 @@ class Fp8(QuantizedMethod):
             values, self.weight.values.t(), scales, rows, self.weight.scales.t(), rows, output_dtype=self._out
         ).to(self.dtype)
         return y if bias is None else y.add_(bias)
+
+
+METHODS = {Fp8Weight.kind: Fp8}
 
 
 def scheme(names: Sequence[str]) -> type[LinearMethod]:

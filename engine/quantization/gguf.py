@@ -33,7 +33,7 @@ class BlockWeight(QuantizedWeight):
 
     def load(self, stored: Stored) -> None:
         """See `QuantizedWeight`."""
-        self.rows.copy_(stored.blocks())
+        self.rows.copy_(stored.blocks(self.kind))
 
     def finite(self) -> bool:
         """See `QuantizedWeight`."""
@@ -101,4 +101,4 @@ class Q4_1(BlockMethod):
     kept = Q4_1Weight
 
 
-KEPT: dict[str, type[BlockMethod]] = {method.kept.kind: method for method in (Q8_0, Q4_0, Q4_1)}
+METHODS: dict[str, type[BlockMethod]] = {method.kept.kind: method for method in (Q8_0, Q4_0, Q4_1)}

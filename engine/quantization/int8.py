@@ -12,28 +12,17 @@ import torch
 from torch import Tensor
 
 from personae.engine.quantization.base import LinearMethod, QuantizedMethod
-from personae.engine.quantization.scaled import ScaledWeight
+from personae.engine.quantization.scaled import EightBitWeight
 
 STEPS = 127  # per sign
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Weight(ScaledWeight):
-    """W = values * scales: the nearest of 255 steps between minus and plus the largest value of an output's
-    row.
-
-    values: [outputs, inputs] int8.
-    """
+class Int8Weight(EightBitWeight):
+    """The nearest of 255 steps between minus and plus the largest value of an output's row. values: int8."""
 
     kind: ClassVar[str] = "int8"
-
-    values: Tensor
-
-    @classmethod
-    def empty(cls, outputs: int, inputs: int, device: torch.device) -> "Int8Weight":
-        """A weight to be filled."""
-        values = torch.empty(outputs, inputs, dtype=torch.int8, device=device)
-        return cls(inputs, torch.empty(outputs, 1, device=device), values)
+    dtype: ClassVar[torch.dtype] = torch.int8
 
     def write(self, weight: Tensor) -> None:
         """See `QuantizedWeight`."""
@@ -42,15 +31,14 @@ class Int8Weight(ScaledWeight):
         self.values.copy_(steps.clamp_(-STEPS, STEPS))
         self.scales.copy_(scales)
 
-    def read(self) -> Tensor:
-        """See `QuantizedWeight`."""
-        return self.values * self.scales
-
 
 class Int8(QuantizedMethod):
     """See `Int8Weight`."""
 
     kept = Int8Weight
+
+
+METHODS = {Int8Weight.kind: Int8}
 
 
 def scheme(names: Sequence[str]) -> type[LinearMethod]:

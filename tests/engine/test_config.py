@@ -140,16 +140,6 @@ def test_the_sliding_window_is_that_of_each_layer(
         ("architectures", {"architectures": ..., "model_type": ...}),
         ("model_type", {"architectures": ..., "model_type": "mamba"}),
         ("hidden_act", {"hidden_act": "gelu"}),
-        ("quantization_config", {"quantization_config": {"quant_method": "gptq"}}),
-        ("quantization_config", {"quantization_config": "fp8"}),
-        (
-            "quantization_config",
-            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
-        ),
-        (
-            "quantization_config",
-            {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}},
-        ),
         ("partial_rotary_factor", {"partial_rotary_factor": 0.5}),
         ("rope_scaling: rope_type", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}),
         ("rope_scaling: rope_type", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),

@@ -130,7 +130,7 @@ def test_scales_of_blocks_and_weights_without_scales_are_named(tmp_path: Path) -
         load_model(folder, device=CPU)
     weights[f"{name}_scale"] = torch.ones(2, 3)
     save_file(weights, folder / "model.safetensors")
-    with pytest.raises(ModelLoadError, match=r"down_proj\.weight: its scales are \[2, 3\] F32"):
+    with pytest.raises(ModelLoadError, match=r"down_proj\.weight_scale: \[2, 3\] F32 are no scales of"):
         load_model(folder, device=CPU)
 
 

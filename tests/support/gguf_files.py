@@ -20,23 +20,42 @@ from tokenizers import Tokenizer
 Array = np.ndarray[Any, np.dtype[Any]]
 PERMUTED = ("llama", "granite", "smollm3")
 ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "mistral": "llama"}
-# The positions of a K-quant's float16 scales in its block.
-SCALES = {Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,)}
+# The positions of the float16 scales in a block of a type that the package cannot make.
+SCALES = {
+    Type.Q2_K: (80, 82),
+    Type.Q3_K: (108,),
+    Type.Q4_K: (0, 2),
+    Type.Q5_K: (0, 2),
+    Type.Q6_K: (208,),
+    **dict.fromkeys((Type.IQ1_S, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S), (0,)),
+    **dict.fromkeys((Type.IQ4_NL, Type.IQ4_XS), (0,)),
+    **dict.fromkeys((Type.IQ1_M, Type.NVFP4), ()),  # their scales are no float16
+}
 
 
 def blocks(weight: Array, type: Type, seed: int = 0) -> Array:
-    """The weight in this type. K-quants, which the package cannot make, are random, of the right size."""
+    """The weight in this type. What the package cannot make is random, of the right size."""
     if type not in SCALES:
         return gguf.quants.quantize(weight, type)
     elements, size = gguf.GGML_QUANT_SIZES[type]
     random = np.random.default_rng(seed)
     made = random.integers(0, 256, (weight.size // elements, size), np.uint8)
-    for place in SCALES[type]:
-        made[:, place : place + 2] = np.float16(1).reshape(1).view(np.uint8)
-    share = weight.std() / gguf.quants.dequantize(made, type).std()
-    for place in SCALES[type]:
-        made[:, place : place + 2] = np.float16(share).reshape(1).view(np.uint8)
+    _set_scale(made, type, 1.0)
+    _set_scale(made, type, float(weight.std() / gguf.quants.dequantize(made, type).std()))
     return made.reshape(weight.shape[0], -1)
+
+
+def _set_scale(made: Array, type: Type, scale: float) -> None:
+    half = np.float16(scale).reshape(1)
+    for place in SCALES[type]:
+        made[:, place : place + 2] = half.view(np.uint8)
+    if type == Type.IQ1_M:  # four bits of the scale are in each of the last four words
+        bits = int(half.view(np.uint16)[0])
+        for word in range(4):
+            high = made[:, 49 + 2 * word]
+            made[:, 49 + 2 * word] = (high & 15) | (bits >> 4 * word & 15) << 4
+    if type == Type.NVFP4:
+        made[:, :4] = torch.tensor(scale).to(torch.float8_e4m3fn).view(torch.uint8).item()
 
 
 def write_gguf(

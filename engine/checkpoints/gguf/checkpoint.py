@@ -1,13 +1,13 @@
 """A model in GGUF: one file, or several parts."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 
-from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Numerics, StoredTensor, dtype_of
+from personae.engine.checkpoints.base import Numerics, StoredTensor, dtype_of, kept_as_stored
 from personae.engine.checkpoints.gguf.config import architecture_of, read_gguf_config
 from personae.engine.checkpoints.gguf.files import PART, metadata_of, read_headers
 from personae.engine.checkpoints.gguf.header import Header
@@ -18,9 +18,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.generation_config import GenerationDefaults
 from personae.engine.quantization import scheme_of
-from personae.engine.quantization.base import LinearMethod
-from personae.engine.quantization.gguf import KEPT
-from personae.engine.quantization.unquantized import Unquantized
+from personae.engine.quantization.gguf import METHODS
 from personae.engine.tokenizer_files import TokenizerFiles
 from personae.errors import ModelLoadError
 from personae.kernels.registry import optional
@@ -119,17 +117,6 @@ class GgufFile:
         keeps = device.type == "cpu" and optional("pack_linear", device, torch.bfloat16) is not None
         if plain is not None or not keeps:
             return Numerics(dtype_of("dtype", plain or "bfloat16"), scheme_of(None))
-
-        def scheme(names: Sequence[str]) -> type[LinearMethod]:
-            found = {_weight(name, stored).dtype for name in names}
-            return KEPT.get(found.pop(), Unquantized) if len(found) == 1 else Unquantized
-
-        kinds = Counter(t.dtype for t in stored.values() if t.dtype in KEPT)
+        kinds = Counter(tensor.dtype for tensor in stored.values() if tensor.dtype in METHODS)
         name = kinds.most_common(1)[0][0] if kinds else None
-        return Numerics(torch.bfloat16, scheme, name)
-
-
-def _weight(name: str, stored: Mapping[str, StoredTensor]) -> StoredTensor:
-    """A module's weight. If there is no output matrix, the embedding is used."""
-    weight = f"{name}.weight"
-    return stored[EMBEDDING] if weight == OUTPUT and weight not in stored else stored[weight]
+        return Numerics(torch.bfloat16, kept_as_stored(stored, frozenset(METHODS)), name)

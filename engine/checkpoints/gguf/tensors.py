@@ -14,12 +14,15 @@ from personae.engine.checkpoints.base import StoredTensor
 from personae.engine.checkpoints.gguf.header import Header, TensorInfo
 from personae.engine.config import ModelConfig
 from personae.engine.layers.attention import AttentionSpec
+from personae.engine.quantization.gguf import METHODS
 from personae.errors import ModelLoadError
 
 Type = GGMLQuantizationType
 SERVED = frozenset(
     {Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1}
     | {Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K}
+    | {Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S}
+    | {Type.IQ4_NL, Type.IQ4_XS, Type.TQ1_0, Type.TQ2_0, Type.MXFP4, Type.NVFP4}
 )
 FLOATS = frozenset({Type.F32, Type.F16, Type.BF16})
 STRETCHING = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -63,7 +66,7 @@ class GgufTensor(StoredTensor):
 
     def copy_to(self, place: Tensor) -> None:
         """See `StoredTensor`."""
-        rows = self.blocks()
+        rows = self._rows()
         step = max(1, _CHUNK // self.shape[-1])
         for start in range(0, rows.shape[0], step):
             with np.errstate(all="ignore"):
@@ -72,8 +75,17 @@ class GgufTensor(StoredTensor):
                 raise ModelLoadError(f"{self.header.path.name}: {self.name} has values that are not finite")
             place.view(rows.shape[0], -1)[start : start + step].copy_(torch.from_numpy(part))
 
-    def blocks(self) -> Tensor:
+    @property
+    def kept(self) -> str | None:
+        """See `StoredTensor`: the file's own type."""
+        return self.dtype if self.dtype in METHODS else None
+
+    def blocks(self, kind: str) -> Tensor:
         """See `StoredTensor`."""
+        return self._rows()
+
+    def _rows(self) -> Tensor:
+        """The file's bytes, [rows, bytes] uint8."""
         rows = self.shape[0] if len(self.shape) > 1 else 1
         raw = torch.from_numpy(np.array(self.header.bytes_of(self.info)))
         raw = raw.view(rows, -1)

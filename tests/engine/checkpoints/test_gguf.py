@@ -59,6 +59,11 @@ WIDE: dict[str, Any] = {
     "intermediate_size": 512,
     "num_hidden_layers": 2,
 }  # K-quants' blocks
+RARE = frozenset(  # i-quants, ternary types and floats of four bits
+    {Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S}
+    | {Type.IQ4_NL, Type.IQ4_XS, Type.TQ1_0, Type.TQ2_0, Type.MXFP4, Type.NVFP4}
+)
+MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 KEPT = (Type.Q8_0, Type.Q4_0, Type.Q4_1)
 PROMPT = random.Random(3).choices(range(VOCAB), k=60)
 
@@ -103,14 +108,27 @@ def test_a_family_has_the_logits_of_transformers_own_reading(
     assert relative_error(all_logits(decoder), transformers_gguf(file)) < 1e-3
 
 
-@pytest.mark.parametrize("type", sorted(SERVED))
+@pytest.mark.parametrize("type", sorted(SERVED - RARE))
 def test_a_type_has_the_logits_of_transformers_own_reading(type: Type, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "a.gguf", model_folder("llama", **WIDE), type)
     decoder = load_model(file, device=CPU, dtype="float32")
     assert relative_error(all_logits(decoder), transformers_gguf(file)) < 1e-3
 
 
-@pytest.mark.parametrize("type", sorted(SERVED - {Type.F32, Type.F16}))
+def test_rarer_types_one_for_each_matrix_have_the_logits_of_transformers_own_reading(tmp_path: Path) -> None:
+    matrices = (f"blk.{layer}.{name}" for layer in range(2) for name in MATRICES)
+    types = dict(zip(matrices, sorted(RARE), strict=False))
+    assert set(types.values()) == RARE
+    file = write_gguf(
+        tmp_path / "a.gguf",
+        model_folder("llama", **WIDE),
+        types=lambda name: types.get(name.removesuffix(".weight"), Type.Q8_0),
+    )
+    decoder = load_model(file, device=CPU, dtype="float32")
+    assert relative_error(all_logits(decoder), transformers_gguf(file)) < 1e-3
+
+
+@pytest.mark.parametrize("type", sorted(SERVED - RARE - {Type.F32, Type.F16}))
 def test_bfloat16_is_the_exact_weight_rounded_once(type: Type, tmp_path: Path) -> None:
     truth = tmp_path / "truth"
     file = write_gguf(tmp_path / "a.gguf", model_folder("qwen3", **WIDE, head_dim=64), type, truth=truth)
