@@ -72,15 +72,15 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.child:
         options = {"quantize": asked.quantize} if asked.quantize else {}
-        print(json.dumps(anyio.run(measure, asked.model, asked.tokens, options)))  # noqa: T201
+        print(json.dumps(anyio.run(measure, asked.model, asked.tokens, options)))
         return
     arguments = ["--model", asked.model, "--tokens", str(asked.tokens)]
     arguments += ["--quantize", asked.quantize] if asked.quantize else []
     rounds = [{name: in_process(way, arguments) for name, way in WAYS.items()} for _ in range(asked.rounds)]
-    print(f"| | {' | '.join(WAYS)} |\n|---|{'---|' * len(WAYS)}")  # noqa: T201
+    print(f"| | {' | '.join(WAYS)} |\n|---|{'---|' * len(WAYS)}")
     for number, figure in enumerate(FIGURES):
         medians = [statistics.median(each[name][number] for each in rounds) for name in WAYS]
-        print(f"| {figure} | {' | '.join(f'{median:.3g}' for median in medians)} |")  # noqa: T201
+        print(f"| {figure} | {' | '.join(f'{median:.3g}' for median in medians)} |")
 
 
 if __name__ == "__main__":
