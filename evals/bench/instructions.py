@@ -2,7 +2,7 @@
 
     python -m personae.evals.bench.instructions --model FILE_OR_FOLDER --rounds 3
 
-Each round loads the model in three fresh processes, one after the other: with torch's products held to AVX2, as
+Each round loads the model in three fresh processes, in turn: with torch held to AVX2, as
 a processor without AVX-512 ran before; with the fused decoder for AVX2; and with this machine's own kernels.
 Prints the medians over the rounds: tokens/s of 1 and 8 streams, and the seconds until the first token after a
 prompt of 512 tokens, without HTTP. On a busy machine only the ratios between the columns mean something.

@@ -15,7 +15,9 @@ FLAGS = ("-O1", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-Wno-psa
 
 def hashes(compiler: str, to: Path, *flags: str, under: tuple[str, ...] = ()) -> str:
     source = Path(__file__).with_name("products.cpp")
-    subprocess.run([compiler, *FLAGS, *flags, "-static", "-pthread", "-o", str(to), str(source)], check=True)  # a compiler
+    subprocess.run(
+        [compiler, *FLAGS, *flags, "-static", "-pthread", "-o", str(to), str(source)], check=True
+    )  # a compiler
     run = subprocess.run([*under, str(to)], capture_output=True, text=True, check=False)  # what it made
     assert run.returncode == 0, run.stdout
     return run.stdout
