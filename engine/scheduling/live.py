@@ -6,7 +6,8 @@ import msgspec
 
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.fairness import FairnessKey
-from personae.engine.scheduling.prefix import CacheHandle, Token, root_key
+from personae.engine.scheduling.page_names import Token, root_key
+from personae.engine.scheduling.prefix import CacheHandle
 from personae.engine.sequence import SequenceLog
 
 

@@ -20,28 +20,22 @@ from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from personae.engine.scheduling.page_names import RootKey, Token, page_name, root_name
 from personae.engine.scheduling.pages import PagePool
 
-RootKey = tuple[str, bytes] | tuple[str, bytes, str]
-Token = int | tuple[str, int]
-"""A token id. At the token where an adapter becomes active, with the adapter's digest (see
-`LiveSequence.cache_key`)."""
 _SCAN = 16  # children examined for a hit inside a page, youngest first
 
 
-def root_key(salt: bytes, adapter: str | None) -> RootKey:
-    """The tagged key that separates tenants and adapters. The base model has its own tag."""
-    return ("base", salt) if adapter is None else ("adapter", salt, adapter)
-
-
 class TrieNode:
-    """A node of the trie. `handles` counts the running sequences whose path includes it."""
+    """A node of the trie. `handles` counts the running sequences whose path includes it. `name` is None until
+    `name_of` has computed it."""
 
-    __slots__ = ("children", "handles")
+    __slots__ = ("children", "handles", "name")
 
     def __init__(self) -> None:
         self.children: dict[tuple[Token, ...], PageNode] = {}
         self.handles = 0
+        self.name: bytes | None = None
 
 
 class TrieRoot(TrieNode):
@@ -64,6 +58,22 @@ class PageNode(TrieNode):
         self.chunk = chunk
         self.page = page
         self.parent = parent
+
+
+def name_of(node: TrieRoot | PageNode) -> bytes:
+    """The name of a page, or of a root: see `page_names.py`."""
+    unnamed: list[PageNode] = []
+    here: TrieNode = node
+    while here.name is None and isinstance(here, PageNode):
+        unnamed.append(here)
+        here = here.parent
+    if here.name is None:
+        assert isinstance(here, TrieRoot)
+        here.name = root_name(here.key)
+    name = here.name
+    for node in reversed(unnamed):
+        name = node.name = page_name(name, node.chunk)
+    return name
 
 
 class PrefixHit(NamedTuple):
