@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
+from personae.engine.plan import PageKey
 from personae.engine.sequence import SequenceLog
 
 RootKey = tuple[str, bytes] | tuple[str, bytes, str]
@@ -34,6 +35,16 @@ def root_name(key: RootKey) -> bytes:
 def page_name(parent: bytes, chunk: Sequence[Token]) -> bytes:
     """The name of the page with these tokens after the page `parent`."""
     return _hash(parent + chunk_bytes(chunk))
+
+
+def page_keys(root: RootKey, tokens: Sequence[Token], page_size: int) -> list[PageKey]:
+    """The keys of the full pages of a log's tokens, as the prefix cache keys them."""
+    keys, parent = [], root_name(root)
+    for end in range(page_size, len(tokens) + 1, page_size):
+        chunk = chunk_bytes(tokens[end - page_size : end])
+        keys.append(PageKey(_hash(parent + chunk), parent, chunk))
+        parent = keys[-1].name
+    return keys
 
 
 def chunk_bytes(chunk: Sequence[Token]) -> bytes:
