@@ -61,11 +61,11 @@ class Scenario:
 class SimulationReport:
     """The result of a run. Times are virtual seconds. `waits` are from arrival to first token; `paces` are
     the seconds per token after that, of each answer that ended by itself. `queries` prompt tokens were looked
-    up in the prefix caches, and
-    `hits` of them were there, `tier_hits` of these in a tier. `loads` adapters were loaded to a device. `moved`
-    streams went to another replica, `changed` of them to another numerics class, and clients were informed of
-    `reported` of these. `targeted` sequences with latency targets ended, and `good` of them met their
-    targets. `fairness_gap`: see `ServiceGaps`; 0 if service was not compared."""
+    up in the prefix caches, and `hits` of them were there, `tier_hits` of these in a tier. `loads` adapters
+    were loaded to a device. `moved` streams went to another replica, `changed` of them to another numerics
+    class, and clients were informed of `reported` of these. `targeted` sequences with latency targets ended,
+    and `good` of them met their targets. `fairness_gap`: see `ServiceGaps`; 0 if service was not
+    compared."""
 
     scenario: Scenario
     seconds: float

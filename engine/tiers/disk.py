@@ -142,7 +142,8 @@ class DiskTier:
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             self._files.append(file)
             first = (len(self._files) - 1) * self._slots_of_a_file
-            whole = os.fstat(file).st_size // self._slot_bytes
+            unused = self._slot_bytes - self._header_bytes - self.page_bytes  # at the end of a slot
+            whole = (os.fstat(file).st_size + unused) // self._slot_bytes
             count = min(whole, self._slots_of_a_file, self._capacity - first)
             for slot in range(first, first + count):
                 header = self._read_header(os.pread(file, self._header_bytes, self._offset(slot)))
