@@ -50,7 +50,7 @@ def page_keys(root: RootKey, tokens: Sequence[Token], page_size: int) -> list[Pa
 def chunk_bytes(chunk: Sequence[Token]) -> bytes:
     """The tokens of a page, in bytes. Different tokens have different bytes."""
     try:
-        return b"i" + array("q", chunk).tobytes()  # type: ignore[arg-type]  # nearly always only numbers
+        return b"i" + array("q", chunk).tobytes()  # type: ignore[type-var]  # nearly always only numbers
     except TypeError:
         return b"r" + repr(tuple(chunk)).encode()
 
