@@ -15,6 +15,7 @@ the differences. Exit code 1 if there are more.
 
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -99,6 +100,7 @@ def play(
             page_bytes = fixture.page_bytes(scene.layout, speculate)
             tier = UnreliableTier(folder, page_bytes, Random(seed), tier_fails)
             stack.callback(tier.close)
+            scene = replace(scene, losses=max(scene.losses, 0.03))  # after which it has something to give
         clients = Load(fixture, scene, (log for log, _ in past), dice, speculate, tier)
         clients.play()
     differences = []
