@@ -32,11 +32,11 @@ def turn(log: SequenceLog, order: int) -> int:
 
 
 class StagedPages(NamedTuple):
-    """Pages of a sequence that a tier fetches or has fetched: `count` from number `first` on."""
+    """Pages of a sequence that a tier fetches or has fetched: numbers `first` to `end` - 1."""
 
     ticket: int
     first: int
-    count: int
+    end: int
 
 
 class LiveSequence:

@@ -374,4 +374,4 @@ def _fetched_behind(staged: StagedPages | None, nodes: int) -> int:
     """How many of the staged pages follow a sequence's first `nodes` pages without a gap."""
     if staged is None or staged.first > nodes:
         return 0
-    return max(staged.first + staged.count - nodes, 0)
+    return max(staged.end - nodes, 0)

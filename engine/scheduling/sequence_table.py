@@ -303,7 +303,7 @@ class SequenceTable:
         if sequence is None:
             return  # it has ended, or is computed
         assert sequence.staged is not None
-        sequence.staged = sequence.staged._replace(count=count)
+        sequence.staged = sequence.staged._replace(end=sequence.staged.first + count)
         self._requeue(sequence)
 
     def abandon_fetch(self, ticket: int) -> None:
@@ -336,7 +336,7 @@ class SequenceTable:
         if 0 < computing <= seconds:
             return False
         ticket = tier.reserve(len(keys))
-        sequence.staged = StagedPages(ticket, first, len(keys))
+        sequence.staged = StagedPages(ticket, first, first + len(keys))
         self.waiting.remove(sequence)
         sequence.place = SequenceState.FETCHING
         self.fetching[ticket] = sequence

@@ -99,20 +99,21 @@ class DiskTier:
             self._report(f"--kv-disk-bytes is too small: a page takes {size_text(self._slot_bytes)}")
             self.scanned.set()
             return
+        self._writer = threading.Thread(target=self._run, name="kv-disk", daemon=True)
+        opened = False
         try:
-            self._open(folder, parts)
+            opened = self._open(folder, parts)
         except OSError as error:
             self._report(f"--kv-disk cannot be used, prompts are computed: {error}")
-        if self._part is None:
+        if opened:
+            self._writer.start()
+        else:
             self.scanned.set()
-            return
-        self._writer = threading.Thread(target=self._run, name="kv-disk", daemon=True)
-        self._writer.start()
 
     # Opening
 
-    def _open(self, folder: Path, parts: int) -> None:
-        """Lock a part of the folder. Raises OSError."""
+    def _open(self, folder: Path, parts: int) -> bool:
+        """Lock a part of the folder. False if others have all of them. Raises OSError."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         own = folder / self._identity.hex()
         own.mkdir(mode=0o700, exist_ok=True)
@@ -125,10 +126,12 @@ class DiskTier:
                 break
         else:
             self._report(f"another server uses {folder}; prompts are computed")
-            return
-        for other in folder.iterdir():
-            if other != own and _IDENTITY_NAME.fullmatch(other.name):
-                _delete_unused(other)
+            return False
+        with suppress(OSError):  # then they stay
+            for other in folder.iterdir():
+                if other != own and _IDENTITY_NAME.fullmatch(other.name):
+                    _delete_unused(other)
+        return True
 
     def _scan(self) -> None:
         """Find the pages of an earlier process."""
@@ -266,13 +269,13 @@ class DiskTier:
         header = bytearray(self._header_bytes)
         try:
             file = self._files[slot // self._slots_of_a_file]
-            read = os.preadv(file, [header, page], self._offset(slot))
+            read = os.preadv(file, [header, page.data], self._offset(slot))
         except OSError as error:
             self._report(f"a page cannot be read from --kv-disk, it is computed: {error}")
             read = 0
         if read == self._header_bytes + self.page_bytes:
             found = self._read_header(memoryview(header))
-            if found is not None and found[1:4] == key and found[4] == zlib.crc32(page):
+            if found is not None and found[1:4] == key and found[4] == zlib.crc32(page.data):
                 return True
         with self._lock:
             if self._index.get(key.name) == slot:  # else it was overwritten meanwhile
@@ -329,14 +332,16 @@ class DiskTier:
         if slot is None:
             return
         header = _HEADER.pack(
-            _MAGIC, self._identity, self._writes, key.name, key.parent, len(key.tokens), zlib.crc32(page)
+            _MAGIC, self._identity, self._writes, key.name, key.parent, len(key.tokens), zlib.crc32(page.data)
         )
         header += key.tokens
         header += _CHECKSUM.pack(zlib.crc32(header))
         try:
             assert len(header) <= self._header_bytes, "token_bytes is too small"
             file = self._files[slot // self._slots_of_a_file]
-            written = os.pwritev(file, [header.ljust(self._header_bytes, b"\0"), page], self._offset(slot))
+            written = os.pwritev(
+                file, [header.ljust(self._header_bytes, b"\0"), page.data], self._offset(slot)
+            )
             if written != self._header_bytes + self.page_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except BaseException:
