@@ -1,9 +1,9 @@
 """The names of full pages: one hash chain over the tenant's salt, the adapter's digest and all tokens so far.
 
 The prefix cache, its events, the placement of requests and the tiers below the device use the same names. So
-whoever knows the salt, the adapter and the tokens can compute where a prompt's pages are. The salt never
+code that knows the salt, the adapter and the tokens can compute where a prompt's pages are. The salt never
 leaves the server. What else decides a page's content (the model, its numerics class, the layout) is the same
-for all pages of an engine: a tier keeps it beside its pages (`engine/tiers/disk.py`), so that a name means
+for all pages of an engine: a tier keeps it with its pages (`engine/tiers/disk.py`), so that a name means
 the same to engines that differ in it.
 """
 
