@@ -1,4 +1,4 @@
-"""A prefix from the disk after a restart beside computing it: the time to the first token.
+"""A prefix from the disk after a restart compared with computing it: the time to the first token.
 
     python -m personae.evals.kv_disk --tokens 4096
 
