@@ -3,12 +3,14 @@ them."""
 
 import errno
 import platform
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import torch
 
 from personae.actors.adapter_folders import adapter_folders
@@ -40,6 +42,7 @@ from personae.engine.speculation.speculator import Propose, Speculator, expected
 from personae.engine.speculation.tenant_answers import TenantAnswers
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine
+from personae.engine.tiers.tier import Tier
 from personae.engine.tokens import Tokenizer
 from personae.engine.worker.adapters import ReadAdapter
 from personae.engine.worker.capture import CudaCapture
@@ -69,6 +72,10 @@ from personae.lora.throttle import no_rest
 from personae.lora.writing import made_ready
 
 HOST_ADAPTER_BYTES = 2 * 2**30  # for adapters kept on the host, in addition to those on the device
+
+KV_DISK_BYTES = 20 * 2**30
+TOKEN_BYTES = 16  # at most, of a token in a page's key
+ADAPTER_BYTES = 128  # of the digest of an adapter that becomes active inside the page
 
 Progress = Callable[[int, int], None]
 
@@ -128,6 +135,27 @@ def assemble(
     for adapter in adapters.values():
         library.put(prepare(adapter, rest=no_rest))
     retokenizer = Retokenizer(tokenizer, compiler.vocabulary.tokens)
+    numerics = NumericsClass(
+        weights_digest(options.model),
+        str(model.dtype).removeprefix("torch."),
+        model.quantization,
+        str(sizes.kv_dtype).removeprefix("torch."),
+        _instructions(device),
+    )
+    tier = _open_tier(options, model, sizes, draft, numerics)
+
+    def build_scheduler() -> Scheduler:
+        if tier is not None:
+            tier.forget_fetches()
+        return Scheduler(
+            layout,
+            TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()),
+            options.background_tokens,
+            sharing=True,
+            drafts=0 if speculate == "off" else MAX_DRAFTS,
+            tier=tier,
+        )
+
     engine_spec = EngineSpec(
         build_step_engine=EngineBuilder(
             model,
@@ -139,14 +167,9 @@ def assemble(
             speculate,
             options.lora_side_stream,
             draft,
+            tier,
         ).build,
-        build_scheduler=lambda: Scheduler(
-            layout,
-            TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()),
-            options.background_tokens,
-            sharing=True,
-            drafts=0 if speculate == "off" else MAX_DRAFTS,
-        ),
+        build_scheduler=build_scheduler,
         build_compiler=CompilerBuilder(compiler, warm).build,
         layout=layout,
         vocab_size=vocab_size,
@@ -156,6 +179,7 @@ def assemble(
         salt=options.salts(),
         late=device.type == "cpu",
         build_kv_events=KVEventRecorder if options.record_kv_events else None,
+        tier=tier,
     )
     return Assembly(
         engine_spec,
@@ -166,13 +190,40 @@ def assemble(
         f"{model.weight_bytes / 2**20:.0f} MiB of weights, context {layout.max_model_len} tokens, "
         f"KV cache {layout.num_pages * layout.page_size} tokens, "
         f"{layout.max_seqs} sequences and {layout.max_batch_tokens} tokens a step",
-        NumericsClass(
-            weights_digest(options.model),
-            str(model.dtype).removeprefix("torch."),
-            model.quantization,
-            str(sizes.kv_dtype).removeprefix("torch."),
-            _instructions(device),
-        ),
+        numerics,
+    )
+
+
+def _open_tier(
+    options: EngineOptions,
+    model: Decoder,
+    sizes: Sizes,
+    draft: Decoder | Head | None,
+    numerics: NumericsClass,
+) -> Tier | None:
+    """The tier of `--kv-disk`. Its pages are for engines with the same numbers and the same layout."""
+    if options.kv_disk is None:
+        return None
+    if sys.platform == "win32":
+        raise LoadError("--kv-disk does not work on Windows.")
+    from personae.engine.tiers.disk import DiskTier
+
+    layout, specs = sizes.layout, model.config.kv_specs
+    page_bytes = KVCache.bytes_per_page(specs, layout.page_size, sizes.kv_dtype)
+    identity = [msgspec.json.encode(numerics).decode(), repr(specs), str(layout.page_size)]
+    if isinstance(draft, Head):
+        assert options.draft_model is not None
+        page_bytes += layout.page_size * draft.hidden_size * draft.dtype.itemsize
+        head = options.model if str(options.draft_model) == "mtp" else options.draft_model
+        identity += [weights_digest(head), str(draft.dtype), str(draft.layers)]
+    bound = KV_DISK_BYTES if options.kv_disk_bytes is None else options.kv_disk_bytes
+    return DiskTier(
+        options.kv_disk / "pages",
+        bound,
+        page_bytes,
+        "\n".join(identity),
+        parts=options.share,
+        token_bytes=TOKEN_BYTES * layout.page_size + ADAPTER_BYTES,
     )
 
 
@@ -189,7 +240,7 @@ class EngineBuilder:
     """Builds the step engine for each epoch of the engine core, around the one model. `graphs`: decode steps
     are captured on a GPU. `speculate`: which drafts to use, see `--speculate`. `read_adapter` reads an
     adapter to the host. `side_stream`: see `--lora-side-stream`. `draft`: the model or the head of
-    `--draft-model`."""
+    `--draft-model`. `tier`: see `EngineSpec`."""
 
     model: Decoder
     shapes: LoraShapes
@@ -200,6 +251,7 @@ class EngineBuilder:
     speculate: str = "off"
     side_stream: bool = False
     draft: Decoder | Head | None = None
+    tier: Tier | None = None
 
     def build(self) -> StepEngine:
         """Build a step engine. Call it on the thread that will run it."""
@@ -236,7 +288,7 @@ class EngineBuilder:
             side_stream, capture = SideStream() if self.side_stream else None, CudaCapture()
             graphs = DecodeGraphs(model, kv, pool, layout, capture, side_stream)
             prefill_graphs = PrefillGraphs(model, kv, pool, layout, capture, side_stream)
-        runner = Runner(model, kv, layout, pool, self.read_adapter, graphs, prefill_graphs)
+        runner = Runner(model, kv, layout, pool, self.read_adapter, graphs, prefill_graphs, self.tier)
         if on_gpu:
             warm_up(runner)
         return StepEngine(runner, self.retokenizer, self._speculator(proposer))

@@ -152,6 +152,20 @@ class BatchingOptions:
             unset="on a CPU 2GiB, or half of a small memory; on a GPU see --gpu-memory-utilization",
         ),
     ] = None
+    kv_disk: Annotated[
+        Path | None,
+        OptionInfo(
+            "A folder where pages of the KV cache are kept when memory has no room for them. So prefixes are "
+            "found again after a restart.",
+            metavar="DIR",
+        ),
+    ] = None
+    kv_disk_bytes: Annotated[
+        int | None,
+        OptionInfo(
+            "The most that this folder may hold.", min=1, parse=parse_size, metavar="SIZE", unset="20GiB"
+        ),
+    ] = None
     gpu_memory_utilization: Annotated[
         float,
         OptionInfo(

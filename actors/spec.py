@@ -8,6 +8,7 @@ from personae.actors.client import ModelCard
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
 from personae.engine.scheduling.kv_events import KVEventRecorder
 from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.tiers.tier import Tier
 from personae.engine.tokens import Tokenizer
 from personae.engine.worker.worker import AdapterMemory
 from personae.grammar.sandbox.masks import AnyGrammar
@@ -98,7 +99,7 @@ class EngineSpec:
     every adapter by its digest. `salt` returns a tenant's prefix-cache salt. `max_live` bounds the sequences
     that are served at once. `late`: plan the next step when the running one is about to end, not as soon as
     it has begun. `build_kv_events` makes the recorder of the prefix cache's events; None: they are not
-    recorded.
+    recorded. `tier` keeps KV pages for which the device has no room; it outlives an epoch.
     """
 
     build_step_engine: Callable[[], StepRunner]
@@ -114,3 +115,4 @@ class EngineSpec:
     window: int = 64
     late: bool = False
     build_kv_events: Callable[[], KVEventRecorder] | None = None
+    tier: Tier | None = None

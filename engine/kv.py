@@ -32,6 +32,10 @@ class HiddenReader(Protocol):
         """It reads the residual stream as it enters these layers, ascending. The number of layers means as it
         leaves the last."""
 
+    @property
+    def pages(self) -> Tensor:
+        """What is kept, by page: [pages, ...]."""
+
     def write(self, hidden: Tensor, places: Tensor) -> None:
         """hidden: [T, len(layers), hidden_size]; places: [T] int64, as those of keys and values."""
 
@@ -64,6 +68,7 @@ class KVCache:
         self.num_pages = layout.num_pages
         self.spare_page = layout.num_pages if spare else None
         self.dtype = dtype
+        self._device = device
         self.page_bytes = self.bytes_per_page(specs, layout.page_size, dtype)
         self._run = layout.run
         self._memory = memory_of(device, 0) if memory is None else memory
@@ -113,6 +118,35 @@ class KVCache:
                 group[:, :, destination] = group[:, :, source]
         if self.reader is not None:
             self.reader.copy_pages(pairs)
+
+    @property
+    def content_bytes(self) -> int:
+        """The bytes of a page's content as `read_pages` returns it."""
+        return self.page_bytes + (0 if self.reader is None else self.reader.pages[0].nbytes)
+
+    def read_pages(self, pages: Sequence[int]) -> Tensor:
+        """The content of these pages, [pages, content_bytes] uint8, in a form that does not depend on the
+        order of the memory. What a reader keeps is part of it."""
+        content = torch.empty(len(pages), self.content_bytes, dtype=torch.uint8, device=self._device)
+        ids = torch.tensor(pages, device=self._device)
+        for part, there in self._parts(content):
+            part.copy_(there.index_select(0, ids).view(part.shape))
+        return content
+
+    def write_pages(self, pages: Sequence[int], content: Tensor) -> None:
+        """Give these pages a content that `read_pages` returned."""
+        content, ids = content.to(self._device), torch.tensor(pages, device=self._device)
+        for part, there in self._parts(content):
+            there.index_copy_(0, ids, part.reshape(len(pages), *there.shape[1:]))
+
+    def _parts(self, content: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The parts [pages, bytes] of contents, each with what it is of: [pages, ...], as bytes."""
+        at = 0
+        halves = (half for group in self.groups.values() for half in group.flatten(0, 1))
+        for there in (*halves, *(() if self.reader is None else (self.reader.pages,))):
+            end = at + there[0].nbytes
+            yield content[:, at:end], there.view(torch.uint8)
+            at = end
 
     def giving_back(self, pages: Collection[int]) -> Iterator[None]:
         """Return the memory of these pages, whole runs, piece by piece. Ordered by layer there may be

@@ -45,9 +45,34 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     drafts: int = 0
 
 
+class PageKey(NamedTuple):
+    """A page as tiers know it: its name, the name of the page before it, and its tokens in bytes (see
+    `scheduling/page_names.py`)."""
+
+    name: bytes
+    parent: bytes
+    tokens: bytes
+
+
+class StorePage(msgspec.Struct, frozen=True, tag=True):
+    """A tier gets what the page holds before the step."""
+
+    page: int
+    key: PageKey
+
+
+class FetchPage(msgspec.Struct, frozen=True, tag=True):
+    """The page gets what a tier has fetched: number `index` of the pages under `ticket`."""
+
+    page: int
+    ticket: int
+    index: int
+
+
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step, in this order: `releases` (slots whose sequence ended), `admissions`, page `copies` (source,
-    destination), one forward pass over `rows`, and sampling for the rows that need it.
+    """One step, in this order: `releases` (slots whose sequence ended), `moves` (all pages to store before
+    those to fetch), `admissions`, page `copies` (source, destination), one forward pass over `rows`, and
+    sampling for the rows that need it.
 
     A plan may have no rows. For each time that a slot is in `reclaimed`, its page table loses its last page,
     before the rows' pages are appended.
@@ -59,6 +84,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     releases: tuple[int, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     reclaimed: tuple[int, ...] = ()
+    moves: tuple[StorePage | FetchPage, ...] = ()
 
 
 class Drafted(NamedTuple):

@@ -65,6 +65,18 @@ class EngineCounters(msgspec.Struct):
     prefix_hits: Annotated[
         int, CounterMetric("vllm:prefix_cache_hits", "Prompt tokens found in the cache.")
     ] = 0
+    tier_hits: Annotated[
+        int,
+        CounterMetric(
+            "personae:kv_tier_hits",
+            "Prompt tokens found in --kv-disk; the cache hits include them.",
+        ),
+    ] = 0
+    tier_stored: Annotated[int, CounterMetric("personae:kv_tier_stored", "KV pages written to the tier.")] = 0
+    tier_errors: Annotated[
+        int,
+        CounterMetric("personae:kv_tier_errors", "Failures of the tier; requests are computed instead."),
+    ] = 0
     preemptions: Annotated[
         int, CounterMetric("vllm:num_preemptions", "Preemptions of running sequences.")
     ] = 0
@@ -154,6 +166,7 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     pages_lent: Annotated[
         int, GaugeMetric("personae:kv_pages_lent", "KV pages whose memory is lent to adapters.")
     ] = 0
+    tier_pages: Annotated[int, GaugeMetric("personae:kv_tier_pages", "KV pages in the tier.")] = 0
     page_size: int = 0
     fairness_gap: Annotated[
         float,

@@ -18,7 +18,7 @@ FLOORS = {
     "kernels": {"kernels"},
 }
 # Rooms of capabilities that are to come.
-PLANNED = {"engine/parallel/", "engine/kv/", "api/NAME/"}
+PLANNED = {"engine/parallel/", "api/NAME/"}
 KIT_MAY_USE = set(sys.stdlib_module_names) | {"anyio", "msgspec", "sniffio"}
 
 

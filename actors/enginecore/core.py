@@ -119,6 +119,7 @@ def spawn_core(
             streamer,
             ingress,
             late=engine_spec.late,
+            tier=engine_spec.tier,
             kv_events=None if engine_spec.build_kv_events is None else engine_spec.build_kv_events(),
         ),
         capacity=bound,
@@ -166,6 +167,7 @@ def main() -> Never:
             _run(line, start, assembly, recorder)
         else:
             _outlive(line, start, assembly, recorder, kept)
+            _close_tier(assembly)
     except LoadError as error:
         if line is None:
             log.error("%s", error.message)  # for the agent that runs this process
@@ -204,6 +206,8 @@ def _run(
     spare_what_is_here()
 
     def end(code: int, why: BaseException | None) -> None:
+        if not code and kept is None:
+            _close_tier(assembly)
         if code or kept is None:
             _end(code)
 
@@ -215,6 +219,12 @@ def _run(
         await serve(await line.stream(), assembly.engine_spec, start.epoch, recorder, end, on_pulse=alive)
 
     anyio.run(run, backend_options=loop_options())
+
+
+def _close_tier(assembly: Assembly) -> None:
+    """Write the pages that wait to be written."""
+    if (tier := assembly.engine_spec.tier) is not None:
+        tier.close()
 
 
 def _outlive(line: Line, start: Start, assembly: Assembly, recorder: StepRecorder, kept: KeptCore) -> None:

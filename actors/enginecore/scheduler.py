@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from copy import copy
 
-from anyio import current_time, sleep_until
+from anyio import CapacityLimiter, current_time, sleep, sleep_until
 from msgspec.structs import replace
 
 from personae.actors.kit.actor import Actor
@@ -32,13 +32,17 @@ from personae.actors.messages import (
 )
 from personae.engine.scheduling.kv_events import KVEventRecorder
 from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.scheduling.sequence_table import PageFetch
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import SchedulerStats, StepSample
+from personae.engine.tiers.tier import Tier
 from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar
 from personae.grammar.spec import GrammarKey
 
 GAP_STEPS = 16  # steps between two measurements of the fairness gap
 LOOKAHEAD = 2  # steps that the executor has: one runs, one waits
+MAX_FETCHES = 2  # threads that fetch pages from a tier
+STORE_SECONDS = 0.05  # between two attempts to store idle pages, if the tier has no room
 AHEAD_SECONDS = 0.003  # with `late`, the next step is planned so long before the end of the running one
 AHEAD_SHARE = 0.1  # of the step's expected time, in addition, since that is an estimate
 
@@ -64,7 +68,11 @@ class SchedulerActor(Actor[Message]):
         *,
         late: bool = False,
         kv_events: KVEventRecorder | None = None,
+        tier: Tier | None = None,
     ) -> None:
+        self._tier = tier
+        self._fetchers = CapacityLimiter(MAX_FETCHES)
+        self._storing = False  # a timer will plan again, to store pages
         self._late = late
         self._due = self._timer = 0.0  # when the next step may be planned; the due time of the current timer
         self._scheduler = scheduler
@@ -131,11 +139,38 @@ class SchedulerActor(Actor[Message]):
         admitted = self._plan(stepped)
         if wanted := self._scheduler.call_in():
             self._executor.tell(Repay(wanted))
+        if self._tier is not None:
+            self._work_on(self._tier)
         if deltas or stepped or admitted:
             ended, self._ended = tuple(self._ended), []
             self._streamer.tell(StepDone(tuple(deltas), self._stats(), tuple(admitted), ended))
         if self._kv_events is not None and (events := self._kv_events.take()):
             self._streamer.tell(KVEvents(events))
+
+    def _work_on(self, tier: Tier) -> None:
+        """Begin the fetches that the scheduler wants; store what is idle when the tier has room again."""
+        for fetch in self._scheduler.take_fetches():
+            self.start_soon(self._fetch, tier, fetch)
+            self.start_soon(self._lose_patience, fetch)
+        if not self._in_flight and not self._storing and self._scheduler.has_unstored:
+            self._storing = True
+            self.start_soon(self._store_later)
+
+    async def _fetch(self, tier: Tier, fetch: PageFetch) -> None:
+        count = await self.in_thread(tier.fetch, fetch.ticket, fetch.keys, limiter=self._fetchers)
+        self._scheduler.fetched(fetch.ticket, count)
+        self._act((), False)
+
+    async def _lose_patience(self, fetch: PageFetch) -> None:
+        """A request is computed if its pages come later than it would take to compute them."""
+        await sleep(fetch.patience)
+        self._scheduler.abandon_fetch(fetch.ticket)
+        self._act((), False)
+
+    async def _store_later(self) -> None:
+        await sleep(STORE_SECONDS)
+        self._storing = False
+        self._act((), False)
 
     def _submit(self, log: SequenceLog) -> None:
         self._known.add(log.id)
@@ -247,12 +282,17 @@ class SchedulerActor(Actor[Message]):
 
     def _stats(self) -> SchedulerStats:
         scheduler = self._scheduler
+        if self._tier is not None:
+            stored, errors = self._tier.counts()
+            self._counters.tier_stored += stored
+            self._counters.tier_errors += errors
         return SchedulerStats(
             running=scheduler.running,
             waiting=scheduler.waiting + sum(map(len, self._compiling.values())),
             pages_total=scheduler.layout.num_pages,
             pages_used=scheduler.pages_used,
             pages_lent=scheduler.pages_lent,
+            tier_pages=0 if self._tier is None else self._tier.pages,
             page_size=scheduler.layout.page_size,
             fairness_gap=self._fairness_gap,
             in_flight=self._in_flight,

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from personae.actors.frontend.live_stream import LiveStream
 from personae.actors.replicas.prefixes import blocks_of
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
-from personae.engine.scheduling.kv_events import block_names
 from personae.engine.scheduling.live import turn
+from personae.engine.scheduling.page_names import block_names
 from personae.engine.sequence import SequenceLog
 
 LEAD = 1024.0  # how many weighted tokens a key may be ahead when its target goes first

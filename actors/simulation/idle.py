@@ -90,6 +90,8 @@ def _check_engine(engine: SimulatedEngine, frontend: Frontend) -> None:
         }
         if device.worker.held != held:
             raise Wrong(f"all have ended, the device holds {device.worker.held}, and the store {held}")
+        if engine.tier is not None and engine.tier.tickets:
+            raise Wrong(f"all have ended, and {engine.tier.tickets} fetches of the tier are still held")
         if device.slots:
             raise Wrong(f"all have ended, and slots are still taken: {list(device.slots)}")
 

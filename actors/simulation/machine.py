@@ -7,8 +7,8 @@ cell at its position, the seed and the position. So tokens are a pure function o
 them without a device), and a wrong page, a stale write, a missing token or another tenant's KV changes them.
 """
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from msgspec.structs import replace
@@ -17,8 +17,17 @@ from personae.actors.simulation.adapters import SimulatedAdapterMemory
 from personae.actors.simulation.grammars import SimulatedGrammar
 from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs, Trouble, Wrong
-from personae.engine.plan import Drafted, MemoryLayout, Row, StepPlan, StepResult
+from personae.engine.plan import (
+    Drafted,
+    FetchPage,
+    MemoryLayout,
+    Row,
+    StepPlan,
+    StepResult,
+    StorePage,
+)
 from personae.engine.sequence import SequenceLog
+from personae.engine.tiers.tier import Tier
 from personae.errors import GRAMMAR_TOO_SLOW
 from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarKey
@@ -101,6 +110,7 @@ class SimulatedDevice:
         threads: SimulationThreads,
         trouble: Trouble,
         drag: Callable[[], float] = lambda: 1.0,
+        tier: Tier | None = None,
     ) -> None:
         self.layout = layout
         self.runs_ahead = costs.runs_ahead
@@ -110,6 +120,7 @@ class SimulatedDevice:
         self._threads = threads
         self._trouble = trouble
         self._drag = drag
+        self._tier = tier
         self._cells: list[list[int]] = [[0] * layout.page_size for _ in range(layout.num_pages)]
         self._readers = [0] * layout.num_pages  # how many slots have the page in their table
         self.worker = SimulatedAdapterMemory(layout, adapters, costs, threads, self._overwrite)
@@ -227,6 +238,22 @@ class SimulatedDevice:
         """Overwrite a page that is lent."""
         self._cells[page] = [-1] * self.layout.page_size
 
+    def _move(self, moves: Sequence[StorePage | FetchPage]) -> None:
+        """Give pages to the tier, then put fetched ones into free pages."""
+        if not moves:
+            return
+        assert self._tier is not None
+        stores = [move for move in moves if isinstance(move, StorePage)]
+        contents: Any = [list(self._cells[move.page]) for move in stores]
+        self._tier.store([move.key for move in stores], lambda: contents)
+        fetches = [move for move in moves if isinstance(move, FetchPage)]
+        for move in fetches:
+            if self._readers[move.page] or move.page in self.worker.lent:
+                raise Wrong(f"page {move.page} is fetched while it is read or lent")
+            self._cells[move.page] = list(self._tier.take(move.ticket)[move.index])
+        for ticket in {move.ticket for move in fetches}:
+            self._tier.discard(ticket)
+
     def _apply(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar]) -> None:
         for number in plan.reclaimed:
             self._readers[self.slots[number].pages.pop()] -= 1
@@ -237,6 +264,7 @@ class SimulatedDevice:
             for page in slot.pages:
                 self._readers[page] -= 1
             self._deferred_steps.pop(number, None)
+        self._move(plan.moves)
         for admission in plan.admissions:
             log = admission.log
             if admission.slot in self.slots:

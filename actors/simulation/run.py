@@ -7,6 +7,7 @@ from personae.actors.simulation.loop import SimulationLoop
 from personae.actors.simulation.machine import SimulatedDevice
 from personae.actors.simulation.process import SimulatedProcess
 from personae.actors.simulation.scenario import Scenario
+from personae.actors.simulation.tier import SimulatedTier
 from personae.actors.simulation.witness import Witness
 from personae.engine.scheduling.kv_events import KVEventRecorder
 
@@ -18,6 +19,7 @@ class SimulatedEngine:
         self.process: SimulatedProcess | None = None
         self.device: SimulatedDevice | None = None
         self.recorder: KVEventRecorder | None = None
+        self.tier: SimulatedTier | None = None  # outlives the processes
         self.epochs = 0
         self.busy = 0.0  # seconds, of earlier devices
 

@@ -24,7 +24,8 @@ class Scenario:
     of this size; `placement` names the policy that chooses among them. They alternate between `classes`
     numerics classes. With `kv_events` they report what enters and leaves their prefix caches. With
     `calm_lulls` no fault strikes once all requests have ended: of many engines, one would always be down.
-    `goal` applies to sequences without targets of their own. With
+    With `tier_pages`, each engine has a tier of so many pages, which survives it; `tier_fails` is the share
+    of the tier's operations that go wrong. `goal` applies to sequences without targets of their own. With
     `compare_service`, the service of the (tenant, adapter) is compared over all engines.
     """
 
@@ -49,6 +50,8 @@ class Scenario:
     placement: PlacementName = "estimated"
     classes: int = 1
     kv_events: bool = False
+    tier_pages: int = 0
+    tier_fails: float = 0.0
     calm_lulls: bool = False
     goal: LatencyTargets | None = None
     compare_service: bool = False
@@ -58,10 +61,11 @@ class Scenario:
 class SimulationReport:
     """The result of a run. Times are virtual seconds. `waits` are from arrival to first token; `paces` are
     the seconds per token after that, of each answer that ended by itself. `queries` prompt tokens were looked
-    up in the prefix caches, and `hits` of them were there. `loads` adapters were loaded to a device. `moved`
-    streams went to another replica, `changed` of them to another numerics class, and clients were informed of
-    `reported` of these. `targeted` sequences with latency targets ended, and `good` of them met their
-    targets. `fairness_gap`: see `ServiceGaps`; 0 if service was not compared."""
+    up in the prefix caches, and `hits` of them were there, `tier_hits` of these in a tier. `loads` adapters
+    were loaded to a device. `moved` streams went to another replica, `changed` of them to another numerics
+    class, and clients were informed of `reported` of these. `targeted` sequences with latency targets ended,
+    and `good` of them met their targets. `fairness_gap`: see `ServiceGaps`; 0 if service was not
+    compared."""
 
     scenario: Scenario
     seconds: float
@@ -79,6 +83,7 @@ class SimulationReport:
     trace: int
     queries: int = 0
     hits: int = 0
+    tier_hits: int = 0
     loads: int = 0
     moved: int = 0
     changed: int = 0

@@ -19,6 +19,7 @@ class Costs:
     `runs_ahead`: the device computes asynchronously, as a GPU does. `host` is the executor thread's own time
     per step. `start` is the time that the engine core's process takes to load, `read` that of reading an
     adapter from disk, `place` that of copying it to the device, `compile` that of compiling a grammar.
+    `fetch` is the time that a tier takes for a page.
     `rests`: now and then the device says that drafts do not pay.
     """
 
@@ -34,6 +35,7 @@ class Costs:
     read: float = 0.02
     place: float = 0.002
     compile: float = 0.01
+    fetch: float = 0.0002
 
 
 class Trouble:

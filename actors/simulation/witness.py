@@ -22,6 +22,7 @@ from personae.engine.plan import MemoryLayout, StepPlan, StepResult
 from personae.engine.scheduling.fairness import FairnessKey, VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, LatencyTargets, SequenceLog
+from personae.engine.tiers.tier import Tier
 
 PAIRS = 8  # pairs of keys compared at any time
 
@@ -174,8 +175,8 @@ class WatchedCounters(VirtualTokenCounters):
 class WatchedScheduler(Scheduler):
     """The scheduler, with checks after each call."""
 
-    def __init__(self, layout: MemoryLayout, witness: Witness) -> None:
-        super().__init__(layout, WatchedCounters(layout, witness.gaps), drafts=4)
+    def __init__(self, layout: MemoryLayout, witness: Witness, tier: Tier | None = None) -> None:
+        super().__init__(layout, WatchedCounters(layout, witness.gaps), drafts=4, tier=tier)
         self._witness = witness
         self._open: set[str] = set()
 

@@ -45,6 +45,7 @@ from personae.actors.simulation.process import SimulatedProcess
 from personae.actors.simulation.run import Run, SimulatedEngine
 from personae.actors.simulation.scenario import PlacementName, Scenario, SimulationReport
 from personae.actors.simulation.service import ServiceGaps
+from personae.actors.simulation.tier import SimulatedTier
 from personae.actors.simulation.trouble import Wrong
 from personae.actors.simulation.witness import WatchedScheduler, Witness
 from personae.actors.spec import EngineSpec
@@ -189,6 +190,7 @@ class World:
             witness.trace,
             stats.counters.prefix_queries,
             stats.counters.prefix_hits,
+            stats.counters.tier_hits,
             int(sum(count for source, count in stats.adapters.loads.items() if source != "device")),
             stats.moved,
             stats.changed,
@@ -253,9 +255,18 @@ class World:
             if engine.device is not None:
                 engine.busy += engine.device.busy
             engine.device = SimulatedDevice(
-                self.layout, scenario.places, costs, threads, self.faults, lambda: process.drag
+                self.layout, scenario.places, costs, threads, self.faults, lambda: process.drag, engine.tier
             )
             return engine.device
+
+        if engine.tier is None and scenario.tier_pages:
+            seed = scenario.seed + self.engines.index(engine)
+            engine.tier = SimulatedTier(scenario.tier_pages, scenario.tier_fails, costs, threads, seed)
+
+        def build_scheduler() -> WatchedScheduler:
+            if engine.tier is not None:
+                engine.tier.forget_fetches()
+            return WatchedScheduler(self.layout, self.witness, engine.tier)
 
         def build_kv_events() -> KVEventRecorder:
             engine.recorder = KVEventRecorder()
@@ -263,7 +274,7 @@ class World:
 
         engine_spec = EngineSpec(
             build_step_engine=build_device,
-            build_scheduler=lambda: WatchedScheduler(self.layout, self.witness),
+            build_scheduler=build_scheduler,
             build_compiler=lambda: SimulatedGrammars(costs, threads, self.faults),
             layout=self.layout,
             vocab_size=VOCABULARY,
@@ -275,6 +286,7 @@ class World:
             window=scenario.window,
             late=not costs.runs_ahead,
             build_kv_events=build_kv_events if scenario.kv_events else None,
+            tier=engine.tier,
         )
         facts = Facts(
             {}, self.layout.max_model_len, VOCABULARY, GenerationDefaults(), scenario.places,

@@ -29,12 +29,17 @@ class HeadStates:
         """See HiddenReader."""
         return self._head.layers
 
+    @property
+    def pages(self) -> Tensor:
+        """See HiddenReader."""
+        return self.values.view(-1, self._page_size, self.values.shape[1])
+
     def write(self, hidden: Tensor, places: Tensor) -> None:
         """See HiddenReader."""
         self.values[places] = self._head.combine(hidden)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See HiddenReader."""
-        pages = self.values.view(-1, self._page_size, self.values.shape[1])
+        pages = self.pages
         for source, destination in pairs:
             pages[destination] = pages[source]

@@ -1,12 +1,14 @@
 """A sequence that the scheduler handles: its growing log, and what it holds."""
 
 from enum import Enum, auto
+from typing import NamedTuple
 
 import msgspec
 
-from personae.engine.plan import MemoryLayout
+from personae.engine.plan import MemoryLayout, PageKey
 from personae.engine.scheduling.fairness import FairnessKey
-from personae.engine.scheduling.prefix import CacheHandle, Token, root_key
+from personae.engine.scheduling.page_names import Token, root_key
+from personae.engine.scheduling.prefix import CacheHandle
 from personae.engine.sequence import SequenceLog
 
 
@@ -14,6 +16,7 @@ class SequenceState(Enum):
     """The state of a sequence. It has exactly one at any time."""
 
     FOLLOWING = auto()  # waits for its leader's prompt
+    FETCHING = auto()  # waits for pages that a tier has
     WAITING = auto()  # in the waiting queue, may be admitted
     RUNNING = auto()  # has a slot
     RETURNING = auto()  # preempted, and rows of its last admission are still in flight
@@ -26,6 +29,14 @@ PRIORITY_STEP = 64  # a priority level counts as this many later arrivals, so th
 def turn(log: SequenceLog, order: int) -> int:
     """The position of a sequence in its key's queue. `order`: its arrival number."""
     return order + PRIORITY_STEP * log.priority
+
+
+class StagedPages(NamedTuple):
+    """Pages of a sequence that a tier fetches or has fetched: numbers `first` to `end` - 1."""
+
+    ticket: int
+    first: int
+    end: int
 
 
 class LiveSequence:
@@ -50,6 +61,7 @@ class LiveSequence:
         "handle",
         "id",
         "key",
+        "keys",
         "known",
         "last",
         "limit",
@@ -64,10 +76,12 @@ class LiveSequence:
         "root",
         "settled",
         "slot",
+        "staged",
         "stale",
         "stop_after",
         "stops",
         "tokens",
+        "tried_tier",
         "turn",
         "was_preempted",
     )
@@ -96,6 +110,10 @@ class LiveSequence:
         self.delivered = False  # its first delta was sent
         self.cached = 0
         self.prompt_logprobs_sent = 0
+
+        self.keys: list[PageKey] = []  # of its first pages, as far as a tier was asked for them
+        self.tried_tier = False  # since it began to wait
+        self.staged: StagedPages | None = None
 
         self.slot: int | None = None
         self.admitted = 0

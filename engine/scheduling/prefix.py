@@ -15,33 +15,28 @@ Full pages are shared by reference. A hit that ends inside a page is served by c
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from personae.engine.plan import PageKey
+from personae.engine.scheduling.page_names import RootKey, Token, chunk_bytes, page_name, root_name
 from personae.engine.scheduling.pages import PagePool
 
-RootKey = tuple[str, bytes] | tuple[str, bytes, str]
-Token = int | tuple[str, int]
-"""A token id. At the token where an adapter becomes active, with the adapter's digest (see
-`LiveSequence.cache_key`)."""
 _SCAN = 16  # children examined for a hit inside a page, youngest first
 
 
-def root_key(salt: bytes, adapter: str | None) -> RootKey:
-    """The tagged key that separates tenants and adapters. The base model has its own tag."""
-    return ("base", salt) if adapter is None else ("adapter", salt, adapter)
-
-
 class TrieNode:
-    """A node of the trie. `handles` counts the running sequences whose path includes it."""
+    """A node of the trie. `handles` counts the running sequences whose path includes it. `name` is None until
+    `name_of` has computed it."""
 
-    __slots__ = ("children", "handles")
+    __slots__ = ("children", "handles", "name")
 
     def __init__(self) -> None:
         self.children: dict[tuple[Token, ...], PageNode] = {}
         self.handles = 0
+        self.name: bytes | None = None
 
 
 class TrieRoot(TrieNode):
@@ -55,15 +50,38 @@ class TrieRoot(TrieNode):
 
 
 class PageNode(TrieNode):
-    """One full page of KV: its tokens `chunk`, its page id `page`, and the node before it, `parent`."""
+    """One full page of KV: its tokens `chunk`, its page id `page`, and the node before it, `parent`.
+    `stored`: a tier got it."""
 
-    __slots__ = ("chunk", "page", "parent")
+    __slots__ = ("chunk", "page", "parent", "stored")
 
     def __init__(self, chunk: tuple[Token, ...], page: int, parent: TrieNode) -> None:
         super().__init__()
         self.chunk = chunk
         self.page = page
         self.parent = parent
+        self.stored = False
+
+
+def key_of(node: PageNode) -> PageKey:
+    """The page as tiers know it."""
+    return PageKey(name_of(node), name_of(node.parent), chunk_bytes(node.chunk))
+
+
+def name_of(node: TrieNode) -> bytes:
+    """The name of a page, or of a root: see `page_names.py`."""
+    unnamed: list[PageNode] = []
+    here: TrieNode = node
+    while here.name is None and isinstance(here, PageNode):
+        unnamed.append(here)
+        here = here.parent
+    if here.name is None:
+        assert isinstance(here, TrieRoot)
+        here.name = root_name(here.key)
+    name = here.name
+    for node in reversed(unnamed):
+        name = node.name = page_name(name, node.chunk)
+    return name
 
 
 class PrefixHit(NamedTuple):
@@ -102,10 +120,11 @@ MISS = PrefixHit([], None, 0, 0)
 class PrefixCache:
     """The trie, and the page memory: if no page is free, pages that no sequence holds are evicted."""
 
-    __slots__ = ("_evictable", "_page_size", "_pool", "_roots", "observer")
+    __slots__ = ("_evictable", "_page_size", "_pool", "_roots", "evicts", "observer")
 
     def __init__(self, pool: PagePool, page_size: int) -> None:
         self.observer: CacheObserver | None = None
+        self.evicts: Callable[[PageNode], None] | None = None  # called before `allocate` evicts a page
         self._pool = pool
         self._page_size = page_size
         self._roots: dict[RootKey, TrieRoot] = {}
@@ -128,6 +147,8 @@ class PrefixCache:
                 f"{count} pages are needed, {self._pool.free} are free, none can be evicted"
             )
             node, _ = self._evictable.popitem(last=False)
+            if self.evicts is not None:
+                self.evicts(node)
             self._drop(node)
         return self._pool.allocate(count)
 
@@ -231,6 +252,10 @@ class PrefixCache:
         self._drop_if_unused(handle.root)
         for page in reversed(pages):
             self._pool.release(page)
+
+    def is_evictable(self, node: PageNode) -> bool:
+        """Whether the node is in the cache and no sequence holds it."""
+        return node in self._evictable
 
     def holds(self, page: int) -> bool:
         """Whether the page is in the cache. Walks the trie; only for checks."""

@@ -2,14 +2,16 @@
 them."""
 
 from bisect import insort
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
-from personae.engine.plan import MemoryLayout
-from personae.engine.scheduling.live import LiveSequence, SequenceState
+from personae.engine.plan import FetchPage, MemoryLayout, PageKey, StorePage
+from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages
+from personae.engine.scheduling.page_names import page_keys
 from personae.engine.scheduling.pages import PagePool
-from personae.engine.scheduling.prefix import MISS, CacheObserver, PageNode, PrefixCache
+from personae.engine.scheduling.prefix import MISS, CacheObserver, PageNode, PrefixCache, key_of, name_of
+from personae.engine.tiers.tier import TierIndex
 
 _by_rank = attrgetter("rank")
 
@@ -18,7 +20,8 @@ class RunningTable:
     """The sequences with a slot, in three lists, all by rank: background last, then by admission.
 
     `prefilling` have a part of their log still to be planned; `decoding` have none; `parked` wait for a mask
-    and are not planned. `releases`, `copies` and `reclaimed` collect what the next plan must contain.
+    and are not planned. `releases`, `copies`, `reclaimed` and `moves` collect what the next plan must
+    contain.
     `background` counts the background sequences. `lent` are the pages whose memory is lent to adapters.
     `short` is how many pages were missing since it was set to 0.
     """
@@ -33,10 +36,13 @@ class RunningTable:
         "_refused",
         "_run",
         "_sources",
+        "_tier",
+        "_unstored",
         "background",
         "copies",
         "decoding",
         "lent",
+        "moves",
         "parked",
         "prefilling",
         "reclaimed",
@@ -44,11 +50,16 @@ class RunningTable:
         "short",
     )
 
-    def __init__(self, layout: MemoryLayout) -> None:
+    def __init__(self, layout: MemoryLayout, tier: TierIndex | None = None) -> None:
+        self._tier = tier
+        # Pages that no sequence holds and the tier has not got.
+        self._unstored: deque[PageNode] = deque(maxlen=layout.num_pages)
         self._page_size = layout.page_size
         self._run = layout.run
         self._pool = PagePool(layout.num_pages)
         self._cache = PrefixCache(self._pool, layout.page_size)
+        if tier is not None:
+            self._cache.evicts = self._store
         self._free_slots = list(range(layout.max_seqs - 1, -1, -1))
         self._admissions = 0
         # (order, room, missing pages) of the last sequence that got no slot.
@@ -61,6 +72,7 @@ class RunningTable:
         self.releases: list[int] = []
         self.copies: list[tuple[int, int]] = []
         self.reclaimed: list[int] = []
+        self.moves: list[StorePage | FetchPage] = []
         self.lent: set[int] = set()
         self.short = 0
         self._recalled = 0  # pages that were recalled and are not back yet
@@ -160,8 +172,11 @@ class RunningTable:
         cache, margin = self._cache, len(self)
         hit = cache.match(sequence.root, sequence.cache_key(log.tokens, 0)) if sequence.reads_cache else MISS
         fresh = -(-len(log.tokens) // self._page_size) - len(hit.nodes)
-        handle = cache.handle(sequence.root, hit, copy=True)
+        fetched = _fetched_behind(sequence.staged, len(hit.nodes))
+        handle = cache.handle(sequence.root, hit, copy=not fetched)
         source, cached = hit.source, hit.length
+        if fetched:
+            source, cached = None, (len(hit.nodes) + fetched) * self._page_size
         if source is not None and not cache.can_allocate(fresh + margin):
             cache.unpin(source)  # the page to copy from is needed as a free page
             source, cached = None, cached - hit.partial
@@ -191,7 +206,61 @@ class RunningTable:
         self._admissions += 1
         self.background += sequence.background
         insort(self.prefilling, sequence, key=_by_rank)
+        if sequence.staged is not None:
+            self._use_staged(sequence, len(hit.nodes), fetched)
         return True
+
+    def _use_staged(self, sequence: LiveSequence, first: int, count: int) -> None:
+        """Have the next plan put the sequence's fetched pages from number `first` on into the cache."""
+        staged, sequence.staged = sequence.staged, None
+        assert staged is not None
+        assert self._tier is not None
+        if not count:
+            self._tier.discard(staged.ticket)  # others computed these pages, or dropped those before
+            return
+        for number in range(first, first + count):
+            self.moves.append(FetchPage(sequence.pages[number], staged.ticket, number - staged.first))
+        self.publish(sequence)
+        assert sequence.handle is not None
+        for node in sequence.handle.nodes[first:]:
+            node.stored = True
+
+    def missing(self, sequence: LiveSequence) -> tuple[int, list[PageKey]]:
+        """The pages of a waiting sequence that the tier has and the device has not: the first one's number,
+        and their keys. Only those behind the pages on the device, without a gap."""
+        assert self._tier is not None
+        tokens = sequence.cache_key(tuple(sequence.tokens), 0)
+        most = (len(tokens) - 1) // self._page_size  # the logits of the last token are needed
+        first = len(self._cache.match(sequence.root, tokens).nodes)
+        if first >= most:
+            return first, []
+        if len(sequence.keys) < most:
+            sequence.keys = page_keys(sequence.root, tokens[: most * self._page_size], self._page_size)
+        end = first
+        while end < most and self._tier.has(sequence.keys[end].name):
+            end += 1
+        return first, sequence.keys[first:end]
+
+    def _store(self, node: PageNode) -> None:
+        """Have the next plan give a page to the tier, if that has not got it and has room."""
+        assert self._tier is not None
+        if not node.stored and len(self.moves) < self._tier.room and not self._tier.has(name_of(node)):
+            self.moves.append(StorePage(node.page, key_of(node)))
+        node.stored = True
+
+    def store_idle(self, count: int) -> None:
+        """Have the next plan give the tier up to `count` pages that no sequence holds."""
+        assert self._tier is not None
+        while self._unstored and count and len(self.moves) < self._tier.room:
+            node = self._unstored.popleft()
+            if not node.stored and self._cache.is_evictable(node):
+                self._store(node)
+                count -= 1
+
+    @property
+    def has_unstored(self) -> bool:
+        """Whether there may be pages for `store_idle`."""
+        return bool(self._unstored)
 
     def give_up_slot(self, sequence: LiveSequence, *, keep: bool) -> None:
         """Take back what `take_slot`, `grow` and `publish` gave. Without `keep` its pages also leave the
@@ -202,6 +271,8 @@ class RunningTable:
         self.releases.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         self._cache.release(sequence.handle, sequence.pages, keep=keep)
+        if self._tier is not None and keep:
+            self._unstored += (node for node in reversed(sequence.handle.nodes) if not node.stored)
         self.background -= sequence.background
         sequence.slot = sequence.handle = None
         sequence.pages = []
@@ -276,6 +347,7 @@ class RunningTable:
         self.releases.clear()
         self.reclaimed.clear()
         self.copies.clear()
+        self.moves.clear()
         for node in self._sources:
             self._cache.unpin(node)
         self._sources.clear()
@@ -314,3 +386,10 @@ class RunningTable:
             assert holders == 1 or self._cache.holds(page), f"private page {page} has {holders} holders"
         assert self.lent.isdisjoint(held), f"pages {self.lent.intersection(held)} are lent and held"
         self._cache.check_integrity(handles, [*held, *self.lent])
+
+
+def _fetched_behind(staged: StagedPages | None, nodes: int) -> int:
+    """How many of the staged pages follow a sequence's first `nodes` pages without a gap."""
+    if staged is None or staged.first > nodes:
+        return 0
+    return max(staged.end - nodes, 0)

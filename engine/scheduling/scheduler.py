@@ -26,14 +26,19 @@ from personae.engine.scheduling.fairness import FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence
 from personae.engine.scheduling.output_processor import OutputProcessor
 from personae.engine.scheduling.prefix import CacheObserver
-from personae.engine.scheduling.sequence_table import SequenceTable
+from personae.engine.scheduling.sequence_table import PageFetch, SequenceTable
 from personae.engine.scheduling.step_builder import Chunks, StepBuilder
 from personae.engine.scheduling.step_time import StepTime
 from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.tiers.tier import TierIndex
 
 # The longest step with prompts of tenants over quota, relative to a step in which all slots decode, and to
 # one with the sequences that decode now.
 OVER_QUOTA_FACTORS = (1.5, 2.0)
+
+
+STORED_A_STEP = 2  # pages that a step with rows gives to the tier, besides those it evicts
+STORED_IDLE = 16
 
 
 class _InFlightBatch(NamedTuple):
@@ -44,6 +49,7 @@ class _InFlightBatch(NamedTuple):
     decoding: list[LiveSequence]
     chunks: Chunks
     drafting: int = 0
+    moves: bool = False
 
     @property
     def size(self) -> tuple[int, int]:
@@ -57,7 +63,8 @@ class Scheduler:
 
     `background` is how many tokens of a step background sequences may have while others are present; None
     chooses. With `sharing`, a tenant that holds more than its share of the slots gives some to others
-    (`slot_quota.py`). `drafts` is how many drafts a decode row may have.
+    (`slot_quota.py`). `drafts` is how many drafts a decode row may have. `tier` keeps pages for which there
+    is no room.
 
     Every sequence that was added ends exactly once: by a delta with `finish`, or by `cancel`. Raises
     ValueError if the layout cannot work.
@@ -71,6 +78,7 @@ class Scheduler:
         *,
         sharing: bool = False,
         drafts: int = 0,
+        tier: TierIndex | None = None,
     ) -> None:
         if min(layout.num_pages, layout.page_size, layout.max_seqs, layout.max_model_len) < 1:
             raise ValueError(f"every size of the memory layout must be at least 1: {layout}")
@@ -86,11 +94,14 @@ class Scheduler:
         self.layout = layout
         self._policy = policy
         self._drafts = drafts
-        self._sequences = SequenceTable(layout, policy, sharing=sharing)
+        self._times = StepTime()
+        self._tier = tier
+        self._sequences = SequenceTable(
+            layout, policy, sharing=sharing, tier=tier, seconds_of=lambda tokens: tokens * self._times.each
+        )
         self.counters = self._sequences.counters
         self._running = self._sequences.running
         self._outputs = OutputProcessor(policy, self._sequences, self._rows_in_flight)
-        self._times = StepTime()
         self._allowance = BackgroundAllowance(layout.max_batch_tokens, background, cost=self._times.decoding)
         self._in_flight_batches: deque[_InFlightBatch] = deque()
         self._next_step = 0
@@ -143,7 +154,9 @@ class Scheduler:
         builder.add_decodes()
         self._add_prompts(builder, budget)
         rows = builder.rows
-        if not rows and (self._in_flight_batches or not (table.releases or sequences.news)):
+        if self._tier is not None and (rows or not self._in_flight_batches):
+            table.store_idle(STORED_A_STEP if rows else STORED_IDLE)
+        if not rows and (self._in_flight_batches or not (table.releases or sequences.news or table.moves)):
             return None
         step = self._next_step
         plan = StepPlan(
@@ -153,8 +166,9 @@ class Scheduler:
             tuple(table.releases),
             tuple(table.copies),
             tuple(table.reclaimed),
+            tuple(table.moves),
         )
-        batch = _InFlightBatch(step, builder.decoding, builder.chunks, builder.drafting)
+        batch = _InFlightBatch(step, builder.decoding, builder.chunks, builder.drafting, bool(table.moves))
         self._in_flight_batches.append(batch)
         self._next_step = step + 1
         self._allowance.stepped(others, running, budget.spent)
@@ -227,7 +241,7 @@ class Scheduler:
             raise ValueError(f"{len(result.tokens)} results for {len(decoding) + len(chunks)} rows")
         self._in_flight_batches.popleft()
         self._resting = result.resting
-        if seconds and not result.drafted:
+        if seconds and not result.drafted and not flight.moves:
             self._times.observe(*flight.size, seconds)
         news, settle = self._sequences.news, self._outputs
         deltas = list(news.values())
@@ -242,6 +256,24 @@ class Scheduler:
         if self._sequences.returning:
             self._sequences.committed(result.step)
         return tuple(deltas)
+
+    def take_fetches(self) -> list[PageFetch]:
+        """The fetches that the tier is to begin now."""
+        fetches, self._sequences.fetches = self._sequences.fetches, []
+        return fetches
+
+    def fetched(self, ticket: int, count: int) -> None:
+        """The tier has staged the first `count` pages of a fetch."""
+        self._sequences.fetched(ticket, count)
+
+    def abandon_fetch(self, ticket: int) -> None:
+        """A fetch takes longer than its patience: its pages are computed."""
+        self._sequences.abandon_fetch(ticket)
+
+    @property
+    def has_unstored(self) -> bool:
+        """Whether a plan may still give pages to the tier, without any sequence."""
+        return self._tier is not None and self._running.has_unstored
 
     def _rows_in_flight(self, sequence: LiveSequence) -> int:
         """How many plans in flight have a row of the sequence."""

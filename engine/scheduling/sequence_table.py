@@ -1,22 +1,36 @@
 """The state of every sequence, and all transitions between states."""
 
 from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
 
-from personae.engine.plan import MemoryLayout
+from personae.engine.plan import FetchPage, MemoryLayout, PageKey
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
-from personae.engine.scheduling.live import LiveSequence, SequenceState
+from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages
 from personae.engine.scheduling.running import RunningTable
 from personae.engine.scheduling.slot_quota import SlotQuota
 from personae.engine.scheduling.waiting import WaitingQueue
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import EngineCounters
+from personae.engine.tiers.tier import TierIndex
+
+LONGEST_FETCHES = (0.05, 5.0)  # seconds: at least; if it is not known how long computing takes
+
+
+class PageFetch(NamedTuple):
+    """Pages that a tier is to fetch, and after how many seconds they are computed instead."""
+
+    ticket: int
+    keys: tuple[PageKey, ...]
+    patience: float
 
 
 class SequenceTable:
     """All sequences that have not ended, each in exactly one state (see `SequenceState`).
 
     `news` are endings that no step's result contains. They are cleared when they are delivered. `counters`
-    are the engine's.
+    are the engine's. `fetches` are to be begun, and cleared then. `seconds_of` returns how long it takes to
+    compute so many tokens of a prompt, 0 if that is not known.
     """
 
     __slots__ = (
@@ -25,8 +39,12 @@ class SequenceTable:
         "_layout",
         "_policy",
         "_quota",
+        "_seconds_of",
         "_sharing",
+        "_tier",
         "counters",
+        "fetches",
+        "fetching",
         "news",
         "over_quota_tenants",
         "returning",
@@ -35,7 +53,15 @@ class SequenceTable:
         "waiting",
     )
 
-    def __init__(self, layout: MemoryLayout, policy: FairnessPolicy, *, sharing: bool = False) -> None:
+    def __init__(
+        self,
+        layout: MemoryLayout,
+        policy: FairnessPolicy,
+        *,
+        sharing: bool = False,
+        tier: TierIndex | None = None,
+        seconds_of: Callable[[int], float] = lambda tokens: 0.0,
+    ) -> None:
         self._layout = layout
         self._policy = policy
         self._alive: Counter[FairnessKey] = Counter()
@@ -45,7 +71,11 @@ class SequenceTable:
         self.over_quota_tenants: list[str] = []  # see SlotQuota
         self.counters = EngineCounters()
         self.sequences: dict[str, LiveSequence] = {}
-        self.running = RunningTable(layout)
+        self.running = RunningTable(layout, tier)
+        self._tier = tier
+        self._seconds_of = seconds_of
+        self.fetching: dict[int, LiveSequence] = {}  # by ticket
+        self.fetches: list[PageFetch] = []
         self.waiting = WaitingQueue(policy)
         self.returning: dict[LiveSequence, int] = {}  # the last step with a row of the sequence
         self.news: dict[str, Delta] = {}
@@ -108,7 +138,9 @@ class SequenceTable:
         wait behind it. Input is charged once, at the first admission, without the tokens from the prefix
         cache.
         """
-        sequence = self.waiting.peek(self.over_quota_tenants, of)
+        while (sequence := self.waiting.peek(self.over_quota_tenants, of)) is not None:
+            if self._tier is None or not self._begin_fetch(self._tier, sequence):
+                break
         if sequence is None:
             return None
         if self.returning and (
@@ -119,8 +151,10 @@ class SequenceTable:
             return None
         if not over_quota and self.waiting.tenants <= {*self.over_quota_tenants}:
             return None
+        moves = len(self.running.moves)
         if not self.running.take_slot(sequence):
             return None
+        fetched = sum(isinstance(move, FetchPage) for move in self.running.moves[moves:])
         sequence.settled = sequence.background and self.waiting.foreground > 0
         sequence.was_preempted = False
         self._quota.take_slot(sequence.key)
@@ -131,6 +165,7 @@ class SequenceTable:
             if sequence.reads_cache:
                 self.counters.prefix_queries += sequence.known
                 self.counters.prefix_hits += sequence.computed
+                self.counters.tier_hits += fetched * self._layout.page_size
         return sequence
 
     def preempt_background(self, last_step: int | None) -> None:
@@ -202,11 +237,16 @@ class SequenceTable:
                 self.waiting.remove(sequence)
             case SequenceState.RETURNING:
                 del self.returning[sequence]
+            case SequenceState.FETCHING:
+                assert sequence.staged is not None
+                del self.fetching[sequence.staged.ticket]
             case SequenceState.FOLLOWING:
                 assert sequence.log.after is not None
                 self.sequences[sequence.log.after].followers.remove(sequence)
             case SequenceState.ENDED:
                 raise AssertionError(f"sequence {sequence.id} ends twice")
+        if sequence.staged is not None and self._tier is not None:
+            self._tier.discard(sequence.staged.ticket)
         sequence.place = SequenceState.ENDED
         del self.sequences[sequence.id]
         self.release_followers(sequence)
@@ -244,6 +284,7 @@ class SequenceTable:
         for sequences, place in (
             (self.waiting, SequenceState.WAITING),
             (self.returning, SequenceState.RETURNING),
+            (self.fetching.values(), SequenceState.FETCHING),
             ([f for s in self.sequences.values() for f in s.followers], SequenceState.FOLLOWING),
         ):
             for sequence in sequences:
@@ -269,8 +310,55 @@ class SequenceTable:
         pages = self.running.pages_used
         assert places or not pages, f"idle, and {pages} pages are neither free nor cached"
 
+    def fetched(self, ticket: int, count: int) -> None:
+        """A tier has staged the first `count` pages of a fetch: its sequence may be admitted."""
+        sequence = self.fetching.pop(ticket, None)
+        if sequence is None:
+            return  # it has ended, or is computed
+        assert sequence.staged is not None
+        sequence.staged = sequence.staged._replace(end=sequence.staged.first + count)
+        self._requeue(sequence)
+
+    def abandon_fetch(self, ticket: int) -> None:
+        """A tier takes too long: the sequence of that fetch is computed, if it still waits."""
+        sequence = self.fetching.pop(ticket, None)
+        if sequence is None:
+            return
+        assert self._tier is not None
+        self._tier.discard(ticket)
+        sequence.staged = None
+        self._requeue(sequence)
+
+    def _requeue(self, sequence: LiveSequence) -> None:
+        sequence.place = SequenceState.WAITING
+        self.waiting.push(sequence)
+
+    def _begin_fetch(self, tier: TierIndex, sequence: LiveSequence) -> bool:
+        """Have a tier fetch pages of a waiting sequence, if it has any and computing them is estimated to
+        take longer. True if the sequence waits for them now."""
+        if sequence.tried_tier or not sequence.reads_cache:
+            return False
+        first, keys = self.running.missing(sequence)
+        if not keys:
+            return False
+        seconds = tier.seconds(len(keys))
+        if seconds is None:
+            return False
+        computing = self._seconds_of(len(keys) * self._layout.page_size)
+        sequence.tried_tier = True
+        if 0 < computing <= seconds:
+            return False
+        ticket = tier.reserve(len(keys))
+        sequence.staged = StagedPages(ticket, first, first + len(keys))
+        self.waiting.remove(sequence)
+        sequence.place = SequenceState.FETCHING
+        self.fetching[ticket] = sequence
+        self.fetches.append(PageFetch(ticket, tuple(keys), max(computing, LONGEST_FETCHES[computing == 0])))
+        return True
+
     def _wait(self, sequence: LiveSequence) -> None:
         """Add the sequence to the waiting queue, or end it if it cannot run or is complete."""
+        sequence.tried_tier = False
         sequence.place = SequenceState.WAITING
         self.waiting.push(sequence)
         prompt_length, layout = sequence.log.prompt_length, self._layout
@@ -285,3 +373,5 @@ class SequenceTable:
             self.news[sequence.id] = Delta(sequence.id, finish=finish, stop_token=stop, cached=0)
         elif len(sequence.tokens) > layout.num_pages * layout.page_size:
             self.fail(sequence)
+        elif self._tier is not None:
+            self._begin_fetch(self._tier, sequence)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personae.engine.kv import KVCache
-from personae.engine.plan import MemoryLayout, StepPlan
+from personae.engine.plan import FetchPage, MemoryLayout, StepPlan
 from personae.engine.worker.page_tables import Ints, PageTables
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.upload import uploads
@@ -56,6 +56,8 @@ class ComputedPages:
             self._kv.copy_pages(plan.copies)
             for source, destination in plan.copies:
                 self._filled[destination] = self._filled[source]
+        fetched = [move.page for move in plan.moves if isinstance(move, FetchPage)]
+        self._filled[fetched] = 0  # a tier has the served model's pages only
         for admission in plan.admissions:
             self._computed[admission.slot] = None
         self._tables.apply(plan)

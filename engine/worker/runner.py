@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from personae.engine.device_event import DeviceToHostEvent, to_host
 from personae.engine.kv import KVCache
 from personae.engine.layers.step import LoraOutput
 from personae.engine.models.decoder import Decoder
-from personae.engine.plan import MemoryLayout, Row, StepPlan
+from personae.engine.plan import FetchPage, MemoryLayout, Row, StepPlan, StorePage
+from personae.engine.tiers.tier import PageBytes, Tier
 from personae.engine.worker.adapters import DeviceAdapters, ReadAdapter
 from personae.engine.worker.graphs import DecodeGraphs
 from personae.engine.worker.known import Ints, KnownTokens
@@ -42,9 +44,11 @@ class Runner(DeviceAdapters):
         read_adapter: ReadAdapter,
         graphs: DecodeGraphs | None = None,
         prefill_graphs: PrefillGraphs | None = None,
+        tier: Tier | None = None,
     ) -> None:
         super().__init__(adapters, kv, layout, read_adapter)
         self.model = model
+        self._tier = tier
         self.graphs, self.prefill_graphs = graphs, prefill_graphs
         self.device = model.device
         self.vocab_size = model.config.vocab_size
@@ -56,6 +60,8 @@ class Runner(DeviceAdapters):
 
     def begin(self, plan: StepPlan, known: KnownTokens) -> PackedStep | None:
         """See Worker."""
+        if plan.moves:
+            self._move(plan.moves)
         self._tables.apply(plan)
         for admission in plan.admissions:
             slot, log = admission.slot, admission.log
@@ -66,6 +72,23 @@ class Runner(DeviceAdapters):
         if plan.copies:
             self.kv.copy_pages(plan.copies)
         return self.pack(plan.rows, known) if plan.rows else None
+
+    def _move(self, moves: Sequence[StorePage | FetchPage]) -> None:
+        """Give pages to the tier, and put fetched ones into the cache."""
+        assert self._tier is not None, "the plan has moves, and there is no tier"
+        stores = [move for move in moves if isinstance(move, StorePage)]
+        if stores:
+            content = self.kv.read_pages([move.page for move in stores])
+            self._tier.store([move.key for move in stores], _on_host(content))
+        fetches: dict[int, list[FetchPage]] = {}
+        for move in moves:
+            if isinstance(move, FetchPage):
+                fetches.setdefault(move.ticket, []).append(move)
+        for ticket, pages in fetches.items():
+            staged = torch.from_numpy(self._tier.take(ticket))
+            first, count = pages[0].index, len(pages)  # a ticket's moves have consecutive pages
+            self.kv.write_pages([move.page for move in pages], staged[first : first + count])
+            self._tier.discard(ticket)
 
     def _slot(self, digest: str) -> int:
         slot = self.adapters.slot(digest)
@@ -233,6 +256,17 @@ class Runner(DeviceAdapters):
         if len(packed.newest):
             packed.tokens[packed.newest] = self.last_tokens[packed.newest_slots]
         return packed.tokens
+
+
+def _on_host(content: torch.Tensor) -> Callable[[], PageBytes]:
+    """Begin to copy pages to the host. The function returns them there, and waits until they are."""
+    host, arrival = to_host(content), DeviceToHostEvent(content.device)
+
+    def ready() -> PageBytes:
+        arrival.wait()
+        return host.numpy()
+
+    return ready
 
 
 def _write_guesses(

@@ -2,6 +2,7 @@
 
     python -m personae.evals.isolation --seeds 100
     python -m personae.evals.isolation --seeds 100 --speculate draft --draft-model DIR
+    python -m personae.evals.isolation --seeds 100 --tier-fails 0.2
 
 A seed defines some requests (base and adapters, prompts that share beginnings or continue answers, free and
 bound, all sampling parameters), the sizes of an engine with memory for a few of them, and the order of
@@ -13,8 +14,11 @@ the differences. Exit code 1 if there are more.
 """
 
 from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Annotated, NamedTuple
 
 import typer
@@ -23,6 +27,7 @@ from personae.api.bundled import DEMO
 from personae.engine.sequence import TokenLogprobs
 from personae.evals.isolation.fixture import EngineFixture, ObservedStream
 from personae.evals.isolation.load import Load
+from personae.evals.isolation.tier import UnreliableTier
 from personae.evals.isolation.traffic import Past, RandomTraffic, draw_scene
 
 ROUNDING = 2e-4  # of a log-probability in float32
@@ -73,17 +78,31 @@ def _near(a: object, b: object, rounding: float) -> bool:
 
 
 def play(
-    fixture: EngineFixture, seed: int, requests: int, rounding: float, speculate: str = "ngram"
+    fixture: EngineFixture,
+    seed: int,
+    requests: int,
+    rounding: float,
+    speculate: str = "ngram",
+    tier_fails: float | None = None,
 ) -> tuple[list[StreamDifference], Counter[str]]:
-    """The differences of one seed, and what happened in it."""
+    """The differences of one seed, and what happened in it. With `tier_fails`, pages go to a disk, and this
+    share of its operations goes wrong."""
     dice = Random(seed)
     scene, traffic = draw_scene(dice, fixture), RandomTraffic(dice, fixture)
     past: Past = []
     for number in range(requests):
         log = traffic.draw(f"{seed}-{number}", past)
         past.append((log, fixture.alone(log)))
-    clients = Load(fixture, scene, (log for log, _ in past), dice, speculate)
-    clients.play()
+    with ExitStack() as stack:
+        tier = None
+        if tier_fails is not None:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            page_bytes = fixture.page_bytes(scene.layout, speculate)
+            tier = UnreliableTier(folder, page_bytes, Random(seed), tier_fails)
+            stack.callback(tier.close)
+            scene = replace(scene, losses=max(scene.losses, 0.03))  # after which it has something to give
+        clients = Load(fixture, scene, (log for log, _ in past), dice, speculate, tier)
+        clients.play()
     differences = []
     for log, alone in past:
         left = log.id in clients.left
@@ -110,6 +129,10 @@ def main(
         list[str] | None, typer.Option(help=f"Only this of {', '.join(WAYS)}. Repeatable.")
     ] = None,
     speculate: Annotated[str, typer.Option(help="As of `personae serve`.")] = "ngram",
+    tier_fails: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Keep pages on a disk, and have this share of operations fail."),
+    ] = None,
     draft_model: Annotated[Path | None, typer.Option(help="For draft or auto: a model or a head.")] = None,
     model: Annotated[Path, typer.Option(help="A model folder.")] = DEMO / "model",
     adapters: Annotated[Path, typer.Option(help="A folder of adapter folders.")] = DEMO / "adapters",
@@ -125,7 +148,7 @@ def main(
         happened: Counter[str] = Counter()
         differ: list[StreamDifference] = []
         for seed in range(first, first + seeds):
-            found, what = play(fixture, seed, requests, rounding, speculate)
+            found, what = play(fixture, seed, requests, rounding, speculate, tier_fails)
             happened += what
             differ += found
             for one in found:

@@ -20,6 +20,7 @@ from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog, TokenLogprobs
 from personae.engine.speculation.forced import Retokenizer
 from personae.engine.step import StepEngine, by_tenant
+from personae.engine.tiers.tier import Tier
 from personae.engine.tokens import Tokenizer
 from personae.engine.worker.runner import Runner
 from personae.errors import GrammarError
@@ -112,16 +113,30 @@ class EngineFixture:
                 return None
         return self.grammars[spec]
 
-    def engine(self, layout: MemoryLayout, ranks: int, speculate: str = "off") -> StepEngine:
+    def engine(
+        self, layout: MemoryLayout, ranks: int, speculate: str = "off", tier: Tier | None = None
+    ) -> StepEngine:
         """A new engine with room for this many ranks of adapters. Unwritten memory is NaN. `speculate`: as
         `--speculate`; unless it is "off" or "ngram", the draft model or head guesses too."""
         sizes = Sizes(layout, self.model.dtype, 0, ranks, 0, 0)
         draft = None if speculate in ("off", "ngram") else self._draft
         engine = EngineBuilder(
-            self.model, self._shapes, sizes, self._retokenizer, False, self._taken, speculate, draft=draft
+            self.model,
+            self._shapes,
+            sizes,
+            self._retokenizer,
+            False,
+            self._taken,
+            speculate,
+            draft=draft,
+            tier=tier,
         ).build()
         device_of(engine).kv.data.fill_(torch.nan)
         return engine
+
+    def page_bytes(self, layout: MemoryLayout, speculate: str) -> int:
+        """The bytes of a page of such an engine, as a tier gets them."""
+        return device_of(self.engine(layout, self.ranks[-1], speculate)).kv.content_bytes
 
     def _taken(self, digest: str, source: AdapterSource) -> Adapter:
         return self.adapters[digest]

@@ -12,9 +12,11 @@ from personae.engine.plan import StepPlan
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.scheduling.sequence_table import PageFetch
 from personae.engine.sequence import SequenceLog
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import by_tenant
+from personae.engine.tiers.tier import Tier
 from personae.engine.worker.worker import PackedStep
 from personae.evals.isolation.fixture import EngineFixture, ObservedStream, device_of
 from personae.evals.isolation.traffic import IsolationScenario
@@ -31,9 +33,11 @@ class Load:
         logs: Iterable[SequenceLog],
         dice: Random,
         speculate: str = "ngram",
+        tier: Tier | None = None,
     ) -> None:
         self._fixture, self._scene, self._dice = fixture, scene, dice
         self._speculate = speculate
+        self._tier = tier
         self._coming = deque(logs)
         self.streams = {log.id: ObservedStream() for log in self._coming}
         self.left: set[str] = set()
@@ -51,6 +55,9 @@ class Load:
                 moves.append(self._run)
             if self._unread is not None:
                 moves.append(self._read)
+            self._fetches += self._scheduler.take_fetches()
+            if self._fetches:
+                moves.append(self._fetch)
             if len(self._queue) + (self._unread is not None) < self._scene.lookahead:
                 moves.append(self._plan)
             in_vain = 0 if self._dice.choice(moves)() else in_vain + 1
@@ -64,10 +71,17 @@ class Load:
 
     def _open(self) -> None:
         """An engine with nothing in it."""
-        self._engine = self._fixture.engine(self._scene.layout, self._scene.ranks, self._speculate)
+        self._engine = self._fixture.engine(
+            self._scene.layout, self._scene.ranks, self._speculate, self._tier
+        )
         drafts = 0 if self._speculate == "off" else MAX_DRAFTS
         policy = TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters(), patience=400)
-        self._scheduler = Scheduler(self._scene.layout, policy, background=4, sharing=True, drafts=drafts)
+        if self._tier is not None:
+            self._tier.forget_fetches()
+        self._fetches: list[PageFetch] = []
+        self._scheduler = Scheduler(
+            self._scene.layout, policy, background=4, sharing=True, drafts=drafts, tier=self._tier
+        )
         self._live: dict[str, SequenceLog] = {}
         self._held: Counter[str] = Counter()  # how many sequences hold each adapter
         self._queue: deque[StepPlan | str] = deque()  # the executor's queue: steps and releases
@@ -82,6 +96,16 @@ class Load:
             self._held[log.adapter] += 1
         self._live[log.id] = self._coming.popleft()
         self._scheduler.add(log, speculates=log.params.speculate)
+        return True
+
+    def _fetch(self) -> bool:
+        """The tier ends a fetch, or takes too long."""
+        assert self._tier is not None
+        fetch = self._fetches.pop(self._dice.randrange(len(self._fetches)))
+        if self._dice.random() < 0.1:
+            self._scheduler.abandon_fetch(fetch.ticket)
+        count = self._tier.fetch(fetch.ticket, fetch.keys)
+        self._scheduler.fetched(fetch.ticket, count)
         return True
 
     def _plan(self) -> bool:
@@ -151,6 +175,7 @@ class Load:
 
     def _count(self) -> None:
         """The engine's own counters."""
+        self.happened["tokens from the tier"] += self._scheduler.counters.tier_hits
         self.happened["preemptions"] += self._scheduler.counters.preemptions
         self.happened["jumped tokens"] += self._scheduler.counters.jumped
         for source, accepted in self._scheduler.counters.accepted_by.items():

@@ -1,6 +1,7 @@
 """The frontend and the engine core as two processes, with a tiny model: streams continue whatever happens to
 the engine core."""
 
+import dataclasses
 import os
 import random
 import re
@@ -26,6 +27,8 @@ from personae.actors.frontend import engine_process
 from personae.actors.kit.child import Incident
 from personae.actors.multi_process import MultiProcessEngine, open_multi_process
 from personae.actors.options import EngineOptions
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import SequenceLog
 from personae.errors import EngineLost, ModelLoadError, Overloaded, RequestFailed
 
 pytestmark = [
@@ -108,6 +111,30 @@ async def test_streams_continue_token_for_token_when_the_engine_core_is_killed(o
         assert same(calm, after)
         stats = engine_processes.client.stats()
         assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
+
+
+async def test_an_engine_core_that_was_killed_finds_its_prefixes_on_the_disk(options, tmp_path) -> None:
+    disk = dataclasses.replace(options, kv_disk=tmp_path, kv_disk_bytes=2**24)
+    prompt = tuple(random.Random(5).choices(range(4, 200), k=200))
+    params = SamplingParams(max_tokens=4, temperature=0.0, seed=0)
+
+    def written() -> int:
+        return sum(path.read_bytes().count(b"PKVPAGE1") for path in tmp_path.rglob("pages-*.kv"))
+
+    async with open_multi_process(disk, max_restarts=20) as engine_processes:
+        client, found = engine_processes.client, []
+        for restarts in range(2):
+            log = SequenceLog(f"{restarts}", prompt, len(prompt), params, salt=b"ann")
+            with anyio.fail_after(PATIENCE):
+                async with client.stream([log]) as stream:
+                    deltas = [delta async for delta in stream]
+                found.append((deltas[0].cached, [token for delta in deltas for token in delta.tokens]))
+                if not restarts:
+                    await soon(lambda: written() >= 12, "the pages are on the disk")
+                    [pid] = engine_cores()
+                    os.kill(pid, signal.SIGKILL)
+                    await soon(lambda: client.stats().restarts == 1 and client.stats().ready, "it is back")
+    assert found == [(0, found[0][1]), (192, found[0][1])]
 
 
 async def test_an_exception_in_the_executor_is_reported_with_its_output_and_the_streams_continue(

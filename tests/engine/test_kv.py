@@ -47,6 +47,23 @@ def test_copying_a_page_copies_it_in_all_layers_and_nothing_else() -> None:
     assert torch.equal(kv.data[:, :, 2:], before[:, :, 2:])
 
 
+@pytest.mark.parametrize("granule", [0, 2**14])
+def test_the_content_of_pages_is_the_same_in_any_order_of_the_memory(granule: int) -> None:
+    specs = read_config(model_folder("mistral")).kv_specs
+    memory = Granules(granule, free=100) if granule else None
+    kv = KVCache(specs, LAYOUT, torch.float32, torch.device("cpu"), memory=memory)
+    layered = cache()
+    for cached in (kv, layered):
+        cached.data.copy_(torch.arange(kv.data.numel()).view(kv.data.shape))
+    content = kv.read_pages([4, 1])
+    assert content.shape == (2, kv.content_bytes)
+    assert torch.equal(content, layered.read_pages([4, 1]))
+    before = kv.data.clone()
+    kv.write_pages([0, 5], content)
+    assert torch.equal(kv.data[:, :, [0, 5]], before[:, :, [4, 1]])
+    assert torch.equal(kv.data[:, :, 1:5], before[:, :, 1:5])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_cache_of_fp8_takes_a_byte_a_number_and_gives_nearly_the_same_logits(dtype: str) -> None:
     decoder = load_model(model_folder("llama", head_dim=32), device=torch.device("cpu"), dtype=dtype)

@@ -44,6 +44,25 @@ def test_every_stream_is_what_it_is_alone(fixture: EngineFixture, way: str) -> N
     assert happened.keys() >= DISTURBS[way], "it does not show all"
 
 
+def test_a_tier_that_fails_now_and_then_changes_no_stream(fixture: EngineFixture, way: str) -> None:
+    happened: Counter[str] = Counter()
+    differ: list[StreamDifference] = []
+    rounding = ROUNDING if way == "float32" else 0.0
+    for seed in range(MOST):
+        found, what = play(fixture, seed, 8, rounding, tier_fails=0.1)
+        differ += found
+        happened += what
+        if happened["tokens from the tier"] > 50:
+            break
+    assert not judged(differ, happened["tokens"], rounding), differ
+    assert happened["tokens from the tier"] > 50, "it shows nothing of the tier"
+
+
+def test_a_page_that_is_not_fetched_is_seen(fixture: EngineFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVCache, "write_pages", lambda kv, pages, content: None)
+    assert any(play(fixture, seed, 8, ROUNDING, tier_fails=0.0)[0] for seed in range(MOST))
+
+
 def test_drafts_of_a_model_change_no_stream(way: str) -> None:
     model = DEMO / "model"
     drafting = EngineFixture(model, [DEMO / "adapters"], *WAYS[way], model)

@@ -25,7 +25,8 @@ from personae.actors.simulation.world import InvariantViolated, simulate
 from personae.engine.scheduling import live
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.live import LiveSequence
-from personae.engine.scheduling.prefix import PrefixCache, root_key
+from personae.engine.scheduling.page_names import root_key
+from personae.engine.scheduling.prefix import PrefixCache
 from personae.engine.scheduling.running import RunningTable
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.scheduling.sequence_table import SequenceTable

@@ -26,7 +26,7 @@ from personae.actors.replicas.launch import launch_replicas, open_replicas, shar
 from personae.actors.replicas.source import LocalSource
 from personae.actors.spawn import COMMAND
 from personae.engine.params import SamplingParams
-from personae.engine.scheduling.kv_events import block_names
+from personae.engine.scheduling.page_names import block_names
 from personae.engine.sequence import SequenceLog
 from personae.engine.tokens import Tokenizer
 from personae.errors import EngineLost, LoadError, ModelLoadError, RequestError

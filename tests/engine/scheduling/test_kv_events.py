@@ -10,10 +10,10 @@ from personae.engine.scheduling.kv_events import (
     BlockRemoved,
     BlockStored,
     KVEventRecorder,
-    block_names,
 )
+from personae.engine.scheduling.page_names import block_names, root_key
 from personae.engine.scheduling.pages import PagePool
-from personae.engine.scheduling.prefix import PrefixCache, root_key
+from personae.engine.scheduling.prefix import PrefixCache
 from personae.engine.sequence import SequenceLog
 
 SIZE = 4

@@ -2,8 +2,9 @@
 
 import pytest
 
+from personae.engine.scheduling.page_names import root_key
 from personae.engine.scheduling.pages import PagePool
-from personae.engine.scheduling.prefix import CacheHandle, PrefixCache, PrefixHit, root_key
+from personae.engine.scheduling.prefix import CacheHandle, PrefixCache, PrefixHit
 
 KEY = root_key(b"tenant", None)
 

@@ -1,0 +1,113 @@
+"""The simulated disk: keeps the cells of pages across the deaths of an engine core, slowly and unreliably."""
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from personae.actors.simulation.loop import SimulationThreads
+from personae.actors.simulation.trouble import Costs
+from personae.engine.plan import PageKey
+from personae.engine.tiers.tier import TierCounts
+
+STALL_SECONDS = 20.0
+
+
+class SimulatedTier:
+    """Implements `engine.tiers.tier.Tier`, with at most `bound` pages. Of its operations, `fails` (a share)
+    go wrong: a page is not stored, is lost, or is fetched only after `STALL_SECONDS`."""
+
+    def __init__(self, bound: int, fails: float, costs: Costs, threads: SimulationThreads, seed: int) -> None:
+        self.fetched = 0
+        self._bound = bound
+        self._fails = fails
+        self._costs = costs
+        self._threads = threads
+        self._dice = random.Random(seed)
+        self._cells: OrderedDict[bytes, tuple[PageKey, Any]] = OrderedDict()
+        self._tickets: dict[int, list[Any]] = {}
+        self._next_ticket = 0
+        self._counts = TierCounts()
+
+    @property
+    def pages(self) -> int:
+        """See TierIndex."""
+        return len(self._cells)
+
+    @property
+    def room(self) -> int:
+        """See TierIndex."""
+        return 0 if self._strikes() else 8
+
+    def has(self, name: bytes) -> bool:
+        """See TierIndex."""
+        return name in self._cells
+
+    def seconds(self, pages: int) -> float | None:
+        """See TierIndex."""
+        return None if self._strikes() else pages * self._costs.fetch
+
+    def reserve(self, pages: int) -> int:
+        """See TierIndex."""
+        self._next_ticket += 1
+        self._tickets[self._next_ticket] = []
+        return self._next_ticket
+
+    def discard(self, ticket: int) -> None:
+        """See TierIndex."""
+        self._tickets.pop(ticket, None)
+
+    def counts(self) -> TierCounts:
+        """See TierIndex."""
+        counts, self._counts = self._counts, TierCounts()
+        return counts
+
+    def store(self, keys: Sequence[PageKey], ready: Callable[[], Any]) -> None:
+        """See Tier."""
+        for key, cells in zip(keys, ready(), strict=True):
+            if self._strikes():
+                continue
+            self._cells[key.name] = key, cells
+            self._counts = self._counts._replace(stored=self._counts.stored + 1)
+            while len(self._cells) > self._bound:
+                self._cells.popitem(last=False)
+
+    def fetch(self, ticket: int, keys: Sequence[PageKey]) -> int:
+        """See Tier."""
+        if ticket not in self._tickets:
+            return 0
+        if self._strikes():
+            self._threads.sleep(STALL_SECONDS)
+        found: list[Any] = []
+        for key in keys:
+            self._threads.sleep(self._costs.fetch)
+            if self._strikes():
+                self._cells.pop(key.name, None)
+                self._counts = self._counts._replace(errors=self._counts.errors + 1)
+            kept = self._cells.get(key.name)
+            if kept is None or kept[0] != key:
+                break
+            self._cells.move_to_end(key.name)
+            found.append(kept[1])
+        self._tickets[ticket] = found
+        self.fetched += len(found)
+        return len(found)
+
+    def take(self, ticket: int) -> Any:
+        """See Tier."""
+        return self._tickets[ticket]
+
+    def forget_fetches(self) -> None:
+        """See Tier."""
+        self._tickets.clear()
+
+    @property
+    def tickets(self) -> int:
+        """How many fetches are held."""
+        return len(self._tickets)
+
+    def close(self) -> None:
+        """See Tier."""
+
+    def _strikes(self) -> bool:
+        return self._fails > 0 and self._dice.random() < self._fails

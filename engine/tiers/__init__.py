@@ -1,0 +1,1 @@
+"""Where pages of the KV cache lie when the device has no room for them."""

@@ -1,0 +1,438 @@
+"""The tier on a disk: files of many pages, which survive the process.
+
+    FOLDER/IDENTITY/NUMBER/lock            locked by the engine that has this part open
+    FOLDER/IDENTITY/NUMBER/pages-00000.kv  slots of equal size, each a header and a page
+
+The identity is a digest of everything besides the tokens that decides a page's content. A header has it too,
+with the page's name, its parent's name and its tokens, which are compared with what was asked for, and
+checksums. So a page that is torn, damaged or of another model is never used: it is computed. A page that is
+no longer needed is overwritten, the least recently used one first.
+
+Whatever fails is logged in one sentence and counted. Requests are computed as without a tier.
+"""
+
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import queue
+import re
+import shutil
+import struct
+import threading
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from personae.engine.plan import PageKey
+from personae.engine.tiers.tier import PageBytes, TierCounts
+from personae.kernels.sizes import size_text
+
+FILE_BYTES = 64 * 2**20  # of a file, about
+QUEUE_BYTES = 64 * 2**20  # that wait to be written
+STAGED_BYTES = 512 * 2**20  # fetched and not yet copied into the cache
+RETRY_SECONDS = 30.0  # without writes after one has failed
+CLOSE_SECONDS = 5.0
+_EXPECTED_RATE = 1e9  # bytes a second, until a fetch was measured
+_OVERDUE = 8.0  # a fetch that takes so many times as long as expected, and a second, stops further ones
+
+_HEADER = struct.Struct("<8s16sQ32s32sHI")  # magic, identity, number of the write, name, parent, tokens, crc
+_MAGIC = b"PKVPAGE1"
+_CHECKSUM = struct.Struct("<I")
+_ALIGNMENT = 512
+_IDENTITY_NAME = re.compile(r"[0-9a-f]{32}")
+
+_log = logging.getLogger("personae.kv")
+
+
+class DiskTier:
+    """Implements `Tier` in `folder`, with at most `bound` bytes there, in pages of `page_bytes`.
+
+    `identity` says what else decides a page's content. Up to `parts` engines may use the folder at once, each
+    with its part of the bound. `token_bytes` is the longest `PageKey.tokens`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        bound: int,
+        page_bytes: int,
+        identity: str,
+        *,
+        parts: int = 1,
+        token_bytes: int = 512,
+    ) -> None:
+        self.page_bytes = page_bytes
+        self._header_bytes = -(-(_HEADER.size + token_bytes + _CHECKSUM.size) // _ALIGNMENT) * _ALIGNMENT
+        self._slot_bytes = -(-(self._header_bytes + page_bytes) // _ALIGNMENT) * _ALIGNMENT
+        self._slots_of_a_file = max(FILE_BYTES // self._slot_bytes, 1)
+        self._capacity = bound // parts // self._slot_bytes
+        self._identity = hashlib.sha256(f"{identity} {page_bytes} {self._slot_bytes}".encode()).digest()[:16]
+        self._lock = threading.Lock()
+        self._index: OrderedDict[bytes, int] = OrderedDict()  # slots by name, the least recently used first
+        self._free: list[int] = []
+        self._used = 0  # slots below this one have been given out
+        self._files: list[int] = []
+        self._writes = 0
+        self._queue: queue.SimpleQueue[tuple[Sequence[PageKey], Callable[[], PageBytes]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._queued = 0  # pages
+        self._tickets: dict[int, int] = {}  # pages reserved
+        self._staged: dict[int, PageBytes] = {}
+        self._fetching: dict[int, tuple[float, float, int]] = {}  # when it is overdue, when begun, pages
+        self._next_ticket = 0
+        self._page_seconds = page_bytes / _EXPECTED_RATE
+        self._stored = self._errors = 0
+        self._silent_until = 0.0  # no writes before
+        self._reported: set[str] = set()
+        self._part: Path | None = None
+        self._part_lock = -1
+        self.scanned = threading.Event()  # the index is complete
+        if not self._capacity:
+            self._report(f"--kv-disk-bytes is too small: a page takes {size_text(self._slot_bytes)}")
+            self.scanned.set()
+            return
+        self._writer = threading.Thread(target=self._run, name="kv-disk", daemon=True)
+        opened = False
+        try:
+            opened = self._open(folder, parts)
+        except OSError as error:
+            self._report(f"--kv-disk cannot be used, prompts are computed: {error}")
+        if opened:
+            self._writer.start()
+        else:
+            self.scanned.set()
+
+    # Opening
+
+    def _open(self, folder: Path, parts: int) -> bool:
+        """Lock a part of the folder. False if others have all of them. Raises OSError."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = folder / self._identity.hex()
+        own.mkdir(mode=0o700, exist_ok=True)
+        for number in range(parts):
+            part = own / str(number)
+            part.mkdir(mode=0o700, exist_ok=True)
+            lock = _locked(part)
+            if lock is not None:
+                self._part, self._part_lock = part, lock
+                break
+        else:
+            self._report(f"another server uses {folder}; prompts are computed")
+            return False
+        with suppress(OSError):  # then they stay
+            for other in folder.iterdir():
+                if other != own and _IDENTITY_NAME.fullmatch(other.name):
+                    _delete_unused(other)
+        return True
+
+    def _scan(self) -> None:
+        """Find the pages of an earlier process."""
+        assert self._part is not None
+        found: list[tuple[int, bytes, int]] = []
+        files = -(-self._capacity // self._slots_of_a_file)
+        for path in sorted(self._part.glob("pages-*.kv")):
+            if path.name not in {f"pages-{len(self._files):05}.kv"} or len(self._files) >= files:
+                path.unlink()  # beyond the bound, or behind a gap
+                continue
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._files.append(file)
+            first = (len(self._files) - 1) * self._slots_of_a_file
+            unused = self._slot_bytes - self._header_bytes - self.page_bytes  # at the end of a slot
+            whole = (os.fstat(file).st_size + unused) // self._slot_bytes
+            count = min(whole, self._slots_of_a_file, self._capacity - first)
+            for slot in range(first, first + count):
+                header = self._read_header(os.pread(file, self._header_bytes, self._offset(slot)))
+                if header is None:
+                    self._free.append(slot)
+                else:
+                    found.append((header[0], header[1], slot))
+            self._free += range(first + count, min(first + self._slots_of_a_file, self._capacity))
+        self._used = min(len(self._files) * self._slots_of_a_file, self._capacity)
+        found.sort()
+        with self._lock:
+            for number, name, slot in found:
+                self._writes = number + 1
+                if (older := self._index.pop(name, None)) is not None:
+                    self._free.append(older)
+                self._index[name] = slot
+
+    def _read_header(self, data: bytes | memoryview) -> tuple[int, bytes, bytes, bytes, int] | None:
+        """A slot's number of the write, name, parent, tokens and checksum of the page; None if there is no
+        whole header of this identity."""
+        if len(data) < self._header_bytes:
+            return None
+        magic, identity, number, name, parent, length, checksum = _HEADER.unpack_from(data)
+        end = _HEADER.size + length
+        if magic != _MAGIC or identity != self._identity or end + _CHECKSUM.size > self._header_bytes:
+            return None
+        if _CHECKSUM.unpack_from(data, end)[0] != zlib.crc32(data[:end]):
+            return None
+        return number, name, parent, bytes(data[_HEADER.size : end]), checksum
+
+    def _offset(self, slot: int) -> int:
+        return slot % self._slots_of_a_file * self._slot_bytes
+
+    # What the scheduler asks
+
+    @property
+    def pages(self) -> int:
+        """See TierIndex."""
+        return len(self._index)
+
+    @property
+    def room(self) -> int:
+        """See TierIndex."""
+        if self._part is None or time.monotonic() < self._silent_until:
+            return 0
+        return max(QUEUE_BYTES // self.page_bytes, 1) - self._queued
+
+    def has(self, name: bytes) -> bool:
+        """See TierIndex."""
+        return name in self._index
+
+    def seconds(self, pages: int) -> float | None:
+        """See TierIndex."""
+        with self._lock:
+            reserved = sum(self._tickets.values())
+            if reserved and (reserved + pages) * self.page_bytes > STAGED_BYTES:
+                return None
+            now = time.monotonic()
+            if any(overdue < now for overdue, _, _ in self._fetching.values()):
+                return None
+            before = sum(count for _, _, count in self._fetching.values())
+            return (before + pages) * self._page_seconds
+
+    def reserve(self, pages: int) -> int:
+        """See TierIndex."""
+        with self._lock:
+            ticket = self._next_ticket
+            self._next_ticket += 1
+            self._tickets[ticket] = pages
+            return ticket
+
+    def discard(self, ticket: int) -> None:
+        """See TierIndex."""
+        with self._lock:
+            self._tickets.pop(ticket, None)
+            self._staged.pop(ticket, None)
+
+    def counts(self) -> TierCounts:
+        """See TierIndex."""
+        with self._lock:
+            counts = TierCounts(self._stored, self._errors)
+            self._stored = self._errors = 0
+            return counts
+
+    # Fetching
+
+    def fetch(self, ticket: int, keys: Sequence[PageKey]) -> int:
+        """See Tier."""
+        begun = time.monotonic()
+        with self._lock:
+            if ticket not in self._tickets:
+                return 0
+            expected = len(keys) * self._page_seconds
+            self._fetching[ticket] = (begun + _OVERDUE * expected + 1, begun, len(keys))
+        count = 0
+        try:
+            pages = np.empty((len(keys), self.page_bytes), np.uint8)
+            for key, page in zip(keys, pages, strict=True):
+                if not self._read(key, page):
+                    break
+                count += 1
+        finally:
+            with self._lock:
+                del self._fetching[ticket]
+                if count:
+                    took = (time.monotonic() - begun) / count
+                    self._page_seconds += (took - self._page_seconds) / 4
+                    if ticket in self._tickets:
+                        self._staged[ticket] = pages
+                for key in reversed(keys[:count]):  # a page is not needed longer than those before it
+                    if key.name in self._index:
+                        self._index.move_to_end(key.name)
+        return count
+
+    def _read(self, key: PageKey, page: PageBytes) -> bool:
+        """Read a page, and check that it is the right one and whole."""
+        slot = self._index.get(key.name)
+        if slot is None:
+            return False
+        header = bytearray(self._header_bytes)
+        try:
+            file = self._files[slot // self._slots_of_a_file]
+            read = os.preadv(file, [header, page.data], self._offset(slot))
+        except OSError as error:
+            self._report(f"a page cannot be read from --kv-disk, it is computed: {error}")
+            read = 0
+        if read == self._header_bytes + self.page_bytes:
+            found = self._read_header(memoryview(header))
+            if found is not None and found[1:4] == key and found[4] == zlib.crc32(page.data):
+                return True
+        with self._lock:
+            if self._index.get(key.name) == slot:  # else it was overwritten meanwhile
+                del self._index[key.name]
+                self._free.append(slot)
+                self._errors += 1
+        return False
+
+    def take(self, ticket: int) -> PageBytes:
+        """See Tier."""
+        with self._lock:
+            return self._staged[ticket]
+
+    def forget_fetches(self) -> None:
+        """See Tier."""
+        with self._lock:
+            self._tickets.clear()
+            self._staged.clear()
+
+    # Writing
+
+    def store(self, keys: Sequence[PageKey], ready: Callable[[], PageBytes]) -> None:
+        """See Tier."""
+        if self._part is None:
+            return
+        with self._lock:
+            self._queued += len(keys)
+        self._queue.put((keys, ready))
+
+    def _run(self) -> None:
+        """The writer's thread."""
+        try:
+            self._scan()
+        except OSError as error:
+            self._report(f"the pages in --kv-disk cannot be read, prompts are computed: {error}")
+        self.scanned.set()
+        while (item := self._queue.get()) is not None:
+            keys, ready = item
+            try:
+                if time.monotonic() >= self._silent_until:
+                    for key, page in zip(keys, ready(), strict=True):
+                        if key.name not in self._index:
+                            self._write(key, page)
+            except OSError as error:
+                self._silent_until = time.monotonic() + RETRY_SECONDS
+                self._report(f"pages cannot be written to --kv-disk, prompts are computed: {error}")
+            finally:
+                with self._lock:
+                    self._queued -= len(keys)
+
+    def _write(self, key: PageKey, page: PageBytes) -> None:
+        """Write a page to a free slot. Raises OSError."""
+        slot = self._free_slot()
+        if slot is None:
+            return
+        header = _HEADER.pack(
+            _MAGIC, self._identity, self._writes, key.name, key.parent, len(key.tokens), zlib.crc32(page.data)
+        )
+        header += key.tokens
+        header += _CHECKSUM.pack(zlib.crc32(header))
+        try:
+            assert len(header) <= self._header_bytes, "token_bytes is too small"
+            file = self._files[slot // self._slots_of_a_file]
+            written = os.pwritev(
+                file, [header.ljust(self._header_bytes, b"\0"), page.data], self._offset(slot)
+            )
+            if written != self._header_bytes + self.page_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except BaseException:
+            self._free.append(slot)
+            raise
+        with self._lock:
+            self._writes += 1
+            self._stored += 1
+            self._index[key.name] = slot
+
+    def _free_slot(self) -> int | None:
+        """A free slot: of a new file, if the bound and the disk allow it, else that of the least recently
+        used page."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        if self._used == len(self._files) * self._slots_of_a_file and self._used < self._capacity:
+            self._add_file()
+        with self._lock:
+            if self._used < min(self._capacity, len(self._files) * self._slots_of_a_file):
+                self._used += 1
+                return self._used - 1
+            if not self._index:
+                return None
+            _, slot = self._index.popitem(last=False)
+            return slot
+
+    def _add_file(self) -> None:
+        """Add a file, with all of its room on the disk. If the disk is full, the files there are all that
+        there will be. Raises OSError."""
+        assert self._part is not None
+        slots = min(self._slots_of_a_file, self._capacity - self._used)
+        path = self._part / f"pages-{len(self._files):05}.kv"
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(file, 0, slots * self._slot_bytes)
+        except OSError as error:
+            os.close(file)
+            path.unlink()
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or not self._files:
+                raise
+            self._capacity = self._used
+            held = size_text(self._used * self._slot_bytes)
+            self._report(f"the disk of --kv-disk is full; {held} of pages stay the most there: {error}")
+            return
+        self._files.append(file)
+
+    def close(self) -> None:
+        """See Tier."""
+        if self._part is None:
+            return
+        self._queue.put(None)
+        self._writer.join(CLOSE_SECONDS)
+        if self._writer.is_alive():
+            return  # a disk that does not answer; the system closes the files
+        for file in (*self._files, self._part_lock):
+            with suppress(OSError):
+                os.close(file)
+        self._part = None
+
+    def _report(self, sentence: str) -> None:
+        """Count a failure, and log it the first time."""
+        with self._lock:
+            self._errors += 1
+        if sentence not in self._reported:
+            self._reported.add(sentence)
+            _log.warning("%s", sentence)
+
+
+def _locked(part: Path) -> int | None:
+    """The open lock of a part; None if another process, or another engine of this one, has it."""
+    file = os.open(part / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _delete_unused(folder: Path) -> None:
+    """Delete the pages of another model, unless a server has them open: they can never be used here, and the
+    bound holds for the whole folder."""
+    for part in folder.iterdir():
+        if part.is_symlink() or not (part / "lock").is_file():
+            return
+        lock = _locked(part)
+        if lock is None:
+            return
+        os.close(lock)
+    shutil.rmtree(folder, ignore_errors=True)

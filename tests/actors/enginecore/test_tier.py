@@ -1,0 +1,131 @@
+"""Prefixes survive a restart with --kv-disk, for their tenant, model and tokens only."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+from tiny_models import VOCAB, model_folder
+from virtual_clock import real_clock
+
+from personae.actors.assembly import assemble
+from personae.actors.in_process import open_in_process
+from personae.actors.options import EngineOptions
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import SequenceLog
+from personae.engine.tiers.disk import DiskTier
+
+pytestmark = real_clock
+PROMPT = tuple(random.Random(0).choices(range(4, VOCAB), k=200))
+PARAMS = SamplingParams(max_tokens=8, temperature=0.0, seed=0)
+WHOLE = 192  # tokens of the prompt in full pages
+
+
+class Served:
+    """What one run of the server answered."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.cached: int | None = None
+        self.hits = self.stored = self.errors = 0
+
+
+async def serve(options: EngineOptions, salt: bytes = b"ann", *, keeps: bool = True) -> Served:
+    """A server starts, answers one request, stores what it computed if it `keeps` any, and stops."""
+    assembly, served = assemble(options), Served()
+    tier = assembly.engine_spec.tier
+    if isinstance(tier, DiskTier):
+        await anyio.to_thread.run_sync(tier.scanned.wait)
+    log = SequenceLog("a", PROMPT, len(PROMPT), PARAMS, salt=salt)
+    async with open_in_process(assembly.engine_spec) as client:
+        async with client.stream([log]) as stream:
+            async for delta in stream:
+                served.tokens += delta.tokens
+                served.cached = delta.cached if served.cached is None else served.cached
+        with anyio.fail_after(20):
+            while keeps and tier is not None and tier.pages * 16 < WHOLE:  # noqa: ASYNC110 - a thread's work
+                await anyio.sleep(0.01)
+        counters = client.stats().counters
+        served.hits, served.stored, served.errors = (
+            counters.tier_hits,
+            counters.tier_stored,
+            counters.tier_errors,
+        )
+    if tier is not None:
+        await anyio.to_thread.run_sync(tier.close)
+    return served
+
+
+def options_of(**changes: object) -> EngineOptions:
+    base = EngineOptions(
+        model_folder("qwen3"), device="cpu", dtype="float32", max_seqs=4, max_batch_tokens=64, kv_memory=2**22
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]  # the fields'
+
+
+async def test_a_restarted_server_finds_a_tenants_prefix_and_no_other_finds_it(tmp_path: Path) -> None:
+    off = await serve(options_of())
+    on = options_of(kv_disk=tmp_path, kv_disk_bytes=2**24)
+    first, second, other = await serve(on), await serve(on), await serve(on, b"bob")
+    assert (first.cached, second.cached, other.cached) == (0, WHOLE, 0)
+    assert (first.hits, second.hits, other.hits) == (0, WHOLE, 0)
+    assert off.tokens == first.tokens == second.tokens == other.tokens
+    changed = await serve(replace(on, dtype="bfloat16"))
+    assert changed.cached == 0, "another numerics class"
+
+
+async def test_a_damaged_page_is_computed(tmp_path: Path) -> None:
+    on = options_of(kv_disk=tmp_path, kv_disk_bytes=2**24)
+    first = await serve(on)
+    _flip_a_bit(tmp_path)
+    again = await serve(on, keeps=False)
+    assert again.tokens == first.tokens
+    assert again.cached is not None
+    assert again.cached < WHOLE
+    assert again.errors == 1
+
+
+async def test_a_folder_that_is_a_file_is_one_sentence_and_all_is_computed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    served = await serve(options_of(kv_disk=tmp_path / "file", kv_disk_bytes=2**24), keeps=False)
+    assert served.tokens == (await serve(options_of())).tokens
+    assert served.errors == 1
+    assert len([record for record in caplog.records if "--kv-disk" in record.message]) == 1
+
+
+async def test_a_read_that_hangs_delays_a_request_by_its_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = options_of(kv_disk=tmp_path, kv_disk_bytes=2**24)
+    first = await serve(on)
+    release = anyio.Event()
+
+    def hang(self: DiskTier, ticket: int, keys: object) -> int:
+        anyio.from_thread.run(release.wait)
+        return 0
+
+    monkeypatch.setattr(DiskTier, "fetch", hang)
+    monkeypatch.setattr("personae.engine.scheduling.sequence_table.LONGEST_FETCHES", (0.05, 0.2))
+    assembly = assemble(on)
+    tier = assembly.engine_spec.tier
+    assert isinstance(tier, DiskTier)
+    await anyio.to_thread.run_sync(tier.scanned.wait)
+    log = SequenceLog("a", PROMPT, len(PROMPT), PARAMS, salt=b"ann")
+    tokens: list[int] = []
+    async with open_in_process(assembly.engine_spec) as client, client.stream([log]) as stream:
+        with anyio.fail_after(20):
+            async for delta in stream:
+                tokens += delta.tokens
+        release.set()
+    assert tokens == first.tokens
+    tier.close()
+
+
+def _flip_a_bit(folder: Path) -> None:
+    (path,) = folder.rglob("pages-00000.kv")
+    data = bytearray(path.read_bytes())
+    data[data.find(b"PKVPAGE1") + 1024] ^= 1
+    path.write_bytes(data)

@@ -1,0 +1,243 @@
+"""The tier on a disk: pages survive the process, and only whole pages of the same kind are used."""
+
+import errno
+import logging
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from personae.engine.plan import PageKey
+from personae.engine.scheduling.page_names import page_keys, root_key
+from personae.engine.tiers import disk
+from personae.engine.tiers.disk import DiskTier
+from personae.engine.tiers.tier import PageBytes
+
+PAGE = 5000
+BOUND = 2**20
+
+
+def keys(count: int, salt: bytes = b"ann", first: int = 0) -> list[PageKey]:
+    return page_keys(root_key(salt, None), range(first, first + 4 * count), 4)
+
+
+def content(count: int, seed: int = 0) -> PageBytes:
+    return np.random.default_rng(seed).integers(0, 256, (count, PAGE), np.uint8)
+
+
+@contextmanager
+def opened(
+    folder: Path, identity: str = "a model", bound: int = BOUND, page: int = PAGE, parts: int = 1
+) -> Iterator[DiskTier]:
+    tier = DiskTier(folder, bound, page, identity, parts=parts)
+    assert tier.scanned.wait(10)
+    try:
+        yield tier
+    finally:
+        tier.close()
+
+
+def fetched(tier: DiskTier, wanted: list[PageKey]) -> tuple[int, PageBytes | None]:
+    ticket = tier.reserve(len(wanted))
+    count = tier.fetch(ticket, wanted)
+    pages = tier.take(ticket).copy() if count else None
+    tier.discard(ticket)
+    return count, pages
+
+
+def keep(folder: Path, names: list[PageKey], pages: PageBytes, **more: object) -> None:
+    with opened(folder, **more) as tier:  # type: ignore[arg-type]  # as given
+        tier.store(names, lambda: pages)
+
+
+def test_pages_are_there_after_a_restart(tmp_path: Path) -> None:
+    names, pages = keys(20), content(20)
+    keep(tmp_path, names, pages)
+    with opened(tmp_path) as tier:
+        assert tier.pages == 20
+        count, found = fetched(tier, names)
+        assert count == 20
+        assert found is not None
+        assert np.array_equal(found, pages)
+        assert tier.counts().errors == 0
+
+
+def test_another_salt_another_model_and_another_size_find_nothing(tmp_path: Path) -> None:
+    names = keys(3)
+    with opened(tmp_path, parts=2) as tier:
+        tier.store(names, lambda: content(3))
+        with opened(tmp_path, "another model", parts=2) as other:
+            assert not other.pages, "and it does not delete what another server has open"
+        with opened(tmp_path, page=PAGE + 2, parts=2) as other:
+            assert not other.pages
+    with opened(tmp_path) as tier:
+        assert tier.pages == 3
+        assert fetched(tier, keys(3, b"bob")) == (0, None)
+    with opened(tmp_path, "another model"):
+        pass
+    with opened(tmp_path) as tier:
+        assert not tier.pages, "pages of a model that nobody serves make room"
+
+
+def test_a_file_of_another_identity_is_not_used_even_in_the_place_of_the_own(tmp_path: Path) -> None:
+    names = keys(3)
+    keep(tmp_path / "theirs", names, content(3), identity="theirs")
+    keep(tmp_path / "own", names[:1], content(1))
+    (theirs,) = (tmp_path / "theirs").rglob("pages-00000.kv")
+    (own,) = (tmp_path / "own").rglob("pages-00000.kv")
+    own.write_bytes(theirs.read_bytes())
+    with opened(tmp_path / "own") as tier:
+        assert tier.pages == 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damage_anywhere_is_noticed_and_never_used(tmp_path: Path, seed: int) -> None:
+    names, pages, dice = keys(6), content(6), random.Random(seed)
+    keep(tmp_path, names, pages)
+    (path,) = tmp_path.rglob("pages-00000.kv")
+    data = bytearray(path.read_bytes())
+    slot = -(-(512 + 512 + PAGE) // 512) * 512
+    match seed % 4:
+        case 0:  # a flipped bit
+            at = dice.randrange(6 * slot)
+            data[at] ^= 1 << dice.randrange(8)
+        case 1:  # torn: the end was not written
+            del data[dice.randrange(6 * slot) :]
+        case 2:  # torn: zeros
+            at = dice.randrange(5 * slot)
+            data[at : at + slot] = bytes(slot)
+        case 3:  # foreign
+            data[:] = dice.randbytes(len(data))
+    path.write_bytes(data)
+    with opened(tmp_path) as tier:
+        for name, page in zip(names, pages, strict=True):
+            count, found = fetched(tier, [name])
+            assert count == 0 or (found is not None and np.array_equal(found[0], page))
+        tier.store(names, lambda: pages)
+    with opened(tmp_path) as tier:
+        assert fetched(tier, names)[0] == 6, "what was damaged is written again"
+
+
+def test_a_page_under_the_name_of_another_is_not_used(tmp_path: Path) -> None:
+    """As if two prompts had the same hash: the tokens are compared."""
+    (name,) = keys(1)
+    keep(tmp_path, [name], content(1))
+    with opened(tmp_path) as tier:
+        assert fetched(tier, [name._replace(tokens=b"others")]) == (0, None)
+
+
+def test_the_bound_holds_and_the_least_recently_used_page_goes_first(tmp_path: Path) -> None:
+    slot = 6144
+    with opened(tmp_path, bound=10 * slot) as tier:
+        first = keys(10)
+        for name in first:
+            tier.store([name], lambda: content(1))
+        _drain(tier)
+        assert fetched(tier, first[:5])[0] == 5
+        tier.store(keys(4, b"bob"), lambda: content(4))
+        _drain(tier)
+        assert [tier.has(name.name) for name in first] == [True] * 5 + [False] * 4 + [True]
+        assert tier.pages == 10
+    used = sum(path.stat().st_size for path in tmp_path.rglob("pages-*"))
+    assert used <= 10 * slot
+    with opened(tmp_path, bound=3 * slot) as tier:
+        assert tier.pages <= 3, "a smaller bound than that of the last run"
+
+
+def test_two_servers_never_share_a_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(tmp_path) as tier, opened(tmp_path) as second:
+        second.store(keys(1), lambda: content(1))
+        assert (second.room, second.pages) == (0, 0)
+        assert second.counts().errors == 1
+        assert "another server uses" in caplog.text
+        assert tier.room > 0
+    with opened(tmp_path, parts=2) as tier, opened(tmp_path, parts=2) as second:
+        assert tier.room > 0
+        assert second.room > 0
+
+
+def test_a_full_disk_keeps_what_is_there_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(disk, "FILE_BYTES", 4 * 6144)
+    allocate, files = os.posix_fallocate, [0]
+
+    def full(file: int, offset: int, size: int) -> None:
+        files[0] += 1
+        if files[0] > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(file, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with caplog.at_level(logging.WARNING), opened(tmp_path) as tier:
+        for name in keys(30):
+            tier.store([name], lambda: content(1))
+        _drain(tier)
+        assert tier.pages == 8, "the newest pages take the places of the oldest"
+        assert fetched(tier, keys(30)[-8:])[0] == 8
+    assert len(caplog.records) == 1
+    assert "is full" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["mkdir", "open"])
+def test_a_folder_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    def refuse(*args: object, **more: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path if method == "mkdir" else os, method, refuse)
+    with opened(tmp_path / "folder") as tier:
+        tier.store(keys(1), lambda: content(1))
+        assert fetched(tier, keys(1)) == (0, None)
+        assert tier.counts().errors == 1
+    assert len(caplog.records) == 1
+
+
+def test_writes_that_fail_stop_for_a_while_and_reads_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(tmp_path) as tier:
+        tier.store(keys(2), lambda: content(2))
+        _drain(tier)
+
+        def fail(*args: object) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "pwritev", fail)
+        tier.store(keys(2, b"bob"), lambda: content(2))
+        _drain(tier)
+        assert tier.room == 0
+        assert fetched(tier, keys(2))[0] == 2
+        tier._silent_until = 0.0
+        monkeypatch.undo()
+        tier.store(keys(2, b"bob"), lambda: content(2))
+        _drain(tier)
+        assert fetched(tier, keys(2, b"bob"))[0] == 2
+    assert len(caplog.records) == 1
+
+
+def test_a_read_that_does_not_end_stops_further_fetches(tmp_path: Path) -> None:
+    with opened(tmp_path) as tier:
+        assert tier.seconds(1) is not None
+        tier._fetching[99] = (0.0, 0.0, 1)  # overdue
+        assert tier.seconds(1) is None
+        del tier._fetching[99]
+        huge = disk.STAGED_BYTES // PAGE
+        ticket = tier.reserve(huge)
+        assert tier.seconds(1) is None, "what is staged is bounded"
+        tier.discard(ticket)
+        assert tier.seconds(1) is not None
+
+
+def _drain(tier: DiskTier) -> None:
+    """Wait until the writer has written everything."""
+    for _ in range(1000):
+        if not tier._queued:
+            return
+        disk.time.sleep(0.005)
+    raise AssertionError("the writer does not come to an end")
