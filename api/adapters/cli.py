@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -95,20 +95,128 @@ def list_adapters(
     show(rows, ("tenant", "name", "version", "rank", "targets", "size", "note"))
 
 
+TenantOption = Annotated[
+    str | None, typer.Option(help="Whose adapter it is, if not the key's; needs an admin's key.")
+]
+
+
+@app.command()
+@reporting
+def versions(name: str, url: UrlOption = URL, key: KeyOption = None, json: JsonOption = False) -> None:
+    """Show the versions of an adapter that are kept. Requests name one as NAME@N."""
+    with _client(url, key) as client:
+        served = _checked(client.get(_path(name))).json()
+        records = _checked(client.get(f"{_path(name)}/versions")).json()["data"]
+    if json:
+        show_json(records)
+        return
+    rows = [
+        (
+            f"{record['name']}@{record['version']}",
+            record["sha256"][:12],
+            size_text(record["bytes"]),
+            _note(record, served),
+        )
+        for record in records
+    ]
+    show(rows, ("version", "sha256", "size", "note"))
+
+
+@app.command()
+@reporting
+def pin(
+    name: str, version: int, url: UrlOption = URL, key: KeyOption = None, tenant: TenantOption = None
+) -> None:
+    """Have NAME mean this version from now on, whatever is pushed later."""
+    _pin(name, version, url, key, tenant)
+
+
+@app.command()
+@reporting
+def unpin(name: str, url: UrlOption = URL, key: KeyOption = None, tenant: TenantOption = None) -> None:
+    """Have NAME mean its newest version again."""
+    _pin(name, None, url, key, tenant)
+
+
+@app.command()
+@reporting
+def rollback(name: str, url: UrlOption = URL, key: KeyOption = None, tenant: TenantOption = None) -> None:
+    """Pin NAME to the version before the one that it means now."""
+    asked = {} if tenant is None else {"tenant": tenant}
+    with _client(url, key) as client:
+        served = _checked(client.patch(_path(name), json={}, params=asked)).json()
+    earlier = [number for number in served["versions"] if number < served["version"]]
+    if not earlier:
+        raise RequestError(f"There is no version of {name} before {served['version']}.")
+    _pin(name, max(earlier), url, key, tenant)
+
+
+@app.command()
+@reporting
+def alias(
+    name: str,
+    targets: Annotated[
+        list[str], typer.Argument(help="Models with their weights, as support@1=95 support@2=5.")
+    ],
+    shared: Annotated[bool, typer.Option("--shared", help="For all tenants; needs an admin's key.")] = False,
+    url: UrlOption = URL,
+    key: KeyOption = None,
+    tenant: TenantOption = None,
+) -> None:
+    """Split the requests that name NAME among models, by weight."""
+    weights = {}
+    for target in targets:
+        model, _, weight = target.rpartition("=")
+        try:
+            weights[model] = float(weight)
+        except ValueError:
+            raise RequestError(f"'{target}' is not MODEL=WEIGHT.") from None
+    asked = {} if tenant is None else {"tenant": tenant}
+    body = {"targets": weights, "shared": shared}
+    with _client(url, key) as client:
+        _checked(client.put(f"/v1/adapter_aliases/{quote(name, safe='')}", json=body, params=asked))
+    typer.echo(f"{name} splits its requests: {', '.join(targets)}")
+
+
+@app.command()
+@reporting
+def unalias(name: str, url: UrlOption = URL, key: KeyOption = None, tenant: TenantOption = None) -> None:
+    """Remove an alias."""
+    asked = {} if tenant is None else {"tenant": tenant}
+    with _client(url, key) as client:
+        _checked(client.delete(f"/v1/adapter_aliases/{quote(name, safe='')}", params=asked))
+    typer.echo(f"{name} is no alias any more")
+
+
+def _pin(name: str, version: int | None, url: str, key: str | None, tenant: str | None) -> None:
+    asked = {} if tenant is None else {"tenant": tenant}
+    with _client(url, key) as client:
+        answer = _checked(client.patch(_path(name), json={"pinned": version}, params=asked)).json()
+    typer.echo(f"{name} is {name}@{answer['version']}{', pinned' if answer['pinned'] else ''}")
+
+
+def _note(record: dict[str, Any], served: dict[str, Any]) -> str:
+    if record["version"] != served["version"]:
+        return ""
+    return "pinned" if served["pinned"] else "served"
+
+
+def _path(name: str) -> str:
+    return f"/v1/adapters/{quote(name, safe='')}"
+
+
 @app.command()
 @reporting
 def remove(
     name: str,
     url: UrlOption = URL,
     key: KeyOption = None,
-    tenant: Annotated[
-        str | None, typer.Option(help="Whose adapter it is, if not the key's; needs an admin's key.")
-    ] = None,
+    tenant: TenantOption = None,
 ) -> None:
-    """Remove an adapter. Requests that use it finish."""
+    """Remove an adapter with all its versions, or NAME@N alone. Requests that use it finish."""
     asked = {} if tenant is None else {"tenant": tenant}
     with _client(url, key) as client:
-        _checked(client.delete(f"/v1/adapters/{quote(name, safe='')}", params=asked))
+        _checked(client.delete(_path(name), params=asked))
     typer.echo(f"{name} removed")
 
 
