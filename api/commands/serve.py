@@ -146,7 +146,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
             checker = ThreadChecker() if options.one_process else ProcessChecker()
             lasting = options.data_dir is not None
             with (
-                registry_of(opened, data, checker, kept_versions) as registry,
+                registry_of(opened, data, checker, options.adapter_versions) as registry,
                 closing(BatchManager(data, tenants, lasting=lasting)) as batches,
                 UsageLedger(data).running() as usage,
                 ResponseStore(data).running() as stored,
@@ -214,9 +214,7 @@ def registry_of(
         yield None
         return
     models = opened.client.models(DEFAULT_TENANT)
-    registry = Registry(
-        data, next(iter(models)), set(models), opened.bounds, checker, options.adapter_versions
-    )
+    registry = Registry(data, next(iter(models)), set(models), opened.bounds, checker, kept_versions)
     try:
         yield registry
     finally:
