@@ -45,7 +45,7 @@ from personae.api.telemetry.metrics import Metrics
 from personae.api.telemetry.tracing import UNTRACED, Tracing
 from personae.api.tenants import routes as tenant_routes
 from personae.api.tenants.access import Access
-from personae.api.tenants.limits import Meter
+from personae.api.tenants.limits import RATE_HEADERS, Meter
 from personae.api.tenants.revocations import Revocations
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
 from personae.api.tenants.usage import UsageLedger
@@ -159,6 +159,7 @@ def _cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
                 "x-request-id",
                 "request-id",
                 "retry-after",
+                *RATE_HEADERS,
                 "x-personae-adapter",
                 "x-personae-ignored",
                 "x-personae-max-tokens",

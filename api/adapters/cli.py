@@ -1,6 +1,7 @@
 """`personae adapters`: the routes of `/v1/adapters`, from a shell."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,24 +27,59 @@ KeyOption = Annotated[
 URL = "http://127.0.0.1:8000"
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 PICKLE = "adapter_model.bin"
+_AT_ONCE = 3  # the server takes four uploads of a tenant at a time
+
+
+TenantOption = Annotated[
+    str | None, typer.Option(help="Whose adapter it is, if not the key's; needs an admin's key.")
+]
 
 
 @app.command()
 @reporting
 def push(
-    folder: Annotated[Path, typer.Argument(help="A folder as PEFT writes it.")],
-    name: Annotated[str | None, typer.Option(help="The adapter's name; else the folder's.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace the adapter of that name.")] = False,
+    folders: Annotated[list[Path], typer.Argument(help="Folders as PEFT writes them.", metavar="DIR...")],
+    name: Annotated[str | None, typer.Option(help="The name of a single adapter; else the folder's.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace adapters of these names.")] = False,
     shared: Annotated[
-        bool, typer.Option("--shared", help="Publish it to all tenants; needs an admin's key.")
+        bool, typer.Option("--shared", help="Publish them to all tenants; needs an admin's key.")
     ] = False,
     url: UrlOption = URL,
     key: KeyOption = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="The tenant that gets them; needs an admin's key.")
+    ] = None,
 ) -> None:
-    """Upload an adapter. It can be used at once."""
-    fields = {"name": name or folder.resolve().name}
-    fields |= {"replace": "true"} if replace else {}
+    """Upload adapters, each with a line when it is done. They can be used at once."""
+    if name is not None and len(folders) > 1:
+        raise RequestError("--name is for one folder; several have their folders' names.")
+    fields = {"replace": "true"} if replace else {}
     fields |= {"shared": "true"} if shared else {}
+    asked = {} if tenant is None else {"tenant": tenant}
+
+    def upload(client: "httpx.Client", folder: Path) -> str:
+        return _upload(client, folder, fields | {"name": name or folder.resolve().name}, asked)
+
+    if len(folders) == 1:
+        with _client(url, key) as client:
+            typer.echo(upload(client, folders[0]))
+        return
+    failed = 0
+    with _client(url, key) as client, ThreadPoolExecutor(_AT_ONCE) as pool:
+        for done in as_completed(tasks := {pool.submit(upload, client, each): each for each in folders}):
+            try:
+                typer.echo(done.result())
+            except RequestError as error:
+                failed += 1
+                typer.echo(f"{tasks[done].resolve().name}: {error.message}", err=True)
+    if failed:
+        raise RequestError(f"{failed} of {len(folders)} adapters were not uploaded.")
+
+
+def _upload(client: "httpx.Client", folder: Path, fields: dict[str, str], asked: dict[str, str]) -> str:
+    """Upload one and return its line. Raises RequestError."""
+    import httpx
+
     if (folder / PICKLE).exists() and not (folder / FILES[1]).exists():
         raise RequestError(
             f"{folder / PICKLE} is a pickle, and reading one can run code. If you trust it, load the adapter "
@@ -54,9 +90,12 @@ def push(
             files = {file: stack.enter_context((folder / file).open("rb")) for file in FILES}
         except OSError as error:
             raise RequestError(f"{error.filename}: {error.strerror}.") from None
-        client = stack.enter_context(_client(url, key))
-        answer = _checked(client.post("/v1/adapters", data=fields, files=files)).json()
-    typer.echo(f"{answer['name']} version {answer['version']} sha256 {answer['sha256']}")
+        try:
+            response = client.post("/v1/adapters", data=fields, files=files, params=asked)
+        except httpx.HTTPError as error:
+            raise RequestError(unreachable(str(client.base_url), error)) from None
+    answer = _checked(response).json()
+    return f"{answer['name']} version {answer['version']} sha256 {answer['sha256']}"
 
 
 @app.command("list")
@@ -93,11 +132,6 @@ def list_adapters(
         for record in records
     ]
     show(rows, ("tenant", "name", "version", "rank", "targets", "size", "note"))
-
-
-TenantOption = Annotated[
-    str | None, typer.Option(help="Whose adapter it is, if not the key's; needs an admin's key.")
-]
 
 
 @app.command()

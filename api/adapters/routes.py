@@ -21,6 +21,7 @@ from personae.api.http.operation import Content, operation
 from personae.api.http.upload import receiving
 from personae.api.respond import json_response
 from personae.api.storage import storage_failure
+from personae.api.tenants.store import Identity
 from personae.api.wire.schema import Body
 from personae.errors import Conflict, Forbidden, NotFound, RequestError
 from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
@@ -89,18 +90,20 @@ class UnloadRequest(Body):
     "POST",
     "/v1/adapters",
     body=Content("multipart/form-data", AdapterUpload),
+    query=OfTenant,
     answers={201: AdapterRecord},
     refuses=(404, 409),
 )
 async def create_adapter(request: Request) -> Response:
-    """Upload an adapter. It can be used as soon as this is answered."""
+    """Upload an adapter. It can be used as soon as this is answered. Admins may name the `tenant` that gets
+    it, within that tenant's limits."""
     context = context_of(request)
-    registry, who = registry_of(context), context.caller.identity
+    registry, who = registry_of(context), owner_of(request, context)
     async with receiving(request, registry, who) as (stream, folder):
         kind = request.headers.get("content-type", "")
         form = await read_adapter_form(stream, kind, folder, context.settings.max_upload_bytes)
         name, replace, shared = checked_name(form.name), form.flag("replace"), form.flag("shared")
-        if shared and who.role != "admin":
+        if shared and context.caller.identity.role != "admin":
             raise Forbidden("Only an admin's key may share an adapter with all tenants.", param="shared")
         if form.base_model is not None and form.base_model not in context.bases:
             raise RequestError(f"The base model here is `{context.base}`.", param="base_model")
@@ -245,6 +248,18 @@ def tenant_of(request: Request, context: RequestContext) -> str:
     if tenant != context.caller.tenant and context.tenants is not None:
         context.tenants.find_tenant(tenant)
     return tenant
+
+
+def owner_of(request: Request, context: RequestContext) -> Identity:
+    """Who gets what a request uploads: the caller, or the `tenant` that an admin names. Raises Forbidden, and
+    NotFound for a tenant that does not exist or is revoked."""
+    tenant = tenant_of(request, context)
+    if tenant == context.caller.tenant or context.tenants is None:
+        return context.caller.identity
+    owner = context.tenants.on_behalf_of(tenant)
+    if owner is None:
+        raise NotFound(f"The tenant `{tenant[:80]}` is revoked.", param="tenant")
+    return owner
 
 
 def _check_tenant(context: RequestContext, tenant: str | None) -> None:
