@@ -520,10 +520,10 @@ class Registry:
 
     def _records(self, rows: Sequence[Row], tenant: str | None) -> builtins.list[AdapterRecord]:
         """The records of these rows. `tenant` sees its own versions and shared ones; None: all."""
+        values: tuple[object, ...] = ()
+        where = ""
         if len(rows) == 1:
             where, values = " where tenant = ? and name = ?", (rows[0]["tenant"], rows[0]["name"])
-        else:
-            where, values = "", ()
         pinned = {
             (row["tenant"], row["name"])
             for row in self._data.rows(f"select * from adapter_settings{where}", values)  # noqa: S608  our own words
