@@ -49,9 +49,8 @@ _NAMED = (
     "select 1 from adapter_versions where digest = ? limit 1"
 )
 _SET = (
-    "insert into adapter_settings (tenant, name, id, newest, pinned, defaults) values (?, ?, ?, ?, ?, ?) "
-    "on conflict (tenant, name) do update set newest = excluded.newest, pinned = excluded.pinned, "
-    "defaults = excluded.defaults"
+    "insert into adapter_settings (tenant, name, id, newest, pinned) values (?, ?, ?, ?, ?) "
+    "on conflict (tenant, name) do update set newest = excluded.newest, pinned = excluded.pinned"
 )
 KEPT_VERSIONS = 5
 """How many versions of a name are kept besides the one that serves it."""
@@ -115,7 +114,6 @@ class _Settings(NamedTuple):
     id: str
     newest: int = 0
     pinned: bool = False
-    defaults: str = "{}"
 
 
 class Registry:
@@ -334,7 +332,7 @@ class Registry:
                 serves,
                 retired if retired is not None and retired not in dropped else None,
                 dropped,
-                (who.tenant, name, known.id, newest, int(known.pinned), known.defaults),
+                (who.tenant, name, known.id, newest, int(known.pinned)),
             )
             with self.hold(digest):
                 await to_thread.run_sync(self._commit, folder, digest, change)
@@ -376,7 +374,7 @@ class Registry:
         if not rows:
             return _Settings(f"settings-{secrets.token_hex(12)}")
         row = rows[0]
-        return _Settings(row["id"], row["newest"], bool(row["pinned"]), row["defaults"])
+        return _Settings(row["id"], row["newest"], bool(row["pinned"]))
 
     async def pin(self, tenant: str, name: str, version: int | None) -> AdapterRecord:
         """Have the name mean this version from now on, whatever is uploaded later; None: the newest again.
@@ -388,7 +386,7 @@ class Registry:
             if wanted != served["version"] and wanted not in kept:
                 raise _no_such_version(name, wanted, [*kept, served["version"]])
             newest = max(settings.newest, served["version"])
-            row = (tenant, name, settings.id, newest, int(version is not None), settings.defaults)
+            row = (tenant, name, settings.id, newest, int(version is not None))
 
             def change() -> None:
                 with self._data.write() as db:

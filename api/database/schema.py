@@ -113,7 +113,6 @@ create table if not exists adapter_settings (
     id text not null unique,
     newest integer not null,
     pinned integer not null,
-    defaults text not null default '{}',
     primary key (tenant, name)
 ) strict;
 create table if not exists adapter_aliases (
