@@ -21,7 +21,9 @@ class ModelCard(msgspec.Struct, frozen=True):
 
     `created` is Unix time in seconds; `parent` is the base's name for an adapter. `traits` names what an
     adapter has besides low-rank updates of linear modules. `invocation` are the tokens that activate it; if
-    empty, it is always active. `quantization` is the format of the base's weights; None: its dtype.
+    empty, it is always active. `quantization` is the format of the base's weights; None: its dtype. `version`
+    is the exact version of an uploaded adapter, as `poet@2`; `alias` is the name that a request asked for, if
+    an alias chose this model.
     """
 
     name: str
@@ -32,6 +34,13 @@ class ModelCard(msgspec.Struct, frozen=True):
     traits: tuple[str, ...] = ()
     invocation: tuple[int, ...] = ()
     quantization: str | None = None
+    version: str | None = None
+    alias: str | None = None
+
+    @property
+    def ran(self) -> str:
+        """What answers a request, by its most exact name."""
+        return self.version or self.name
 
 
 class QueueStats(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ import personae
 from personae.actors.client import EngineClient
 from personae.actors.replicas.scaling import ReplicaScaler
 from personae.api import routes
+from personae.api.adapters import alias_routes as aliases
 from personae.api.adapters import routes as adapters
 from personae.api.adapters.registry import Registry
 from personae.api.anthropic import routes as anthropic
@@ -44,7 +45,7 @@ from personae.api.telemetry.metrics import Metrics
 from personae.api.telemetry.tracing import UNTRACED, Tracing
 from personae.api.tenants import routes as tenant_routes
 from personae.api.tenants.access import Access
-from personae.api.tenants.limits import Meter
+from personae.api.tenants.limits import RATE_HEADERS, Meter
 from personae.api.tenants.revocations import Revocations
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
 from personae.api.tenants.usage import UsageLedger
@@ -85,7 +86,13 @@ OPERATIONS = (
     adapters.create_adapter,
     adapters.list_adapters,
     adapters.get_adapter,
+    adapters.change_adapter,
     adapters.delete_adapter,
+    adapters.list_versions,
+    aliases.put_alias,
+    aliases.list_aliases,
+    aliases.get_alias,
+    aliases.delete_alias,
     adapters.load_lora_adapter,
     adapters.unload_lora_adapter,
     files.create_file,
@@ -146,12 +153,14 @@ def _cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
         Middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=("GET", "POST", "PATCH", "DELETE"),
+            allow_methods=("GET", "POST", "PUT", "PATCH", "DELETE"),
             allow_headers=("*",),
             expose_headers=(
                 "x-request-id",
                 "request-id",
                 "retry-after",
+                *RATE_HEADERS,
+                "x-personae-adapter",
                 "x-personae-ignored",
                 "x-personae-max-tokens",
                 "x-personae-moved",

@@ -9,6 +9,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+import msgspec
 from starlette.requests import Request
 
 from personae.actors.client import EngineClient, ModelCard
@@ -45,6 +46,9 @@ T = TypeVar("T")
 
 _BRIEF_SECONDS = 0.02
 """The time of the event loop that a template may use."""
+
+ADAPTER = "x-personae-adapter"
+"""The header with the exact version of the adapter that answers, as `poet@2`."""
 
 CLAMPED = "x-personae-max-tokens"
 """The header with the most tokens that an answer has, if its request asked for more than fit."""
@@ -112,28 +116,48 @@ class RequestContext:
         cards = dict(self.client.models(self.caller.tenant))
         for record in self.registry.list(self.caller.tenant) if self.registry else ():
             cards.setdefault(record.name, record.card())
+        for alias in self.registry.aliases.list(self.caller.tenant) if self.registry else ():
+            cards.setdefault(alias.name, ModelCard(alias.name, "", alias.created, self.base))
         return list(cards.values())
 
     def chosen(self, body: Sampling) -> ModelCard:
         """What answers the request: `model`, or the base with all of `adapters`. Raises NotFound or
         RequestError."""
-        card = self.model(self.named(body.model))
+        who = self._session_key(body)
+        card = self.model(self.named(body.model), key=who)
         if not body.adapters:
+            if card.version is not None:
+                self.answer_headers[ADAPTER] = card.version
             return card
         entries = enumerate(body.adapters)
-        parts = [(self.model(entry.name, f"adapters[{i}].name"), entry.weight) for i, entry in entries]
+        parts = [(self.model(entry.name, f"adapters[{i}].name", who), entry.weight) for i, entry in entries]
         return combined(card, parts, self.settings.max_rank)
+
+    def _session_key(self, body: Sampling) -> str | None:
+        """What keeps a session or an end user with the same choice of an alias. None if the request names
+        neither."""
+        named = (getattr(body, field, None) for field in ("prompt_cache_key", "safety_identifier"))
+        return next((key for key in (self.session, *named, body.user) if isinstance(key, str) and key), None)
 
     def named(self, name: str | None) -> str:
         """The name of the model that a request asks for, or the default."""
         return name if name is not None else self.settings.default_model or self.base
 
-    def model(self, name: str, param: str = "model") -> ModelCard:
-        """The base or the adapter of that name, held until the request has ended. Raises NotFound."""
+    def model(self, name: str, param: str = "model", key: str | None = None) -> ModelCard:
+        """The base or the adapter of that name, held until the request has ended; of an alias what it chooses
+        for `key`. Raises NotFound."""
+        own = name in self.client.models(self.caller.tenant)
+        if not own and self.registry is not None:
+            alias = self.registry.aliases.find(self.caller.tenant, name)
+            if alias is not None:
+                return msgspec.structs.replace(self._model(alias.choose(key), param), alias=name)
+        return self._model(name, param)
+
+    def _model(self, name: str, param: str) -> ModelCard:
         card = self.client.models(self.caller.tenant).get(name)
         if card is None and (record := self._uploaded(name)) is not None and self.registry is not None:
             self.caller.until_done.enter_context(self.registry.hold(record.sha256))
-            card = record.card()
+            card = record.card(name)
         if card is None:
             meant = self._meant(name)
             hint = "; /v1/models lists those that do." if meant is None else f". Did you mean `{meant}`?"

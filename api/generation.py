@@ -203,8 +203,10 @@ class Job:
             log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length, targets, who.tenant)
             for log in self.logs
         }
-        logs.note(model=self.model.name, answer=self.id)
+        logs.note(model=self.model.ran, answer=self.id)
         try:
+            if self.model.version is not None:
+                metrics.versions.labels(metrics.label(self.model.version), self.model.alias or "").inc()
             with self.context.tracing.generation(self, clocks), metrics.answering(label, self.asked):
                 await self._timed(clocks, sink, admitted)
         finally:
@@ -259,7 +261,7 @@ class Job:
                 who.tenant, prompt=prompt, cached=cached, completion=completion
             )
         if self.context.usage is not None:
-            adapter = None if self.model.adapter is None else self.model.name
+            adapter = None if self.model.adapter is None else self.model.ran
             seconds = 0.0 if adapter is None else sum(clock.ran() for clock in clocks.values())
             self.context.usage.add(who, adapter, prompt, cached, completion, seconds)
 

@@ -63,6 +63,10 @@ class AdapterOptions:
             "the one of its name.",
         ),
     ] = True
+    adapter_versions: Annotated[
+        int,
+        OptionInfo("How many earlier versions of an uploaded adapter are kept.", min=0, max=1000),
+    ] = 5
     adapter_root: Annotated[
         tuple[Path, ...],
         OptionInfo(

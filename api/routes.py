@@ -1,5 +1,6 @@
 """The small routes: models, health, version, metrics, tokenize, detokenize."""
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
@@ -54,7 +55,10 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request) -> Response:
     """Show the base or an adapter."""
     context = context_of(request)
-    return json_response(_model(context.model(request.path_params["id"]), context))
+    card = context.model(request.path_params["id"])
+    if card.alias is not None:
+        card = msgspec.structs.replace(card, name=card.alias)
+    return json_response(_model(card, context))
 
 
 @operation("GET", "/health", answers={200: Status})

@@ -1,9 +1,10 @@
 """`personae adapters`: the routes of `/v1/adapters`, from a shell."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -26,24 +27,59 @@ KeyOption = Annotated[
 URL = "http://127.0.0.1:8000"
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 PICKLE = "adapter_model.bin"
+_AT_ONCE = 3  # the server takes four uploads of a tenant at a time
+
+
+TenantOption = Annotated[
+    str | None, typer.Option(help="Whose adapter it is, if not the key's; needs an admin's key.")
+]
 
 
 @app.command()
 @reporting
 def push(
-    folder: Annotated[Path, typer.Argument(help="A folder as PEFT writes it.")],
-    name: Annotated[str | None, typer.Option(help="The adapter's name; else the folder's.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace the adapter of that name.")] = False,
+    folders: Annotated[list[Path], typer.Argument(help="Folders as PEFT writes them.", metavar="DIR...")],
+    name: Annotated[str | None, typer.Option(help="The name of a single adapter; else the folder's.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace adapters of these names.")] = False,
     shared: Annotated[
-        bool, typer.Option("--shared", help="Publish it to all tenants; needs an admin's key.")
+        bool, typer.Option("--shared", help="Publish them to all tenants; needs an admin's key.")
     ] = False,
     url: UrlOption = URL,
     key: KeyOption = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="The tenant that gets them; needs an admin's key.")
+    ] = None,
 ) -> None:
-    """Upload an adapter. It can be used at once."""
-    fields = {"name": name or folder.resolve().name}
-    fields |= {"replace": "true"} if replace else {}
+    """Upload adapters, each with a line when it is done. They can be used at once."""
+    if name is not None and len(folders) > 1:
+        raise RequestError("--name is for one folder; several have their folders' names.")
+    fields = {"replace": "true"} if replace else {}
     fields |= {"shared": "true"} if shared else {}
+    asked = {} if tenant is None else {"tenant": tenant}
+
+    def upload(client: "httpx.Client", folder: Path) -> str:
+        return _upload(client, folder, fields | {"name": name or folder.resolve().name}, asked)
+
+    if len(folders) == 1:
+        with _client(url, key) as client:
+            typer.echo(upload(client, folders[0]))
+        return
+    failed = 0
+    with _client(url, key) as client, ThreadPoolExecutor(_AT_ONCE) as pool:
+        for done in as_completed(tasks := {pool.submit(upload, client, each): each for each in folders}):
+            try:
+                typer.echo(done.result())
+            except RequestError as error:
+                failed += 1
+                typer.echo(f"{tasks[done].resolve().name}: {error.message}", err=True)
+    if failed:
+        raise RequestError(f"{failed} of {len(folders)} adapters were not uploaded.")
+
+
+def _upload(client: "httpx.Client", folder: Path, fields: dict[str, str], asked: dict[str, str]) -> str:
+    """Upload one and return its line. Raises RequestError."""
+    import httpx
+
     if (folder / PICKLE).exists() and not (folder / FILES[1]).exists():
         raise RequestError(
             f"{folder / PICKLE} is a pickle, and reading one can run code. If you trust it, load the adapter "
@@ -54,9 +90,12 @@ def push(
             files = {file: stack.enter_context((folder / file).open("rb")) for file in FILES}
         except OSError as error:
             raise RequestError(f"{error.filename}: {error.strerror}.") from None
-        client = stack.enter_context(_client(url, key))
-        answer = _checked(client.post("/v1/adapters", data=fields, files=files)).json()
-    typer.echo(f"{answer['name']} version {answer['version']} sha256 {answer['sha256']}")
+        try:
+            response = client.post("/v1/adapters", data=fields, files=files, params=asked)
+        except httpx.HTTPError as error:
+            raise RequestError(unreachable(str(client.base_url), error)) from None
+    answer = _checked(response).json()
+    return f"{answer['name']} version {answer['version']} sha256 {answer['sha256']}"
 
 
 @app.command("list")
@@ -102,18 +141,121 @@ def list_adapters(
 
 @app.command()
 @reporting
+def versions(name: str, url: UrlOption = URL, key: KeyOption = None, json: JsonOption = False) -> None:
+    """Show the versions of an adapter that are kept. Requests name one as NAME@N."""
+    with _client(url, key) as client:
+        served = _checked(client.get(_path(name))).json()
+        records = _checked(client.get(f"{_path(name)}/versions")).json()["data"]
+    if json:
+        show_json(records)
+        return
+    rows = [
+        (
+            f"{record['name']}@{record['version']}",
+            record["sha256"][:12],
+            size_text(record["bytes"]),
+            _note(record, served),
+        )
+        for record in records
+    ]
+    show(rows, ("version", "sha256", "size", "note"))
+
+
+@app.command()
+@reporting
+def pin(
+    name: str, version: int, url: UrlOption = URL, key: KeyOption = None, tenant: TenantOption = None
+) -> None:
+    """Have NAME mean this version from now on, whatever is pushed later."""
+    _pin(name, version, url, key, tenant)
+
+
+@app.command()
+@reporting
+def unpin(name: str, url: UrlOption = URL, key: KeyOption = None, tenant: TenantOption = None) -> None:
+    """Have NAME mean its newest version again."""
+    _pin(name, None, url, key, tenant)
+
+
+@app.command()
+@reporting
+def rollback(name: str, url: UrlOption = URL, key: KeyOption = None, tenant: TenantOption = None) -> None:
+    """Pin NAME to the version before the one that it means now."""
+    asked = {} if tenant is None else {"tenant": tenant}
+    with _client(url, key) as client:
+        served = _checked(client.patch(_path(name), json={}, params=asked)).json()
+    earlier = [number for number in served["versions"] if number < served["version"]]
+    if not earlier:
+        raise RequestError(f"There is no version of {name} before {served['version']}.")
+    _pin(name, max(earlier), url, key, tenant)
+
+
+@app.command()
+@reporting
+def alias(
+    name: str,
+    targets: Annotated[
+        list[str], typer.Argument(help="Models with their weights, as support@1=95 support@2=5.")
+    ],
+    shared: Annotated[bool, typer.Option("--shared", help="For all tenants; needs an admin's key.")] = False,
+    url: UrlOption = URL,
+    key: KeyOption = None,
+    tenant: TenantOption = None,
+) -> None:
+    """Split the requests that name NAME among models, by weight."""
+    weights = {}
+    for target in targets:
+        model, _, weight = target.rpartition("=")
+        try:
+            weights[model] = float(weight)
+        except ValueError:
+            raise RequestError(f"'{target}' is not MODEL=WEIGHT.") from None
+    asked = {} if tenant is None else {"tenant": tenant}
+    body = {"targets": weights, "shared": shared}
+    with _client(url, key) as client:
+        _checked(client.put(f"/v1/adapter_aliases/{quote(name, safe='')}", json=body, params=asked))
+    typer.echo(f"{name} splits its requests: {', '.join(targets)}")
+
+
+@app.command()
+@reporting
+def unalias(name: str, url: UrlOption = URL, key: KeyOption = None, tenant: TenantOption = None) -> None:
+    """Remove an alias."""
+    asked = {} if tenant is None else {"tenant": tenant}
+    with _client(url, key) as client:
+        _checked(client.delete(f"/v1/adapter_aliases/{quote(name, safe='')}", params=asked))
+    typer.echo(f"{name} is no alias any more")
+
+
+def _pin(name: str, version: int | None, url: str, key: str | None, tenant: str | None) -> None:
+    asked = {} if tenant is None else {"tenant": tenant}
+    with _client(url, key) as client:
+        answer = _checked(client.patch(_path(name), json={"pinned": version}, params=asked)).json()
+    typer.echo(f"{name} is {name}@{answer['version']}{', pinned' if answer['pinned'] else ''}")
+
+
+def _note(record: dict[str, Any], served: dict[str, Any]) -> str:
+    if record["version"] != served["version"]:
+        return ""
+    return "pinned" if served["pinned"] else "served"
+
+
+def _path(name: str) -> str:
+    return f"/v1/adapters/{quote(name, safe='')}"
+
+
+@app.command()
+@reporting
 def remove(
     name: str,
     url: UrlOption = URL,
     key: KeyOption = None,
-    tenant: Annotated[
-        str | None, typer.Option(help="Whose adapter it is, if not the key's; needs an admin's key.")
-    ] = None,
+    tenant: TenantOption = None,
 ) -> None:
-    """Remove an adapter. Requests that use it finish."""
+    """Remove an adapter with all its versions, or NAME@N alone. Requests that use it finish."""
     asked = {} if tenant is None else {"tenant": tenant}
     with _client(url, key) as client:
-        _checked(client.delete(f"/v1/adapters/{quote(name, safe='')}", params=asked))
+        _checked(client.delete(_path(name), params=asked))
     typer.echo(f"{name} removed")
 
 

@@ -4,14 +4,18 @@ An adapter's files are in a folder named after its digest, so replacing an adapt
 another request, tenant or version uses. A folder stays as long as a row names it or a request holds it. A
 folder that a crash left without either is deleted at the next start.
 
+The table `adapters` has the version of each name that serves it, `adapter_versions` the others that are kept,
+and `adapter_settings` what belongs to the name: the newest number that was given, and whether it is pinned.
+
 Everything here belongs to the event loop, except what it passes to threads itself.
 """
 
+import builtins
 import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +25,7 @@ from anyio import Lock, to_thread
 from msgspec import UNSET, UnsetType
 
 from personae.actors.client import ModelCard
+from personae.api.adapters.aliases import Aliases
 from personae.api.adapters.checker import AdapterChecker, ThreadChecker
 from personae.api.database.base import Connection, Row
 from personae.api.http.upload import Staging, sync_folder
@@ -38,14 +43,27 @@ _PUT = (
     "id = excluded.id, version = excluded.version, digest = excluded.digest, ranks = excluded.ranks, "
     "bytes = excluded.bytes, shared = excluded.shared, created = excluded.created, traits = excluded.traits"
 )
-_NAMED = "select 1 from adapters where digest = ? limit 1"
+_KEEP = "insert into adapter_versions values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_NAMED = (
+    "select 1 from adapters where digest = ? union all "
+    "select 1 from adapter_versions where digest = ? limit 1"
+)
+_SET = (
+    "insert into adapter_settings (tenant, name, id, newest, pinned) values (?, ?, ?, ?, ?) "
+    "on conflict (tenant, name) do update set newest = excluded.newest, pinned = excluded.pinned"
+)
+KEPT_VERSIONS = 5
+"""How many versions of a name are kept besides the one that serves it."""
+_COLUMNS = ("tenant", "name", "id", "version", "digest", "ranks", "bytes", "shared", "created", "traits")
+_MOST_DIGITS = 15
 _BIND = "insert into meta values ('shapes', ?) on conflict (key) do update set value = excluded.value"
 
 
 class AdapterRecord(msgspec.Struct, frozen=True):
     """A registered adapter, as the API shows it. `bytes` are those on the disk. `traits` name what it has in
-    addition to low rank on linear modules, `invocation` has its activating tokens (aLoRA). Admins who list
-    other tenants' adapters see the `tenant`."""
+    addition to low rank on linear modules, `invocation` has its activating tokens (aLoRA). `versions` are all
+    that are kept, and `version` is this one; with `pinned`, the name stays with the version that it has.
+    Admins who list other tenants' adapters see the `tenant`."""
 
     id: str
     name: str
@@ -59,14 +77,27 @@ class AdapterRecord(msgspec.Struct, frozen=True):
     shared: bool
     traits: tuple[str, ...] = ()
     invocation: tuple[int, ...] = ()
+    versions: tuple[int, ...] = ()
+    pinned: bool = False
     tenant: str | UnsetType = UNSET
     object: str = "adapter"
 
-    def card(self) -> ModelCard:
-        """The adapter as a model that requests may name."""
-        rank = max(self.ranks.values(), default=0)
+    @property
+    def exact(self) -> str:
+        """The name that always means this version."""
+        return f"{self.name}@{self.version}"
+
+    def card(self, name: str | None = None) -> ModelCard:
+        """The adapter as a model that requests may name, by its name or by the `name` that was asked for."""
         return ModelCard(
-            self.name, self.sha256, self.created, self.base_model, rank, self.traits, self.invocation
+            name or self.name,
+            self.sha256,
+            self.created,
+            self.base_model,
+            max(self.ranks.values(), default=0),
+            self.traits,
+            self.invocation,
+            version=self.exact,
         )
 
 
@@ -77,10 +108,19 @@ class _Traits(msgspec.Struct, frozen=True):
     invocation: tuple[int, ...] = ()
 
 
+class _Settings(NamedTuple):
+    """What belongs to a name rather than to a version; `id` is that of its row."""
+
+    id: str
+    newest: int = 0
+    pinned: bool = False
+
+
 class Registry:
     """The adapters of a data directory, for one base.
 
-    `reserved` are names that the server itself uses. `checker` checks uploads; None: a thread does.
+    `reserved` are names that the server itself uses. `checker` checks uploads; None: a thread does. Besides
+    the one that serves a name, `kept_versions` of its versions are kept.
     Raises LoadError if the directory's adapters are for a base with other shapes.
     """
 
@@ -91,12 +131,15 @@ class Registry:
         reserved: Collection[str],
         bounds: AdapterBounds,
         checker: AdapterChecker | None = None,
+        kept_versions: int = KEPT_VERSIONS,
     ) -> None:
         self._data = data
         self._base = base
         self._reserved = reserved
         self._bounds = bounds
+        self._kept_versions = kept_versions
         self._held: Counter[str] = Counter()
+        self.aliases = Aliases(data)
         self._lock = Lock()
         self._bringing = Lock()  # one adapter is brought at a time
         self.travels = data.shared  # whether the files of an adapter may be elsewhere
@@ -115,37 +158,62 @@ class Registry:
         self._staging.close()
 
     def find(self, tenant: str, name: str) -> AdapterRecord | None:
-        """The tenant's adapter of that name, else one that is shared."""
+        """The tenant's adapter of that name, else one that is shared. `name@N` is its version N."""
+        name, at, number = name.partition("@")
         rows = self._data.rows(
             "select * from adapters where name = ? and (tenant = ? or shared) "
             "order by tenant <> ?, created, tenant limit 1",
             (name, tenant, tenant),
         )
-        return self._record(rows[0]) if rows else None
+        if not rows:
+            return None
+        if at and number != str(rows[0]["version"]):
+            if not number.isascii() or not number.isdigit() or len(number) > _MOST_DIGITS or number[0] == "0":
+                return None
+            rows = self._data.rows(
+                "select * from adapter_versions where tenant = ? and name = ? and version = ? "
+                "and (tenant = ? or shared)",
+                (rows[0]["tenant"], name, int(number), tenant),
+            )
+        return self._records(rows, tenant)[0] if rows else None
+
+    def versions(self, tenant: str, name: str) -> builtins.list[AdapterRecord]:
+        """Every kept version of the adapter that `find` finds, that the tenant may use, the newest first."""
+        served = self.find(tenant, name)
+        return [] if served is None else self._each_version(tenant, served)
+
+    def _each_version(self, tenant: str, served: AdapterRecord) -> builtins.list[AdapterRecord]:
+        exact = [self.find(tenant, f"{served.name}@{number}") for number in sorted(served.versions)[::-1]]
+        return [record for record in exact if record is not None]
 
     def names_of(self, digest: str) -> set[str]:
         """The names under which tenants know an adapter."""
         rows = self._data.rows("select distinct name from adapters where digest = ?", (digest,))
-        return {row["name"] for row in rows}
+        if rows:
+            return {row["name"] for row in rows}
+        rows = self._data.rows(
+            "select distinct name, version from adapter_versions where digest = ?", (digest,)
+        )
+        return {f"{row['name']}@{row['version']}" for row in rows}
 
-    def list(self, tenant: str) -> list[AdapterRecord]:
+    def list(self, tenant: str) -> builtins.list[AdapterRecord]:
         """All adapters that `find` would find, by name."""
         rows = self._data.rows(
             "select * from adapters where tenant = ? or shared order by name, tenant <> ?, created, tenant",
             (tenant, tenant),
         )
-        found: dict[str, AdapterRecord] = {}
+        found: dict[str, Row] = {}
         for row in rows:
-            if row["name"] not in found:
-                found[row["name"]] = self._record(row)
-        return list(found.values())
+            found.setdefault(row["name"], row)
+        return self._records(builtins.list(found.values()), tenant)
 
     def own(self, tenant: str | None) -> tuple[AdapterRecord, ...]:
         """A tenant's own adapters, or those of all tenants, each with its tenant."""
         rows = self._data.rows(
             "select * from adapters where ? is null or tenant = ? order by tenant, name", (tenant, tenant)
         )
-        return tuple(msgspec.structs.replace(self._record(row), tenant=row["tenant"]) for row in rows)
+        records = zip(self._records(rows, None), rows, strict=True)
+        return tuple(msgspec.structs.replace(record, tenant=row["tenant"]) for record, row in records)
 
     def count(self) -> int:
         """The number of all tenants' adapters."""
@@ -156,7 +224,7 @@ class Registry:
         """Have an adapter's files in this server's folder: from the object store, if they are not there.
         Raises StorageFailed if nobody has them, or they are damaged."""
         folder = self._data.adapters / digest
-        if folder.is_dir() or not self._data.rows("select 1 from adapters where digest = ?", (digest,)):
+        if folder.is_dir() or not self._data.rows(_NAMED, (digest, digest)):
             return  # or one that the server began with
         if self._data.objects is None:
             raise StorageFailed("The adapter's files are at another server, and there is no --object-store.")
@@ -242,12 +310,14 @@ class Registry:
         room.check(size)
         async with self._lock:
             old = self.check_name(who, name, replace)
-            self._storage_quota(who, old["bytes"] if old else 0).check(size)
+            known = self._settings(who.tenant, name)
+            newest = max(known.newest, old["version"] if old else 0) + 1
+            serves = old is None or not known.pinned
             row = (
                 who.tenant,
                 name,
                 f"adapter-{secrets.token_hex(12)}",
-                old["version"] + 1 if old else 1,
+                newest,
                 digest,
                 msgspec.json.encode(read.ranks).decode(),
                 size,
@@ -255,26 +325,123 @@ class Registry:
                 int(time.time()),
                 msgspec.json.encode(_Traits(read.traits, read.invocation)).decode(),
             )
+            retired = old if serves else None
+            dropped = self._dropped(who, name, size, retired)
+            change = _Change(
+                row,
+                serves,
+                retired if retired is not None and retired not in dropped else None,
+                dropped,
+                (who.tenant, name, known.id, newest, int(known.pinned)),
+            )
             with self.hold(digest):
-                await to_thread.run_sync(self._commit, folder, digest, row)
-            if old:
-                self._collect(old["digest"])
-        return self._record(self._data.rows("select * from adapters where id = ?", (row[2],))[0])
+                await to_thread.run_sync(self._commit, folder, digest, change)
+            for each in dropped:
+                self._collect(each["digest"])
+        found = self.find(who.tenant, f"{name}@{newest}")
+        assert found is not None, "it was just registered"
+        return found
+
+    def _dropped(self, who: Identity, name: str, size: int, retired: Row | None) -> builtins.list[Row]:
+        """The versions that go when one of `size` bytes is added to a name and `retired` no longer serves it:
+        those of the name that are too many, then the oldest of all names until the rest fits. Those that an
+        alias names stay. Raises QuotaExceeded."""
+        kept = builtins.list(
+            self._data.rows("select * from adapter_versions where tenant = ?", (who.tenant,))
+        )
+        kept += [] if retired is None else [retired]
+        kept.sort(key=lambda row: (row["created"], row["version"]))
+        aliased = self.aliases.targets(who.tenant)
+        free = [row for row in kept if f"{row['name']}@{row['version']}" not in aliased]
+        same = sorted((row for row in free if row["name"] == name), key=lambda row: row["version"])
+        count = sum(row["name"] == name for row in kept)
+        dropped = same[: max(count - self._kept_versions, 0)]
+        used = self._storage_quota(who, 0).used + sum(row["bytes"] for row in kept if row is not retired)
+        for row in [row for row in free if row not in dropped]:
+            if who.limits.bytes is None or used - _bytes(dropped) + size <= who.limits.bytes:
+                break
+            dropped.append(row)
+        _StorageQuota(used - _bytes(dropped), who.limits.bytes).check(size)
+        return dropped
+
+    def _check_aliases(self, tenant: str, gone: set[str]) -> None:
+        """Raises Conflict if an alias of the tenant names one of these models."""
+        if used := sorted(gone & self.aliases.targets(tenant)):
+            raise Conflict(f"An alias names `{used[0]}`; change or remove the alias first.", param="name")
+
+    def _settings(self, tenant: str, name: str) -> _Settings:
+        rows = self._data.rows("select * from adapter_settings where tenant = ? and name = ?", (tenant, name))
+        if not rows:
+            return _Settings(f"settings-{secrets.token_hex(12)}")
+        row = rows[0]
+        return _Settings(row["id"], row["newest"], bool(row["pinned"]))
+
+    async def pin(self, tenant: str, name: str, version: int | None) -> AdapterRecord:
+        """Have the name mean this version from now on, whatever is uploaded later; None: the newest again.
+        Raises NotFound."""
+        async with self._lock:
+            served, settings = self._own_row(tenant, name), self._settings(tenant, name)
+            kept = {row["version"]: row for row in self._versions_of(tenant, name)}
+            wanted = max([*kept, served["version"]]) if version is None else version
+            if wanted != served["version"] and wanted not in kept:
+                raise _no_such_version(name, wanted, [*kept, served["version"]])
+            newest = max(settings.newest, served["version"])
+            row = (tenant, name, settings.id, newest, int(version is not None))
+
+            def change() -> None:
+                with self._data.write() as db:
+                    if wanted != served["version"]:
+                        db.execute("delete from adapter_versions where id = ?", (kept[wanted]["id"],))
+                        db.execute(_PUT, tuple(kept[wanted][column] for column in _COLUMNS))
+                        db.execute(_KEEP, tuple(served[column] for column in _COLUMNS))
+                    db.execute(_SET, row)
+
+            await to_thread.run_sync(change)
+        return self._records([self._own_row(tenant, name)], tenant)[0]
 
     async def remove(self, tenant: str, name: str) -> None:
-        """Remove the tenant's own adapter of that name. Raises NotFound, and Conflict for one of the server's
-        own."""
+        """Remove the tenant's own adapter of that name with all its versions, or one version of it, `name@N`.
+
+        Raises NotFound, and Conflict for one of the server's own, for the version that serves the name while
+        there are others, and for what an alias names.
+        """
         if name in self._reserved:
             raise Conflict(f"`{name}` is the server's own and stays as long as it runs.", param="name")
+        name, at, number = name.partition("@")
         async with self._lock:
-            rows = self._data.rows("select * from adapters where tenant = ? and name = ?", (tenant, name))
-            if not rows:
-                raise no_such_adapter(name)
-            await to_thread.run_sync(self._delete, rows[0]["id"], rows[0]["digest"])
-            self._collect(rows[0]["digest"])
+            served, kept = self._own_row(tenant, name, f"{name}{at}{number}"), self._versions_of(tenant, name)
+            rows = [served, *kept]
+            if at:
+                rows = [row for row in rows if str(row["version"]) == number]
+                if not rows:
+                    raise no_such_adapter(f"{name}@{number}")
+                if rows == [served] and kept:
+                    raise Conflict(
+                        f"`{name}@{number}` is what `{name}` means now; pin another version first, or remove "
+                        f"`{name}` with all of them.",
+                        param="name",
+                    )
+            whole = len(rows) == len(kept) + 1
+            gone = {f"{name}@{row['version']}" for row in rows} | ({name} if whole else set())
+            self._check_aliases(tenant, gone)
+            await to_thread.run_sync(self._delete, rows, (tenant, name) if whole else None)
+            for row in rows:
+                self._collect(row["digest"])
 
-    def _commit(self, folder: Path, digest: str, row: tuple[object, ...]) -> None:
-        """Move the files first, then add the row: after a crash in between, no row names them."""
+    def _own_row(self, tenant: str, name: str, asked: str | None = None) -> Row:
+        """The tenant's own row that serves the name. Raises NotFound."""
+        rows = self._data.rows("select * from adapters where tenant = ? and name = ?", (tenant, name))
+        if not rows:
+            raise no_such_adapter(asked or name)
+        return rows[0]
+
+    def _versions_of(self, tenant: str, name: str) -> builtins.list[Row]:
+        return builtins.list(
+            self._data.rows("select * from adapter_versions where tenant = ? and name = ?", (tenant, name))
+        )
+
+    def _commit(self, folder: Path, digest: str, change: "_Change") -> None:
+        """Move the files first, then change the rows: after a crash in between, no row names them."""
         target = self._data.adapters / digest
         if not target.exists():
             os.rename(folder, target)
@@ -284,7 +451,14 @@ class Registry:
         if objects is not None:
             objects.put(name, files)
         with self._data.write() as db:
-            db.execute(_PUT, row)
+            if change.kept is not None:
+                db.execute(_KEEP, tuple(change.kept[column] for column in _COLUMNS))
+            for each in change.dropped:
+                db.execute("delete from adapter_versions where id = ?", (each["id"],))
+            db.execute(_PUT if change.serves else _KEEP, change.row)
+            db.execute(_SET, change.settings)
+            for each in change.dropped:
+                self._drop_object(db, each["digest"])
             if objects is not None and not objects.has(name):
                 objects.put(name, files)  # another server removed the last adapter of this digest meanwhile
 
@@ -293,26 +467,40 @@ class Registry:
         `--dtype` has another converted file. A shared database has adapters that are not here."""
         if self._data.shared:
             return
-        rows = self._data.rows("select distinct digest, bytes from adapters")
+        rows = self._data.rows(
+            "select digest, bytes from adapters union select digest, bytes from adapter_versions"
+        )
         sizes = {digest: bytes_in(self._data.adapters / digest) for digest, _ in rows}
         if changed := {(sizes[digest], digest) for digest, known in rows if sizes[digest] != known}:
             with suppress(StorageFailed), self._data.write() as db:
-                db.executemany("update adapters set bytes = ? where digest = ?", changed)
+                for table in ("adapters", "adapter_versions"):
+                    db.executemany(f"update {table} set bytes = ? where digest = ?", changed)  # noqa: S608  our own words
 
-    def _delete(self, id: str, digest: str) -> None:
-        objects = self._data.objects
+    def _delete(self, rows: Sequence[Row], name: tuple[str, str] | None) -> None:
+        """Delete versions, and with the last of them what belongs to their tenant's name."""
+        ids, digests = [row["id"] for row in rows], {row["digest"] for row in rows}
 
         def change(db: Connection) -> None:
-            db.execute("delete from adapters where id = ?", (id,))
-            if objects is not None and not db.execute(_NAMED, (digest,)).fetchone():
-                with suppress(StorageFailed):  # it only takes room
-                    objects.delete(object_name(digest))
+            for id in ids:
+                db.execute("delete from adapters where id = ?", (id,))
+                db.execute("delete from adapter_versions where id = ?", (id,))
+            if name is not None:
+                db.execute("delete from adapter_settings where tenant = ? and name = ?", name)
+            for digest in digests:
+                self._drop_object(db, digest)
 
         self._data.urgently(change)
 
+    def _drop_object(self, db: Connection, digest: str) -> None:
+        """Remove an adapter's files from the object store if nothing names them."""
+        objects = self._data.objects
+        if objects is not None and not db.execute(_NAMED, (digest, digest)).fetchone():
+            with suppress(StorageFailed):  # it only takes room
+                objects.delete(object_name(digest))
+
     def _collect(self, digest: str) -> None:
         """Delete an adapter's files if nothing needs them any more."""
-        if digest in self._held or self._data.rows("select 1 from adapters where digest = ?", (digest,)):
+        if digest in self._held or self._data.rows(_NAMED, (digest, digest)):
             return
         self._staging.discard(self._data.adapters / digest)  # none, if it is the server's own
 
@@ -328,7 +516,29 @@ class Registry:
             with self._data.write() as db:
                 db.execute(_BIND, (shapes.encode(),))
 
-    def _record(self, row: Row) -> AdapterRecord:
+    def _records(self, rows: Sequence[Row], tenant: str | None) -> builtins.list[AdapterRecord]:
+        """The records of these rows. `tenant` sees its own versions and shared ones; None: all."""
+        values: tuple[object, ...] = ()
+        where = ""
+        if len(rows) == 1:
+            where, values = " where tenant = ? and name = ?", (rows[0]["tenant"], rows[0]["name"])
+        pinned = {
+            (row["tenant"], row["name"])
+            for row in self._data.rows(f"select * from adapter_settings{where}", values)  # noqa: S608  our own words
+            if row["pinned"]
+        }
+        others: dict[tuple[str, str], builtins.list[int]] = {}
+        for table in ("adapters", "adapter_versions"):
+            query = f"select tenant, name, version, shared from {table}{where}"  # noqa: S608  our own words
+            for row in self._data.rows(query, values):
+                if tenant in (None, row["tenant"]) or row["shared"]:
+                    others.setdefault((row["tenant"], row["name"]), []).append(row["version"])
+        return [
+            self._record(row, sorted(others.get(key, ())), key in pinned)
+            for row, key in ((row, (row["tenant"], row["name"])) for row in rows)
+        ]
+
+    def _record(self, row: Row, versions: Sequence[int], pinned: bool) -> AdapterRecord:
         ranks = msgspec.json.decode(row["ranks"], type=dict[str, int])
         traits = msgspec.json.decode(row["traits"], type=_Traits)
         return AdapterRecord(
@@ -344,7 +554,20 @@ class Registry:
             shared=bool(row["shared"]),
             traits=traits.traits,
             invocation=traits.invocation,
+            versions=tuple(versions),
+            pinned=pinned,
         )
+
+
+class _Change(NamedTuple):
+    """What an upload changes: its `row`, which `serves` the name or is only kept; the row that it retires and
+    that is `kept`; the versions that are dropped; and the name's settings."""
+
+    row: tuple[object, ...]
+    serves: bool
+    kept: Row | None
+    dropped: Sequence[Row]
+    settings: tuple[object, ...]
 
 
 class _StorageQuota(NamedTuple):
@@ -367,6 +590,10 @@ class _StorageQuota(NamedTuple):
             )
 
 
+def _bytes(rows: Iterable[Row]) -> int:
+    return sum(int(row["bytes"]) for row in rows)
+
+
 def object_name(digest: str) -> str:
     """The name of an adapter's files in an object store."""
     return f"adapters/{digest}"
@@ -375,3 +602,12 @@ def object_name(digest: str) -> str:
 def no_such_adapter(name: str) -> NotFound:
     """The same error for another tenant's adapter as for one that does not exist."""
     return NotFound(f"There is no adapter `{name[:80]}`.", param="name", code="adapter_not_found")
+
+
+def _no_such_version(name: str, version: int, known: Iterable[int]) -> NotFound:
+    numbers = ", ".join(map(str, sorted(known)))
+    return NotFound(
+        f"There is no version {version} of `{name}`; there are {numbers}.",
+        param="version",
+        code="adapter_not_found",
+    )

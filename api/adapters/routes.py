@@ -21,6 +21,7 @@ from personae.api.http.operation import Content, operation
 from personae.api.http.upload import receiving
 from personae.api.respond import json_response
 from personae.api.storage import storage_failure
+from personae.api.tenants.store import Identity
 from personae.api.wire.schema import Body
 from personae.errors import Conflict, Forbidden, NotFound, RequestError
 from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
@@ -55,6 +56,13 @@ class OfTenant(msgspec.Struct):
     tenant: str | UnsetType = UNSET
 
 
+class ChangeAdapter(Body, kw_only=True):
+    """`PATCH /v1/adapters/{name}`. A field that is absent does not change. `pinned` is the version that the
+    name means from now on; null: the newest."""
+
+    pinned: Annotated[int, Meta(ge=1, le=2**53)] | UnsetType | None = UNSET
+
+
 class AdapterDeleted(msgspec.Struct):
     """`DELETE /v1/adapters/{name}`."""
 
@@ -82,18 +90,20 @@ class UnloadRequest(Body):
     "POST",
     "/v1/adapters",
     body=Content("multipart/form-data", AdapterUpload),
+    query=OfTenant,
     answers={201: AdapterRecord},
     refuses=(404, 409),
 )
 async def create_adapter(request: Request) -> Response:
-    """Upload an adapter. It can be used as soon as this is answered."""
+    """Upload an adapter. It can be used as soon as this is answered. Admins may name the `tenant` that gets
+    it, within that tenant's limits."""
     context = context_of(request)
-    registry, who = _registry(context), context.caller.identity
+    registry, who = registry_of(context), owner_of(request, context)
     async with receiving(request, registry, who) as (stream, folder):
         kind = request.headers.get("content-type", "")
         form = await read_adapter_form(stream, kind, folder, context.settings.max_upload_bytes)
-        name, replace, shared = _checked(form.name), form.flag("replace"), form.flag("shared")
-        if shared and who.role != "admin":
+        name, replace, shared = checked_name(form.name), form.flag("replace"), form.flag("shared")
+        if shared and context.caller.identity.role != "admin":
             raise Forbidden("Only an admin's key may share an adapter with all tenants.", param="shared")
         if form.base_model is not None and form.base_model not in context.bases:
             raise RequestError(f"The base model here is `{context.base}`.", param="base_model")
@@ -106,7 +116,7 @@ async def create_adapter(request: Request) -> Response:
 async def list_adapters(request: Request) -> Response:
     """List the tenant's own adapters and the shared ones. Admins may name a `tenant`, or `*`."""
     context = context_of(request)
-    registry, asked = _registry(context), request.query_params.get("tenant")
+    registry, asked = registry_of(context), request.query_params.get("tenant")
     if asked is None:
         return json_response(AdapterList(registry.list(context.caller.tenant)))
     tenant = None if asked == "*" else asked
@@ -118,7 +128,7 @@ async def list_adapters(request: Request) -> Response:
 async def get_adapter(request: Request) -> Response:
     """Show an adapter."""
     context, name = context_of(request), request.path_params["name"]
-    record = _registry(context).find(context.caller.tenant, name)
+    record = registry_of(context).find(context.caller.tenant, name)
     if record is None and name in context.client.models(context.caller.tenant):
         raise NotFound(
             f"`{name[:80]}` was not uploaded; /v1/models/{name[:80]} shows it.",
@@ -130,14 +140,46 @@ async def get_adapter(request: Request) -> Response:
     return json_response(record)
 
 
+@operation("GET", "/v1/adapters/{name}/versions", answers={200: AdapterList}, refuses=(404,))
+async def list_versions(request: Request) -> Response:
+    """List the versions of an adapter that are kept, the newest first. Requests name one as `name@N`."""
+    context, name = context_of(request), request.path_params["name"]
+    records = registry_of(context).versions(context.caller.tenant, name)
+    if not records:
+        raise no_such_adapter(name)
+    return json_response(AdapterList(records))
+
+
+@operation(
+    "PATCH",
+    "/v1/adapters/{name}",
+    body=ChangeAdapter,
+    query=OfTenant,
+    answers={200: AdapterRecord},
+    refuses=(404, 409),
+)
+async def change_adapter(request: Request) -> Response:
+    """Pin one of the tenant's own adapters to a version, or let its name mean the newest again. Requests that
+    run keep their version. Admins may name another `tenant`."""
+    context, name = context_of(request), request.path_params["name"]
+    registry, tenant = registry_of(context), tenant_of(request, context)
+    body = await read_json(request, ChangeAdapter, context)
+    if body.pinned is not UNSET:
+        return json_response(await registry.pin(tenant, name, body.pinned))
+    record = registry.find(tenant, name)
+    if record is None:
+        raise no_such_adapter(name)
+    return json_response(record)
+
+
 @operation("DELETE", "/v1/adapters/{name}", query=OfTenant, answers={200: AdapterDeleted}, refuses=(404, 409))
 async def delete_adapter(request: Request) -> Response:
-    """Remove one of the tenant's own adapters: requests that run finish, and new ones get a 404. Admins may
-    name another `tenant`."""
+    """Remove one of the tenant's own adapters with all its versions, or the version `name@N`: requests that
+    run finish, and new ones get a 404. Admins may name another `tenant`."""
     context, name = context_of(request), request.path_params["name"]
     tenant = request.query_params.get("tenant", context.caller.tenant)
     _check_tenant(context, tenant)
-    await _registry(context).remove(tenant, name)
+    await registry_of(context).remove(tenant, name)
     return json_response(AdapterDeleted(name))
 
 
@@ -152,9 +194,9 @@ async def delete_adapter(request: Request) -> Response:
 async def load_lora_adapter(request: Request) -> Response:
     """Share an adapter from a folder below one of the configured roots, as in vLLM."""
     context = context_of(request)
-    registry, who = _registry(context), context.caller.identity
+    registry, who = registry_of(context), context.caller.identity
     body = await read_json(request, LoadRequest, context)
-    name = _checked(body.lora_name, "lora_name")
+    name = checked_name(body.lora_name, "lora_name")
     with _as_in_vllm():
         registry.check_name(who, name, body.load_inplace)
     source = await to_thread.run_sync(_below, body.lora_path, context.settings.adapter_root)
@@ -183,7 +225,7 @@ async def unload_lora_adapter(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, UnloadRequest, context)
     with _as_in_vllm():
-        await _registry(context).remove(context.caller.tenant, body.lora_name)
+        await registry_of(context).remove(context.caller.tenant, body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
@@ -198,6 +240,28 @@ def _as_in_vllm() -> Iterator[None]:
         raise
 
 
+def tenant_of(request: Request, context: RequestContext) -> str:
+    """The tenant that a request is for: the caller's own, or the `tenant` that an admin names. Raises
+    Forbidden, and NotFound for a tenant that does not exist."""
+    tenant = request.query_params.get("tenant", context.caller.tenant)
+    _check_tenant(context, tenant)
+    if tenant != context.caller.tenant and context.tenants is not None:
+        context.tenants.find_tenant(tenant)
+    return tenant
+
+
+def owner_of(request: Request, context: RequestContext) -> Identity:
+    """Who gets what a request uploads: the caller, or the `tenant` that an admin names. Raises Forbidden, and
+    NotFound for a tenant that does not exist or is revoked."""
+    tenant = tenant_of(request, context)
+    if tenant == context.caller.tenant or context.tenants is None:
+        return context.caller.identity
+    owner = context.tenants.on_behalf_of(tenant)
+    if owner is None:
+        raise NotFound(f"The tenant `{tenant[:80]}` is revoked.", param="tenant")
+    return owner
+
+
 def _check_tenant(context: RequestContext, tenant: str | None) -> None:
     """Raises Forbidden if the caller may not look at the tenant's adapters; None means all tenants."""
     who = context.caller.identity
@@ -205,13 +269,14 @@ def _check_tenant(context: RequestContext, tenant: str | None) -> None:
         raise Forbidden("Only an admin's key may ask for another tenant's adapters.", param="tenant")
 
 
-def _registry(context: RequestContext) -> Registry:
+def registry_of(context: RequestContext) -> Registry:
+    """The registry. Raises NotFound if there is none."""
     if context.registry is None:
         raise NotFound("This server takes no adapters while it runs.", code="unknown_url")
     return context.registry
 
 
-def _checked(name: str | None, field: str = "name") -> str:
+def checked_name(name: str | None, field: str = "name") -> str:
     """A name that is safe in URLs, logs, metrics and file names."""
     if name is None:
         raise RequestError(f"`{field}` is required.", param=field, code="missing_required_parameter")

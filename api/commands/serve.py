@@ -17,7 +17,7 @@ from personae.actors.kit.event_loop import loop_options
 from personae.actors.kit.gc_tuning import spare_what_is_here
 from personae.actors.kit.switch_interval import shorten_switch_interval
 from personae.api.adapters.checker import AdapterChecker, ProcessChecker, ThreadChecker
-from personae.api.adapters.registry import Registry
+from personae.api.adapters.registry import KEPT_VERSIONS, Registry
 from personae.api.app import create_app
 from personae.api.batches.manager import BatchManager
 from personae.api.family import Family, check_formats
@@ -146,7 +146,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
             checker = ThreadChecker() if options.one_process else ProcessChecker()
             lasting = options.data_dir is not None
             with (
-                registry_of(opened, data, checker) as registry,
+                registry_of(opened, data, checker, options.adapter_versions) as registry,
                 closing(BatchManager(data, tenants, lasting=lasting)) as batches,
                 UsageLedger(data).running() as usage,
                 ResponseStore(data).running() as stored,
@@ -206,14 +206,15 @@ def _log_start(opened: Opened, family: Family, data_dir: Path | None, shared: bo
 
 @contextmanager
 def registry_of(
-    opened: Opened, data: DataDir, checker: AdapterChecker | None = None
+    opened: Opened, data: DataDir, checker: AdapterChecker | None = None, kept_versions: int = KEPT_VERSIONS
 ) -> Iterator[Registry | None]:
-    """The registry for an engine whose bounds are known; `checker` checks uploads."""
+    """The registry for an engine whose bounds are known; `checker` checks uploads. Of each adapter
+    `kept_versions` earlier ones are kept."""
     if opened.bounds is None:
         yield None
         return
     models = opened.client.models(DEFAULT_TENANT)
-    registry = Registry(data, next(iter(models)), set(models), opened.bounds, checker)
+    registry = Registry(data, next(iter(models)), set(models), opened.bounds, checker, kept_versions)
     try:
         yield registry
     finally:

@@ -117,7 +117,7 @@ def _put_contents(
     """Put what adapters and files consist of into the object store, if it is not there. Returns how many are
     there then, and which the folder lacks."""
     wanted: dict[str, Mapping[str, Path]] = {}
-    for row in source.execute("select distinct digest from adapters"):
+    for row in source.execute("select digest from adapters union select digest from adapter_versions"):
         folder = data.adapters / row["digest"]
         wanted[adapter_object(row["digest"])] = {name: folder / name for name in (CONFIG_FILE, TENSORS_FILE)}
     for row in source.execute("select id from files"):

@@ -7,6 +7,9 @@ MIRRORED = {
     "tenants": "name",
     "keys": "id",
     "adapters": "id",
+    "adapter_versions": "id",
+    "adapter_settings": "id",
+    "adapter_aliases": "id",
     "files": "id",
     "batches": "id",
 }
@@ -90,6 +93,38 @@ create table if not exists adapters (
 ) strict;
 create index if not exists adapters_by_digest on adapters (digest);
 create index if not exists adapters_by_name on adapters (name);
+create table if not exists adapter_versions (
+    tenant text not null,
+    name text not null,
+    id text not null unique,
+    version integer not null,
+    digest text not null,
+    ranks text not null,
+    bytes integer not null,
+    shared integer not null,
+    created integer not null,
+    traits text not null default '{}',
+    primary key (tenant, name, version)
+) strict;
+create index if not exists adapter_versions_by_digest on adapter_versions (digest);
+create table if not exists adapter_settings (
+    tenant text not null,
+    name text not null,
+    id text not null unique,
+    newest integer not null,
+    pinned integer not null,
+    primary key (tenant, name)
+) strict;
+create table if not exists adapter_aliases (
+    tenant text not null,
+    name text not null,
+    id text not null unique,
+    targets text not null,
+    shared integer not null,
+    created integer not null,
+    primary key (tenant, name)
+) strict;
+create index if not exists adapter_aliases_by_name on adapter_aliases (name);
 create table if not exists files (
     id text primary key,
     tenant text not null,

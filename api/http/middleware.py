@@ -61,7 +61,8 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 if ignored := scope["state"].get("ignored"):
                     message["headers"].append((b"x-personae-ignored", _listed(ignored)))
-                for name, value in scope["state"].get("answer_headers", {}).items():
+                limits = scope["state"].get("rate_limits", dict)()
+                for name, value in (scope["state"].get("answer_headers", {}) | limits).items():
                     message["headers"].append((name.encode(), value.encode()))
                 if wanted is not None and (load := self._metrics.load(wanted)) is not None:
                     message["headers"].append((orca.LOAD_HEADER, load))

@@ -193,7 +193,7 @@ def _content(answer: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
 def _answer(status: int, answer: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
     return {
         "description": HTTPStatus(status).phrase,
-        "headers": _REQUEST_ID | _IGNORED | _CLAMPED | _MOVED,
+        "headers": _REQUEST_ID | _IGNORED | _CLAMPED | _MOVED | _ADAPTER,
         "content": _content(answer, schema_of),
     }
 
@@ -229,6 +229,12 @@ _MOVED = {
     "x-personae-moved": {
         "schema": {"type": "string"},
         "description": "How often the answer went on at an engine that may compute other tokens.",
+    }
+}
+_ADAPTER = {
+    "x-personae-adapter": {
+        "schema": {"type": "string"},
+        "description": "The exact version of the uploaded adapter that answers, as `poet@2`.",
     }
 }
 _NEUTRAL = "A field of another server, accepted with values that ask for nothing."

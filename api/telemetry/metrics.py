@@ -135,6 +135,12 @@ class Metrics:
             *_LABELS,
             "met",
         )
+        self.versions = self._counter(
+            "personae:adapter_version_requests",
+            "Requests, by the exact version of an uploaded adapter and the alias that chose it.",
+            "version",
+            "alias",
+        )
         self.in_flight = 0
         self.tenants = TenantMetrics(self.registry, tenants, _FIRST_TOKEN) if tenants else None
         self.http = self._counter(

@@ -8,7 +8,7 @@ server then listens on the loopback address only, unless --insecure-no-auth is g
 import ipaddress
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -99,6 +99,8 @@ class Access:
         with caller.until_done:
             if not is_open(scope["path"]):
                 reads = scope["method"] in ("GET", "HEAD")  # polling a batch costs nothing
+                if not reads:
+                    scope["state"]["rate_limits"] = partial(self._meter.headers, caller.identity)
                 caller.until_done.enter_context(self._meter.request(caller.identity, reads=reads))
             await self._app(scope, receive, send)
 

@@ -23,6 +23,12 @@ from personae.errors import RateLimited
 DEFAULTS = TenantLimits(requests_per_minute=30_000, concurrent=1024, body_bytes=64 * 2**20)
 """Far above what one client needs, and low enough that one tenant cannot use up the server."""
 
+RATE_HEADERS = tuple(
+    f"x-ratelimit-{what}-{unit}"
+    for unit in ("requests", "tokens")
+    for what in ("limit", "remaining", "reset")
+)
+"""The headers of an answer that say what is left of the tenant's limits."""
 _CONCURRENT_RETRY = 1.0  # seconds; it is unknown when another one ends
 _SEEN = 256  # schemas of a tenant that are not counted again
 _REMEMBERED = 10_000  # tenants; one that is forgotten begins with a full minute
@@ -60,6 +66,12 @@ class Bucket:
         self._at = now
         missing = min(amount + leave, self.per_minute) - self._level
         return max(missing, 0.0) * 60 / self.per_minute
+
+    def state(self, now: float) -> tuple[int, float]:
+        """How much there is now, at least 0, and the seconds until the bucket is full."""
+        level = min(self.per_minute, self._level + (now - self._at) * self.per_minute / 60)
+        missing = self.per_minute - level
+        return max(math.floor(level), 0), missing * 60 / self.per_minute if self.per_minute else 0.0
 
     def take(self, amount: float) -> None:
         """Use this much, going into debt if necessary."""
@@ -133,6 +145,21 @@ class Meter:
             account.tokens.take(prompt)
         return Reservation(account.tokens, answer)
 
+    def headers(self, who: Identity) -> dict[str, str]:
+        """The tenant's limits a minute and what is left of them, as OpenAI's headers. Those of tokens are
+        absent without such a limit. Tokens that a running answer may need are not left."""
+        account, now, limits = self._account(who.tenant), self._clock(), limits_of(who)
+        account.requests = _bucket(account.requests, limits.requests_per_minute, now)
+        account.tokens = _bucket(account.tokens, limits.tokens_per_minute, now)
+        found = {}
+        for unit, bucket in (("requests", account.requests), ("tokens", account.tokens)):
+            if bucket is not None:
+                left, seconds = bucket.state(now)
+                found[f"x-ratelimit-limit-{unit}"] = str(bucket.per_minute)
+                found[f"x-ratelimit-remaining-{unit}"] = str(left)
+                found[f"x-ratelimit-reset-{unit}"] = duration(seconds)
+        return found
+
     def schema(self, who: Identity, source: str) -> None:
         """Count a schema that this tenant has not used recently, because it may have to be compiled. Raises
         RateLimited."""
@@ -156,6 +183,14 @@ class Meter:
             if idle != tenant:
                 del self._accounts[idle]
         return account
+
+
+def duration(seconds: float) -> str:
+    """Seconds as OpenAI's headers have them: `20ms`, `7.66s`, `1m30.5s`."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds * 100) / 100, 60)
+    return f"{f'{minutes:.0f}m' if minutes else ''}{round(rest, 2):g}s"
 
 
 def _bucket(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:

@@ -108,7 +108,8 @@ class ListKeys(msgspec.Struct):
 
 class ListUsage(msgspec.Struct):
     """The query of `GET /v1/usage`. `from` (inclusive) and `to` (exclusive) are Unix times of hours, in
-    seconds. `group_by` has some of hour, tenant, key and adapter, separated by commas."""
+    seconds. `group_by` has some of hour, tenant, key, adapter and version, separated by
+    commas."""
 
     begin: str | UnsetType = msgspec.field(name="from", default=UNSET)
     end: str | UnsetType = msgspec.field(name="to", default=UNSET)

@@ -28,6 +28,17 @@ _NOBODY = bytes(32)
 _LONGEST_LABEL = 100
 _AT_ONCE = 500  # values of a query
 _KEYS = "select id, tenant, role, created, revoked, label, expires, used from keys "
+_OF_TENANTS = (
+    "adapters",
+    "adapter_versions",
+    "adapter_settings",
+    "adapter_aliases",
+    "files",
+    "batches",
+    "responses",
+    "conversations",
+    "keys",
+)
 _LIVE_BATCHES = ("validating", "in_progress", "finalizing", "cancelling")
 
 
@@ -229,7 +240,7 @@ class TenantStore:
                 (name, *_LIVE_BATCHES),
             ).fetchone():
                 raise Conflict(f"A batch of {name!r} is not done yet; try again later.", param="name")
-            for table in ("adapters", "files", "batches", "responses", "conversations", "keys"):
+            for table in _OF_TENANTS:
                 db.execute(f"delete from {table} where tenant = ?", (name,))  # noqa: S608  our own words
             past = f"{name}~{int(time.time())}"
             db.execute("update usage set tenant = ? where tenant = ?", (past, name))

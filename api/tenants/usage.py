@@ -25,8 +25,14 @@ _MINUTE = 60
 _KEPT_SECONDS = 400 * 86400
 _MOST_PENDING = 100_000  # sums in memory; further ones have no adapter's name
 
-Column = Literal["hour", "tenant", "key", "adapter"]
+Column = Literal["hour", "tenant", "key", "adapter", "version"]
 COLUMNS: tuple[Column, ...] = get_args(Column)
+_SHOWN: dict[Column, str] = {
+    "adapter": "case when replace(adapter, '@', '') = adapter then adapter "
+    "else rtrim(rtrim(adapter, '0123456789'), '@') end",
+    "version": "adapter",
+}
+"""How the columns that differ come from the table's `adapter`, which has the exact version, as `poet@2`."""
 _SUMS = ("requests", "prompt", "cached", "completion", "seconds")
 _ADD = (
     "insert into usage (hour, tenant, key, adapter, requests, prompt, cached, completion, seconds) "
@@ -47,9 +53,10 @@ _Place = tuple[int, str, str, str]
 
 class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sums over what `group_by` does not name. `hour` is the Unix time at which it began. `key` is empty for
-    batches and servers without keys, `adapter` for the base. `adapter_seconds` are those that sequences ran
-    with the adapter, each from its first step on; sequences that ran at the same time count separately.
-    `last_hour` is the Unix time at which the last hour that counts began."""
+    batches and servers without keys, `adapter` for the base. `version` is the adapter's exact version, as
+    `poet@2`; it is the name itself if the adapter was not uploaded. `adapter_seconds` are those that
+    sequences ran with the adapter, each from its first step on; sequences that ran at the same time count
+    separately. `last_hour` is the Unix time at which the last hour that counts began."""
 
     requests: int
     prompt_tokens: int
@@ -61,6 +68,7 @@ class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True):
     tenant: str | None = None
     key: str | None = None
     adapter: str | None = None
+    version: str | None = None
 
 
 class UsageLedger:
@@ -157,10 +165,11 @@ class UsageLedger:
     ) -> tuple[list[UsageRow], bool]:
         """The sums of the hours from `begin` (inclusive) to `end` (exclusive), of one tenant or of all, by
         time and name; and whether there are more."""
-        grouped = ", ".join(group_by)
+        grouped = ", ".join(_SHOWN.get(name, name) for name in group_by)
+        named = [f"{_SHOWN.get(name, name)} as {name}_shown" for name in group_by]
         sums = ", ".join(f"sum({name}) as {name}" for name in _SUMS) + ", max(hour) as last_hour"
         query = (
-            f"select {', '.join([*group_by, sums])} from usage where (? is null or tenant = ?) "  # noqa: S608  our own words
+            f"select {', '.join([*named, sums])} from usage where (? is null or tenant = ?) "  # noqa: S608  our own words
             "and (? is null or hour >= ?) and (? is null or hour < ?)"
             + (f" group by {grouped} order by {grouped}" if group_by else " having count(*) > 0")
             + " limit ?"
@@ -176,7 +185,7 @@ class UsageLedger:
                 row["completion"],
                 round(row["seconds"], 3),
                 row["last_hour"],
-                **{name: row[name] for name in group_by},
+                **{name: row[f"{name}_shown"] for name in group_by},
             )
             for row in found[:MOST_ROWS]
         ]

@@ -281,3 +281,35 @@ def test_a_key_of_the_command_line_is_an_admins_and_closes_the_server(tmp_path: 
         run(ServeOptions(port=0, api_key=""))
     with pytest.raises(LoadError, match="nowhere"):
         run(ServeOptions(Path("nowhere"), host="0.0.0.0", port=0, api_key="sesame"))
+
+
+def test_many_folders_are_pushed_for_a_tenant_and_a_version_is_rolled_back(
+    fixture: tuple[UploadFixture, str], tmp_path: Path
+) -> None:
+    uploads, url = fixture
+    root, ann = uploads.key("root", "admin"), uploads.key("ann")
+    end = f"--url {url} --key {root} --tenant ann"
+    folders = [tmp_path / name for name in ("one", "two", "three")]
+    for seed, folder in enumerate(folders):
+        folder.mkdir()
+        for name, content in whole(seed).items():
+            (folder / name).write_bytes(content)
+    every = " ".join(map(str, folders))
+    pushed = call(f"adapters push {every} {end}")
+    assert pushed.exit_code == 0, pushed.output
+    assert sorted(line.split()[0] for line in pushed.stdout.splitlines()) == ["one", "three", "two"]
+    partly = call(f"adapters push {every} {tmp_path / 'none'} {end} --replace")
+    assert (partly.exit_code, len(partly.stdout.splitlines())) == (2, 3)
+    assert "1 of 4 adapters were not uploaded" in partly.stderr
+    assert call(f"adapters push {every} --name a {end}").exit_code == 2
+    assert call(f"adapters rollback one {end}").stdout == "one is one@1, pinned\n"
+    assert "no version of one before 1" in call(f"adapters rollback one {end}").stderr
+    assert call(f"adapters unpin one {end}").stdout == "one is one@2\n"
+    assert call(f"adapters pin one 1 {end}").stdout == "one is one@1, pinned\n"
+    assert call(f"adapters pin one 9 {end}").exit_code == 2
+    shown = call(f"adapters versions one --url {url} --key {ann}").stdout
+    assert re.search(r"one@1 .* pinned", shown)
+    assert "one@2" in shown
+    assert call(f"adapters alias both one@1=95 one@2=5 {end}").exit_code == 0
+    assert call(f"adapters alias both one@1 {end}").exit_code == 2
+    assert call(f"adapters unalias both {end}").exit_code == 0

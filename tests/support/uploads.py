@@ -25,6 +25,7 @@ from personae.lora.bounds import AdapterBounds
 from personae.lora.shapes import LoraShapes
 from personae.lora.sites import sites
 
+KEPT = "select digest from adapters union select digest from adapter_versions"
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 SHAPES = LoraShapes(2, sites({"q": (8, 8), "v": (8, 4)}))
 BOUNDS = AdapterBounds(SHAPES, max_rank=16, max_value=65504.0)
@@ -83,7 +84,7 @@ class UploadFixture:
     def leftovers(self) -> list[str]:
         """Files in the data directory's adapters that no database row names."""
         self.registry._staging.settle()
-        known = {row["digest"] for row in self.data.rows("select digest from adapters")}
+        known = {row["digest"] for row in self.data.rows(KEPT)}
         staged = [path.name for path in (self.data.adapters / STAGING).iterdir()]
         return staged + [p.name for p in self.data.adapters.iterdir() if p.name not in {STAGING, *known}]
 

@@ -75,6 +75,8 @@ async def test_an_upload_is_described_listed_and_a_model(fixture: UploadFixture,
         "shared": False,
         "traits": [],
         "invocation": [],
+        "versions": [1],
+        "pinned": False,
     }
     assert (model["parent"], model["created"]) == ("base", record["created"])
 
@@ -163,6 +165,7 @@ async def test_files_stay_as_long_as_a_request_uses_them(fixture: UploadFixture)
             await soon(lambda: bool(fixture.engine.live), "it is being answered")
             assert fixture.engine.submitted[0].adapter == digest
             new = (await upload(client, "poet", whole(2), replace="true")).json()
+            assert (await client.delete("/v1/adapters/poet@1")).status_code == 200
             assert folder.is_dir()
             assert (await client.get("/v1/models/poet")).status_code == 200
             tasks.cancel_scope.cancel()
