@@ -169,7 +169,6 @@ def odd_config(rng: random.Random, upload: Upload) -> Upload:
         {"task_type": rng.choice(["SEQ_CLS", 5, ["CAUSAL_LM"]])},
         {"fan_in_fan_out": True},
         {"layer_replication": [[0, 1]]},
-        {"target_parameters": ["experts"]},
         {"use_qalora": 1},
         {"use_mystery": rng.choice([1, "x", [0], {"a": 0}])},
         {"init_lora_weights": rng.choice(["pissa", "olora", ["x"], {"a": 1}, 7.5])},

@@ -269,7 +269,8 @@ def test_every_option_is_passed_on(
         "--allowed-origin https://a.example --allowed-origin https://b.example "
         "--batch-concurrency 5 --background-tokens 6 --request-timeout 1.5 --log-format json "
         "--otlp-traces-endpoint http://o --tenant-metrics 3 --eval-reports e "
-        "--tool-format hermes --reasoning-format none --max-tokens-overflow refuse --stream-ping-interval 2"
+        "--tool-format hermes --reasoning-format none --max-tokens-overflow refuse --stream-ping-interval 2 "
+        "--adapter-versions 7 --kv-disk k --kv-disk-bytes 1GiB"
     )
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
@@ -340,6 +341,9 @@ def test_every_option_is_passed_on(
         reasoning_format="none",
         max_tokens_overflow="refuse",
         stream_ping_interval=2,
+        adapter_versions=7,
+        kv_disk=Path("k"),
+        kv_disk_bytes=2**30,
     )
     plain = ServeOptions()
     same = [

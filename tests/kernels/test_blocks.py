@@ -6,7 +6,7 @@ import gguf
 import pytest
 import torch
 
-from personae.engine.quantization.gguf import KEPT, BlockWeight
+from personae.engine.quantization.gguf import METHODS, BlockWeight
 from personae.kernels.cpu.build import library
 from personae.kernels.cpu.fused import HALVES, CpuLinear, Fused
 from personae.kernels.decoder import LinearWeights
@@ -36,7 +36,7 @@ def blocks(kind: str, outputs: int, inputs: int) -> BlockWeight:
     weight = torch.randn(outputs, inputs, generator=generator) * torch.logspace(-6, 4, outputs)[:, None]
     weight[1] = 0
     weight[2] += 3  # a least value far from zero
-    made = KEPT[kind].kept.empty(outputs, inputs, CPU)
+    made = METHODS[kind].kept.empty(outputs, inputs, CPU)
     made.rows.copy_(torch.from_numpy(gguf.quants.quantize(weight.numpy(), made.type)))
     assert made.finite()
     return made
@@ -44,7 +44,7 @@ def blocks(kind: str, outputs: int, inputs: int) -> BlockWeight:
 
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("shape", [(64, 32), (100, 96), (34, 1184)])
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize("kind", METHODS)
 def test_a_product_has_the_bits_of_bfloat16_for_any_number_of_rows(
     kind: str, shape: tuple[int, int], paired: bool, calls: Fused
 ) -> None:
@@ -60,7 +60,7 @@ def test_a_product_has_the_bits_of_bfloat16_for_any_number_of_rows(
         assert ((found.double() - truth).norm(dim=0) <= 0.01 * truth.norm(dim=0)).all()
 
 
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize("kind", METHODS)
 def test_where_float16_is_multiplied_blocks_are_made_plain(kind: str) -> None:
     found = library()
     assert found is not None

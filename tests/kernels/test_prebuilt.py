@@ -43,7 +43,7 @@ def test_a_library_that_cannot_be_loaded_gives_way_to_the_compiler(
 ) -> None:
     broken = tmp_path / "amx.so"
     broken.write_bytes(b"no library")
-    monkeypatch.setattr(prebuilt, "find", lambda: broken)
+    monkeypatch.setattr(prebuilt, "find", lambda features: broken)
     monkeypatch.setattr(build, "find_compiler", lambda: None)
     assert build.library.__wrapped__() is None
     assert "cannot be loaded" in caplog.messages[0]

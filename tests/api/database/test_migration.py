@@ -61,6 +61,10 @@ async def folder(tmp_path: Path) -> Path:
         async with server.client(server.key("ann")) as client:
             assert (await upload(client, "poet", whole())).status_code == 201
             assert (await upload(client, "bard", whole(1))).status_code == 201
+            assert (await upload(client, "poet", whole(2), replace="true")).status_code == 201
+            assert (await client.patch("/v1/adapters/poet", json={"pinned": 1})).status_code == 200
+            body = {"targets": {"poet@1": 9, "poet@2": 1}}
+            assert (await client.put("/v1/adapter_aliases/split", json=body)).status_code == 200
     await fill(path)
     return path
 
@@ -194,12 +198,12 @@ async def test_with_an_object_store_any_server_has_the_contents(
     code, said, errors = run("--data-dir", str(folder), "--database-url", url, "--object-store", bucket)
     assert code == 0
     assert errors == f"warning: {folder} has no content of files/{lost}\n"
-    assert f"{2 + len(names) - 1} adapters and files are in the object store" in said
+    assert f"{3 + len(names) - 1} adapters and files are in the object store" in said
     objects = ObjectStore(bucket)
     opened = DataDir(tmp_path / "new", url, objects=objects)
     with open_fixture(tmp_path / "new", opened=opened) as new:
         async with new.client((folder / "key").read_text()) as client:
-            for name in ("poet", "bard"):
+            for name in ("poet", "poet@2", "bard", "split"):
                 body = {"model": name, "messages": [{"role": "user", "content": "hi"}]}
                 assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
     for name in names:

@@ -54,8 +54,8 @@ async def test_unknown_routes_and_methods_have_the_shape_of_errors(app: Starlett
 async def test_a_method_that_is_not_served_is_told_all_that_the_path_serves(app: Starlette) -> None:
     async with asgi.client(app) as client:
         wrong = await client.put("/v1/adapters/poet", json={})
-    assert wrong.headers["allow"] == "DELETE, GET, HEAD"
-    assert wrong.json()["error"]["message"].endswith("It serves DELETE, GET, HEAD.")
+    assert wrong.headers["allow"] == "DELETE, GET, HEAD, PATCH"
+    assert wrong.json()["error"]["message"].endswith("It serves DELETE, GET, HEAD, PATCH.")
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,10 @@ def test_experts_of_gpt_oss_in_mxfp4_are_what_transformers_dequantizes(tmp_path:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({f"{GATE_UP}_scales": None}, rf"{GATE_UP}_blocks: expected four dimensions, and {GATE_UP}_scales beside it"),
+        (
+            {f"{GATE_UP}_scales": None},
+            rf"{GATE_UP}_blocks: expected four dimensions, and {GATE_UP}_scales beside it",
+        ),
         (
             {f"{GATE_UP}_scales": torch.zeros(8, 192, 1, dtype=torch.uint8)},
             r"expected \[8, 192, 2\] U8, found",
