@@ -1,4 +1,4 @@
-"""The commands, with those of `evals/`, and what to use in place of other programs'."""
+"""All commands, and what replaces the commands of other programs here."""
 
 from importlib import import_module
 from typing import Any

@@ -122,7 +122,7 @@ class RunningTable:
 
     @property
     def pages(self) -> int:
-        """All pages, also those that are lent."""
+        """All pages, lent ones included."""
         return self._pool.size
 
     @property

@@ -118,7 +118,7 @@ def modules(stored: Mapping[str, StoredTensor], suffix: str) -> Iterator[str]:
 
 
 def take(stored: dict[str, StoredTensor], module: str, *suffixes: str) -> dict[str, StoredTensor]:
-    """Removes a module's tensors of these suffixes and returns those that there are."""
+    """Removes a module's tensors with these suffixes. Returns the ones that it has."""
     return {end: stored.pop(module + end) for end in suffixes if module + end in stored}
 
 
