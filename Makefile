@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup install wheel gpu-wheels gpu-day gpu-day-over site clients deploy-tools serve test smoke lint lock docs eval bench
+.PHONY: setup install wheel gpu-wheels gpu-day gpu-day-over site clients deploy-tools serve test test-ray smoke lint lock docs eval bench
 .DEFAULT_GOAL := serve
 
 # Installs only when the project's dependencies have changed since the last time. instructor asks for an older
@@ -90,6 +90,11 @@ serve: setup
 test: PROCESSES = $(shell $(BIN)/python -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
 test: setup
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(PROCESSES) --dist loadfile $(ARGS)
+
+# The tests of a Ray cluster, of several nodes on loopback addresses; they need Ray (240 MB). CI runs them.
+test-ray: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/actors/cluster $(ARGS)
 
 # Installs Personae for another interpreter, starts it there and asks one question: `make smoke PYTHON=python3.13`.
 # The environment is made anew each time; with torch that takes minutes.

@@ -26,9 +26,7 @@ from personae.actors.replicas.launch import launch_replicas
 from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError
 
-needs_ray = pytest.mark.skipif(
-    find_spec("ray") is None, reason="Ray is not installed: pip install ray cryptography"
-)
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make test-ray")
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"]),
