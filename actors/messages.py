@@ -21,7 +21,7 @@ from personae.engine.scheduling.kv_events import KVEvent
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import SchedulerStats, StepSample, StepTimings
 from personae.errors import PersonaeError
-from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.matcher import Grammar
 from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.lora.source import AdapterSource
 
@@ -351,7 +351,7 @@ class Compiled(Message, frozen=True):
 
     spec: GrammarSpec
     tenant: str
-    grammar: AnyGrammar | None = None
+    grammar: Grammar | None = None
     error: PersonaeError | None = None
 
 
@@ -411,7 +411,7 @@ class Execute(Message, frozen=True):
     """
 
     plan: StepPlan
-    grammars: dict[GrammarKey, AnyGrammar]
+    grammars: dict[GrammarKey, Grammar]
     follows: bool
 
 

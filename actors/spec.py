@@ -11,7 +11,7 @@ from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.tiers.tier import Tier
 from personae.engine.tokens import Tokenizer
 from personae.engine.worker.worker import AdapterMemory
-from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.matcher import Grammar
 from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.lora.source import AdapterSource
 
@@ -37,7 +37,7 @@ class StepRunner(Protocol):
     def worker(self) -> AdapterMemory:
         """The memory that holds the adapters."""
 
-    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar], /) -> Any:
+    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, Grammar], /) -> Any:
         """Apply the plan's changes, and do the host's work before the device begins."""
 
     def forward(self, prepared: Any, overlap: Callable[[], None], /) -> Any:
@@ -59,13 +59,13 @@ class StepRunner(Protocol):
 class GrammarService(Protocol):
     """Compiles and caches grammars: `grammar.compiler.GrammarCompiler`, or a simulation of it."""
 
-    def get(self, spec: GrammarSpec, tenant: str, /) -> AnyGrammar | None:
+    def get(self, spec: GrammarSpec, tenant: str, /) -> Grammar | None:
         """Return a grammar from the tenant's part of the cache, or None."""
 
-    def compile(self, spec: GrammarSpec, tenant: str, /) -> AnyGrammar:
+    def compile(self, spec: GrammarSpec, tenant: str, /) -> Grammar:
         """Compile a grammar. Called on a worker thread."""
 
-    def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str, /) -> None:
+    def put(self, spec: GrammarSpec, grammar: Grammar, tenant: str, /) -> None:
         """Put a grammar into the tenant's part of the cache."""
 
 

@@ -9,19 +9,17 @@ from personae.engine.deferral import Deferrals
 from personae.engine.exclusion import Exclusion, excludes
 from personae.engine.launched import Brought, LaunchedStep
 from personae.engine.plan import Row
-from personae.engine.replay import REPLAY_SECONDS, Replay
 from personae.engine.sampled_tokens import TokenChoices
-from personae.engine.sampler import HostVerification
 from personae.engine.sequence import SequenceLog
 from personae.engine.speculation.forced import JumpForward, KnownToken, Retokenizer, jumps
-from personae.engine.speculation.grammar_proposer import BudgetedMatcher, GrammarProposer
+from personae.engine.speculation.grammar_proposer import GrammarProposer
 from personae.engine.worker.known import KnownTokens
 from personae.engine.worker.worker import PackedStep
-from personae.grammar.backend import Binding
-from personae.grammar.budget.matcher import BudgetMatcher
-from personae.grammar.reasoning.limit import LimitedMatcher
-from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar, RemoteMatcher
+from personae.grammar.matcher import Binding, Grammar, Matcher
 from personae.grammar.spec import GrammarKey
+
+REPLAY_SECONDS = 0.01
+"""Processor time that replays may take before other rows get their step."""
 
 _REFUSED = "the grammar rejects the sampled token {}"
 
@@ -42,32 +40,33 @@ class Bindings:
         self._max_model_len = max_model_len
         self._retokenizer = retokenizer
         self._matchers: dict[int, Binding] = {}
+        self._local: dict[int, Matcher] = {}  # those of them that are states of grammars, in this process
+        self._replays: dict[int, SequenceLog] = {}  # of the slots whose grammar has to catch up
         self._jumps: dict[int, JumpForward] = {}
 
-    def admit(self, slot: int, log: SequenceLog, grammars: Mapping[GrammarKey, AnyGrammar]) -> None:
+    def admit(self, slot: int, log: SequenceLog, grammars: Mapping[GrammarKey, Grammar]) -> None:
         """A sequence takes a slot."""
         if log.grammar is not None:
             self._bind(slot, log, grammars[log.tenant, log.grammar])
         elif excludes(log.params):
             self._matchers[slot] = Exclusion(log, self._vocab_size)
 
-    def _bind(self, slot: int, log: SequenceLog, grammar: AnyGrammar) -> None:
-        budget = log.budget(self._max_model_len)
-        if isinstance(grammar, RemoteGrammar):
-            self._matchers[slot] = grammar.begin(budget, log.tokens[log.prompt_length :])
-            self.deferrals.count += 1
-            return
-        replay = Replay(grammar.matcher(budget), log)
-        if replay.advance():
-            self._begin(slot, replay)
-        else:
-            self._matchers[slot] = replay
-            self.deferrals.count += 1
+    def _bind(self, slot: int, log: SequenceLog, grammar: Grammar) -> None:
+        tokens = log.tokens[log.prompt_length :]
+        self._matchers[slot] = grammar.begin(log.budget(self._max_model_len), tokens)
+        self.deferrals.count += 1
+        if not grammar.remote:
+            self._replays[slot] = log
+            self._replay(slot, REPLAY_SECONDS)
 
-    def _begin(self, slot: int, replay: Replay) -> None:
-        """A slot's matcher has got the log's tokens."""
-        log, matcher = replay.log, replay.matcher
-        self._matchers[slot] = matcher
+    def _replay(self, slot: int, seconds: float) -> None:
+        """Go on with the replay of a slot. If that is done, its matcher takes its place."""
+        matcher = self._matchers[slot].replayed(seconds)
+        if matcher is None:
+            return
+        log = self._replays.pop(slot)
+        self.deferrals.count -= 1
+        self._matchers[slot] = self._local[slot] = matcher
         if self._retokenizer is not None and jumps(log):
             limit = log.prompt_length + log.budget(self._max_model_len)
             self._jumps[slot] = jump = JumpForward(matcher, log, limit, self._retokenizer)
@@ -77,16 +76,18 @@ class Bindings:
         """The slot's sequence has left."""
         if (matcher := self._matchers.pop(slot, None)) is not None:
             self.deferrals.leave(slot, matcher)
-        self._jumps.pop(slot, None)
+        for kept in (self._local, self._replays, self._jumps):
+            kept.pop(slot, None)
 
     def is_remote(self, slot: int) -> bool:
         """Whether the slot's masks come from another process."""
-        return isinstance(self._matchers.get(slot), RemoteMatcher)
+        matcher = self._matchers.get(slot)
+        return matcher is not None and matcher.remote
 
     def guesses(self, slot: int, log: SequenceLog) -> GrammarProposer | None:
         """The proposer of the text that a slot's grammar leaves hardly any choice about."""
-        matcher = self._matchers.get(slot)
-        if self._retokenizer is None or not isinstance(matcher, BudgetedMatcher):
+        matcher = self._local.get(slot)
+        if self._retokenizer is None or matcher is None:
             return None
         return GrammarProposer(matcher, self._retokenizer, log, self._jumps.get(slot))
 
@@ -109,29 +110,27 @@ class Bindings:
 
     def resumable(self) -> list[int]:
         """The slots whose masks have arrived, each once. Replays advance."""
-        replays = [(slot, one) for slot, one in self._matchers.items() if isinstance(one, Replay)]
-        for slot, replay in replays:
-            if replay.advance(REPLAY_SECONDS / len(replays)):
-                self._begin(slot, replay)
-                self.deferrals.count -= 1
+        replays = [*self._replays]
+        for slot in replays:
+            self._replay(slot, REPLAY_SECONDS / len(replays))
         return self.deferrals.resumable(self._matchers)
 
     def fill_late(self, bitmask: torch.Tensor, matchers: Sequence[Binding | None]) -> None:
         """Fill the masks that arrived after the others were filled."""
         if self.deferrals.count:
             for row, matcher in enumerate(matchers):
-                if isinstance(matcher, RemoteMatcher):
+                if matcher is not None and matcher.remote:
                     matcher.fill(bitmask.numpy(), row)
 
     def bring(self, launched: LaunchedStep, i: int, read: TokenChoices) -> Brought:
         """The result of a sample's row. Its grammar takes the tokens that it has not taken yet."""
         token, matcher, jump = read.tokens[i], launched.matchers[i], launched.jumps[i]
-        if isinstance(matcher, KnownToken):
+        if matcher is not None and matcher.is_known:
             assert jump is not None
             forced, jump.pending = jump.pending, ()
             return Brought(forced)
-        if isinstance(matcher, RemoteMatcher) and matcher.failure is not None:
-            return Brought(failure=matcher.failure, code=matcher.code)
+        if matcher is not None and matcher.failure is not None:
+            return Brought((), *matcher.failure)
         if token is None:
             return Brought(failure=read.failures.get(i))
         drafts = launched.drafts.get(i)
@@ -158,10 +157,3 @@ class Bindings:
         if brought is not None and len(brought) > 1:
             self._known.extend(slot, position, brought)
         return brought
-
-
-def verifies(matcher: Binding | None) -> HostVerification | None:
-    """The host verification of the tokens of a row with this matcher; None if there is none."""
-    if isinstance(matcher, BudgetMatcher | LimitedMatcher | RemoteMatcher) and matcher.verifies:
-        return matcher
-    return None

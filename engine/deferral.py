@@ -1,8 +1,8 @@
 """Deferred rows: rows that skip a step because they cannot choose a token in it.
 
 There are three reasons. The mask of the row's grammar comes from another process and is not there in time. Or
-the grammar has not got the tokens of an earlier engine yet (`replay.py`). Or the token before was not final
-when the step began: the grammar has not accepted it yet, or has replaced it since.
+the grammar has not got the tokens of an earlier engine yet (`grammar/replay.py`). Or the token before was not
+final when the step began: the grammar has not accepted it yet, or has replaced it since.
 
 A deferred row is computed but not sampled. So are later rows of its sequence that were planned before this
 was known, because their tokens would follow the missing one. The position is computed again when the mask is
@@ -14,10 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from personae.engine.plan import Row
-from personae.engine.replay import Replay
 from personae.engine.worker.worker import PackedStep
-from personae.grammar.backend import Binding
-from personae.grammar.sandbox.masks import RemoteMatcher
+from personae.grammar.matcher import Binding
 
 STEP_PATIENCE = 0.002  # seconds that a step waits for all such masks together
 SHARED_STEP_PATIENCE = 0.0005  # the same for a step with rows of others, which would wait too
@@ -57,9 +55,8 @@ class Deferrals:
 
     def leave(self, slot: int, matcher: Binding) -> None:
         """A slot's sequence has left."""
-        if isinstance(matcher, RemoteMatcher):
-            matcher.end()
-        self.count -= isinstance(matcher, RemoteMatcher | Replay)
+        matcher.end()
+        self.count -= matcher.remote or not matcher.ready
         self._deferred.pop(slot, None)
         self._reported.discard(slot)
 
@@ -69,13 +66,13 @@ class Deferrals:
         """The indices of the samples that this step cannot choose. Waits briefly for their masks. `rows` are
         the plan's, which may begin elsewhere than what was packed (`speculation/`)."""
         starts = {row.slot: row.start for row in rows}
-        alone = all(isinstance(matchers.get(slot), RemoteMatcher) for slot in packed.sampled_slots)
+        bindings = (matchers.get(slot) for slot in packed.sampled_slots)
+        alone = all(one is not None and one.remote for one in bindings)
         deadline = time.monotonic() + (STEP_PATIENCE if alone else SHARED_STEP_PATIENCE)
         out = []
         for i, slot in enumerate(packed.sampled_slots):
             matcher, parked = matchers.get(slot), self._deferred.get(slot)
-            late = isinstance(matcher, Replay)
-            late = late or (isinstance(matcher, RemoteMatcher) and not matcher.wait(deadline))
+            late = matcher is not None and not matcher.wait(deadline)
             if late or slot in self._replaced or (parked is not None and starts[slot] >= parked.end):
                 out.append(i)
             elif parked is not None:
@@ -101,9 +98,7 @@ class Deferrals:
         """The slots whose masks have arrived, each once."""
         there = []
         for slot, parked in self._deferred.items():
-            matcher = matchers[slot]
-            late = isinstance(matcher, Replay) or (isinstance(matcher, RemoteMatcher) and not matcher.ready)
-            if parked.step is None and slot not in self._reported and not late:
+            if parked.step is None and slot not in self._reported and matchers[slot].ready:
                 there.append(slot)
         self._reported.update(there)
         return there

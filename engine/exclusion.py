@@ -13,6 +13,7 @@ import numpy as np
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.grammar.bitmask import Bitmask, leave_out, words_of
+from personae.grammar.matcher import Binding
 
 
 def excludes(params: SamplingParams) -> bool:
@@ -41,11 +42,9 @@ def _trie_of(words: tuple[tuple[int, ...], ...]) -> _Node:
     return root
 
 
-class Exclusion:
-    """The `Binding` (grammar/backend.py) of one sequence with exclusions. Its state depends on the log
+class Exclusion(Binding):
+    """The binding of one sequence with exclusions. Its state depends on the log
     alone."""
-
-    terminated = False
 
     def __init__(self, log: SequenceLog, vocab_size: int) -> None:
         """Begins after the log's tokens. All ids are in the vocabulary, and no bad word is empty."""

@@ -13,7 +13,7 @@ from personae.engine.sampled_tokens import SampledTokens, TokenChoices
 from personae.engine.sequence import TokenLogprobs
 from personae.engine.speculation.forced import JumpForward
 from personae.engine.speculation.verification import DraftRow
-from personae.grammar.backend import Binding
+from personae.grammar.matcher import Binding
 
 
 class Brought(NamedTuple):

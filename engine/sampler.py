@@ -30,11 +30,10 @@ from itertools import count
 from math import isfinite
 from time import thread_time
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from personae.engine.logprobs import LogprobRows, logprob_rows
@@ -44,13 +43,11 @@ from personae.engine.sampled_tokens import Asked, SampledTokens, TokenChoices
 from personae.engine.sequence import SequenceLog
 from personae.grammar.bitmask import allow_only, words_of
 from personae.grammar.masks import allocate_bitmask
-from personae.grammar.sandbox.masks import UNDECIDED, RemoteMatcher, Undecided
+from personae.grammar.matcher import UNDECIDED, Binding, Words
 from personae.kernels.counter_rng import stream
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows, choose, overwrites
 from personae.kernels.upload import upload, uploads
-
-MaskWords = NDArray[np.uint32]  # one row of a bitmask
 
 ASK_PATIENCE = 0.004
 """Seconds of this thread's processor time that one step spends on host verification."""
@@ -63,22 +60,14 @@ def _ignore_tokens(slots: Tensor, tokens: Tensor) -> None:
     """A Commit for a sampler without further steps."""
 
 
-class HostVerification(Protocol):
-    """Verifies a row's token on the host before it is taken."""
-
-    def veto(self, token: int) -> MaskWords | Undecided | None:
-        """The tokens to exclude instead of taking `token`; None to accept it. It is called again with the
-        next choice, and accepts one in the end. Undecided: the row has no token in this step."""
-
-
 class _Early(NamedTuple):
     """What min_tokens excludes: EOS and stop ids as a bitmask, at positions before `end`."""
 
     end: int
-    stops: MaskWords
+    stops: Words
 
 
-NO_VERIFICATION: Mapping[int, HostVerification] = MappingProxyType({})
+NO_VERIFICATION: Mapping[int, Binding] = MappingProxyType({})
 
 
 class Sampler:
@@ -172,7 +161,7 @@ class Sampler:
         slots: Sequence[int],
         positions: Sequence[int],
         bitmask: Tensor | None = None,
-        verifications: Mapping[int, HostVerification] = NO_VERIFICATION,
+        verifications: Mapping[int, Binding] = NO_VERIFICATION,
     ) -> SampledTokens:
         """Choose a token for each row.
 
@@ -194,7 +183,7 @@ class Sampler:
         slots: Sequence[int],
         positions: Sequence[int],
         bitmask: Tensor | None = None,
-        verifications: Mapping[int, HostVerification] = NO_VERIFICATION,
+        verifications: Mapping[int, Binding] = NO_VERIFICATION,
     ) -> TokenChoices:
         """As `sample`, but waits for the tokens, and commits none of them. Slots with neither penalties nor a
         verification may have several rows."""
@@ -212,7 +201,7 @@ class Sampler:
         slots: Sequence[int],
         positions: Sequence[int],
         bitmask: Tensor | None,
-        verifications: Mapping[int, HostVerification],
+        verifications: Mapping[int, Binding],
         *,
         commits: bool,
     ) -> SampledTokens:
@@ -224,7 +213,7 @@ class Sampler:
         self._change(logits, slot, penalised, _rows_of(slots, self._biased))
         kept = logits.clone() if verifications and self._overwrites else logits
         rows = self._rows(slot, np.asarray(positions, np.int64))
-        stops: dict[int, MaskWords] = {}
+        stops: dict[int, Words] = {}
         early = [row for row in _rows_of(slots, self._early) if positions[row] < self._early[slots[row]].end]
         if early:
             if bitmask is None:
@@ -274,11 +263,11 @@ class Sampler:
         if biased:
             self._biases.apply(logits, np.array(biased), slot[biased])
 
-    def _exclude_stops(self, bitmask: Tensor, early: list[int], slots: Sequence[int]) -> dict[int, MaskWords]:
+    def _exclude_stops(self, bitmask: Tensor, early: list[int], slots: Sequence[int]) -> dict[int, Words]:
         """Excludes EOS and stop ids in `bitmask` for rows before their min_tokens, unless the grammar allows
         nothing else. Returns the excluded ids, by row."""
         words = bitmask.numpy().view(np.uint32)
-        left_out: dict[int, MaskWords] = {}
+        left_out: dict[int, Words] = {}
         for row in early:
             stops = words[row] & self._early[slots[row]].stops
             words[row] ^= stops
@@ -290,12 +279,12 @@ class Sampler:
 
     def _verify(
         self,
-        verifications: Mapping[int, HostVerification],
+        verifications: Mapping[int, Binding],
         logits: Tensor,
         slot: IntArray,
         rows: SamplingRows,
         bitmask: Tensor,
-        stops: dict[int, MaskWords],
+        stops: dict[int, Words],
         tokens: Tensor,
         best: Tensor,
         chosen: list[int],
@@ -317,7 +306,7 @@ class Sampler:
             refused = []
             for row, token in asking:
                 asked, begun = verifications[row], thread_time()
-                is_here = not isinstance(asked, RemoteMatcher)  # it verifies on this thread
+                is_here = not asked.remote  # it verifies on this thread
                 if is_here and spent > self.ask_patience:
                     undecided.add(row)
                     self._overdue.add(int(slot[row]))

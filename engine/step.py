@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 import torch
 
-from personae.engine.bindings import Bindings, verifies
+from personae.engine.bindings import Bindings
 from personae.engine.device_event import DeviceToHostEvent
 from personae.engine.launched import LaunchedStep
 from personae.engine.plan import StepPlan, StepResult
@@ -41,9 +41,8 @@ from personae.engine.speculation.speculator import Speculator
 from personae.engine.speculation.verification import DraftRow, Slots, verify
 from personae.engine.worker.known import KnownTokens
 from personae.engine.worker.worker import Forward, PackedStep, Worker
-from personae.grammar.backend import Binding
-from personae.grammar.masks import BitmaskPool, fill_masks
-from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.masks import BitmaskPool, fill_masks, verifying
+from personae.grammar.matcher import Binding, Grammar
 from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.kernels.upload import upload
 
@@ -91,7 +90,7 @@ class StepEngine:
         once."""
         return tuple(self._logs[slot].id for slot in self._bindings.resumable())
 
-    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar]) -> PackedStep | None:
+    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, Grammar]) -> PackedStep | None:
         """Apply the plan's changes and pack its rows, if it has any.
 
         `grammars` has the compiled grammar of every admission with a spec, by its tenant and spec.
@@ -123,7 +122,7 @@ class StepEngine:
             self._begun += self._speculator.drafting_seconds
         return self.worker.begin(plan, self._known)
 
-    def _admit(self, slot: int, log: SequenceLog, grammars: Mapping[GrammarKey, AnyGrammar]) -> None:
+    def _admit(self, slot: int, log: SequenceLog, grammars: Mapping[GrammarKey, Grammar]) -> None:
         self._known.admit(slot, log)
         self._logs[slot] = log
         self.sampler.admit(slot, log)
@@ -225,8 +224,7 @@ class StepEngine:
             self._bindings.fill_late(self._bitmask, matchers)
         bitmask, self._bitmask = self._bitmask, None
         if rows:
-            verifying = ((row, verifies(matcher)) for row, matcher in enumerate(matchers))
-            verifications = {row: asked for row, asked in verifying if asked is not None}
+            verifications = verifying(matchers)
             logits = forward.logits[: len(rows)]  # behind these are those of drafts
             if verifications and (
                 self.runs_ahead
@@ -279,7 +277,7 @@ class StepEngine:
         assert self._speculator is not None
         slots = Slots(self._known.at, self._speculator.ends, self._known.extend)
         logits = forward.logits[len(packed.sampled_rows) :]
-        verify(rows, sampled.read().tokens, logits, self.sampler, self._bitmasks, slots, verifies)
+        verify(rows, sampled.read().tokens, logits, self.sampler, self._bitmasks, slots)
         return rows
 
     def _sample_others(self, plan: StepPlan, forward: Forward, out: list[int]) -> LaunchedStep:
@@ -333,7 +331,7 @@ class StepEngine:
         return result
 
 
-def by_tenant(plan: StepPlan, grammars: Mapping[GrammarSpec, AnyGrammar]) -> dict[GrammarKey, AnyGrammar]:
+def by_tenant(plan: StepPlan, grammars: Mapping[GrammarSpec, Grammar]) -> dict[GrammarKey, Grammar]:
     """The grammars that a plan needs, if all tenants share them."""
     logs = (admission.log for admission in plan.admissions)
     return {(log.tenant, log.grammar): grammars[log.grammar] for log in logs if log.grammar is not None}

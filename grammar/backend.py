@@ -1,71 +1,29 @@
 """The plug-in point for grammar engines. All of them fill the same bitmask (bitmask.py)."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import ClassVar, Protocol
 
-from personae.grammar.bitmask import Bitmask
+from personae.grammar.matcher import Binding, Lookahead, Matcher
+from personae.grammar.replay import Replay
 from personae.grammar.spec import GrammarSpec
 
-Snapshot = Any
-"""A point in one matcher's answer; only that matcher can read it."""
 
-MOST_RESTORED = 64
-"""A matcher can be restored to a snapshot for at least this many tokens after it."""
+class BackendMatcher(Matcher):
+    """A matcher of a library, whose answer may have any length. Its snapshots are numbers of accepted
+    tokens."""
 
-
-class Binding(Protocol):
-    """Says, token by token, which tokens may come next in one sequence's answer. Not thread-safe; it has one
-    owner at a time."""
-
-    def fill(self, bitmask: Bitmask, row: int) -> None:
-        """Write the tokens allowed next to `bitmask[row]`. After the end, these are the stop tokens."""
-
-    def accept(self, token: int) -> bool:
-        """Advance by one token. Returns False, and changes nothing, if it is not allowed."""
-
-    @property
-    def terminated(self) -> bool:
-        """Whether a stop token has been accepted."""
-
-
-class Matcher(Binding, Protocol):
-    """The state of one sequence's answer within a grammar.
-
-    In a state beyond its library's limits it allows and accepts nothing, and the answer fails.
-    """
-
-    def feed(self, tokens: Sequence[int]) -> int:
-        """Accept tokens until one is not allowed. Returns how many were accepted."""
-
-    def follows(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` would be accepted, one after the other; a stop token may be the last."""
-
-    def snapshot(self) -> Snapshot:
-        """The answer's current point. Takes constant time."""
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Undo what was accepted since `snapshot` was made. The time depends on that alone.
-
-        Snapshots that were made since are void; `snapshot` and older ones can be restored again. A matcher
-        that has failed stays failed.
-        """
-
-    def forced(self) -> bytes:
-        """Text that has to follow, as far as it is known. Empty where tokens are verified."""
-
-    def fork(self) -> "Matcher":
-        """A second matcher in the same state."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether it is beyond its library's limits."""
-
-
-class BackendMatcher(Matcher, Protocol):
-    """A matcher of a backend itself. Its snapshots are numbers of accepted tokens."""
-
+    @abstractmethod
     def snapshot(self) -> int:
         """How many tokens have been accepted, including the stop token."""
+
+    @abstractmethod
+    def fork(self) -> "BackendMatcher":
+        """A second matcher in the same state."""
+
+    def unbudgeted(self) -> Lookahead | None:
+        """See Matcher."""
+        return None if self.terminated or self.failed else self.fork()
 
 
 class CompiledGrammar(Protocol):
@@ -79,19 +37,28 @@ class CompiledGrammar(Protocol):
         """A new matcher at the grammar's start."""
 
 
-class BoundGrammar(Protocol):
-    """A compiled grammar whose answers close within their budgets. Shared by all of them; thread-safe."""
+class BoundGrammar(ABC):
+    """A `Grammar` (matcher.py) whose masks are made in this process."""
+
+    remote: ClassVar[bool] = False
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
-        """Bytes held, for the cache's bound."""
+        """See Grammar."""
 
     @property
+    @abstractmethod
     def shortest(self) -> int:
-        """The number of tokens of an answer that is certain to be complete, without the stop token."""
+        """See Grammar."""
 
+    @abstractmethod
     def matcher(self, budget: int | None = None) -> Matcher:
         """A new matcher at the start of an answer that is complete within `budget` tokens."""
+
+    def begin(self, budget: int, tokens: Sequence[int] = ()) -> Binding:
+        """See Grammar. It is a replay of `tokens`, which may be none."""
+        return Replay(self.matcher(budget), tokens)
 
 
 class GrammarBackend(Protocol):

@@ -4,7 +4,8 @@ from collections import OrderedDict
 from threading import Lock
 
 from personae.grammar.budget.automaton import Automaton
-from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar
+from personae.grammar.matcher import Grammar
+from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.size_estimate import size_estimate
 from personae.grammar.spec import GrammarKey, GrammarSpec
 
@@ -15,7 +16,7 @@ class GrammarCache:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._grammars: OrderedDict[GrammarKey, AnyGrammar] = OrderedDict()
+        self._grammars: OrderedDict[GrammarKey, Grammar] = OrderedDict()
         self._sizes: dict[GrammarKey, int] = {}
         self._bytes = 0
         self._lock = Lock()
@@ -25,7 +26,7 @@ class GrammarCache:
         """The bytes of all, including the estimated growth."""
         return self._bytes
 
-    def get(self, spec: GrammarSpec, tenant: str = "") -> AnyGrammar | None:
+    def get(self, spec: GrammarSpec, tenant: str = "") -> Grammar | None:
         """The compiled grammar of an equal spec of this tenant. None if there is none."""
         key = (tenant, spec)
         with self._lock:
@@ -37,7 +38,7 @@ class GrammarCache:
                 self._grammars.move_to_end(key)
             return grammar
 
-    def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str = "") -> None:
+    def put(self, spec: GrammarSpec, grammar: Grammar, tenant: str = "") -> None:
         """Add a grammar, unless it alone has too many bytes."""
         here = isinstance(grammar, Automaton | RemoteGrammar)
         nbytes = grammar.nbytes + (0 if here else size_estimate(spec))

@@ -20,12 +20,13 @@ from personae.grammar.budget.table import TokenTable
 from personae.grammar.cache import GrammarCache
 from personae.grammar.checked.compile import Loosening, compile_checked
 from personae.grammar.checked.grammar import CheckedGrammar
+from personae.grammar.matcher import Grammar
 from personae.grammar.reasoning.limit import LimitedGrammar, Tags
 from personae.grammar.regex.parse import NotRegular
 from personae.grammar.regex.plain import looks_around, without_looks
 from personae.grammar.registry import BACKENDS_OF_KIND, Backends
 from personae.grammar.sandbox.forkserver import Sandbox
-from personae.grammar.sandbox.masks import AnyGrammar, Processes, RemoteGrammar
+from personae.grammar.sandbox.masks import Processes, RemoteGrammar
 from personae.grammar.sandbox.server import SandboxLimits
 from personae.grammar.sandbox.small import is_foreign, is_small
 from personae.grammar.sandbox.warm_up import FIRST_SPECS
@@ -104,15 +105,15 @@ class GrammarCompiler:
             with suppress(GrammarError, _NeedsSandbox):
                 self._compile(spec, self._build)
 
-    def get(self, spec: GrammarSpec, tenant: str = "") -> AnyGrammar | None:
+    def get(self, spec: GrammarSpec, tenant: str = "") -> Grammar | None:
         """See `GrammarCache`."""
         return self.cache.get(spec, tenant)
 
-    def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str = "") -> None:
+    def put(self, spec: GrammarSpec, grammar: Grammar, tenant: str = "") -> None:
         """See `GrammarCache`."""
         self.cache.put(spec, grammar, tenant)
 
-    def compile(self, spec: GrammarSpec, tenant: str = "") -> AnyGrammar:
+    def compile(self, spec: GrammarSpec, tenant: str = "") -> Grammar:
         """Compile without the cache, with the fastest backend that enforces the whole spec.
 
         If a schema is not `strict` and no backend enforces all of it, it is bound as far as possible; check
@@ -203,7 +204,7 @@ class GrammarCompiler:
         if self._sandbox is not None:
             self._sandbox.close()
 
-    def _checked(self, spec: GrammarSpec, tenant: str) -> AnyGrammar:
+    def _checked(self, spec: GrammarSpec, tenant: str) -> Grammar:
         """A grammar that checks each token. What that costs is not known in advance."""
         if self._sandbox is None:
             return self._checked_here(spec)
@@ -312,7 +313,7 @@ class GrammarCompiler:
     def _limited(self, spec: GrammarSpec, limit: ReasoningLimit, tenant: str) -> LimitedGrammar:
         """A grammar with a limit on reasoning. All limits of an equal spec share the compiled grammar."""
         inner = self.cache.get(spec, tenant)
-        if inner is None or isinstance(inner, RemoteGrammar):
+        if not isinstance(inner, BoundGrammar):
             inner = self._compiled(spec, tenant)
             self.cache.put(spec, inner, tenant)
         format = msgspec.structs.replace(limit, tokens=0, opened=False)

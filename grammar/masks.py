@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from personae.grammar.backend import Binding
 from personae.grammar.bitmask import words_of
+from personae.grammar.matcher import Binding
 
 
 def allocate_bitmask(rows: int, vocab_size: int) -> torch.Tensor:
@@ -48,3 +48,8 @@ def fill_masks(bitmask: torch.Tensor, matchers: Sequence[Binding | None]) -> Non
             rows[row] = -1
         else:
             matcher.fill(rows, row)
+
+
+def verifying(matchers: Sequence[Binding | None]) -> dict[int, Binding]:
+    """Those of the matchers that verify the tokens that are chosen, by row."""
+    return {row: matcher for row, matcher in enumerate(matchers) if matcher is not None and matcher.verifies}

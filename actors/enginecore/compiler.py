@@ -10,7 +10,7 @@ from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import Compile, Compiled, Message
 from personae.actors.spec import GrammarService
 from personae.errors import GrammarError, Overloaded, PersonaeError, RequestFailed
-from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.matcher import Grammar
 from personae.grammar.spec import GrammarKey
 
 SECONDS = 90.0  # how long a request waits for its grammar
@@ -58,7 +58,7 @@ class Compiler(Actor[Message]):
 
     async def _compile(self, key: GrammarKey) -> None:
         tenant, spec = key
-        outcome: AnyGrammar | PersonaeError | None = None
+        outcome: Grammar | PersonaeError | None = None
         begun = Event()
         turn = Turn(tenant, begun.set)
         async with create_task_group() as tasks:
@@ -98,7 +98,7 @@ class Compiler(Actor[Message]):
             return GrammarError(why, code="grammar_timeout")
         return Overloaded("Other grammars are being compiled; try again later.")
 
-    def _outcome(self, key: GrammarKey) -> AnyGrammar | PersonaeError:
+    def _outcome(self, key: GrammarKey) -> Grammar | PersonaeError:
         tenant, spec = key
         try:
             grammar = self._grammars.compile(spec, tenant)

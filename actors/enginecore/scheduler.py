@@ -36,7 +36,7 @@ from personae.engine.scheduling.sequence_table import PageFetch
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import SchedulerStats, StepSample
 from personae.engine.tiers.tier import Tier
-from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar
+from personae.grammar.matcher import Grammar
 from personae.grammar.spec import GrammarKey
 
 GAP_STEPS = 16  # steps between two measurements of the fairness gap
@@ -86,7 +86,7 @@ class SchedulerActor(Actor[Message]):
         self._ingress = ingress
         self._known: set[str] = set()
         self._compiling: dict[GrammarKey, dict[str, SequenceLog]] = {}
-        self._grammars: dict[str, AnyGrammar] = {}
+        self._grammars: dict[str, Grammar] = {}
         self._in_flight = 0
         self._sizes: deque[tuple[int, int]] = deque()  # rows and tokens of the steps in flight
         self._ended: list[StepSample] = []  # not reported yet
@@ -195,13 +195,12 @@ class SchedulerActor(Actor[Message]):
             kind = type(error).__name__
             self._streamer.tell(Refused(tuple(logs), kind, error.message, error.param, error.code))
 
-    def _bind(self, log: SequenceLog, grammar: AnyGrammar) -> None:
+    def _bind(self, log: SequenceLog, grammar: Grammar) -> None:
         """Add a sequence to the scheduler if its answer can be complete within its budget."""
         budget = log.budget(self._scheduler.layout.max_model_len)
         if budget >= grammar.shortest:
             self._grammars[log.id] = grammar
-            remote = isinstance(grammar, RemoteGrammar)
-            self._scheduler.add(log, speculates=log.params.speculate and not remote)
+            self._scheduler.add(log, speculates=log.params.speculate and not grammar.remote)
             return
         self._known.discard(log.id)
         why = (

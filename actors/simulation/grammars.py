@@ -3,13 +3,13 @@
 from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs, Trouble, Wrong
 from personae.errors import Overloaded
-from personae.grammar.backend import Matcher
-from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.backend import BoundGrammar
+from personae.grammar.matcher import Grammar, Matcher
 from personae.grammar.sandbox.server import SandboxLimits
 from personae.grammar.spec import GrammarKey, GrammarSpec
 
 
-class SimulatedGrammar:
+class SimulatedGrammar(BoundGrammar):
     """A compiled grammar that only knows whose it is."""
 
     nbytes = 1
@@ -31,13 +31,13 @@ class SimulatedGrammars:
         self._threads = threads
         self._trouble = trouble
         self._keep = keep
-        self._cache: dict[GrammarKey, AnyGrammar] = {}
+        self._cache: dict[GrammarKey, Grammar] = {}
 
-    def get(self, spec: GrammarSpec, tenant: str) -> AnyGrammar | None:
+    def get(self, spec: GrammarSpec, tenant: str) -> Grammar | None:
         """Return a grammar from the cache, or None."""
         return self._cache.get((tenant, spec))
 
-    def compile(self, spec: GrammarSpec, tenant: str) -> AnyGrammar:
+    def compile(self, spec: GrammarSpec, tenant: str) -> Grammar:
         """Compile, which takes time, but no longer than a sandbox's limit."""
         seconds = self._trouble.slowed(self._costs.compile)
         self._threads.sleep(min(seconds, SandboxLimits().patience))
@@ -46,7 +46,7 @@ class SimulatedGrammars:
         self._trouble.compiles(spec)
         return SimulatedGrammar(spec, tenant)
 
-    def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str) -> None:
+    def put(self, spec: GrammarSpec, grammar: Grammar, tenant: str) -> None:
         """Put a grammar into the cache. The oldest ones are dropped."""
         self._cache[tenant, spec] = grammar
         while len(self._cache) > self._keep:

@@ -29,7 +29,7 @@ from personae.engine.plan import (
 from personae.engine.sequence import SequenceLog
 from personae.engine.tiers.tier import Tier
 from personae.errors import GRAMMAR_TOO_SLOW
-from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.matcher import Grammar
 from personae.grammar.spec import GrammarKey
 
 VOCABULARY = 64  # token 0 ends a sequence, so an answer has 64 tokens on average if nothing else ends it
@@ -144,7 +144,7 @@ class SimulatedDevice:
 
     # A step
 
-    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar]) -> StepPlan:
+    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, Grammar]) -> StepPlan:
         """Apply the plan's changes."""
         self._trouble.strikes("prepare")
         self._apply(plan, grammars)
@@ -254,7 +254,7 @@ class SimulatedDevice:
         for ticket in {move.ticket for move in fetches}:
             self._tier.discard(ticket)
 
-    def _apply(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar]) -> None:
+    def _apply(self, plan: StepPlan, grammars: Mapping[GrammarKey, Grammar]) -> None:
         for number in plan.reclaimed:
             self._readers[self.slots[number].pages.pop()] -= 1
         for number in plan.releases:

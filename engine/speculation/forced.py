@@ -21,8 +21,8 @@ import numpy as np
 
 from personae.engine.sequence import SequenceLog
 from personae.engine.tokens import Tokenizer
-from personae.grammar.backend import Matcher
 from personae.grammar.bitmask import Bitmask, allow_only, allows, words_of
+from personae.grammar.matcher import Binding, Matcher
 
 CONTEXT = 8  # tokens before a text; more than a tokenizer looks back
 LEAST = 2  # the shortest run of tokens that saves a step
@@ -36,10 +36,10 @@ def jumps(log: SequenceLog) -> bool:
     return params.jump_forward and log.grammar is not None and params.logprobs is None and not counts
 
 
-class KnownToken:
+class KnownToken(Binding):
     """Binds a row to its known token, so that only one of its logits is needed."""
 
-    terminated = False
+    is_known = True
 
     def __init__(self, token: int) -> None:
         self._token = token

@@ -14,9 +14,7 @@ from personae.engine.sequence import SequenceLog
 from personae.engine.speculation.forced import CONTEXT, JumpForward, Retokenizer
 from personae.engine.speculation.json_blanks import JsonBlanks
 from personae.engine.speculation.proposer import Draft, Proposer
-from personae.grammar.backend import BackendMatcher
-from personae.grammar.budget.matcher import BudgetMatcher
-from personae.grammar.reasoning.limit import LimitedMatcher
+from personae.grammar.matcher import Lookahead, Matcher
 
 FORCED, LIKELY = "forced", "grammar"
 _PARTS = b'",:{}[]'
@@ -24,14 +22,12 @@ _VALUES = b"-0tfn"  # what other values begin with
 _LETTER = ord("a")
 _BYTES = 8  # of a token, assumed
 
-BudgetedMatcher = BudgetMatcher | LimitedMatcher
-
 
 class GrammarProposer:
     """Follows the answer of one sequence. `jump` appends its forced text, if that is done."""
 
     def __init__(
-        self, matcher: BudgetedMatcher, retokenizer: Retokenizer, log: SequenceLog, jump: JumpForward | None
+        self, matcher: Matcher, retokenizer: Retokenizer, log: SequenceLog, jump: JumpForward | None
     ) -> None:
         self._matcher = matcher
         self._retokenizer = retokenizer
@@ -75,7 +71,7 @@ class GrammarProposer:
             blanks.read(more)
         return text, source
 
-    def _part(self, matcher: BackendMatcher, blanks: JsonBlanks) -> bytes:
+    def _part(self, matcher: Lookahead, blanks: JsonBlanks) -> bytes:
         """The next part of the JSON, if it can only be one, with the likely blanks before it; only these
         before a value. Empty within strings and other text."""
         if blanks.within or self._follows(matcher, _LETTER):
@@ -86,7 +82,7 @@ class GrammarProposer:
             return blanks.missing(found[0]) + bytes(found)
         return blanks.missing(None) if found else b""
 
-    def _follows(self, matcher: BackendMatcher, byte: int) -> bool:
+    def _follows(self, matcher: Lookahead, byte: int) -> bool:
         token = self._retokenizer.byte_tokens.get(byte)
         return token is not None and matcher.follows((token,)) == 1
 
@@ -99,7 +95,7 @@ class GrammarProposer:
 class _Within:
     """The drafts of `inner`, as far as a sequence's grammar allows them."""
 
-    def __init__(self, inner: Proposer, matcher: BudgetedMatcher) -> None:
+    def __init__(self, inner: Proposer, matcher: Matcher) -> None:
         self._inner = inner
         self._matcher = matcher
 

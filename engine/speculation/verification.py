@@ -18,11 +18,11 @@ import numpy as np
 from torch import Tensor
 
 from personae.engine.sampled_tokens import TokenChoices
-from personae.engine.sampler import HostVerification, Sampler
+from personae.engine.sampler import Sampler
 from personae.engine.sequence import TokenLogprobs
 from personae.engine.speculation.forced import JumpForward
-from personae.grammar.backend import Binding
-from personae.grammar.masks import BitmaskPool, fill_masks
+from personae.grammar.masks import BitmaskPool, fill_masks, verifying
+from personae.grammar.matcher import Binding
 from personae.kernels.upload import upload
 
 
@@ -60,7 +60,6 @@ def verify(
     sampler: Sampler,
     bitmasks: BitmaskPool,
     slots: Slots,
-    verifies: Callable[[Binding | None], HostVerification | None],
 ) -> None:
     """Verify the drafts of `rows`, by sample, whose first tokens were `chosen`. logits: those of drafts; they
     may be overwritten.
@@ -76,7 +75,7 @@ def verify(
     if free:
         _verify_at_once(free, logits, sampler, slots)
     while going:
-        tokens = _choose(going, logits, sampler, bitmasks, verifies)
+        tokens = _choose(going, logits, sampler, bitmasks)
         going = [row for row, token in zip(going, tokens, strict=True) if _next(row, token, slots)]
     emitted = [row for row in begun if row.tokens]
     if emitted:
@@ -105,7 +104,6 @@ def _choose(
     logits: Tensor,
     sampler: Sampler,
     bitmasks: BitmaskPool,
-    verifies: Callable[[Binding | None], HostVerification | None],
 ) -> list[int | None]:
     """The token after the last right draft of each row; None if it cannot be chosen now."""
     matchers = [row.matcher for row in rows]
@@ -118,7 +116,7 @@ def _choose(
         [row.slot for row in rows],
         [row.at + 1 for row in rows],
         None if bitmask is None else bitmask[: len(rows)],
-        {i: asks for i, matcher in enumerate(matchers) if (asks := verifies(matcher)) is not None},
+        verifying(matchers),
     )
     if bitmask is not None:
         bitmasks.release(bitmask)

@@ -25,10 +25,11 @@ from personae.api.http.address import bind, url
 from personae.api.http.server import HttpServer
 from personae.api.settings import ApiSettings
 from personae.engine.sampled_tokens import SampledTokens, TokenChoices
-from personae.engine.sampler import NO_VERIFICATION, HostVerification, Sampler
+from personae.engine.sampler import NO_VERIFICATION, Sampler
 from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine
 from personae.evals.bench.paced_core import paced
+from personae.grammar.matcher import Binding
 from personae.grammar.vocabulary import Vocabulary
 
 # How much a token is liked, by its text.
@@ -76,7 +77,7 @@ class Adversary:
         slots: Sequence[int],
         positions: Sequence[int],
         bitmask: Tensor | None = None,
-        verifications: Mapping[int, HostVerification] = NO_VERIFICATION,
+        verifications: Mapping[int, Binding] = NO_VERIFICATION,
     ) -> SampledTokens:
         """As the sampler's, with other logits."""
         self._change(logits, slots, positions, bitmask)
@@ -88,7 +89,7 @@ class Adversary:
         slots: Sequence[int],
         positions: Sequence[int],
         bitmask: Tensor | None = None,
-        verifications: Mapping[int, HostVerification] = NO_VERIFICATION,
+        verifications: Mapping[int, Binding] = NO_VERIFICATION,
     ) -> TokenChoices:
         """As the sampler's, with other logits."""
         self._change(logits, slots, positions, bitmask)

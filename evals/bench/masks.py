@@ -41,7 +41,7 @@ from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.step import StepEngine, by_tenant
 from personae.engine.worker.worker import PackedStep
 from personae.evals.bench.steps import WARM_UP, Parts, logs
-from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.matcher import Grammar
 from personae.grammar.spec import GrammarSpec
 
 FAR = 1900  # tokens; a budget whose end is not reached
@@ -72,7 +72,7 @@ CLOSING = form(16, [*SHORT, {"type": "string"}])
 
 def decode(
     engine_spec: EngineSpec,
-    grammars: dict[GrammarSpec, AnyGrammar],
+    grammars: dict[GrammarSpec, Grammar],
     rows: int,
     parts: Parts,
     budget: int | None,

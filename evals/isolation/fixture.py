@@ -26,7 +26,7 @@ from personae.engine.worker.runner import Runner
 from personae.errors import GrammarError
 from personae.evals.tenants.making import AdapterMaker
 from personae.grammar.compiler import GrammarCompiler
-from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.matcher import Grammar
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.sgmv import RANK_PAGE
@@ -95,7 +95,7 @@ class EngineFixture:
                 found.append(self._read(Path(made)))
         self.adapters = {adapter.digest: adapter for adapter in found}
         self.ranks = sorted(-(-adapter.rank // RANK_PAGE) * RANK_PAGE for adapter in found)
-        self.grammars: dict[GrammarSpec, AnyGrammar] = {}
+        self.grammars: dict[GrammarSpec, Grammar] = {}
         text, tokenizer = (folder / "tokenizer.json").read_bytes(), Tokenizer.load(folder)
         vocabulary = Vocabulary.from_tokenizer_json(text, self.vocab_size, tokenizer.eos_ids)
         self._retokenizer = Retokenizer(tokenizer, vocabulary.tokens)
@@ -104,7 +104,7 @@ class EngineFixture:
     def _read(self, folder: Path) -> Adapter:
         return stacked(read_adapter(folder, self._shapes), self.model.config.layers, self.model.dtype)
 
-    def bound(self, spec: GrammarSpec) -> AnyGrammar | None:
+    def bound(self, spec: GrammarSpec) -> Grammar | None:
         """The grammar; None if it is rejected."""
         if spec not in self.grammars:
             try:

@@ -23,6 +23,7 @@ from personae.evals.isolation.traffic import IsolationScenario
 
 MOST_IN_VAIN = 100 + LONGEST  # events: a plan in vain may have a grammar take one token of a replay
 
+
 class Load:
     """Plays `logs` to their ends. `streams` has what each client received, `left` who disconnected.
     `happened` counts the disturbances. `speculate`: as `--speculate`."""

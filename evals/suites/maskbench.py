@@ -26,11 +26,12 @@ from tokenizers import Tokenizer
 from personae.errors import GrammarError, Overloaded
 from personae.evals.suites.draft_suite import read_drafts
 from personae.evals.suites.schema_files import SchemaCase, read_schemas
-from personae.grammar.backend import BoundGrammar, Matcher
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.bitmask import words_of
 from personae.grammar.checked.grammar import CheckedGrammar
 from personae.grammar.checked.matcher import CheckedMatcher
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.matcher import Matcher
 from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.schema.walk import subschemas
 from personae.grammar.spec import GrammarSpec
@@ -123,6 +124,7 @@ def run(
         if isinstance(grammar, RemoteGrammar):  # the same with its masks made here
             report.checked += 1
             grammar = compiler.compile_here(msgspec.structs.replace(spec, checked=True))
+        assert isinstance(grammar, BoundGrammar)
         for name, instance, valid in both_orders(case.instances) if any_order else case.instances:
             report.instances += 1
             accepted = _accepts(grammar, compiler.vocabulary, encode, instance)

@@ -14,7 +14,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from personae.errors import GrammarError
-from personae.grammar.backend import CompiledGrammar
+from personae.grammar.backend import BackendMatcher, CompiledGrammar
 from personae.grammar.backends.llguidance_text import lark_of, schema_of, tight, tracked_text
 from personae.grammar.bitmask import Bitmask, allow_only
 from personae.grammar.schema.document import PARAMS, SAID
@@ -193,7 +193,7 @@ class LLGuidanceCompiled:
         self._spoiled = True
 
 
-class LLGuidanceMatcher:
+class LLGuidanceMatcher(BackendMatcher):
     """The state of one answer. Stop tokens are handled here; the library sees only text."""
 
     def __init__(

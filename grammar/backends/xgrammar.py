@@ -11,6 +11,7 @@ import numpy as np
 import xgrammar
 
 from personae.errors import GrammarError
+from personae.grammar.backend import BackendMatcher
 from personae.grammar.bitmask import Bitmask, allow_only, words_of
 from personae.grammar.gbnf import GbnfError, read_gbnf, write_ebnf
 from personae.grammar.productive import matches_nothing
@@ -96,7 +97,7 @@ class XGrammarCompiled:
         return XGrammarMatcher(xgrammar.GrammarMatcher(self._grammar), self._vocabulary)
 
 
-class XGrammarMatcher:
+class XGrammarMatcher(BackendMatcher):
     """The state of one answer."""
 
     def __init__(self, matcher: xgrammar.GrammarMatcher, vocabulary: Vocabulary, accepted: int = 0) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 import numpy as np
 from numpy.typing import NDArray
 
+from personae.grammar.backend import BackendMatcher, BoundGrammar
 from personae.grammar.bitmask import Bitmask, allow_only, mask_of
 from personae.grammar.vocabulary import Vocabulary
 
@@ -21,7 +22,7 @@ Transitions = Mapping[int, Mapping[int, int]]
 _BYTES_PER_TRANSITION = 120  # in a dict, and in the arrays of a state
 
 
-class Automaton:
+class Automaton(BoundGrammar):
     """A grammar whose answers close, shared by all of them. Thread-safe.
 
     It begins in `start` and may end in `finals`; every state leads to one of these.
@@ -119,7 +120,7 @@ def _distances(transitions: Transitions, finals: Set[int]) -> dict[int, int]:
     return distances
 
 
-class AutomatonMatcher:
+class AutomatonMatcher(BackendMatcher):
     """The state of one answer: the automaton's states that it has passed through."""
 
     def __init__(self, automaton: Automaton, budget: int | None) -> None:
@@ -177,6 +178,14 @@ class AutomatonMatcher:
         """A second matcher in the same state."""
         other = AutomatonMatcher(self._automaton, self._budget)
         other._states, other._ended = self._states.copy(), self._ended
+        return other
+
+    def unbudgeted(self) -> "AutomatonMatcher | None":
+        """A second matcher in the same state, whose answer may be longer. None at the end."""
+        if self._ended:
+            return None
+        other = self.fork()
+        other._budget = None
         return other
 
     @property

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from personae.errors import GrammarError
-from personae.grammar.backend import BackendMatcher, CompiledGrammar, Matcher
+from personae.grammar.backend import BackendMatcher, BoundGrammar, CompiledGrammar
 from personae.grammar.budget.analysis import Analysis, CompilePlan, Entry
 from personae.grammar.budget.completion import CompletionPath, PlannedCompletion, path
 from personae.grammar.budget.distance_bound import DistanceBound, guessed
@@ -15,12 +15,13 @@ from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.budget.planner import Hints, Planner
 from personae.grammar.budget.string_masks import Words
 from personae.grammar.budget.table import Piece, TokenTable
+from personae.grammar.matcher import Matcher
 from personae.grammar.schema.document import MAX_SHORTEST, PARAMS, TOO_COMPLEX
 
 _USUAL = 4096  # bytes of nearly all shortest answers
 
 
-class BudgetGrammar:
+class BudgetGrammar(BoundGrammar):
     """Shared by all answers that it binds. Thread-safe.
 
     `inner` and `bytewise` are compiled from the analysis's plan. `shortest_plan` is the shortest answer that
@@ -131,7 +132,7 @@ def _shortest(bytewise: CompiledGrammar, planner: Planner, table: TokenTable) ->
     return None if piece is None or tokens is None else PlannedCompletion(piece, tuple(tokens))
 
 
-def _completed(matcher: Matcher, planner: Planner) -> Piece | None:
+def _completed(matcher: BackendMatcher, planner: Planner) -> Piece | None:
     piece = planner.plan(matcher, b"", _USUAL)
     if piece is None:
         piece = planner.search(matcher, _USUAL)

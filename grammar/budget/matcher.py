@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from personae.grammar.backend import BackendMatcher, Snapshot
+from personae.grammar.backend import BackendMatcher
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.budget.completion import CompletionPath, open_brackets, path
 from personae.grammar.budget.numbers import NumberGuard
@@ -34,6 +34,7 @@ from personae.grammar.budget.planner import Planner
 from personae.grammar.budget.string_masks import StringState, Words
 from personae.grammar.budget.table import STOP, Piece
 from personae.grammar.budget.token_classifier import TokenClassifier
+from personae.grammar.matcher import Matcher, Snapshot
 
 if TYPE_CHECKING:
     from personae.grammar.budget.grammar import BudgetGrammar
@@ -62,7 +63,7 @@ _STATE = (
 )
 
 
-class BudgetMatcher:
+class BudgetMatcher(Matcher):
     """The state of one answer of at most `budget` tokens. A stop token after them does not count."""
 
     def __init__(self, inner: BackendMatcher, grammar: "BudgetGrammar", budget: int) -> None:

@@ -12,7 +12,7 @@ from itertools import islice
 
 import numpy as np
 
-from personae.grammar.backend import Matcher
+from personae.grammar.backend import BackendMatcher
 from personae.grammar.bitmask import words_of
 from personae.grammar.budget.search import MOST_STATES, Search, is_free
 from personae.grammar.budget.table import STOP, Piece
@@ -114,12 +114,14 @@ class Planner:
         self._fuel = 0
         self._bitmask = np.zeros((1, words_of(size)), np.int32)
 
-    def mask(self, matcher: Matcher) -> int:
+    def mask(self, matcher: BackendMatcher) -> int:
         """The ids allowed next, as bits of one number."""
         matcher.fill(self._bitmask, 0)
         return int.from_bytes(self._bitmask.tobytes(), "little")
 
-    def plan(self, matcher: Matcher, recent: bytes, limit: int, join: Sequence[int] = ()) -> Piece | None:
+    def plan(
+        self, matcher: BackendMatcher, recent: bytes, limit: int, join: Sequence[int] = ()
+    ) -> Piece | None:
         """A piece of at most `limit` that ends the answer. None if none is found.
 
         `recent` is the end of what has been written. `join` ended the answer a moment ago; its tails are
@@ -131,7 +133,7 @@ class Planner:
         found = self._run(matcher.fork(), recent[-_RECENT:], limit, None, tails=tails)
         return None if found is None else tuple(found)
 
-    def search(self, matcher: Matcher, limit: int, most: int = MOST_STATES) -> Piece | None:
+    def search(self, matcher: BackendMatcher, limit: int, most: int = MOST_STATES) -> Piece | None:
         """As `plan`, with the slower search, which finds more."""
         if self._search is None:
             hints = self._hints
@@ -140,7 +142,7 @@ class Planner:
 
     def _run(
         self,
-        matcher: Matcher,
+        matcher: BackendMatcher,
         recent: bytes,
         limit: int,
         value: "_Value | None",
@@ -184,7 +186,9 @@ class Planner:
                     value.write(byte)
         return None
 
-    def _choose(self, matcher: Matcher, mask: int, text: bytearray, limit: int, level: int) -> Sequence[int]:
+    def _choose(
+        self, matcher: BackendMatcher, mask: int, text: bytearray, limit: int, level: int
+    ) -> Sequence[int]:
         """The piece to write next; empty if there is none."""
         free = is_free(mask)
         for piece in () if free or mask & (mask - 1) == 0 else self._hints.exits:
@@ -224,7 +228,7 @@ class Planner:
                 return (byte,)
         return self._letter(matcher, whole, text)
 
-    def _multiple(self, matcher: Matcher, text: bytearray) -> Sequence[int]:
+    def _multiple(self, matcher: BackendMatcher, text: bytearray) -> Sequence[int]:
         """Digits that make a multiple of the begun number, or a number if none has begun."""
         begun = len(text)
         while begun and text[begun - 1] in b"0123456789" and len(text) - begun < _DIGITS_OF_NUMBERS:
@@ -240,7 +244,7 @@ class Planner:
                     return piece
         return ()
 
-    def _leave(self, matcher: Matcher, mask: int, text: bytearray) -> Sequence[int]:
+    def _leave(self, matcher: BackendMatcher, mask: int, text: bytearray) -> Sequence[int]:
         """Leave free text: by a quote if it is a JSON string, or by a text that ends it."""
         if mask >> _QUOTE & 1 and not self._stays_free(matcher, mask, (_QUOTE,)):
             return (_QUOTE,)
@@ -249,14 +253,16 @@ class Planner:
                 return end
         return self._letter(matcher, mask, text)
 
-    def _stays_free(self, matcher: Matcher, before: int, piece: Sequence[int]) -> bool:
+    def _stays_free(self, matcher: BackendMatcher, before: int, piece: Sequence[int]) -> bool:
         fork = matcher.fork()
         if fork.feed(piece) != len(piece):
             return True
         mask = self.mask(fork)
         return is_free(mask) and not mask & ~before & _LEAVING
 
-    def _value(self, matcher: Matcher, mask: int, text: bytearray, limit: int, level: int) -> Sequence[int]:
+    def _value(
+        self, matcher: BackendMatcher, mask: int, text: bytearray, limit: int, level: int
+    ) -> Sequence[int]:
         """The shortest value, or its beginning."""
         counted = self._counted(matcher, text)
         if counted:
@@ -278,7 +284,7 @@ class Planner:
                     break
         return best or starts[:1]
 
-    def _counted(self, matcher: Matcher, text: bytearray) -> Sequence[int]:
+    def _counted(self, matcher: BackendMatcher, text: bytearray) -> Sequence[int]:
         """What an array or object may have to contain, without which it would go on for ever: a name, a value
         after which an array may end, or each in turn."""
         fitting = []
@@ -298,7 +304,7 @@ class Planner:
             fitting.append(value)
         return fitting[text.count(b",") % len(fitting)] if fitting else ()
 
-    def _letter(self, matcher: Matcher, mask: int, text: bytearray) -> Sequence[int]:
+    def _letter(self, matcher: BackendMatcher, mask: int, text: bytearray) -> Sequence[int]:
         """Within a name, a listed value, a number or a pattern: what leads to its end."""
         begun = bytes(text if self._hints.words_first else text[text.rfind(b'"') + 1 :])
         found = self._hinted(mask, begun, text)
@@ -325,7 +331,7 @@ class Planner:
                 return ((best & -best).bit_length() - 1,)
         return ((allowed & -allowed).bit_length() - 1,)
 
-    def _end(self, matcher: Matcher, mask: int) -> Sequence[int]:
+    def _end(self, matcher: BackendMatcher, mask: int) -> Sequence[int]:
         """The end of an example of a pattern after which the text may end."""
         for part in self._hints.parts:
             if mask >> part[0] & 1:

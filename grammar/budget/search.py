@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import count
 
-from personae.grammar.backend import Matcher
+from personae.grammar.backend import BackendMatcher
 from personae.grammar.budget.table import STOP, Piece
 
 MOST_STATES = 4000  # of a search when a grammar is compiled: well below a second
@@ -28,7 +28,7 @@ _PRINTABLE = sum(1 << byte for byte in range(0x20, 0x7F))
 _FREE = 40  # printable bytes; a state that allows more is within free text
 _OPENING = frozenset(b"[{(")
 
-Mask = Callable[[Matcher], int]
+Mask = Callable[[BackendMatcher], int]
 
 
 def is_free(mask: int) -> bool:
@@ -49,14 +49,14 @@ class Search:
             else:
                 self._single |= 1 << text[0]
 
-    def find(self, matcher: Matcher, limit: int, most: int = MOST_STATES) -> Piece | None:
+    def find(self, matcher: BackendMatcher, limit: int, most: int = MOST_STATES) -> Piece | None:
         """A piece of at most `limit` that ends the answer. None if `most` states do not lead to one."""
         order = count()
         seen: dict[tuple[int, int], int] = defaultdict(int)
         looked: dict[int, int] = defaultdict(int)
-        heap: list[tuple[int, int, int, int, Matcher, Piece]] = []
+        heap: list[tuple[int, int, int, int, BackendMatcher, Piece]] = []
 
-        def add(one: Matcher, piece: Piece, cost: int) -> None:
+        def add(one: BackendMatcher, piece: Piece, cost: int) -> None:
             if forced := one.forced():
                 if one.feed(forced) < len(forced):
                     return
@@ -86,7 +86,7 @@ class Search:
                 add(fork, (*piece, *more), cost + dearer)
         return None
 
-    def _ways(self, matcher: Matcher, mask: int, piece: Piece) -> Iterator[tuple[Piece, int]]:
+    def _ways(self, matcher: BackendMatcher, mask: int, piece: Piece) -> Iterator[tuple[Piece, int]]:
         """What may be written next, and how much worse it is than its length."""
         special = mask >> (STOP + 1)
         while special:

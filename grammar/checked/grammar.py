@@ -3,7 +3,6 @@
 import msgspec
 
 from personae.errors import GrammarError
-from personae.grammar.backend import Matcher
 from personae.grammar.budget.completion import PlannedCompletion
 from personae.grammar.budget.distance_bound import guessed
 from personae.grammar.budget.grammar import BudgetGrammar
@@ -11,6 +10,7 @@ from personae.grammar.budget.table import STOP
 from personae.grammar.checked.answers import Answers
 from personae.grammar.checked.matcher import CheckedMatcher
 from personae.grammar.checked.texts import Raw, piece_of, raw
+from personae.grammar.matcher import Matcher
 
 _ANY_LENGTH = 2**31
 _MOST_TRIED = 400  # values of a part of the first answer, each of which has a known one

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from personae.grammar.backend import BackendMatcher, Snapshot
+from personae.grammar.backend import BackendMatcher
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.budget.completion import CompletionPath, path
 from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.budget.table import STOP, Piece
 from personae.grammar.checked.texts import Raw, piece_of, raw
+from personae.grammar.matcher import Snapshot
 
 if TYPE_CHECKING:
     from personae.grammar.checked.grammar import CheckedGrammar

@@ -12,11 +12,11 @@ from itertools import takewhile
 
 import numpy as np
 
-from personae.grammar.backend import BackendMatcher, BoundGrammar, Matcher, Snapshot
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.bitmask import Bitmask
-from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.budget.string_masks import Words
 from personae.grammar.budget.table import Piece, TokenTable
+from personae.grammar.matcher import Lookahead, Matcher, Snapshot, Undecided
 from personae.grammar.spec import ReasoningLimit
 
 _BLANKS = frozenset(b" \t\r\n")
@@ -89,7 +89,7 @@ def _text(piece: Piece) -> bytes:
     return bytes(piece[:end])
 
 
-class LimitedGrammar:
+class LimitedGrammar(BoundGrammar):
     """`inner` with the limit. Shared by all answers that it binds; thread-safe."""
 
     def __init__(self, inner: BoundGrammar, limit: ReasoningLimit, tags: Tags) -> None:
@@ -120,7 +120,7 @@ class _Phase(Enum):
     AFTER = auto()  # permanently
 
 
-class LimitedMatcher:
+class LimitedMatcher(Matcher):
     """The state of one answer whose reasoning has at most `limit.tokens` tokens, followed by those that end
     it."""
 
@@ -146,11 +146,11 @@ class LimitedMatcher:
     @property
     def verifies(self) -> bool:
         """Whether the chosen token may be vetoed."""
-        return isinstance(self._inner, BudgetMatcher) and self._inner.verifies
+        return self._inner.verifies
 
-    def veto(self, token: int) -> Words | None:
+    def veto(self, token: int) -> Words | Undecided | None:
         """What to exclude instead of accepting `token`; see `BudgetMatcher.veto`."""
-        return self._inner.veto(token) if isinstance(self._inner, BudgetMatcher) else None
+        return self._inner.veto(token)
 
     def _narrower(self, words: Words) -> Iterable[Words]:
         """The first narrower mask that is not empty; otherwise `words` itself."""
@@ -199,9 +199,9 @@ class LimitedMatcher:
         other._phase, other._spent, other._tail = self._phase, self._spent, self._tail.copy()
         return other
 
-    def unbudgeted(self) -> BackendMatcher | None:
+    def unbudgeted(self) -> Lookahead | None:
         """See `BudgetMatcher.unbudgeted`. The limit is left out too."""
-        return self._inner.unbudgeted() if isinstance(self._inner, BudgetMatcher) else None
+        return self._inner.unbudgeted()
 
     @property
     def failed(self) -> bool:

@@ -17,10 +17,9 @@ from contextlib import suppress
 import msgspec
 import numpy as np
 
-from personae.grammar.backend import MOST_RESTORED, BoundGrammar, Matcher, Snapshot
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.bitmask import words_of
-from personae.grammar.budget.matcher import BudgetMatcher
-from personae.grammar.reasoning.limit import LimitedMatcher
+from personae.grammar.matcher import MOST_RESTORED, UNDECIDED, Matcher, Snapshot
 from personae.grammar.sandbox.server import SandboxLimits, frames, send_frame
 
 
@@ -188,19 +187,14 @@ class MaskServer:
             case Restore(id=id):
                 return self._mask(id, self._back(operation))
             case Ask(id=id, token=token):
-                words = self._closing(self._matchers[id]).veto(token)
+                words = self._matchers[id].veto(token)
+                assert words is not UNDECIDED
                 return Veto(id, token, None if words is None else words.tobytes())
 
     def _mask(self, id: int, matcher: Matcher) -> Mask:
         row = np.empty((1, self._words), np.int32)
         matcher.fill(row, 0)
-        closes = isinstance(matcher, BudgetMatcher | LimitedMatcher)
-        return Mask(id, row.tobytes(), closes and self._closing(matcher).verifies)
-
-    @staticmethod
-    def _closing(matcher: Matcher) -> BudgetMatcher | LimitedMatcher:
-        assert isinstance(matcher, BudgetMatcher | LimitedMatcher)
-        return matcher
+        return Mask(id, row.tobytes(), matcher.verifies)
 
 
 def serve(connection: socket.socket, grammar: BoundGrammar, vocab_size: int, limits: SandboxLimits) -> None:

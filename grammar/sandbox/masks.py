@@ -12,18 +12,17 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from enum import Enum
 from itertools import count
 from threading import Condition, RLock, Thread
-from typing import Final, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from personae.errors import GRAMMAR_TOO_SLOW, Overloaded, PersonaeError
-from personae.grammar.backend import BoundGrammar, Snapshot
 from personae.grammar.bitmask import Bitmask
+from personae.grammar.matcher import UNDECIDED, Binding, Snapshot, Undecided, Words
 from personae.grammar.sandbox.mask_server import (
     REPORTS,
     Ask,
@@ -41,8 +40,6 @@ from personae.grammar.sandbox.mask_server import (
 )
 from personae.grammar.sandbox.server import ATTEMPTS, HEAD, ChildEnded, is_end, length_of
 
-Words = NDArray[np.uint32]
-
 PROCESS_BYTES = 16 * 2**20  # of a process, in addition to what it shares; measured at 100k tokens
 TENANT_PROCESSES = 24
 PROCESSES = 64
@@ -53,16 +50,6 @@ _LOST = "the processes that make the masks of its grammar were ended again and a
 _PATIENCE = 0.01  # seconds that steps wait for the masks of one answer in total
 _PATIENCE_PER_MASK = 0.0005
 _REFUSED = "the grammar does not allow the sampled token {}"
-
-
-class _Pending(Enum):
-    """The type of UNDECIDED, for the type checker."""
-
-    UNDECIDED = "undecided"
-
-
-UNDECIDED: Final = _Pending.UNDECIDED
-Undecided = Literal[_Pending.UNDECIDED]
 
 
 class Processes:
@@ -118,13 +105,14 @@ Opened = tuple[socket.socket, int]
 
 
 class RemoteGrammar:
-    """A compiled grammar whose process ends when nothing refers to the grammar any more. Its answers belong
-    to one thread.
+    """A `Grammar` (matcher.py) whose process ends when nothing refers to the grammar any more. Its answers
+    belong to one thread.
 
     `reopen` gives a new process in place of one that was ended from outside; without it, or if that happens
     `ATTEMPTS` times before a mask was made, the answers fail.
     """
 
+    remote: ClassVar[bool] = True
     nbytes = PROCESS_BYTES
 
     def __init__(
@@ -180,8 +168,8 @@ class RemoteGrammar:
         """Whether the process is being replaced."""
         return self._reopening is not None
 
-    def begin(self, budget: int, tokens: Sequence[int]) -> "RemoteMatcher":
-        """Begin an answer of at most `budget` tokens, with `tokens` written already."""
+    def begin(self, budget: int, tokens: Sequence[int] = ()) -> "RemoteMatcher":
+        """See Grammar."""
         id = next(self._ids)
         answer = self._answers[id] = RemoteMatcher(self, id, budget, tokens)
         if self._ended:
@@ -305,10 +293,6 @@ def _close_opened(opened: Future[Opened]) -> None:
         opened.result()[0].close()
 
 
-AnyGrammar = BoundGrammar | RemoteGrammar
-"""A compiled grammar that binds answers, with masks made in the step that uses them or in another process."""
-
-
 class _Snapshot(NamedTuple):
     """A point of a `RemoteMatcher`: the reports so far, and how many were requested. `process` is the number
     of processes that it has had."""
@@ -318,20 +302,20 @@ class _Snapshot(NamedTuple):
     length: int
     mask: NDArray[np.int32] | None
     verifies: bool
-    failure: str | None
+    failure: tuple[str, str | None] | None
     reports: int
 
 
-class RemoteMatcher:
-    """A `Binding` (grammar/backend.py) whose mask may not have arrived yet."""
+class RemoteMatcher(Binding):
+    """A binding whose mask may not have arrived yet. It never terminates: after the end the masks allow stop
+    tokens."""
 
-    terminated = False  # after the end the masks allow stop tokens
+    remote = True
+    verifies = False
+    failure: tuple[str, str | None] | None = None
 
     def __init__(self, grammar: RemoteGrammar, id: int, budget: int, tokens: Sequence[int]) -> None:
         self.id = id
-        self.verifies = False
-        self.failure: str | None = None
-        self.code: str | None = None
         self._grammar = grammar
         self._budget = budget
         self._tokens = [*tokens]  # accepted so far
@@ -366,7 +350,7 @@ class RemoteMatcher:
 
     @property
     def ready(self) -> bool:
-        """Whether it is known what may come next, or that nothing may."""
+        """See Binding."""
         if self._known:
             return True
         self._grammar.poll()
@@ -379,7 +363,7 @@ class RemoteMatcher:
         )
 
     def wait(self, deadline: float) -> bool:
-        """As `ready`, but waits a little, unless this answer's masks mostly take longer."""
+        """See Binding. It does not wait if this answer's masks mostly take longer."""
         while not self.ready:
             begun = time.monotonic()
             seconds = min(deadline - begun, self._patience)
@@ -456,7 +440,7 @@ class RemoteMatcher:
 
     def fail(self, why: str, code: str | None) -> None:
         """The answer cannot go on."""
-        self.failure, self.code, self._failed = why, code, True
+        self.failure, self._failed = (why, code), True
 
     def _await(self, operation: Begin | Take | Ask | Restore) -> None:
         if not isinstance(operation, Restore) or operation.mask:
@@ -480,4 +464,4 @@ class RemoteMatcher:
             case TooSlow():
                 self.fail(_SPENT, GRAMMAR_TOO_SLOW)
             case Refused(token=token):
-                self.failure = _REFUSED.format(token)
+                self.failure = _REFUSED.format(token), None

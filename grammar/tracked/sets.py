@@ -219,7 +219,7 @@ class SetsCompiled:
         return SetsMatcher(self._inner.matcher(), self._reader, self._endings)
 
 
-class SetsMatcher:
+class SetsMatcher(BackendMatcher):
     """The state of one answer."""
 
     def __init__(self, inner: BackendMatcher, reader: Reader, endings: Endings) -> None:

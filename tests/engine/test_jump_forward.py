@@ -16,7 +16,8 @@ from recorded_graphs import RecordedGraphs
 from personae.engine.speculation.forced import Retokenizer
 from personae.engine.tokens import Tokenizer
 from personae.engine.worker.buckets import ROW_TOKENS
-from personae.grammar.backend import Matcher
+from personae.grammar.backend import BoundGrammar
+from personae.grammar.matcher import Matcher
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 from personae.kernels import registry
@@ -177,7 +178,7 @@ def test_a_special_token_that_is_forced_harms_nothing() -> None:
 
 
 def test_nothing_is_forced_after_the_budget() -> None:
-    class NeverEnding:
+    class NeverEnding(BoundGrammar):
         """The grammar without a budget of its own, so that nothing but `max_tokens` ends the answer."""
 
         shortest, nbytes = 1, 0

@@ -5,17 +5,14 @@ import random
 from functools import cache
 from typing import Any
 
-import msgspec
 import pytest
 from grammar_walks import allowed_tokens
 from worst import text_vocabulary
 
-from personae.engine.params import SamplingParams
-from personae.engine.replay import Replay
-from personae.engine.sequence import SequenceLog
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.checked.grammar import CheckedGrammar
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.replay import Replay
 from personae.grammar.spec import GrammarSpec
 
 VOCABULARY = text_vocabulary()
@@ -94,22 +91,19 @@ def test_a_long_answer_is_replayed_to_where_it_was(kind: str) -> None:
     assert isinstance(grammar, CheckedGrammar) == (kind == "checked")
     tokens = (*json.dumps(value, ensure_ascii=False).encode(),)
     assert len(tokens) > 3000
-    params = SamplingParams(max_tokens=len(tokens) + 300, seed=0)
+    budget = len(tokens) + 300
     for left in (len(tokens) // 2, 0):
         written = tokens[: len(tokens) - left]
-        log = SequenceLog("one", PROMPT + written, len(PROMPT), params, grammar=spec)
-        replay = Replay(grammar.matcher(params.max_tokens), log)
+        replay = Replay(grammar.matcher(budget), written)
         pieces = 1
-        while not replay.advance(0.0):
+        while (matcher := replay.replayed(0.0)) is None:
             pieces += 1
         assert pieces == len(written)
-        matcher = replay.matcher
         assert not matcher.failed
         allowed = allowed_tokens(matcher, VOCABULARY)
         assert tokens[len(written)] in allowed if left else 256 in allowed
         assert len(allowed) < VOCABULARY.size, "it is bound"
         rest = (*tokens[len(written) :], 256)
         assert matcher.feed(rest) == len(rest)
-    wrong = msgspec.structs.replace(log, tokens=(*log.tokens, 120))
-    with pytest.raises(AssertionError, match="does not match its grammar"):
-        Replay(grammar.matcher(params.max_tokens), wrong).advance(60.0)
+    with pytest.raises(AssertionError, match="do not match its grammar"):
+        Replay(grammar.matcher(budget), (*written, 120)).replayed(60.0)

@@ -4,17 +4,18 @@ from collections import Counter
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from personae.engine.params import SamplingParams
 from personae.engine.sampled_tokens import TokenChoices
 from personae.engine.sampler import Sampler
 from personae.engine.sequence import SequenceLog
+from personae.grammar.bitmask import Bitmask
+from personae.grammar.matcher import Binding, Words
 
 LOGITS = torch.tensor([0.5, 2.0, 1.5, 1.0, -0.5])
 
 
-class Objector:
+class Objector(Binding):
     """Leaves out the tokens `against`, one at a time or all of them `together`, at most so many `times`."""
 
     def __init__(self, *against: int, together: bool = False, times: int = 9) -> None:
@@ -23,7 +24,13 @@ class Objector:
         self._times = times
         self.asked: list[int] = []
 
-    def veto(self, token: int) -> NDArray[np.uint32] | None:
+    def fill(self, bitmask: Bitmask, row: int) -> None:
+        raise AssertionError("its mask is in the test")
+
+    def accept(self, token: int) -> bool:
+        raise AssertionError("no token is final")
+
+    def veto(self, token: int) -> Words | None:
         self.asked.append(token)
         if token not in self._against or len(self.asked) > self._times:
             return None
@@ -168,9 +175,9 @@ def test_a_row_that_goes_on_asking_chooses_what_it_would_have_chosen_at_once() -
 
         def __init__(self, *against: int) -> None:
             super().__init__(*against)
-            self._said: dict[int, NDArray[np.uint32] | None] = {}
+            self._said: dict[int, Words | None] = {}
 
-        def veto(self, token: int) -> NDArray[np.uint32] | None:
+        def veto(self, token: int) -> Words | None:
             if token not in self._said:
                 self._said[token] = super().veto(token)
             return self._said[token]

@@ -16,9 +16,9 @@ from sandbox_limits import PATIENT
 from tiny_models import model_folder
 from worst import text_vocabulary
 
-from personae.engine import replay
 from personae.engine.speculation.policy import Always, Policy
 from personae.errors import GRAMMAR_TOO_SLOW
+from personae.grammar import replay
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox import masks
 from personae.grammar.sandbox.masks import RemoteGrammar, RemoteMatcher

@@ -6,7 +6,9 @@ import pytest
 from engine_harness import EngineHarness
 from tiny_models import model_folder
 
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.bitmask import Bitmask, allow_only
+from personae.grammar.matcher import Matcher
 from personae.grammar.spec import GrammarSpec
 
 SPEC = GrammarSpec("regex", "what is allowed is in the test")
@@ -14,8 +16,8 @@ PROMPT = [5, 6, 7]
 
 
 @dataclass
-class Counting:
-    """A grammar of one answer: 10, 11, 12, ... It does not take `refused`."""
+class Counting(Matcher, BoundGrammar):
+    """A grammar and its only answer: 10, 11, 12, ... It does not take `refused`."""
 
     refused: int | None = None
     taken: list[int] = field(default_factory=list)
@@ -24,7 +26,8 @@ class Counting:
     computing: bool = False
     nbytes = 0
     shortest = 1
-    terminated = False
+    failed = False
+    feed = follows = snapshot = restore = forced = fork = unbudgeted = None  # type: ignore[assignment]  # never called
 
     def matcher(self, budget: int | None = None) -> "Counting":
         return self

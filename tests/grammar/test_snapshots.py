@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from patience import PATIENCE, eventually
 from worst import text_vocabulary, veto
 
-from personae.grammar.backend import MOST_RESTORED, Matcher
 from personae.grammar.bitmask import words_of
 from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.matcher import MOST_RESTORED, Matcher
 from personae.grammar.registry import make_backend
 from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.masks import RemoteGrammar, RemoteMatcher

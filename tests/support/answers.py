@@ -12,9 +12,9 @@ from grammar_walks import allowed_tokens
 from hypothesis.errors import UnsatisfiedAssumption
 from sandbox_limits import PATIENT
 
-from personae.grammar.backend import Matcher
 from personae.grammar.budget.grammar import BudgetGrammar
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.matcher import Matcher
 from personae.grammar.reasoning.format import Thinks
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.answer import AnswerShape

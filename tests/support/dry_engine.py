@@ -20,7 +20,7 @@ from personae.actors.assembly import assemble
 from personae.actors.options import EngineOptions
 from personae.engine.sequence import SequenceLog
 from personae.engine.step import by_tenant
-from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.matcher import Grammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
 from personae.lora.source import AdapterSource
@@ -40,7 +40,7 @@ class DryEngine:
         with self.doing("build"):
             self.engine = engine_spec.build_step_engine()
         self.scheduler = engine_spec.build_scheduler()
-        self.grammars: dict[GrammarSpec, AnyGrammar] = {}
+        self.grammars: dict[GrammarSpec, Grammar] = {}
         self.cards = {name: card for name, card in engine_spec.models.items() if card.adapter}
         self.reads = 0  # one for a step's tokens, one for the log-probabilities of its prompts
 

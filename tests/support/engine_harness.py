@@ -46,7 +46,8 @@ from personae.engine.worker.group import as_one
 from personae.engine.worker.prefill_graphs import PrefillGraphs
 from personae.engine.worker.runner import Runner
 from personae.engine.worker.worker import PackedStep
-from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar
+from personae.grammar.matcher import Grammar
+from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.activation import activation_start
 from personae.lora.adapter import Adapter
@@ -155,7 +156,7 @@ class EngineHarness:
         for name, path in (adapters or {}).items():
             self.place(name, read_adapter(path, self.shapes))
         self.scheduler = Scheduler(layout, VirtualTokenCounters(), drafts=MAX_DRAFTS if policy else 0)
-        self.grammars: dict[GrammarSpec, AnyGrammar] = {}
+        self.grammars: dict[GrammarSpec, Grammar] = {}
         self.lookahead = lookahead
         self.steps = 0
         self.resumed = 0  # deferred rows that were planned again

@@ -4,8 +4,8 @@ import random
 
 import numpy as np
 
-from personae.grammar.backend import Matcher
 from personae.grammar.bitmask import words_of
+from personae.grammar.matcher import Matcher
 from personae.grammar.vocabulary import Vocabulary
 
 # Besides brackets: what an email address, a URI and the pattern b$ need to end.

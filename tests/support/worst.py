@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from grammar_walks import allowed_tokens
 
 from personae.evals.adversarial.engine import TASTES
-from personae.grammar.backend import Matcher
-from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.budget.string_masks import Words
 from personae.grammar.budget.table import TokenTable
-from personae.grammar.reasoning.limit import LimitedMatcher
+from personae.grammar.matcher import UNDECIDED, Matcher
 from personae.grammar.vocabulary import Vocabulary
 
 Prefer = Callable[[bytes], float]
@@ -59,8 +57,9 @@ def answer(matcher: Matcher, vocabulary: Vocabulary, prefer: Prefer, budget: int
 
 def veto(matcher: Matcher, token: int) -> Words | None:
     """The matcher's veto of a token that its mask allows, if any."""
-    verifications = isinstance(matcher, BudgetMatcher | LimitedMatcher) and matcher.verifies
-    return matcher.veto(token) if verifications else None
+    words = matcher.veto(token) if matcher.verifies else None
+    assert words is not UNDECIDED
+    return words
 
 
 def possible_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:

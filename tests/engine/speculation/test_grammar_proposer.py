@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personae.engine.speculation.forced import Retokenizer
-from personae.engine.speculation.grammar_proposer import BudgetedMatcher, GrammarProposer
+from personae.engine.speculation.grammar_proposer import GrammarProposer
 from personae.engine.speculation.json_blanks import JsonBlanks
 from personae.engine.speculation.ngram import NgramProposer
 from personae.engine.speculation.proposer import Draft
 from personae.grammar.bitmask import words_of
+from personae.grammar.matcher import Matcher
 from personae.grammar.spec import GrammarSpec, ReasoningLimit
 from personae.grammar.structure.elements import Concat, Json, Until, structure_spec
 
@@ -40,10 +41,10 @@ def retokenizer() -> Retokenizer:
 
 def begun(
     retokenizer: Retokenizer, text: str, spec: GrammarSpec = OBJECT, budget: int = 400
-) -> tuple[BudgetedMatcher, GrammarProposer]:
+) -> tuple[Matcher, GrammarProposer]:
     """The matcher after `text`, and a proposer that has followed it."""
     matcher = compiler().compile(spec).matcher(budget)
-    assert isinstance(matcher, BudgetedMatcher)
+    assert isinstance(matcher, Matcher)
     proposer = GrammarProposer(matcher, retokenizer, log_of("a", (5, 6, 7)), None)
     for token in tokenizer().encode(text, add_special_tokens=False):
         assert matcher.accept(token)

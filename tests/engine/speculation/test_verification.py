@@ -13,23 +13,22 @@ from hypothesis import strategies as st
 
 from personae.engine.params import SamplingParams
 from personae.engine.sampled_tokens import TokenChoices
-from personae.engine.sampler import HostVerification, Sampler
+from personae.engine.sampler import Sampler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.engine.speculation.verification import DraftRow, Slots, verify
-from personae.grammar.backend import Binding
 from personae.grammar.bitmask import Bitmask, mask_of
-from personae.grammar.masks import BitmaskPool, fill_masks
-from personae.grammar.sandbox.masks import UNDECIDED, Undecided
+from personae.grammar.masks import BitmaskPool, fill_masks, verifying
+from personae.grammar.matcher import UNDECIDED, Binding, Undecided
 
 VOCAB = 70
 MOST = 5  # drafts of a row
 
 
-class Rules:
+class Rules(Binding):
     """A grammar that depends on all tokens so far. It refuses some of the tokens that it allows, and
     `verifies` some."""
 
-    terminated = False
+    verifies = False
 
     def __init__(self, seed: int, *, verifies: bool) -> None:
         self._seed = seed
@@ -148,12 +147,7 @@ def step(
     logits = torch.stack([case.logits[place] for case, place in zip(cases, places, strict=True)])
     bitmask = torch.full((len(cases), -(-VOCAB // 32)), -1, dtype=torch.int32)
     fill_masks(bitmask, matchers)
-    asked = {i: asks for i, rules in enumerate(matchers) if (asks := verifies(rules)) is not None}
-    return sampler.sample(logits, slots, positions, bitmask, asked).read()
-
-
-def verifies(matcher: Binding | None) -> HostVerification | None:
-    return matcher if isinstance(matcher, Rules) and matcher.verifies else None
+    return sampler.sample(logits, slots, positions, bitmask, verifying(matchers)).read()
 
 
 def concluded(found: Outcome, sampler: Sampler, case: Case, slot: int, rules: Rules | None) -> Outcome:
@@ -192,7 +186,7 @@ def all_at_once(cases: list[Case], slots: list[int]) -> tuple[list[Outcome], tor
         lambda slot, position, token: cases[slots.index(slot)].ends(position, token),
         extend,
     )
-    verify(rows, first.tokens, torch.cat(behind), sampler, BitmaskPool(len(cases), VOCAB), access, verifies)
+    verify(rows, first.tokens, torch.cat(behind), sampler, BitmaskPool(len(cases), VOCAB), access)
     last = newest.clone()
     outcomes = []
     for i, case in enumerate(cases):

@@ -8,9 +8,9 @@ from grammar_walks import allowed_tokens
 from sandbox_limits import PATIENT
 from worst import possible_tokens, text_of, text_vocabulary
 
-from personae.grammar.backend import Matcher
 from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.matcher import Matcher
 from personae.grammar.spec import GrammarSpec
 
 VOCABULARY = text_vocabulary()

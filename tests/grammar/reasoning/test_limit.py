@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from sandbox_limits import PATIENT
 from worst import text_vocabulary, veto
 
-from personae.grammar.backend import Matcher
 from personae.grammar.budget.table import TokenTable
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.matcher import Matcher
 from personae.grammar.reasoning.format import ReasoningFormat, Thinks
 from personae.grammar.reasoning.registry import NAMES, reasoning_format
 from personae.grammar.spec import GrammarSpec
