@@ -24,7 +24,7 @@ from personae.actors.messages import (
     ReplicaUp,
     Transfer,
 )
-from personae.engine.scheduling.background import StepCost
+from personae.engine.scheduling.step_time import StepCost
 from personae.engine.stats import SchedulerStats
 
 SMOOTHING = 0.05  # weight of each new step in the mean

@@ -19,8 +19,8 @@ from personae.actors.replicas.dispatcher import Dispatcher
 from personae.actors.replicas.frontend import ReplicaFrontend
 from personae.actors.replicas.placement.base import Placement
 from personae.actors.replicas.replica import Replica
-from personae.engine.scheduling.background import StepCost
 from personae.engine.scheduling.fairness import FairnessPolicy
+from personae.engine.scheduling.step_time import StepCost
 from personae.engine.stats import added
 
 

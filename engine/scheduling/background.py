@@ -3,8 +3,8 @@
 There are three rules, each in its place. `TieredPolicy` decides who is admitted: a background sequence only
 if no other waits. `BackgroundAllowance` decides how many tokens of a step they get: those that the others
 leave. While others are present, they also get only so many that the step hardly takes longer, judged by
-measured steps (`StepCost`). And if others wait for a slot, the scheduler preempts background sequences. These
-wait again with their emitted tokens, and their pages stay in the prefix cache.
+measured steps (`step_time.py`). And if others wait for a slot, the scheduler preempts background sequences.
+These wait again with their emitted tokens, and their pages stay in the prefix cache.
 
 They do not wait forever: see `TieredPolicy`. Among running background sequences, the oldest has its rows
 first.
@@ -15,6 +15,7 @@ from collections.abc import Collection
 
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence
+from personae.engine.scheduling.step_time import StepCost
 
 
 class TieredPolicy:
@@ -71,49 +72,6 @@ class TieredPolicy:
         if key.background and self._waiting[False]:
             return math.inf
         return self._policies[key.background].lead(key)
-
-
-class StepCost:
-    """The time of a step of decode rows, learnt from measured steps: seconds = fixed + each * rows.
-
-    Least squares over about the last `memory` steps, with fading weights. A step that took far longer than
-    similar steps counts as three times as long as these, because something else delayed the machine. While
-    all steps have about the same number of rows, `each` cannot be measured; then `fixed` is assumed to be
-    worth eight rows.
-    """
-
-    def __init__(self, memory: int = 256) -> None:
-        self._memory = memory
-        self._count = 0
-        self._rows = self._seconds = self._variance = self._covariance = 0.0
-
-    def observe(self, rows: int, seconds: float) -> None:
-        """A step with only `rows` decode rows took `seconds`."""
-        if self._count:
-            seconds = min(seconds, 3 * self.of(rows))
-        self._count = min(self._count + 1, self._memory)
-        weight = 1 / self._count
-        more, longer = rows - self._rows, seconds - self._seconds
-        self._rows += weight * more
-        self._seconds += weight * longer
-        self._variance = (1 - weight) * (self._variance + weight * more * more)
-        self._covariance = (1 - weight) * (self._covariance + weight * more * longer)
-
-    @property
-    def each(self) -> float:
-        """Seconds per additional row: not negative, and at most its share of the mean step."""
-        assumed = self._seconds / (self._rows + 8)
-        found = (self._covariance + assumed / 4) / (self._variance + 1 / 4)
-        return min(max(found, 0.0), self._seconds / max(self._rows, 1.0))
-
-    def of(self, rows: int) -> float:
-        """Seconds of a step with `rows` rows; 0 before any was measured."""
-        return self._seconds + self.each * (rows - self._rows)
-
-    def room(self, rows: int, slowdown: float) -> float:
-        """How many more rows a step of `rows` may have so that it takes at most `slowdown` times as long."""
-        each = self.each
-        return (slowdown - 1) * self.of(rows) / each if each else math.inf
 
 
 class BackgroundAllowance:

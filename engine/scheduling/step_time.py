@@ -1,12 +1,54 @@
 """The time of steps, learnt from measured ones."""
 
+import math
 from collections import deque
 from statistics import median
 
-from personae.engine.scheduling.background import StepCost
-
 _MEMORY = 31  # steps of each kind
 _FEWEST_TOKENS = 8  # fewest prompt tokens of a step that measures the time per prompt token
+
+
+class StepCost:
+    """The time of a step of decode rows, learnt from measured steps: seconds = fixed + each * rows.
+
+    Least squares over about the last `memory` steps, with fading weights. A step that took far longer than
+    similar steps counts as three times as long as these, because something else delayed the machine. While
+    all steps have about the same number of rows, `each` cannot be measured; then `fixed` is assumed to be
+    worth eight rows.
+    """
+
+    def __init__(self, memory: int = 256) -> None:
+        self._memory = memory
+        self._count = 0
+        self._rows = self._seconds = self._variance = self._covariance = 0.0
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A step with only `rows` decode rows took `seconds`."""
+        if self._count:
+            seconds = min(seconds, 3 * self.of(rows))
+        self._count = min(self._count + 1, self._memory)
+        weight = 1 / self._count
+        more, longer = rows - self._rows, seconds - self._seconds
+        self._rows += weight * more
+        self._seconds += weight * longer
+        self._variance = (1 - weight) * (self._variance + weight * more * more)
+        self._covariance = (1 - weight) * (self._covariance + weight * more * longer)
+
+    @property
+    def each(self) -> float:
+        """Seconds per additional row: not negative, and at most its share of the mean step."""
+        assumed = self._seconds / (self._rows + 8)
+        found = (self._covariance + assumed / 4) / (self._variance + 1 / 4)
+        return min(max(found, 0.0), self._seconds / max(self._rows, 1.0))
+
+    def of(self, rows: int) -> float:
+        """Seconds of a step with `rows` rows; 0 before any was measured."""
+        return self._seconds + self.each * (rows - self._rows)
+
+    def room(self, rows: int, slowdown: float) -> float:
+        """How many more rows a step of `rows` may have so that it takes at most `slowdown` times as long."""
+        each = self.each
+        return (slowdown - 1) * self.of(rows) / each if each else math.inf
 
 
 class StepTime:

@@ -24,8 +24,8 @@ from personae.actors.replicas.replica import STEPS, Placed, Replica
 from personae.actors.replicas.sessions import Sessions
 from personae.actors.replicas.waiting import LEAD, Group, WaitingGroups
 from personae.engine.params import SamplingParams
-from personae.engine.scheduling.background import StepCost
 from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.step_time import StepCost
 from personae.engine.sequence import LatencyTargets, SequenceLog
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]

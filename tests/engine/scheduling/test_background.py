@@ -4,9 +4,10 @@ import pytest
 from fake_executor import Bench, FakeExecutor, make_log, solo
 
 from personae.engine.plan import MemoryLayout
-from personae.engine.scheduling.background import BackgroundAllowance, StepCost, TieredPolicy
+from personae.engine.scheduling.background import BackgroundAllowance, TieredPolicy
 from personae.engine.scheduling.fairness import FairnessKey
 from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.scheduling.step_time import StepCost
 from personae.evals.tenants.fcfs import FirstComeFirstServed
 
 USER, BATCH = FairnessKey("a", None), FairnessKey("a", None, True)
