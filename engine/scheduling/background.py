@@ -14,7 +14,6 @@ import math
 from collections.abc import Collection
 
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
-from personae.engine.scheduling.live import LiveSequence
 from personae.engine.scheduling.step_time import StepCost
 
 
@@ -81,7 +80,7 @@ class BackgroundAllowance:
     most `limit`. A request that arrives while a step runs has to wait for it, so steps stay short while more
     requests may come. While others run, the step may also take, on average, at most `slowdown` times as long
     as with them alone; a remainder of less than a row is kept for the next step. `cost` is the time of decode
-    rows.
+    rows. While no background sequence runs or waits, only `alone` has to be kept.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class BackgroundAllowance:
         self._limit = max(tokens // 64, 1) if limit is None else limit
         self._quiet = quiet
         self._slowdown = slowdown
-        self._alone = quiet  # steps since others were present
+        self.alone = quiet  # steps since others were present
         self.cost = cost or StepCost()
         self._remainder = 0.0
 
@@ -107,45 +106,14 @@ class BackgroundAllowance:
         ones may wait for memory of background sequences, which must make progress.
         """
         if not others:
-            return self._limit if self._alone < self._quiet else self._tokens
+            return self._limit if self.alone < self._quiet else self._tokens
         allowed = int(min(self._remainder + self._room(running), self._limit))
         return allowed if running else max(allowed, 1)
 
     def stepped(self, others: bool, running: int = 0, spent: int = 0) -> None:
         """The step is planned. Background sequences have `spent` of its tokens."""
-        self._alone = 0 if others else self._alone + 1
+        self.alone = 0 if others else self.alone + 1
         self._remainder = min(max(self._remainder + self._room(running) - spent, 0.0), 1.0) if others else 0.0
 
     def _room(self, running: int) -> float:
         return min(self.cost.room(max(running, 1), self._slowdown), self._limit)
-
-
-class TokenBudget:
-    """The tokens that a step still has. At most `background` of them are for background sequences, and at
-    most `over_quota` for prompts of tenants over quota (`slot_quota.py`)."""
-
-    __slots__ = ("background", "over_quota", "spent", "tokens")
-
-    def __init__(self, tokens: int, background: int, over_quota: int | None = None) -> None:
-        self.tokens = tokens
-        self.background = background
-        self.over_quota = tokens if over_quota is None else over_quota
-        self.spent = 0  # by background sequences
-
-    def of(self, sequence: LiveSequence, *, is_over_quota: bool = False) -> int:
-        """What this sequence may have. A background sequence that was admitted while others wait has at least
-        one token."""
-        if sequence.background:
-            return min(self.tokens, max(self.background, int(sequence.settled)))
-        if is_over_quota:
-            return min(self.tokens, self.over_quota)
-        return self.tokens
-
-    def spend(self, tokens: int, *, background: bool, is_over_quota: bool = False) -> None:
-        """Take tokens from the budget."""
-        self.tokens -= tokens
-        if background:
-            self.background = max(self.background - tokens, 0)
-            self.spent += tokens
-        elif is_over_quota:
-            self.over_quota = max(self.over_quota - tokens, 0)

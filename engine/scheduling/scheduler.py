@@ -21,13 +21,13 @@ from collections import deque
 from typing import NamedTuple
 
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
-from personae.engine.scheduling.background import BackgroundAllowance, TokenBudget
+from personae.engine.scheduling.background import BackgroundAllowance
 from personae.engine.scheduling.fairness import FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence
 from personae.engine.scheduling.output_processor import OutputProcessor
 from personae.engine.scheduling.prefix import CacheObserver
 from personae.engine.scheduling.sequence_table import PageFetch, SequenceTable
-from personae.engine.scheduling.step_builder import Chunks, StepBuilder
+from personae.engine.scheduling.step_builder import Chunks, StepBuilder, TokenBudget
 from personae.engine.scheduling.step_time import StepTime
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tiers.tier import TierIndex
@@ -149,7 +149,9 @@ class Scheduler:
             sequences.preempt_background(last)
         sequences.share_out(last)
         others, running = sequences.foreground, len(table) - table.background
-        budget = TokenBudget(self.layout.max_batch_tokens, self._allowance.of(others, running))
+        background = table.background or sequences.waiting.background
+        allowed = self._allowance.of(others, running) if background else 0
+        budget = TokenBudget(self.layout.max_batch_tokens, allowed)
         builder = StepBuilder(self.layout, sequences, budget, self._drafts, last, resting=self._resting)
         builder.add_decodes()
         self._add_prompts(builder, budget)
@@ -171,7 +173,10 @@ class Scheduler:
         batch = _InFlightBatch(step, builder.decoding, builder.chunks, builder.drafting, bool(table.moves))
         self._in_flight_batches.append(batch)
         self._next_step = step + 1
-        self._allowance.stepped(others, running, budget.spent)
+        if background:
+            self._allowance.stepped(others, running, budget.spent)
+        else:
+            self._allowance.alone = 0 if others else self._allowance.alone + 1
         table.clear_changes()
         return plan
 

@@ -1,11 +1,41 @@
 """Builds one step: rows by rank, for as long as there are tokens and pages."""
 
 from personae.engine.plan import Admission, MemoryLayout, Row
-from personae.engine.scheduling.background import TokenBudget
 from personae.engine.scheduling.live import LiveSequence
 from personae.engine.scheduling.sequence_table import SequenceTable
 
 Chunks = list[tuple[LiveSequence, Row]]
+
+
+class TokenBudget:
+    """The tokens that a step still has. At most `background` of them are for background sequences, and at
+    most `over_quota` for prompts of tenants over quota (`slot_quota.py`)."""
+
+    __slots__ = ("background", "over_quota", "spent", "tokens")
+
+    def __init__(self, tokens: int, background: int, over_quota: int | None = None) -> None:
+        self.tokens = tokens
+        self.background = background
+        self.over_quota = tokens if over_quota is None else over_quota
+        self.spent = 0  # by background sequences
+
+    def of(self, sequence: LiveSequence, *, is_over_quota: bool = False) -> int:
+        """What this sequence may have. A background sequence that was admitted while others wait has at least
+        one token."""
+        if sequence.background:
+            return min(self.tokens, max(self.background, int(sequence.settled)))
+        if is_over_quota:
+            return min(self.tokens, self.over_quota)
+        return self.tokens
+
+    def spend(self, tokens: int, *, background: bool, is_over_quota: bool = False) -> None:
+        """Take tokens from the budget."""
+        self.tokens -= tokens
+        if background:
+            self.background = max(self.background - tokens, 0)
+            self.spent += tokens
+        elif is_over_quota:
+            self.over_quota = max(self.over_quota - tokens, 0)
 
 
 class StepBuilder:

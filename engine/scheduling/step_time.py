@@ -21,6 +21,8 @@ class StepCost:
         self._memory = memory
         self._count = 0
         self._rows = self._seconds = self._variance = self._covariance = 0.0
+        # Seconds per additional row: not negative, and at most its share of the mean step.
+        self.each = 0.0
 
     def observe(self, rows: int, seconds: float) -> None:
         """A step with only `rows` decode rows took `seconds`."""
@@ -33,13 +35,9 @@ class StepCost:
         self._seconds += weight * longer
         self._variance = (1 - weight) * (self._variance + weight * more * more)
         self._covariance = (1 - weight) * (self._covariance + weight * more * longer)
-
-    @property
-    def each(self) -> float:
-        """Seconds per additional row: not negative, and at most its share of the mean step."""
         assumed = self._seconds / (self._rows + 8)
         found = (self._covariance + assumed / 4) / (self._variance + 1 / 4)
-        return min(max(found, 0.0), self._seconds / max(self._rows, 1.0))
+        self.each = min(max(found, 0.0), self._seconds / max(self._rows, 1.0))
 
     def of(self, rows: int) -> float:
         """Seconds of a step with `rows` rows; 0 before any was measured."""

@@ -17,12 +17,13 @@ class WaitingQueue:
     A preempted sequence keeps its turn, so it returns to its old position in its queue.
     """
 
-    __slots__ = ("_policy", "_queues", "foreground")
+    __slots__ = ("_policy", "_queues", "background", "foreground")
 
     def __init__(self, policy: FairnessPolicy) -> None:
         self._policy = policy
         self._queues: dict[FairnessKey, list[LiveSequence]] = {}
         self.foreground = 0  # the number of sequences that are not background
+        self.background = 0
 
     def __bool__(self) -> bool:
         return bool(self._queues)
@@ -41,6 +42,7 @@ class WaitingQueue:
         queue = self._queues.setdefault(sequence.key, [])
         insort(queue, sequence, key=_by_turn)
         self.foreground += not sequence.background
+        self.background += sequence.background
         if queue[0] is sequence:
             self._policy.offer(sequence.key, sequence.order)
 
@@ -61,6 +63,7 @@ class WaitingQueue:
         assert queue[index] is sequence, f"sequence {sequence.id} is not in its queue"
         del queue[index]
         self.foreground -= not sequence.background
+        self.background -= sequence.background
         if not queue:
             del self._queues[sequence.key]
             self._policy.withdraw(sequence.key)
