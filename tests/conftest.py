@@ -1,6 +1,7 @@
 """Settings for the whole test session."""
 
 import gc
+from collections import Counter
 
 import pytest
 import torch
@@ -17,6 +18,31 @@ settings.load_profile("repeatable")
 
 # The models here are tiny: a second thread costs more than it brings, far more when the cores are shared.
 torch.set_num_threads(1)
+
+# Files of a few tests that take half a minute and more. They begin first, so that no core is idle at the end.
+SLOW = frozenset(
+    (
+        "test_adversarial.py",
+        "test_checked.py",
+        "test_forkserver.py",
+        "test_gpu_dry_run.py",
+        "test_hostile_schemas.py",
+        "test_isolation.py",
+        "test_mutations.py",
+        "test_neon.py",
+        "test_smollm2.py",
+        "test_speculation.py",
+        "test_triton_compiles.py",
+        "test_wheel.py",
+    )
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow files first, then those with the most tests."""
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path.name not in SLOW, -tests[item.path]))
+
 
 gc.disable()  # until the first test: what is imported is no garbage
 

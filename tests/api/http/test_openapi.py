@@ -17,7 +17,7 @@ from personae.api.app import OPERATIONS, create_app
 from personae.api.http.openapi import document
 from personae.evals import api_fuzz
 
-EXAMPLES = 20  # of valid requests and of invalid ones, for each operation
+EXAMPLES = 12  # of valid requests and of invalid ones, for each operation
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 DESCRIBED = document(OPERATIONS)
 

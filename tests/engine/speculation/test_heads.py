@@ -158,9 +158,7 @@ def test_both_formats_of_a_checkpoint_are_read(base: Path, tmp_path: Path) -> No
     "sizes",
     [
         {},
-        {"lookahead": 3, "runs_ahead": True},
         {"max_seqs": 4, "max_batch_tokens": 9},
-        TINY,
         {**TINY, "runs_ahead": True, "lookahead": 3},
     ],
     ids=str,
