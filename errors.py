@@ -20,6 +20,7 @@
     │   ├── EngineLost            the engine failed too often and is not started again       503
     │   ├── TargetOutOfReach      the first token cannot meet the client's target            503
     │   ├── StorageFailed         the disk is full or failed                                 503
+    │   ├── SourceFailed          where an adapter is fetched from failed                    503
     │   └── ActorStopped          the part of the server that would handle it is stopping    503
     ├── RequestFailed             the server accepted the request but could not finish it    500
     │   ├── AdapterOverflow       the adapter's values overflow with this prompt             400
@@ -219,6 +220,13 @@ class StorageFailed(Overloaded):
     """The disk is full or failed. Nothing has changed."""
 
     code = "storage_failed"
+    retry_after = 30.0
+
+
+class SourceFailed(Overloaded):
+    """The place from which an adapter is fetched failed, or did not answer in time. Nothing has changed."""
+
+    code = "source_failed"
     retry_after = 30.0
 
 

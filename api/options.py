@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import msgspec
 
 from personae.actors.options import BatchingOptions, ClusterOptions, ModelOptions, OptionInfo
+from personae.api.adapters.sources.url import check_prefixes
 from personae.api.bundled import check_model
 from personae.api.database.schema import check_database_url
 from personae.api.hub.names import check_adapters
@@ -67,6 +68,15 @@ class AdapterOptions:
         int,
         OptionInfo("How many earlier versions of an uploaded adapter are kept.", min=0, max=1000),
     ] = 5
+    adapter_source: Annotated[
+        tuple[str, ...],
+        OptionInfo(
+            "Adapters may be fetched from sources that begin with this: hf://, hf://org, hf://org/name, "
+            "s3://bucket/folder, gs://…, az://… or file:///folder. Can be repeated.",
+            metavar="PREFIX",
+            check=check_prefixes,
+        ),
+    ] = ()
     adapter_root: Annotated[
         tuple[Path, ...],
         OptionInfo(

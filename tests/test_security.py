@@ -33,7 +33,8 @@ CALLS = {"os.system", "os.popen", "torch.hub.load", "yaml.load", "numpy.load", "
 MAKES_PICKLES = "evals/tenants/corruption.py"  # evil ones, to upload them; it reads none
 FLAGS = {"shell", "trust_remote_code", "allow_pickle", "weights_only"}
 CLIENTS = {"httpx", "requests", "aiohttp", "urllib.request", "http.client", "urllib3"}
-MAY_ASK = {  # commands, not the server
+MAY_ASK = {  # commands, not the server, and the process that fetches adapters from an operator's list
+    "api/adapters/sources/fetching.py",
     "api/adapters/cli.py",
     "api/commands/agents.py",
     "api/commands/remote.py",

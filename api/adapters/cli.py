@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
+import msgspec
 import typer
 
 from personae.api.commands.remote import refusal, server_root, unreachable
@@ -38,7 +39,13 @@ TenantOption = Annotated[
 @app.command()
 @reporting
 def push(
-    folders: Annotated[list[Path], typer.Argument(help="Folders as PEFT writes them.", metavar="DIR...")],
+    folders: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders as PEFT writes them, or sources that the server fetches, as hf://org/name@REVISION.",
+            metavar="DIR|SOURCE...",
+        ),
+    ],
     name: Annotated[str | None, typer.Option(help="The name of a single adapter; else the folder's.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace adapters of these names.")] = False,
     shared: Annotated[
@@ -57,8 +64,12 @@ def push(
     fields |= {"shared": "true"} if shared else {}
     asked = {} if tenant is None else {"tenant": tenant}
 
-    def upload(client: "httpx.Client", folder: Path) -> str:
-        return _upload(client, folder, fields | {"name": name or folder.resolve().name}, asked)
+    def upload(client: "httpx.Client", folder: str) -> str:
+        if "://" in folder:
+            named: dict[str, object] = {} if name is None else {"name": name}
+            body = {"source": folder, "replace": replace, "shared": shared} | named
+            return _line(_checked(client.post("/v1/adapters", json=body, params=asked)))
+        return _upload(client, Path(folder), fields | {"name": name or _name(folder)}, asked)
 
     if len(folders) == 1:
         with _client(url, key) as client:
@@ -71,7 +82,7 @@ def push(
                 typer.echo(done.result())
             except RequestError as error:
                 failed += 1
-                typer.echo(f"{tasks[done].resolve().name}: {error.message}", err=True)
+                typer.echo(f"{_name(tasks[done])}: {error.message}", err=True)
     if failed:
         raise RequestError(f"{failed} of {len(folders)} adapters were not uploaded.")
 
@@ -94,8 +105,17 @@ def _upload(client: "httpx.Client", folder: Path, fields: dict[str, str], asked:
             response = client.post("/v1/adapters", data=fields, files=files, params=asked)
         except httpx.HTTPError as error:
             raise RequestError(unreachable(str(client.base_url), error)) from None
-    answer = _checked(response).json()
+    return _line(_checked(response))
+
+
+def _line(response: "httpx.Response") -> str:
+    answer = response.json()
     return f"{answer['name']} version {answer['version']} sha256 {answer['sha256']}"
+
+
+def _name(folder: str) -> str:
+    """A folder's own name, or a source as it is."""
+    return folder if "://" in folder else Path(folder).resolve().name
 
 
 @app.command("list")
@@ -188,6 +208,30 @@ def rollback(name: str, url: UrlOption = URL, key: KeyOption = None, tenant: Ten
     if not earlier:
         raise RequestError(f"There is no version of {name} before {served['version']}.")
     _pin(name, max(earlier), url, key, tenant)
+
+
+@app.command()
+@reporting
+def defaults(
+    name: str,
+    file: Annotated[
+        typer.FileText | None,
+        typer.Argument(help="JSON with fields to change; null removes one. - is stdin.", metavar="FILE"),
+    ] = None,
+    url: UrlOption = URL,
+    key: KeyOption = None,
+    tenant: TenantOption = None,
+) -> None:
+    """Show what requests get that leave fields out, or change it: for what NAME means now, or for NAME@N."""
+    asked = {} if tenant is None else {"tenant": tenant}
+    body: dict[str, Any] = {}
+    if file is not None:
+        try:
+            body = {"defaults": msgspec.json.decode(file.read())}
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RequestError(f"{file.name} is not JSON: {error}.") from None
+    with _client(url, key) as client:
+        show_json(_checked(client.patch(_path(name), json=body, params=asked)).json()["defaults"])
 
 
 @app.command()
