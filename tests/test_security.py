@@ -35,6 +35,7 @@ FLAGS = {"shell", "trust_remote_code", "allow_pickle", "weights_only"}
 CLIENTS = {"httpx", "requests", "aiohttp", "urllib.request", "http.client", "urllib3"}
 MAY_ASK = {  # commands, not the server, and the process that fetches adapters from an operator's list
     "api/adapters/sources/fetching.py",
+    "api/adapters/cli.py",
     "api/adapters/push.py",
     "api/commands/agents.py",
     "api/commands/remote.py",

@@ -149,7 +149,7 @@ function Defaults({ path }) {
   return html`<details onToggle=${open}>
     <summary>Defaults</summary>
     <form onSubmit=${save}>
-      <${Field} label="What requests get that leave fields out" hint="JSON with fields of a chat completion, and a system message." wide>
+      <${Field} label="What requests get that leave fields out" hint="As JSON. The guide to adapters lists them." wide>
         <textarea class="code" rows="6" spellcheck=${false} value=${text ?? ""} onInput=${(event) => setText(event.target.value)}></textarea>
       <//>
       <${Failure} error=${error} />
