@@ -15,7 +15,8 @@
     │   ├── RequestTimeout        the client sent its request too slowly                     408
     │   ├── PayloadTooLarge       body, header or list over its limit                        413, 431
     │   └── RateLimited           this tenant's limit; `retry_after` seconds                 429
-    │       └── QuotaExceeded     the tenant's quota is used up                              429
+    │       ├── QuotaExceeded     the tenant's quota is used up                              429
+    │       └── BudgetExceeded    the tenant's budget of the day is used up                  429
     ├── Overloaded                the server is full or stopping; `retry_after` seconds      503
     │   ├── EngineLost            the engine failed too often and is not started again       503
     │   ├── TargetOutOfReach      the first token cannot meet the client's target            503
@@ -192,6 +193,12 @@ class QuotaExceeded(RateLimited):
 
     code = "quota_exceeded"
     retry_after = 60.0
+
+
+class BudgetExceeded(RateLimited):
+    """What this tenant may use in a day does not suffice; `retry_after` is until the next day, in seconds."""
+
+    code = "budget_exceeded"
 
 
 class Overloaded(PersonaeError):

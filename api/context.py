@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from personae.api.adapters.registry import AdapterRecord, Registry
     from personae.api.batches.manager import BatchManager
     from personae.api.responses.store import ResponseStore
+    from personae.api.tenants.budgets import Budgets
     from personae.api.tenants.store import TenantStore
     from personae.api.tenants.usage import UsageLedger
 
@@ -77,14 +78,14 @@ class RequestContext:
 
     `registry` has the adapters that were added while the server runs, `batches` the files and batches; None
     if there is no place for them. `tenants` are those who may send requests, `usage` records what they use,
-    `responses` are the stored ones; `revocations` ends what runs for
-    a revoked key; `scaler` adds and removes engines. `live` is the last answer of
-    `/v1/stats`. `background` requests run after all others. `arrived` is when the request arrived, None for
-    now; `patience` is when its client has no more use for the answer. Both are on `anyio.current_time`'s
-    clock. `fingerprint` changes when the server could answer differently than before. `ignored` names what
-    in the request binds nothing; a header lists it. `targets` and `session` come from the request's headers.
-    `answer_headers` are added to the answer's headers until these are sent. `defaults` are those of the
-    adapter that answers; see `with_defaults`.
+    `responses` are the stored ones; `revocations` ends what runs for a revoked key; `scaler` adds and removes
+    engines. `live` is the last answer of `/v1/stats`. `budgets` bounds what they use in a day. `background`
+    requests run after all others. `arrived` is when the request arrived, None for now; `patience` is when its
+    client has no more use for the answer. Both are on `anyio.current_time`'s clock. `fingerprint` changes
+    when the server could answer differently than before. `ignored` names what in the request binds nothing; a
+    header lists it. `targets` and `session` come from the request's headers. `answer_headers` are added to
+    the answer's headers until these are sent. `defaults` are those of the adapter that answers; see
+    `with_defaults`.
     """
 
     client: EngineClient
@@ -101,6 +102,7 @@ class RequestContext:
     batches: "BatchManager | None" = None
     tenants: "TenantStore | None" = None
     usage: "UsageLedger | None" = None
+    budgets: "Budgets | None" = None
     responses: "ResponseStore | None" = None
     scaler: "ReplicaScaler | None" = None
     caller: Caller = field(default_factory=lambda: Caller(LOCAL_ADMIN))

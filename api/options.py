@@ -20,6 +20,7 @@ from personae.api.database.schema import check_database_url
 from personae.api.hub.names import check_adapters
 from personae.api.object_store import check_object_store_url
 from personae.api.telemetry.logs import LogFormat
+from personae.api.tenants.prices import check_prices
 
 UnknownFields = Literal["refuse", "ignore"]
 MaxTokensOverflow = Literal["clamp", "refuse"]
@@ -200,6 +201,15 @@ class AccessOptions:
             env="PERSONAE_SERVER_KEY",
         ),
     ] = field(default=None, repr=False)
+    price: Annotated[
+        tuple[str, ...],
+        OptionInfo(
+            "The price of a million tokens of prompts and of answers of a model or adapter, as poet=0.5/1.5; "
+            "a third number is that of cached tokens, * is any other name. Can be repeated.",
+            metavar="NAME=PROMPT/ANSWER",
+            check=check_prices,
+        ),
+    ] = ()
     store_responses: Annotated[
         bool, OptionInfo("Keep responses for 30 days, unless a request has `store: false`.")
     ] = True

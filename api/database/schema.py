@@ -46,6 +46,7 @@ create table if not exists usage (
     cached integer not null,
     completion integer not null,
     seconds real not null default 0,
+    spend real not null default 0,
     primary key (hour, tenant, key, adapter)
 ) strict;
 create table if not exists responses (
@@ -163,6 +164,7 @@ LATER_COLUMNS = (
     ("keys", "expires", "integer"),
     ("keys", "used", "integer"),
     ("usage", "seconds", "real not null default 0"),
+    ("usage", "spend", "real not null default 0"),
     ("responses", "request", "blob"),
 )
 """Columns that the records of an earlier version lack."""

@@ -113,14 +113,14 @@ def test_a_revoked_name_is_freed_and_usage_is_shown(tmp_path: Path) -> None:
     assert "has not been revoked" in call(f"tenants free ann {where}").stderr
     with closing(DataDir(tmp_path)) as data:
         ledger = UsageLedger(data, lambda: 1_800_000_000)
-        ledger.add(Identity("ann", "tenant", key="k1"), "poet", 10, 4, 6, 2.5)
+        ledger.add(Identity("ann", "tenant", key="k1"), "poet", 10, 4, 6, 2.5, 0.25)
         ledger.flush()
     table = call(f"usage {where}").stdout.splitlines()
     assert [line.split() for line in table] == [
         ["TENANT", "ADAPTER", *map(str.upper, NUMBERS)],
-        ["ann", "poet", "1", "10", "4", "6", "2.5", "2027-01-15", "08:00"],
+        ["ann", "poet", "1", "10", "4", "6", "2.5", "2027-01-15", "08:00", "0.25"],
     ]
-    assert call(f"usage {where} --csv --by key").stdout.splitlines()[1] == "k1,1,10,4,6,2.5,1800000000"
+    assert call(f"usage {where} --csv --by key").stdout.splitlines()[1] == "k1,1,10,4,6,2.5,1800000000,0.25"
     [row] = json.loads(call(f"usage {where} --json --by hour --from 2027-01-15").stdout)
     assert row["hour"] == 1_800_000_000
     assert json.loads(call(f"usage {where} --json --to 2027-01-15").stdout) == []
