@@ -101,6 +101,7 @@ class UsageLedger:
         self._data = data
         self._clock = clock
         self._lock = threading.Lock()
+        self._flushing = threading.Lock()  # who flushes after another waits until that has written
         self._pending: dict[_Place, list[float]] = {}
         self._seen: dict[str, int] = {}
         self._day = 0
@@ -165,14 +166,19 @@ class UsageLedger:
             yield self
 
     def flush(self) -> None:
-        """Write what was counted. Raises StorageFailed; the counts are then kept. A count that the database
-        refuses for another reason is logged and left out, and the others are written."""
+        """Write what was counted until now, also if another thread has begun to. Raises StorageFailed; the
+        counts are then kept. A count that the database refuses for another reason is logged and left out, and
+        the others are written."""
+        with self._flushing:
+            self._flush()
+            if self._data.shared:
+                self._read_day()
+
+    def _flush(self) -> None:
         with self._lock:
             pending, self._pending = self._pending, {}
             seen, self._seen = self._seen, {}
         if not pending and not seen:
-            if self._data.shared:
-                self._read_day()
             return
         try:
             try:
@@ -188,8 +194,6 @@ class UsageLedger:
                     self._pending[place] = [a + b for a, b in zip(sums, later, strict=True)]
                 self._seen = seen | self._seen
             raise
-        if self._data.shared:
-            self._read_day()
 
     def _write(self, pending: dict[_Place, list[float]], seen: dict[str, int]) -> None:
         with self._data.write() as db:

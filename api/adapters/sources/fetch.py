@@ -78,7 +78,7 @@ async def fetch(job: FetchJob) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise SourceFailed(f"The process that fetches adapters cannot start: {error}.") from error
     try:
-        answer = _decode(ended.stdout)
+        answer: Fetched | FetchFailed = _decode(ended.stdout)
     except msgspec.DecodeError:
         raise SourceFailed(
             f"The process that fetches adapters ended with exit code {ended.returncode}.", param="source"

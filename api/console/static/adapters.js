@@ -109,7 +109,7 @@ function Fetch({ done }) {
   };
   return html`<form class="card" onSubmit=${send}>
     <h2>Fetch an adapter</h2>
-    <${Field} label="Source" hint="As hf://org/name@revision, s3://bucket/folder or file:///folder.">
+    <${Field} label="Source" hint="As hf://org/repository@revision, s3://bucket/folder or file:///folder.">
       <input required value=${source} onInput=${(event) => setSource(event.target.value)} />
     <//>
     <${Field} label="Serve as" hint="Otherwise the last part of the address.">

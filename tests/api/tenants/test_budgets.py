@@ -1,5 +1,6 @@
 """Budgets: tokens and money that a tenant may use in a day."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -171,3 +172,31 @@ async def test_bad_budgets_are_a_400(fixture: UploadFixture) -> None:
             assert answer.json()["error"]["param"].startswith("limits.")
         good = await client.patch("/v1/tenants/root", json={"limits": {"spend_per_day": 2.5}})
         assert good.json()["limits"] == {"spend_per_day": 2.5}
+
+
+def test_who_asks_for_usage_while_another_writes_it_sees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anyio_backend: str
+) -> None:
+    data = DataDir(tmp_path)
+    ledger = UsageLedger(data)
+    ledger.add(ann(), None, 1, 0, 1)
+    begun, go = threading.Event(), threading.Event()
+    write = UsageLedger._write
+
+    def slowly(self: UsageLedger, *args: Any) -> None:
+        begun.set()
+        assert go.wait(PATIENCE)
+        write(self, *args)
+
+    monkeypatch.setattr(UsageLedger, "_write", slowly)
+    first, second = threading.Thread(target=ledger.flush), threading.Thread(target=ledger.flush)
+    first.start()
+    assert begun.wait(PATIENCE)
+    second.start()
+    second.join(0.2)
+    assert second.is_alive(), "it waits for the first"
+    go.set()
+    for thread in (first, second):
+        thread.join(PATIENCE)
+    assert ledger.rows([])[0][0].requests == 1
+    data.close()
