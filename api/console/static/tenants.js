@@ -190,7 +190,7 @@ const COLUMNS = [
   ["Requests", (row) => row.requests],
   ["Tokens", (row) => row.tokens],
   ["Spend", (row) => row.spend],
-  ["Limits", (row) => row.limits],
+  ["Own limits", (row) => row.limits],
   ["Since", (row) => row.created],
 ];
 const PAGE = 50; // rows
