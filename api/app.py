@@ -131,6 +131,7 @@ OPERATIONS = (
     routes.version,
     routes.metrics,
     live.get_stats,
+    live.get_history,
     eval_reports.list_eval_reports,
     eval_reports.get_eval_report,
     eval_reports.get_eval_page,

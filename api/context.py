@@ -16,6 +16,7 @@ from starlette.requests import Request
 from personae.actors.client import EngineClient, ModelCard
 from personae.api.adapters.combined import combined
 from personae.api.adapters.defaults import RequestDefaults, decode_defaults
+from personae.api.console.history import LiveHistory
 from personae.api.console.kept import KeptAnswer
 from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
@@ -98,6 +99,7 @@ class RequestContext:
     bodies: BodyBudget = field(default_factory=BodyBudget)
     revocations: Revocations = field(default_factory=Revocations)
     live: KeptAnswer = field(default_factory=KeptAnswer)
+    history: LiveHistory = field(default_factory=LiveHistory)
     registry: "Registry | None" = None
     batches: "BatchManager | None" = None
     tenants: "TenantStore | None" = None
