@@ -2,7 +2,7 @@
 
 import { html, useState } from "./preact-htm.js";
 import { call, hasKey, setKey } from "./api.js";
-import { Copy, Failure, Field, day, useAnswer, when } from "./parts.js";
+import { Copy, Failure, Field, bytes, day, useAnswer, when } from "./parts.js";
 import { Usage, monthAgo } from "./usage.js";
 
 const LIMITS = [
@@ -273,11 +273,11 @@ function Account({ account }) {
     <h2>${account.tenant}</h2>
     ${today &&
     html`<p>
-      Today ${today.tokens.toLocaleString()} tokens${today.spend > 0 && ` for ${today.spend.toFixed(4)}`}. The next day begins
-      ${when(today.resets)}.
+      ${`Today ${today.tokens.toLocaleString()} tokens${today.spend > 0 ? ` for ${today.spend.toFixed(4)}` : ""}.`}
+      ${` The next day begins ${when(today.resets)}.`}
     </p>`}
     <h3>Limits</h3>
-    <dl>${limits.map(([name, value]) => html`<div><dt>${name.replaceAll("_", " ")}</dt><dd>${value.toLocaleString()}</dd></div>`)}</dl>
+    <dl>${limits.map(([name, value]) => html`<div><dt>${name.replaceAll("_", " ")}</dt><dd>${name.endsWith("bytes") ? bytes(value) : value.toLocaleString()}</dd></div>`)}</dl>
     <${Usage} tenant=${account.tenant} />
   </article>`;
 }
