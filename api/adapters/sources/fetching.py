@@ -51,10 +51,14 @@ def main() -> None:
     logging.disable(logging.WARNING)
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=FetchJob)
     signal.setitimer(signal.ITIMER_REAL, job.seconds + _GRACE_SECONDS)  # SIGALRM ends the process
-    most = max(job.max_tensor_bytes, MAX_CONFIG)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    bound_files(max(job.max_tensor_bytes, MAX_CONFIG))
     with os.fdopen(out, "wb") as answer:
         answer.write(msgspec.json.encode(fetched(job)))
+
+
+def bound_files(most: int) -> None:
+    """Let this process write no file of more bytes: whoever tries gets an OSError."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
 
 def fetched(job: FetchJob) -> Fetched | FetchFailed:

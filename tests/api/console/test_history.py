@@ -1,8 +1,5 @@
-"""`GET /v1/stats/history`: the last hour, and how the page Live draws it."""
+"""`GET /v1/stats/history`: the last hour, which the page Live draws when it is opened."""
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -10,8 +7,6 @@ import anyio.lowlevel
 import asgi
 import pytest
 from fake_engine import FakeEngine
-from live_server import serving
-from playwright.sync_api import Page, expect
 
 from personae.api.app import create_app
 from personae.api.console import history
@@ -78,23 +73,3 @@ async def test_the_history_has_what_the_charts_need(engine: FakeEngine) -> None:
     assert total(after, "vllm:request_success_total") - total(before, "vllm:request_success_total") == 1
     assert total(after, "vllm:time_to_first_token_seconds_bucket") > 0
     assert len(str(after)) < 12_000
-
-
-@contextmanager
-def site() -> Iterator[tuple[str, Any]]:
-    app = create_app(FakeEngine())
-    with serving(app) as url:
-        yield url, app.state.context
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-def test_the_page_has_the_last_hour_when_it_is_opened(page: Page, anyio_backend: str) -> None:
-    with site() as (url, context):
-        for _ in range(4):
-            context.history.add(history_sample(context))
-        page.goto(f"{url}/#live")
-        expect(page.get_by_label("Charts show")).to_have_value("hour")
-        line = page.locator(".chart", has_text="Sequences").locator("polyline").first
-        expect(line).to_have_attribute("points", re.compile(r"^\S+( \S+){3}$"))
-        page.get_by_label("Charts show").select_option("now")
-        expect(line).to_have_attribute("points", re.compile(r"^\S+( \S+){0,2}$"))
