@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def bound_files(most: int) -> None:
-    """Let this process write no file of more bytes: whoever tries gets an OSError."""
+    """Let this process write no file of more bytes. A write beyond that raises OSError."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
 
