@@ -15,11 +15,13 @@
     │   ├── RequestTimeout        the client sent its request too slowly                     408
     │   ├── PayloadTooLarge       body, header or list over its limit                        413, 431
     │   └── RateLimited           this tenant's limit; `retry_after` seconds                 429
-    │       └── QuotaExceeded     the tenant's quota is used up                              429
+    │       ├── QuotaExceeded     the tenant's quota is used up                              429
+    │       └── BudgetExceeded    the tenant's budget of the day is used up                  429
     ├── Overloaded                the server is full or stopping; `retry_after` seconds      503
     │   ├── EngineLost            the engine failed too often and is not started again       503
     │   ├── TargetOutOfReach      the first token cannot meet the client's target            503
     │   ├── StorageFailed         the disk is full or failed                                 503
+    │   ├── SourceFailed          where an adapter is fetched from failed                    503
     │   └── ActorStopped          the part of the server that would handle it is stopping    503
     ├── RequestFailed             the server accepted the request but could not finish it    500
     │   ├── AdapterOverflow       the adapter's values overflow with this prompt             400
@@ -193,6 +195,12 @@ class QuotaExceeded(RateLimited):
     retry_after = 60.0
 
 
+class BudgetExceeded(RateLimited):
+    """What this tenant may use in a day does not suffice; `retry_after` is until the next day, in seconds."""
+
+    code = "budget_exceeded"
+
+
 class Overloaded(PersonaeError):
     """A bounded queue is full, or the server is stopping. `retry_after` is in seconds."""
 
@@ -219,6 +227,13 @@ class StorageFailed(Overloaded):
     """The disk is full or failed. Nothing has changed."""
 
     code = "storage_failed"
+    retry_after = 30.0
+
+
+class SourceFailed(Overloaded):
+    """The place from which an adapter is fetched failed, or did not answer in time. Nothing has changed."""
+
+    code = "source_failed"
     retry_after = 30.0
 
 

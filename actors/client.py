@@ -23,7 +23,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     adapter has besides low-rank updates of linear modules. `invocation` are the tokens that activate it; if
     empty, it is always active. `quantization` is the format of the base's weights; None: its dtype. `version`
     is the exact version of an uploaded adapter, as `poet@2`; `alias` is the name that a request asked for, if
-    an alias chose this model.
+    an alias chose this model. `defaults` are the version's own, as JSON, for fields that a request leaves
+    out.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     quantization: str | None = None
     version: str | None = None
     alias: str | None = None
+    defaults: str = "{}"
 
     @property
     def ran(self) -> str:

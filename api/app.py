@@ -45,7 +45,9 @@ from personae.api.telemetry.metrics import Metrics
 from personae.api.telemetry.tracing import UNTRACED, Tracing
 from personae.api.tenants import routes as tenant_routes
 from personae.api.tenants.access import Access
+from personae.api.tenants.budgets import Budgets
 from personae.api.tenants.limits import RATE_HEADERS, Meter
+from personae.api.tenants.prices import Prices
 from personae.api.tenants.revocations import Revocations
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
 from personae.api.tenants.usage import UsageLedger
@@ -116,6 +118,7 @@ OPERATIONS = (
     tenant_routes.rotate_key,
     tenant_routes.delete_key,
     tenant_routes.get_usage,
+    tenant_routes.get_account,
     replica_routes.list_replicas,
     replica_routes.scale_replicas,
     routes.tokenize,
@@ -128,6 +131,7 @@ OPERATIONS = (
     routes.version,
     routes.metrics,
     live.get_stats,
+    live.get_history,
     eval_reports.list_eval_reports,
     eval_reports.get_eval_report,
     eval_reports.get_eval_page,
@@ -200,6 +204,7 @@ def make_context(
         batches=batches,
         tenants=tenants,
         usage=usage,
+        budgets=None if usage is None else Budgets(usage, Prices(settings.price)),
         responses=stored,
         scaler=scaler,
         fingerprint=_fingerprint(client, settings),

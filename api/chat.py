@@ -15,6 +15,7 @@ from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
 from personae.api.context import RequestContext, context_of
 from personae.api.deadline import TIMEOUT
+from personae.api.defaults import answer_limit, fill
 from personae.api.dialect import CHAT, Dialect
 from personae.api.exclusion import exclusions
 from personae.api.generation import Job
@@ -105,6 +106,8 @@ async def admit(
     refuse_unserved(body)
     settings, client = context.settings, context.client
     model = context.chosen(body)
+    context = await context.with_defaults(model)
+    fill(body, context.defaults)
     wants_usage(body)
     count = choices_of(body.n, settings)
     style = text_style(body, settings)
@@ -112,12 +115,14 @@ async def admit(
     asked, param = _max_tokens(body)
     if asked is not None and asked < 1:
         raise RequestError(f"`{param}` must be at least 1; it is {asked}.", param=param, code="out_of_range")
-    kept = kept_of_prompt(body.truncate_prompt_tokens, answer=asked or 1, limit=client.max_model_len)
+    answer = answer_limit(asked, context.defaults, client.max_model_len - 1) or 1
+    kept = kept_of_prompt(body.truncate_prompt_tokens, answer=answer, limit=client.max_model_len)
     ready = await context.prepared(lambda brief: _prepare(context, body, kept, dialect, brief))
     prompt, bound, shape = ready.prompt, ready.bound, ready.shape
     limit = client.max_model_len
     if dialect.shrinks(settings):
         asked = context.shrunk(asked, limit - len(prompt))
+    asked = answer_limit(asked, context.defaults, limit - len(prompt))
     length = answer_length(asked, prompt=len(prompt), limit=limit, param=param, prompt_param="messages")
     of_prompt = logprob_count("prompt_logprobs", body.prompt_logprobs, settings)
     if of_prompt is not None:

@@ -8,12 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api import targets
+from personae.api.adapters.defaults import RequestDefaults
 from personae.api.body import read_json
 from personae.api.bound import as_asked, bound_of, foreign_names
 from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
 from personae.api.context import RequestContext, context_of
 from personae.api.deadline import TIMEOUT
+from personae.api.defaults import fill
 from personae.api.dialect import CHAT
 from personae.api.exclusion import exclusions
 from personae.api.generation import Job
@@ -73,6 +75,8 @@ async def admit(context: RequestContext, body: CompletionRequest) -> tuple[Job, 
     refuse_unserved(body)
     settings, client = context.settings, context.client
     model = context.chosen(body)
+    context = await context.with_defaults(model)
+    fill(body, context.defaults)
     wants_usage(body)
     style = text_style(body, settings)
     logprobs = logprob_count("logprobs", body.logprobs, settings)
@@ -81,7 +85,7 @@ async def admit(context: RequestContext, body: CompletionRequest) -> tuple[Job, 
         raise RequestError("`prompt_logprobs` cannot be streamed.", param="prompt_logprobs")
     if body.echo and logprobs is not None:
         of_prompt = max(logprobs, of_prompt or 0)
-    asked = _asked(body)
+    asked = _asked(body, context.defaults)
     answers = not (asked == 0 and body.echo)
     most = kept_of_prompt(body.truncate_prompt_tokens, answer=asked or 1, limit=client.max_model_len)
     count, prompts = await context.prepared(lambda brief: _prepare(context, body, most, brief))
@@ -126,15 +130,17 @@ async def admit(context: RequestContext, body: CompletionRequest) -> tuple[Job, 
     return job, CompletionBuilder(job, body, prompts, count)
 
 
-def _asked(body: CompletionRequest) -> int | None:
+def _asked(body: CompletionRequest, defaults: RequestDefaults) -> int | None:
     """The most tokens of an answer. None for what is left of the context."""
-    return _DEFAULT_MAX_TOKENS if body.max_tokens is None else asked_tokens(body.max_tokens)
+    if body.max_tokens is None:
+        return defaults.get("max_tokens") or _DEFAULT_MAX_TOKENS
+    return asked_tokens(body.max_tokens)
 
 
 def _length(
     context: RequestContext, body: CompletionRequest, asked: int | None, prompt: int, name: str
 ) -> int:
-    """As params.answer_length. The default of 16 shrinks to what fits, because the client did not set it."""
+    """As params.answer_length. A default shrinks to what fits, because the client did not set it."""
     limit = context.client.max_model_len
     if body.max_tokens is None and asked is not None and prompt < limit:
         asked = min(asked, limit - prompt)

@@ -1,6 +1,7 @@
 """The context of a request: the app's parts, the caller, and what prompts need."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,8 @@ from starlette.requests import Request
 
 from personae.actors.client import EngineClient, ModelCard
 from personae.api.adapters.combined import combined
+from personae.api.adapters.defaults import RequestDefaults, decode_defaults
+from personae.api.console.history import LiveHistory
 from personae.api.console.kept import KeptAnswer
 from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
@@ -26,11 +29,17 @@ from personae.api.tenants.bodies import BodyBudget
 from personae.api.tenants.limits import Meter
 from personae.api.tenants.revocations import Revocations
 from personae.api.tenants.workers import Workers
-from personae.api.wire.conversation import Message, check_results
+from personae.api.wire.conversation import DeveloperMessage, Message, SystemMessage, check_results
 from personae.api.wire.decode import LONG
 from personae.api.wire.schema import Sampling
 from personae.engine.sequence import LatencyTargets
-from personae.errors import NotFound, RequestError, TemplateTooSlow, UnsupportedParameter
+from personae.errors import (
+    ModelLoadError,
+    NotFound,
+    RequestError,
+    TemplateTooSlow,
+    UnsupportedParameter,
+)
 from personae.grammar.fuzzy_match import nearest
 from personae.lora.mix_id import parts_of
 
@@ -39,6 +48,7 @@ if TYPE_CHECKING:
     from personae.api.adapters.registry import AdapterRecord, Registry
     from personae.api.batches.manager import BatchManager
     from personae.api.responses.store import ResponseStore
+    from personae.api.tenants.budgets import Budgets
     from personae.api.tenants.store import TenantStore
     from personae.api.tenants.usage import UsageLedger
 
@@ -47,12 +57,17 @@ T = TypeVar("T")
 _BRIEF_SECONDS = 0.02
 """The time of the event loop that a template may use."""
 
+_SHIFTED = re.compile(r"\bmessages\[(\d+)\]")
+
+NO_DEFAULTS = RequestDefaults()
+
 ADAPTER = "x-personae-adapter"
 """The header with the exact version of the adapter that answers, as `poet@2`."""
 
 CLAMPED = "x-personae-max-tokens"
 """The header with the most tokens that an answer has, if its request asked for more than fit."""
 
+_MOST_VARIANTS = 64
 _LONGEST_COMPARED, _MOST_COMPARED = 64, 16
 """For an unknown model's name: its characters, and how many names of about that length it is compared
 with."""
@@ -64,13 +79,14 @@ class RequestContext:
 
     `registry` has the adapters that were added while the server runs, `batches` the files and batches; None
     if there is no place for them. `tenants` are those who may send requests, `usage` records what they use,
-    `responses` are the stored ones; `revocations` ends what runs for
-    a revoked key; `scaler` adds and removes engines. `live` is the last answer of
-    `/v1/stats`. `background` requests run after all others. `arrived` is when the request arrived, None for
-    now; `patience` is when its client has no more use for the answer. Both are on `anyio.current_time`'s
-    clock. `fingerprint` changes when the server could answer differently than before. `ignored` names what
-    in the request binds nothing; a header lists it. `targets` and `session` come from the request's headers.
-    `answer_headers` are added to the answer's headers until these are sent.
+    `responses` are the stored ones; `revocations` ends what runs for a revoked key; `scaler` adds and removes
+    engines. `live` is the last answer of `/v1/stats`. `budgets` bounds what they use in a day. `background`
+    requests run after all others. `arrived` is when the request arrived, None for now; `patience` is when its
+    client has no more use for the answer. Both are on `anyio.current_time`'s clock. `fingerprint` changes
+    when the server could answer differently than before. `ignored` names what in the request binds nothing; a
+    header lists it. `targets` and `session` come from the request's headers. `answer_headers` are added to
+    the answer's headers until these are sent. `defaults` are those of the adapter that answers; see
+    `with_defaults`.
     """
 
     client: EngineClient
@@ -83,10 +99,12 @@ class RequestContext:
     bodies: BodyBudget = field(default_factory=BodyBudget)
     revocations: Revocations = field(default_factory=Revocations)
     live: KeptAnswer = field(default_factory=KeptAnswer)
+    history: LiveHistory = field(default_factory=LiveHistory)
     registry: "Registry | None" = None
     batches: "BatchManager | None" = None
     tenants: "TenantStore | None" = None
     usage: "UsageLedger | None" = None
+    budgets: "Budgets | None" = None
     responses: "ResponseStore | None" = None
     scaler: "ReplicaScaler | None" = None
     caller: Caller = field(default_factory=lambda: Caller(LOCAL_ADMIN))
@@ -96,6 +114,7 @@ class RequestContext:
     targets: LatencyTargets | None = None
     session: str | None = None
     answer_headers: dict[str, str] = field(default_factory=dict)
+    defaults: RequestDefaults = NO_DEFAULTS
     background: bool = False
     fingerprint: str = ""
 
@@ -165,6 +184,34 @@ class RequestContext:
                 f"The model `{name[:100]}` does not exist{hint}", param=param, code="model_not_found"
             )
         return card
+
+    async def with_defaults(self, card: ModelCard) -> "RequestContext":
+        """The context for a request that this model answers: with its defaults, and its way to chat."""
+        defaults = decode_defaults(card.defaults)
+        return self if defaults == NO_DEFAULTS else await self.defaulting(defaults)
+
+    async def defaulting(self, defaults: RequestDefaults) -> "RequestContext":
+        """The context with these defaults. Raises RequestError for a format or a template that is invalid."""
+        key = tuple(map(defaults.get, ("tool_format", "reasoning_format", "chat_template")))
+        family, variants = self.family, self.family.variants
+        if any(key):
+            if key not in variants:
+                made = await self.off_loop(partial(self._variant, *key))
+                if len(variants) >= _MOST_VARIANTS:
+                    variants.clear()
+                variants[key] = made
+            family = variants[key]
+        return replace(self, defaults=defaults, family=family)
+
+    def _variant(self, tools: str | None, reasoning: str | None, template: str | None) -> Family:
+        settings = self.settings
+        try:
+            family = Family.of(
+                self.client.tokenizer, tools or settings.tool_format, reasoning or settings.reasoning_format
+            )
+        except ModelLoadError as error:
+            raise RequestError(error.message, param="tool_format" if tools else "reasoning_format") from None
+        return family if template is None else family.with_template(template)
 
     async def bring(self, adapter: str | None) -> None:
         """Have an adapter's files here, or those of a mix. Raises StorageFailed."""
@@ -282,8 +329,8 @@ class RequestContext:
         """The prompt's text. The options are those of `Family.render`. What the template leaves out is added
         to `ignored`. Raises RequestError, and
         TemplateTooSlow or NotBrief if a template that must be `brief` is not. The request's own template
-        never is."""
-        family = self.family
+        never is. A conversation without instructions begins with the adapter's, if it has some."""
+        family, system = self.family, self.defaults.get("system")
         if chat_template is not None:
             if not self.settings.trust_request_chat_template:
                 raise UnsupportedParameter(
@@ -298,17 +345,32 @@ class RequestContext:
         if len(messages) > self.settings.max_messages:
             raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
         check_results(messages)
+        if any(isinstance(message, SystemMessage | DeveloperMessage) for message in messages):
+            system = None
         left_out: list[str] = []
-        prompt = family.render(
-            messages,
-            tools=tools,
-            kwargs=kwargs,
-            seconds=_BRIEF_SECONDS if brief else None,
-            left_out=left_out,
-            **options,
-        )
+        try:
+            prompt = family.render(
+                messages if system is None else [SystemMessage(system), *messages],
+                tools=tools,
+                kwargs=kwargs,
+                seconds=_BRIEF_SECONDS if brief else None,
+                left_out=left_out,
+                **options,
+            )
+        except RequestError as error:
+            if system is not None:
+                error.message = _without_first(error.message)
+                error.param = None if error.param is None else _without_first(error.param)
+            raise
+        if system is not None:
+            left_out = [_without_first(name) for name in left_out]
         self.ignored.extend(name for name in left_out if name not in self.ignored)
         return prompt
+
+
+def _without_first(text: str) -> str:
+    """What is said of a conversation, for one without its first message."""
+    return _SHIFTED.sub(lambda found: f"messages[{max(int(found[1]) - 1, 0)}]", text)
 
 
 class NotBrief(Exception):

@@ -25,7 +25,7 @@ class Family:
 
     `special` maps the names of special tokens to ids. `special_tokens` maps the templates' names for them to
     their texts. `requested` has the templates of requests, compiled once because requests probably repeat
-    them.
+    them; `variants` the families of adapters that chat in another way.
     """
 
     template: ChatTemplate | None = None
@@ -35,6 +35,7 @@ class Family:
     special: Mapping[str, int] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     requested: dict[str, ChatTemplate] = field(default_factory=dict, repr=False, compare=False)
+    variants: "dict[tuple[str | None, ...], Family]" = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tools: str | None = None, reasoning: str | None = None) -> "Family":

@@ -34,6 +34,7 @@ from personae.errors import (
     GrammarTooSlow,
     Overloaded,
     PersonaeError,
+    RateLimited,
     RequestError,
     RequestFailed,
     Unauthorized,
@@ -194,9 +195,16 @@ class Job:
         be finished. However this ends, the engine has released the request by then.
         """
         metrics, who = self.context.metrics, self.context.caller.identity
-        reserved = self.context.meter.tokens(
-            who, self.prompt_tokens, self._longest(), spare=self.context.background
-        )
+        budgets, longest = self.context.budgets, self._longest()
+        held = None if budgets is None else budgets.hold(who, self._priced(), self.prompt_tokens, longest)
+        try:
+            reserved = self.context.meter.tokens(
+                who, self.prompt_tokens, longest, spare=self.context.background
+            )
+        except RateLimited:
+            if held is not None:
+                held.release()
+            raise
         label = self._label()
         targets = self.context.targets
         clocks = {
@@ -211,10 +219,16 @@ class Job:
                 await self._timed(clocks, sink, admitted)
         finally:
             reserved.settle(self.completion_tokens)
+            if held is not None:
+                held.release()
 
     def _longest(self) -> int:
         """The most tokens that all answers may have."""
         return sum(log.params.max_tokens for log in self.logs)
+
+    def _priced(self) -> str:
+        """The name by which the model has a price: without its version."""
+        return self.model.ran.partition("@")[0] if self.model.version else self.model.name
 
     def _label(self) -> str:
         """The model's name in metrics, where the base has one name."""
@@ -263,7 +277,11 @@ class Job:
         if self.context.usage is not None:
             adapter = None if self.model.adapter is None else self.model.ran
             seconds = 0.0 if adapter is None else sum(clock.ran() for clock in clocks.values())
-            self.context.usage.add(who, adapter, prompt, cached, completion, seconds)
+            budgets = self.context.budgets
+            spend = (
+                0.0 if budgets is None else budgets.prices.cost(self._priced(), prompt, cached, completion)
+            )
+            self.context.usage.add(who, adapter, prompt, cached, completion, seconds, spend)
 
     def _place(self, refusal: RequestError | Overloaded) -> None:
         """Rename the fields in an engine's refusal to those of the client."""

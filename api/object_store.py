@@ -58,19 +58,11 @@ class ObjectStore:
             raise LoadError(f"--object-store needs obstore (pip install obstore): {error}.") from None
         self._api: Any = obstore
         self._failures = (exceptions.BaseError, OSError)
-        remote: Any = {
-            "client_options": {
-                "timeout": _SECONDS,
-                "connect_timeout": _CONNECT,
-                "allow_http": _is_plain(),
-            },
-            "retry_config": _RETRY,
-        }
         try:
             if url.startswith("file://"):
                 self._store: Any = store.LocalStore(url.removeprefix("file://"), mkdir=True)
             else:
-                self._store = store.from_url(url, **remote)
+                self._store = remote_store(url)
             probe = f"probe-{secrets.token_hex(8)}"
             obstore.put(self._store, probe, b"personae")
             obstore.delete(self._store, probe)
@@ -162,6 +154,14 @@ class ObjectStore:
             raise
         except self._failures as error:
             raise StorageFailed(f"The object store failed: {_reason(error)}. Try again later.") from error
+
+
+def remote_store(url: str) -> Any:
+    """obstore's store of a bucket, whose requests end in time. Raises what obstore raises."""
+    from obstore import store
+
+    client: Any = {"timeout": _SECONDS, "connect_timeout": _CONNECT, "allow_http": _is_plain()}
+    return store.from_url(url, client_options=client, retry_config=_RETRY)
 
 
 def _is_plain() -> bool:

@@ -14,11 +14,13 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import msgspec
 
 from personae.actors.options import BatchingOptions, ClusterOptions, ModelOptions, OptionInfo
+from personae.api.adapters.sources.url import check_prefixes
 from personae.api.bundled import check_model
 from personae.api.database.schema import check_database_url
 from personae.api.hub.names import check_adapters
 from personae.api.object_store import check_object_store_url
 from personae.api.telemetry.logs import LogFormat
+from personae.api.tenants.prices import check_prices
 
 UnknownFields = Literal["refuse", "ignore"]
 MaxTokensOverflow = Literal["clamp", "refuse"]
@@ -67,6 +69,15 @@ class AdapterOptions:
         int,
         OptionInfo("How many earlier versions of an uploaded adapter are kept.", min=0, max=1000),
     ] = 5
+    adapter_source: Annotated[
+        tuple[str, ...],
+        OptionInfo(
+            "Adapters may be fetched from sources that begin with this: hf://, hf://org, hf://org/name, "
+            "s3://bucket/folder, gs://…, az://… or file:///folder. Can be repeated.",
+            metavar="PREFIX",
+            check=check_prefixes,
+        ),
+    ] = ()
     adapter_root: Annotated[
         tuple[Path, ...],
         OptionInfo(
@@ -190,6 +201,15 @@ class AccessOptions:
             env="PERSONAE_SERVER_KEY",
         ),
     ] = field(default=None, repr=False)
+    price: Annotated[
+        tuple[str, ...],
+        OptionInfo(
+            "The price of a million tokens of prompts and of answers of a model or adapter, as poet=0.5/1.5; "
+            "a third number is that of cached tokens, * is any other name. Can be repeated.",
+            metavar="NAME=PROMPT/ANSWER",
+            check=check_prices,
+        ),
+    ] = ()
     store_responses: Annotated[
         bool, OptionInfo("Keep responses for 30 days, unless a request has `store: false`.")
     ] = True

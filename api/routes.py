@@ -1,12 +1,14 @@
 """The small routes: models, health, version, metrics, tokenize, detokenize."""
 
 import msgspec
+from msgspec import UNSET
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
 import personae
 from personae.actors.client import ModelCard
+from personae.api.adapters.defaults import decode_defaults
 from personae.api.body import read_json
 from personae.api.context import RequestContext, context_of
 from personae.api.dialect import CHAT, Dialect
@@ -32,7 +34,9 @@ _OF_MESSAGES = (
 """Fields of `/tokenize` that say how a conversation becomes a prompt."""
 
 
-def _model(card: ModelCard, context: RequestContext) -> Model:
+def _model(card: ModelCard, context: RequestContext, *, whole: bool = False) -> Model:
+    defaults, sampling = decode_defaults(card.defaults), sampling_defaults(context.settings.defaults)
+    own = {name: value for name in sampling.__struct_fields__ if (value := defaults.get(name)) is not None}
     return Model(
         card.name,
         card.created,
@@ -40,7 +44,8 @@ def _model(card: ModelCard, context: RequestContext) -> Model:
         card.parent,
         root=card.parent or (card.name if card.adapter else context.base),
         quantization=card.quantization,
-        sampling_defaults=sampling_defaults(context.settings.defaults),
+        sampling_defaults=msgspec.structs.replace(sampling, **own),
+        defaults=defaults if whole and card.version is not None else UNSET,
     )
 
 
@@ -58,7 +63,7 @@ async def get_model(request: Request) -> Response:
     card = context.model(request.path_params["id"])
     if card.alias is not None:
         card = msgspec.structs.replace(card, name=card.alias)
-    return json_response(_model(card, context))
+    return json_response(_model(card, context, whole=True))
 
 
 @operation("GET", "/health", answers={200: Status})
@@ -116,7 +121,7 @@ async def tokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, TokenizeRequest, context)
     if body.model is not None:
-        context.model(body.model)
+        context = await context.with_defaults(context.model(body.model))
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either `prompt` or `messages`.", param="prompt")
     if body.messages is None:

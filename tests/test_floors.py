@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {
     "api": {"api", "actors", "engine", "lora", "grammar", "kernels"},
+    "integrations": {"integrations", "api"},
     "evals": {"evals", "api", "actors", "engine", "lora", "grammar", "kernels"},
     "actors": {"actors", "engine", "lora", "grammar", "kernels"},
     "engine": {"engine", "lora", "grammar", "kernels"},

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("actors", "api", "engine", "evals", "grammar", "kernels", "lora", "tests")
+FOLDERS = ("actors", "api", "engine", "evals", "grammar", "integrations", "kernels", "lora", "tests")
 
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 

@@ -44,7 +44,18 @@ def test_other_machines_and_pythons_have_hashes_too(name: str) -> None:
 
 
 def test_nothing_tells_to_install_personae_by_its_name_which_is_on_no_index() -> None:
-    folders = ("actors", "api", "docs", "engine", "evals", "grammar", "kernels", "lora", "tests")
+    folders = (
+        "actors",
+        "api",
+        "docs",
+        "engine",
+        "evals",
+        "grammar",
+        "integrations",
+        "kernels",
+        "lora",
+        "tests",
+    )
     files = [file for name in folders for kind in ("*.py", "*.md") for file in (ROOT / name).rglob(kind)]
     files = [file for file in files if "node_modules" not in file.parts] + [ROOT / "README.md"]
     told = [(file, line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]

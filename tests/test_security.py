@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("api", "actors", "engine", "lora", "grammar", "kernels", "evals")
+FOLDERS = ("api", "actors", "engine", "lora", "grammar", "integrations", "kernels", "evals")
 FILES = [ROOT / "errors.py", *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))]
 MODULES = {
     "pickle",
@@ -33,8 +33,10 @@ CALLS = {"os.system", "os.popen", "torch.hub.load", "yaml.load", "numpy.load", "
 MAKES_PICKLES = "evals/tenants/corruption.py"  # evil ones, to upload them; it reads none
 FLAGS = {"shell", "trust_remote_code", "allow_pickle", "weights_only"}
 CLIENTS = {"httpx", "requests", "aiohttp", "urllib.request", "http.client", "urllib3"}
-MAY_ASK = {  # commands, not the server
+MAY_ASK = {  # commands, not the server, and the process that fetches adapters from an operator's list
+    "api/adapters/sources/fetching.py",
     "api/adapters/cli.py",
+    "api/adapters/push.py",
     "api/commands/agents.py",
     "api/commands/remote.py",
     "api/commands/conversation.py",

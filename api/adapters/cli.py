@@ -1,15 +1,14 @@
 """`personae adapters`: the routes of `/v1/adapters`, from a shell."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
+import msgspec
 import typer
 
-from personae.api.commands.remote import refusal, server_root, unreachable
+from personae.api.adapters.push import URL, checked, server, upload
 from personae.api.commands.table import show, show_json
 from personae.api.tenants.cli import JsonOption, reporting
 from personae.errors import RequestError
@@ -24,9 +23,6 @@ UrlOption = Annotated[str, typer.Option("--url", help="Where the server runs.")]
 KeyOption = Annotated[
     str | None, typer.Option("--key", envvar="PERSONAE_API_KEY", help="Better given as PERSONAE_API_KEY.")
 ]
-URL = "http://127.0.0.1:8000"
-FILES = ("adapter_config.json", "adapter_model.safetensors")
-PICKLE = "adapter_model.bin"
 _AT_ONCE = 3  # the server takes four uploads of a tenant at a time
 
 
@@ -38,7 +34,13 @@ TenantOption = Annotated[
 @app.command()
 @reporting
 def push(
-    folders: Annotated[list[Path], typer.Argument(help="Folders as PEFT writes them.", metavar="DIR...")],
+    folders: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders as PEFT writes them, or sources that the server fetches, as hf://org/name@REVISION.",
+            metavar="DIR|SOURCE...",
+        ),
+    ],
     name: Annotated[str | None, typer.Option(help="The name of a single adapter; else the folder's.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace adapters of these names.")] = False,
     shared: Annotated[
@@ -57,45 +59,36 @@ def push(
     fields |= {"shared": "true"} if shared else {}
     asked = {} if tenant is None else {"tenant": tenant}
 
-    def upload(client: "httpx.Client", folder: Path) -> str:
-        return _upload(client, folder, fields | {"name": name or folder.resolve().name}, asked)
+    def push_one(client: "httpx.Client", folder: str) -> str:
+        if "://" in folder:
+            named: dict[str, object] = {} if name is None else {"name": name}
+            body = {"source": folder, "replace": replace, "shared": shared} | named
+            return _line(checked(client.post("/v1/adapters", json=body, params=asked)).json())
+        return _line(upload(client, Path(folder), fields | {"name": name or _name(folder)}, asked))
 
     if len(folders) == 1:
-        with _client(url, key) as client:
-            typer.echo(upload(client, folders[0]))
+        with server(url, key) as client:
+            typer.echo(push_one(client, folders[0]))
         return
     failed = 0
-    with _client(url, key) as client, ThreadPoolExecutor(_AT_ONCE) as pool:
-        for done in as_completed(tasks := {pool.submit(upload, client, each): each for each in folders}):
+    with server(url, key) as client, ThreadPoolExecutor(_AT_ONCE) as pool:
+        for done in as_completed(tasks := {pool.submit(push_one, client, each): each for each in folders}):
             try:
                 typer.echo(done.result())
             except RequestError as error:
                 failed += 1
-                typer.echo(f"{tasks[done].resolve().name}: {error.message}", err=True)
+                typer.echo(f"{_name(tasks[done])}: {error.message}", err=True)
     if failed:
         raise RequestError(f"{failed} of {len(folders)} adapters were not uploaded.")
 
 
-def _upload(client: "httpx.Client", folder: Path, fields: dict[str, str], asked: dict[str, str]) -> str:
-    """Upload one and return its line. Raises RequestError."""
-    import httpx
+def _line(record: dict[str, Any]) -> str:
+    return f"{record['name']} version {record['version']} sha256 {record['sha256']}"
 
-    if (folder / PICKLE).exists() and not (folder / FILES[1]).exists():
-        raise RequestError(
-            f"{folder / PICKLE} is a pickle, and reading one can run code. If you trust it, load the adapter "
-            "with PEFT and save it again: `save_pretrained` writes adapter_model.safetensors."
-        )
-    with ExitStack() as stack:
-        try:
-            files = {file: stack.enter_context((folder / file).open("rb")) for file in FILES}
-        except OSError as error:
-            raise RequestError(f"{error.filename}: {error.strerror}.") from None
-        try:
-            response = client.post("/v1/adapters", data=fields, files=files, params=asked)
-        except httpx.HTTPError as error:
-            raise RequestError(unreachable(str(client.base_url), error)) from None
-    answer = _checked(response).json()
-    return f"{answer['name']} version {answer['version']} sha256 {answer['sha256']}"
+
+def _name(folder: str) -> str:
+    """A folder's own name, or a source as it is."""
+    return folder if "://" in folder else Path(folder).resolve().name
 
 
 @app.command("list")
@@ -109,10 +102,10 @@ def list_adapters(
     json: JsonOption = False,
 ) -> None:
     """Show all adapters that the key may use. Those that the server was started with come first."""
-    with _client(url, key) as client:
+    with server(url, key) as client:
         asked = {} if tenant is None else {"tenant": tenant}
-        records = _checked(client.get("/v1/adapters", params=asked)).json()["data"]
-        cards = _checked(client.get("/v1/models")).json()["data"] if tenant is None else []
+        records = checked(client.get("/v1/adapters", params=asked)).json()["data"]
+        cards = checked(client.get("/v1/models")).json()["data"] if tenant is None else []
     uploaded = {record["name"] for record in records}
     own = [card for card in cards if card["parent"] is not None and card["id"] not in uploaded]
     if json:
@@ -143,9 +136,9 @@ def list_adapters(
 @reporting
 def versions(name: str, url: UrlOption = URL, key: KeyOption = None, json: JsonOption = False) -> None:
     """Show the versions of an adapter that are kept. Requests name one as NAME@N."""
-    with _client(url, key) as client:
-        served = _checked(client.get(_path(name))).json()
-        records = _checked(client.get(f"{_path(name)}/versions")).json()["data"]
+    with server(url, key) as client:
+        served = checked(client.get(_path(name))).json()
+        records = checked(client.get(f"{_path(name)}/versions")).json()["data"]
     if json:
         show_json(records)
         return
@@ -182,12 +175,36 @@ def unpin(name: str, url: UrlOption = URL, key: KeyOption = None, tenant: Tenant
 def rollback(name: str, url: UrlOption = URL, key: KeyOption = None, tenant: TenantOption = None) -> None:
     """Pin NAME to the version before the one that it means now."""
     asked = {} if tenant is None else {"tenant": tenant}
-    with _client(url, key) as client:
-        served = _checked(client.patch(_path(name), json={}, params=asked)).json()
+    with server(url, key) as client:
+        served = checked(client.patch(_path(name), json={}, params=asked)).json()
     earlier = [number for number in served["versions"] if number < served["version"]]
     if not earlier:
         raise RequestError(f"There is no version of {name} before {served['version']}.")
     _pin(name, max(earlier), url, key, tenant)
+
+
+@app.command()
+@reporting
+def defaults(
+    name: str,
+    file: Annotated[
+        typer.FileText | None,
+        typer.Argument(help="JSON with fields to change; null removes one. - is stdin.", metavar="FILE"),
+    ] = None,
+    url: UrlOption = URL,
+    key: KeyOption = None,
+    tenant: TenantOption = None,
+) -> None:
+    """Show what requests get that leave fields out, or change it: for what NAME means now, or for NAME@N."""
+    asked = {} if tenant is None else {"tenant": tenant}
+    body: dict[str, Any] = {}
+    if file is not None:
+        try:
+            body = {"defaults": msgspec.json.decode(file.read())}
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RequestError(f"{file.name} is not JSON: {error}.") from None
+    with server(url, key) as client:
+        show_json(checked(client.patch(_path(name), json=body, params=asked)).json()["defaults"])
 
 
 @app.command()
@@ -212,8 +229,8 @@ def alias(
             raise RequestError(f"'{target}' is not MODEL=WEIGHT.") from None
     asked = {} if tenant is None else {"tenant": tenant}
     body = {"targets": weights, "shared": shared}
-    with _client(url, key) as client:
-        _checked(client.put(f"/v1/adapter_aliases/{quote(name, safe='')}", json=body, params=asked))
+    with server(url, key) as client:
+        checked(client.put(f"/v1/adapter_aliases/{quote(name, safe='')}", json=body, params=asked))
     typer.echo(f"{name} splits its requests: {', '.join(targets)}")
 
 
@@ -222,15 +239,15 @@ def alias(
 def unalias(name: str, url: UrlOption = URL, key: KeyOption = None, tenant: TenantOption = None) -> None:
     """Remove an alias."""
     asked = {} if tenant is None else {"tenant": tenant}
-    with _client(url, key) as client:
-        _checked(client.delete(f"/v1/adapter_aliases/{quote(name, safe='')}", params=asked))
+    with server(url, key) as client:
+        checked(client.delete(f"/v1/adapter_aliases/{quote(name, safe='')}", params=asked))
     typer.echo(f"{name} is no alias any more")
 
 
 def _pin(name: str, version: int | None, url: str, key: str | None, tenant: str | None) -> None:
     asked = {} if tenant is None else {"tenant": tenant}
-    with _client(url, key) as client:
-        answer = _checked(client.patch(_path(name), json={"pinned": version}, params=asked)).json()
+    with server(url, key) as client:
+        answer = checked(client.patch(_path(name), json={"pinned": version}, params=asked)).json()
     typer.echo(f"{name} is {name}@{answer['version']}{', pinned' if answer['pinned'] else ''}")
 
 
@@ -254,27 +271,6 @@ def remove(
 ) -> None:
     """Remove an adapter with all its versions, or NAME@N alone. Requests that use it finish."""
     asked = {} if tenant is None else {"tenant": tenant}
-    with _client(url, key) as client:
-        _checked(client.delete(_path(name), params=asked))
+    with server(url, key) as client:
+        checked(client.delete(_path(name), params=asked))
     typer.echo(f"{name} removed")
-
-
-@contextmanager
-def _client(url: str, key: str | None) -> Iterator["httpx.Client"]:
-    import httpx
-
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    try:
-        with httpx.Client(
-            base_url=server_root(url), headers=headers, timeout=httpx.Timeout(10.0, read=None)
-        ) as client:
-            yield client
-    except httpx.HTTPError as error:
-        raise RequestError(unreachable(url, error)) from None
-
-
-def _checked(response: "httpx.Response") -> "httpx.Response":
-    """The response, unless it is an error: then RequestError with the server's reason."""
-    if response.is_error:
-        raise RequestError(refusal(response))
-    return response

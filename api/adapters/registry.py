@@ -27,6 +27,7 @@ from msgspec import UNSET, UnsetType
 from personae.actors.client import ModelCard
 from personae.api.adapters.aliases import Aliases
 from personae.api.adapters.checker import AdapterChecker, ThreadChecker
+from personae.api.adapters.defaults import RequestDefaults, decode_defaults, encode_defaults
 from personae.api.database.base import Connection, Row
 from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
@@ -38,12 +39,16 @@ from personae.lora.disk import bytes_in
 from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE, targets
 
 STAGING = "staging"
-_PUT = (
-    "insert into adapters values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (tenant, name) do update set "
-    "id = excluded.id, version = excluded.version, digest = excluded.digest, ranks = excluded.ranks, "
-    "bytes = excluded.bytes, shared = excluded.shared, created = excluded.created, traits = excluded.traits"
+_KEY = ("tenant", "name")
+_COLUMNS = (
+    *_KEY,
+    *("id", "version", "digest", "ranks", "bytes", "shared", "created", "traits", "source", "defaults"),
 )
-_KEEP = "insert into adapter_versions values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_VALUES = f"({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"
+_PUT = f"insert into adapters {_VALUES} on conflict (tenant, name) do update set " + ", ".join(
+    f"{name} = excluded.{name}" for name in _COLUMNS if name not in _KEY
+)
+_KEEP = f"insert into adapter_versions {_VALUES}"
 _NAMED = (
     "select 1 from adapters where digest = ? union all "
     "select 1 from adapter_versions where digest = ? limit 1"
@@ -54,7 +59,6 @@ _SET = (
 )
 KEPT_VERSIONS = 5
 """How many versions of a name are kept besides the one that serves it."""
-_COLUMNS = ("tenant", "name", "id", "version", "digest", "ranks", "bytes", "shared", "created", "traits")
 _MOST_DIGITS = 15
 _BIND = "insert into meta values ('shapes', ?) on conflict (key) do update set value = excluded.value"
 
@@ -63,7 +67,8 @@ class AdapterRecord(msgspec.Struct, frozen=True):
     """A registered adapter, as the API shows it. `bytes` are those on the disk. `traits` name what it has in
     addition to low rank on linear modules, `invocation` has its activating tokens (aLoRA). `versions` are all
     that are kept, and `version` is this one; with `pinned`, the name stays with the version that it has.
-    Admins who list other tenants' adapters see the `tenant`."""
+    `source` is where it was fetched from. `defaults`, which lists leave out, are for requests that name the
+    version. Admins who list other tenants' adapters see the `tenant`."""
 
     id: str
     name: str
@@ -79,6 +84,8 @@ class AdapterRecord(msgspec.Struct, frozen=True):
     invocation: tuple[int, ...] = ()
     versions: tuple[int, ...] = ()
     pinned: bool = False
+    source: str | None = None
+    defaults: RequestDefaults | UnsetType = UNSET
     tenant: str | UnsetType = UNSET
     object: str = "adapter"
 
@@ -98,6 +105,7 @@ class AdapterRecord(msgspec.Struct, frozen=True):
             self.traits,
             self.invocation,
             version=self.exact,
+            defaults=encode_defaults(self.defaults or RequestDefaults()),
         )
 
 
@@ -297,9 +305,18 @@ class Registry:
         return rows[0] if rows else None
 
     async def add(
-        self, who: Identity, name: str, folder: Path, *, replace: bool, shared: bool
+        self,
+        who: Identity,
+        name: str,
+        folder: Path,
+        *,
+        replace: bool,
+        shared: bool,
+        source: str = "",
+        defaults: RequestDefaults | None = None,
     ) -> AdapterRecord:
-        """Check a staged adapter against the base and register it under the name.
+        """Check a staged adapter against the base and register it under the name. Without `defaults` it has
+        those of the version that the name means until then.
 
         Raises AdapterError, Conflict or QuotaExceeded; nothing has changed then.
         """
@@ -324,6 +341,8 @@ class Registry:
                 shared,
                 int(time.time()),
                 msgspec.json.encode(_Traits(read.traits, read.invocation)).decode(),
+                source,
+                encode_defaults(defaults) if defaults is not None else old["defaults"] if old else "{}",
             )
             retired = old if serves else None
             dropped = self._dropped(who, name, size, retired)
@@ -398,6 +417,34 @@ class Registry:
 
             await to_thread.run_sync(change)
         return self._records([self._own_row(tenant, name)], tenant)[0]
+
+    async def set_defaults(self, tenant: str, name: str, defaults: RequestDefaults) -> AdapterRecord:
+        """Replace the defaults of the version that the tenant's own name, or `name@N`, means. Raises
+        NotFound."""
+        async with self._lock:
+            row = self._own_version(tenant, name)
+            values = (encode_defaults(defaults), row["id"])
+
+            def change() -> None:
+                with self._data.write() as db:
+                    for table in ("adapters", "adapter_versions"):
+                        db.execute(f"update {table} set defaults = ? where id = ?", values)  # noqa: S608  our own words
+
+            await to_thread.run_sync(change)
+            return self._records([self._own_version(tenant, name)], tenant)[0]
+
+    def own_version(self, tenant: str, name: str) -> AdapterRecord:
+        """The tenant's own adapter of that name, or its version `name@N`. Raises NotFound."""
+        return self._records([self._own_version(tenant, name)], tenant)[0]
+
+    def _own_version(self, tenant: str, name: str) -> Row:
+        plain, at, number = name.partition("@")
+        served = self._own_row(tenant, plain, name)
+        rows = [served, *self._versions_of(tenant, plain)] if at else [served]
+        found = [row for row in rows if not at or str(row["version"]) == number]
+        if not found:
+            raise no_such_adapter(name)
+        return found[0]
 
     async def remove(self, tenant: str, name: str) -> None:
         """Remove the tenant's own adapter of that name with all its versions, or one version of it, `name@N`.
@@ -556,6 +603,8 @@ class Registry:
             invocation=traits.invocation,
             versions=tuple(versions),
             pinned=pinned,
+            source=row["source"] or None,
+            defaults=decode_defaults(row["defaults"]),
         )
 
 

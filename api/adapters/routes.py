@@ -2,10 +2,10 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from anyio import to_thread
@@ -13,17 +13,22 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from personae.api.adapters.checked_defaults import check_defaults
+from personae.api.adapters.defaults import RequestDefaults
 from personae.api.adapters.registry import AdapterRecord, Registry, no_such_adapter
+from personae.api.adapters.sources.fetch import FetchJob, fetch
+from personae.api.adapters.sources.url import allowed_prefix, parse_source
 from personae.api.adapters.upload import copy_folder, read_adapter_form
 from personae.api.body import read_json
-from personae.api.context import RequestContext, context_of
+from personae.api.context import NO_DEFAULTS, RequestContext, context_of
+from personae.api.generation import unless_disconnected
 from personae.api.http.operation import Content, operation
 from personae.api.http.upload import receiving
 from personae.api.respond import json_response
 from personae.api.storage import storage_failure
 from personae.api.tenants.store import Identity
 from personae.api.wire.schema import Body
-from personae.errors import Conflict, Forbidden, NotFound, RequestError
+from personae.errors import Conflict, Forbidden, NotFound, RequestError, StorageFailed
 from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -50,6 +55,20 @@ class AdapterList(msgspec.Struct):
     object: str = "list"
 
 
+class FetchAdapter(Body, kw_only=True):
+    """An adapter that the server fetches from `source`, such as `hf://org/name@revision`, instead of an
+    upload. Without a `name` it has the last part of its source's. `defaults` as in a change."""
+
+    free_form: ClassVar[tuple[str, ...]] = ("defaults",)
+
+    source: str
+    name: str | None = None
+    base_model: str | None = None
+    replace: bool = False
+    shared: bool = False
+    defaults: RequestDefaults | None = None
+
+
 class OfTenant(msgspec.Struct):
     """Whose adapters an admin asks for."""
 
@@ -58,9 +77,13 @@ class OfTenant(msgspec.Struct):
 
 class ChangeAdapter(Body, kw_only=True):
     """`PATCH /v1/adapters/{name}`. A field that is absent does not change. `pinned` is the version that the
-    name means from now on; null: the newest."""
+    name means from now on; null: the newest. `defaults` changes those of the version that the name means;
+    null removes all."""
+
+    free_form: ClassVar[tuple[str, ...]] = ("defaults",)
 
     pinned: Annotated[int, Meta(ge=1, le=2**53)] | UnsetType | None = UNSET
+    defaults: RequestDefaults | UnsetType | None = UNSET
 
 
 class AdapterDeleted(msgspec.Struct):
@@ -89,27 +112,62 @@ class UnloadRequest(Body):
 @operation(
     "POST",
     "/v1/adapters",
-    body=Content("multipart/form-data", AdapterUpload),
+    body=(Content("multipart/form-data", AdapterUpload), FetchAdapter),
     query=OfTenant,
     answers={201: AdapterRecord},
     refuses=(404, 409),
 )
 async def create_adapter(request: Request) -> Response:
-    """Upload an adapter. It can be used as soon as this is answered. Admins may name the `tenant` that gets
-    it, within that tenant's limits."""
+    """Upload an adapter, or have the server fetch one. It can be used as soon as this is answered. Admins may
+    name the `tenant` that gets it, within that tenant's limits."""
     context = context_of(request)
     registry, who = registry_of(context), owner_of(request, context)
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower().endswith("json"):
+        body = await read_json(request, FetchAdapter, context)
+        return json_response(
+            await unless_disconnected(request.receive, lambda: _fetch(context, registry, who, body)), 201
+        )
     async with receiving(request, registry, who) as (stream, folder):
         kind = request.headers.get("content-type", "")
         form = await read_adapter_form(stream, kind, folder, context.settings.max_upload_bytes)
         name, replace, shared = checked_name(form.name), form.flag("replace"), form.flag("shared")
-        if shared and context.caller.identity.role != "admin":
-            raise Forbidden("Only an admin's key may share an adapter with all tenants.", param="shared")
-        if form.base_model is not None and form.base_model not in context.bases:
-            raise RequestError(f"The base model here is `{context.base}`.", param="base_model")
+        _check_asked(context, shared, form.base_model)
         registry.check_name(who, name, replace)
         record = await registry.add(who, name, folder, replace=replace, shared=shared)
     return json_response(record, 201)
+
+
+async def _fetch(
+    context: RequestContext, registry: Registry, who: Identity, body: FetchAdapter
+) -> AdapterRecord:
+    """Fetch an adapter and register it. Raises what an upload raises, and what `fetch` does."""
+    settings, source = context.settings, parse_source(body.source)
+    prefix = allowed_prefix(source, settings.adapter_source)
+    name = checked_name(source.name if body.name is None else body.name)
+    _check_asked(context, body.shared, body.base_model)
+    registry.check_name(who, name, body.replace)
+    registry.check_room(who, 0)
+    defaults = None if body.defaults is None else NO_DEFAULTS.changed(body.defaults)
+    if defaults is not None:
+        await check_defaults(context, defaults)
+    context.caller.ready()
+    try:
+        with registry.stage(who.tenant) as folder:
+            job = FetchJob(source, prefix, str(folder), settings.max_upload_bytes, settings.upload_seconds)
+            exact = await fetch(job)
+            return await registry.add(
+                who, name, folder, replace=body.replace, shared=body.shared, source=exact, defaults=defaults
+            )
+    except OSError as error:
+        raise StorageFailed(f"The adapter could not be written: {error.strerror}.") from error
+
+
+def _check_asked(context: RequestContext, shared: bool, base: str | None) -> None:
+    """Raises Forbidden or RequestError for what no caller, or not this one, may ask for."""
+    if shared and context.caller.identity.role != "admin":
+        raise Forbidden("Only an admin's key may share an adapter with all tenants.", param="shared")
+    if base is not None and base not in context.bases:
+        raise RequestError(f"The base model here is `{context.base}`.", param="base_model")
 
 
 @operation("GET", "/v1/adapters", query=OfTenant, answers={200: AdapterList}, refuses=(404,))
@@ -118,16 +176,23 @@ async def list_adapters(request: Request) -> Response:
     context = context_of(request)
     registry, asked = registry_of(context), request.query_params.get("tenant")
     if asked is None:
-        return json_response(AdapterList(registry.list(context.caller.tenant)))
+        return json_response(_listed(registry.list(context.caller.tenant)))
     tenant = None if asked == "*" else asked
     _check_tenant(context, tenant)
-    return json_response(AdapterList([*registry.own(tenant)]))
+    return json_response(_listed(registry.own(tenant)))
 
 
-@operation("GET", "/v1/adapters/{name}", answers={200: AdapterRecord}, refuses=(404,))
+def _listed(records: Iterable[AdapterRecord]) -> AdapterList:
+    """The records without their defaults, which may be long."""
+    return AdapterList([msgspec.structs.replace(record, defaults=UNSET) for record in records])
+
+
+@operation("GET", "/v1/adapters/{name}", query=OfTenant, answers={200: AdapterRecord}, refuses=(404,))
 async def get_adapter(request: Request) -> Response:
-    """Show an adapter."""
+    """Show an adapter. Admins may name another `tenant`, whose own it is then."""
     context, name = context_of(request), request.path_params["name"]
+    if "tenant" in request.query_params:
+        return json_response(registry_of(context).own_version(tenant_of(request, context), name))
     record = registry_of(context).find(context.caller.tenant, name)
     if record is None and name in context.client.models(context.caller.tenant):
         raise NotFound(
@@ -147,7 +212,7 @@ async def list_versions(request: Request) -> Response:
     records = registry_of(context).versions(context.caller.tenant, name)
     if not records:
         raise no_such_adapter(name)
-    return json_response(AdapterList(records))
+    return json_response(_listed(records))
 
 
 @operation(
@@ -159,16 +224,22 @@ async def list_versions(request: Request) -> Response:
     refuses=(404, 409),
 )
 async def change_adapter(request: Request) -> Response:
-    """Pin one of the tenant's own adapters to a version, or let its name mean the newest again. Requests that
-    run keep their version. Admins may name another `tenant`."""
+    """Pin one of the tenant's own adapters to a version, or let its name mean the newest again; change the
+    defaults of the version that it means then, or of `name@N`. Requests that run keep what they began with.
+    Admins may name another `tenant`."""
     context, name = context_of(request), request.path_params["name"]
     registry, tenant = registry_of(context), tenant_of(request, context)
     body = await read_json(request, ChangeAdapter, context)
+    if body.pinned is not UNSET and body.defaults is not UNSET:
+        raise RequestError("Change `pinned` and `defaults` one after the other.", param="defaults")
     if body.pinned is not UNSET:
         return json_response(await registry.pin(tenant, name, body.pinned))
-    record = registry.find(tenant, name)
-    if record is None:
-        raise no_such_adapter(name)
+    record = registry.own_version(tenant, name)
+    if body.defaults is not UNSET:
+        known = record.defaults or NO_DEFAULTS
+        defaults = NO_DEFAULTS if body.defaults is None else known.changed(body.defaults)
+        await check_defaults(context, defaults)
+        record = await registry.set_defaults(tenant, name, defaults)
     return json_response(record)
 
 
@@ -202,7 +273,9 @@ async def load_lora_adapter(request: Request) -> Response:
     source = await to_thread.run_sync(_below, body.lora_path, context.settings.adapter_root)
     async with registry.stage_in_turn(who.tenant) as folder:
         try:
-            await to_thread.run_sync(copy_folder, source, folder, context.settings.max_upload_bytes)
+            await to_thread.run_sync(
+                copy_folder, source, folder, context.settings.max_upload_bytes, "lora_path"
+            )
         except OSError as error:
             if (failure := storage_failure(error)) is not None:
                 raise failure from error

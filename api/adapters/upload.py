@@ -46,8 +46,9 @@ async def read_adapter_form(
     return UploadForm(**form.texts)
 
 
-def copy_folder(source: Path, folder: Path, max_tensor_bytes: int) -> None:
-    """Copy an adapter's two files into `folder`, and flush them to disk. Symbolic links are refused.
+def copy_folder(source: Path, folder: Path, max_tensor_bytes: int, param: str) -> None:
+    """Copy an adapter's two files into `folder`, and flush them to disk. Symbolic links are refused. Errors
+    name the field `param`.
 
     Raises RequestError, PayloadTooLarge or OSError.
     """
@@ -56,9 +57,9 @@ def copy_folder(source: Path, folder: Path, max_tensor_bytes: int) -> None:
         with os.fdopen(handle, "rb") as origin, (folder / name).open("xb") as copy:
             found = os.fstat(handle)
             if not stat.S_ISREG(found.st_mode):
-                raise RequestError(f"`{name}` is not a file.", param="lora_path")
+                raise RequestError(f"`{name}` is not a file.", param=param)
             if found.st_size > limit:
-                raise PayloadTooLarge(f"`{name}` has more than {size_text(limit)}.", param="lora_path")
+                raise PayloadTooLarge(f"`{name}` has more than {size_text(limit)}.", param=param)
             check_free(folder, found.st_size)
             shutil.copyfileobj(origin, copy, _CHUNK)
             copy.flush()

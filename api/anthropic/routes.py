@@ -72,7 +72,7 @@ async def count_tokens(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, CountTokensRequest, context)
     refuse_unserved(body)
-    context.model(body.model)
+    context = await context.with_defaults(context.model(body.model))
     count = await context.prepared(lambda brief: _count(context, body, brief))
     return json_response(TokenCount(count))
 

@@ -20,6 +20,7 @@ from personae.api.adapters.checker import AdapterChecker, ProcessChecker, Thread
 from personae.api.adapters.registry import KEPT_VERSIONS, Registry
 from personae.api.app import create_app
 from personae.api.batches.manager import BatchManager
+from personae.api.console.live import history_sample
 from personae.api.family import Family, check_formats
 from personae.api.http.address import bind, url
 from personae.api.http.server import HttpServer, allow_open_files
@@ -182,6 +183,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
                     batches.running(app.state.context),
                     background if options.store_responses else nullcontext(),
                     app.state.context.revocations.running(),
+                    app.state.context.history.running(lambda: history_sample(app.state.context)),
                 ):
                     await serve_until_lost(server, listener, opened)
     finally:

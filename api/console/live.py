@@ -44,6 +44,17 @@ DRAWN = frozenset(
     }
 )
 """The metrics of which `console/static/live.js` draws something."""
+CHARTED = (
+    "vllm:generation_tokens",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_requests_",
+    "vllm:prefix_cache_",
+    "vllm:prompt_tokens",
+    "vllm:request_success",
+    "vllm:time_to_first_token_seconds_bucket",
+)
+"""How the names begin of those that `point` in `console/static/live.js` reads."""
 _ADDED_UP = "model_name"
 """A label of which only the sum is drawn: there may be hundreds of names."""
 
@@ -91,6 +102,32 @@ class LiveMetrics(msgspec.Struct, frozen=True):
     queues: list[LiveQueue]
     max_replicas: int
     object: str = "stats"
+
+
+class LiveSamples(msgspec.Struct, frozen=True):
+    """The samples that the charts need, at a Unix time in seconds."""
+
+    samples: dict[str, list[LiveSample]]
+    at: float
+
+
+class LiveHistoryList(msgspec.Struct, frozen=True):
+    """The last hour, the oldest first."""
+
+    data: list[LiveSamples]
+    object: str = "list"
+
+
+@operation("GET", "/v1/stats/history", answers={200: LiveHistoryList}, admin=True)
+async def get_history(request: Request) -> Response:
+    """Show the samples of the last hour, one a minute: what the console draws when it is opened."""
+    return Response(context_of(request).history.body(), media_type="application/json")
+
+
+def history_sample(context: RequestContext) -> bytes:
+    """What `LiveHistory.add` takes: the numbers of the charts."""
+    found = {name: values for name, values in _samples(context).items() if name.startswith(CHARTED)}
+    return encode_json({"samples": found})[:-1]
 
 
 @operation("GET", "/v1/stats", answers={200: LiveMetrics}, admin=True)

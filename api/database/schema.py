@@ -46,6 +46,7 @@ create table if not exists usage (
     cached integer not null,
     completion integer not null,
     seconds real not null default 0,
+    spend real not null default 0,
     primary key (hour, tenant, key, adapter)
 ) strict;
 create table if not exists responses (
@@ -89,6 +90,8 @@ create table if not exists adapters (
     shared integer not null,
     created integer not null,
     traits text not null default '{}',
+    source text not null default '',
+    defaults text not null default '{}',
     primary key (tenant, name)
 ) strict;
 create index if not exists adapters_by_digest on adapters (digest);
@@ -104,6 +107,8 @@ create table if not exists adapter_versions (
     shared integer not null,
     created integer not null,
     traits text not null default '{}',
+    source text not null default '',
+    defaults text not null default '{}',
     primary key (tenant, name, version)
 ) strict;
 create index if not exists adapter_versions_by_digest on adapter_versions (digest);
@@ -150,13 +155,19 @@ TABLES = tuple(re.findall(r"create table if not exists (\w+)", SQLITE))
 
 LATER_COLUMNS = (
     ("adapters", "traits", "text not null default '{}'"),
+    *(
+        (table, column, f"text not null default '{default}'")
+        for table in ("adapters", "adapter_versions")
+        for column, default in (("source", ""), ("defaults", "{}"))
+    ),
     ("keys", "label", "text not null default ''"),
     ("keys", "expires", "integer"),
     ("keys", "used", "integer"),
     ("usage", "seconds", "real not null default 0"),
+    ("usage", "spend", "real not null default 0"),
     ("responses", "request", "blob"),
 )
-"""Columns that a directory of an earlier version lacks."""
+"""Columns that the records of an earlier version lack."""
 
 _SHARED = """
 create table if not exists servers (id text primary key, until timestamptz not null);
@@ -193,6 +204,17 @@ begin
 end $$;
 """
 
+_LATER = """
+do $$ begin
+    if not exists (
+        select from information_schema.columns
+        where table_schema = current_schema() and table_name = '{table}' and column_name = '{column}'
+    ) then
+        alter table {table} add column {column} {kind};
+    end if;
+end $$;
+"""  # an alter that changes nothing would wait for everybody who reads the table
+
 _KINDS = (
     (r"shared integer", "shared boolean"),
     (r"place integer primary key", "place bigint generated always as identity primary key"),
@@ -211,6 +233,8 @@ def postgres(lock: int) -> str:
     their commits.
     """
     text = SQLITE
+    for table, column, kind in LATER_COLUMNS:
+        text += _LATER.format(table=table, column=column, kind=kind)
     for kind, instead in _KINDS:
         text = re.sub(kind, instead, text)
     for table in _NUMBERED:

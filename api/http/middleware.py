@@ -20,7 +20,7 @@ from personae.kernels.sizes import size_text
 _FORM_BYTES = 2**21  # what an upload may have in addition to its tensors
 _CLOSE = (b"connection", b"close")
 _UPLOADS = {("POST", "/v1/adapters"): "max_upload_bytes", ("POST", "/v1/files"): "max_file_bytes"}
-"""Routes that accept files, and the setting that limits these."""
+"""Routes that accept files in a form, and the setting that limits these."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:$#/~\[\]-]")
 _LIMITED = 429
 _LONGEST_NAME = 100
@@ -45,7 +45,8 @@ class Gate:
         request_id = _request_id(headers.get(b"x-request-id", b""))
         scope.setdefault("state", {}).update(request_id=request_id, arrived=anyio.current_time())
         settings, begun = self._settings, time.perf_counter()
-        upload = _UPLOADS.get((scope["method"], scope["path"]))
+        is_form = headers.get(b"content-type", b"").lower().startswith(b"multipart/")
+        upload = _UPLOADS.get((scope["method"], scope["path"])) if is_form else None
         body = _Body(
             receive,
             getattr(settings, upload) + _FORM_BYTES if upload else settings.max_body_bytes,

@@ -158,6 +158,13 @@ class LimitOptions:
         int | None, OptionInfo(_RESPONSE_BYTES, parse=parse_size, metavar="SIZE", unset="256MiB")
     ] = None
 
+    tokens_per_day: Annotated[
+        int | None, OptionInfo("Tokens of prompts and answers in a day, in UTC.", min=0)
+    ] = None
+    spend_per_day: Annotated[
+        float | None, OptionInfo("What it may spend in a day, by the server's --price.", min=0)
+    ] = None
+
     def limits(self) -> "TenantLimits":
         """The limits; those that are not given are None."""
         from personae.api.tenants.store import TenantLimits

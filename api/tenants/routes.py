@@ -13,6 +13,7 @@ from personae.api.body import read_json
 from personae.api.context import RequestContext, context_of
 from personae.api.http.operation import Content, operation
 from personae.api.respond import json_response
+from personae.api.tenants.limits import limits_of
 from personae.api.tenants.store import ApiKey, LimitChanges, Role, Tenant, TenantLimits, TenantStore
 from personae.api.tenants.usage import UsageLedger, UsageRow, as_csv, columns_of
 from personae.api.wire.schema import Body
@@ -104,6 +105,24 @@ class ListKeys(msgspec.Struct):
     """The query of `GET /v1/keys`."""
 
     tenant: str | UnsetType = UNSET
+
+
+class Today(msgspec.Struct, frozen=True):
+    """Tokens and money of the day, in UTC, and the Unix time at which the next one begins."""
+
+    tokens: int
+    spend: float
+    resets: int
+
+
+class Account(msgspec.Struct, frozen=True):
+    """The answer of `GET /v1/account`. `today` is null if the server keeps no usage."""
+
+    tenant: str
+    role: Role
+    limits: TenantLimits
+    today: Today | None
+    object: str = "account"
 
 
 class ListUsage(msgspec.Struct):
@@ -278,6 +297,18 @@ async def get_usage(request: Request) -> Response:
     if format == "csv":
         return Response(as_csv(rows, group_by), media_type="text/csv")
     return json_response(UsageList(rows, more))
+
+
+@operation("GET", "/v1/account", answers={200: Account})
+async def get_account(request: Request) -> Response:
+    """Show the caller's own tenant: its limits, and what it has used of the day."""
+    context = context_of(request)
+    who = context.caller.identity
+    today = None
+    if context.budgets is not None:
+        use = context.budgets.status(who)
+        today = Today(use.tokens, use.spend, use.resets)
+    return json_response(Account(who.tenant, who.role, limits_of(who), today))
 
 
 def _time(text: str | None, param: str) -> int | None:

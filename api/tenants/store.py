@@ -43,11 +43,12 @@ _LIVE_BATCHES = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a tenant may use; None is the default (`DEFAULTS` here and in `limits.py`), or no limit. `bytes`
-    are those of its adapters on the disk. `files` and `file_bytes` limit input files and results of batches,
-    `batches` the unfinished ones, `schemas_per_minute` schemas and grammars that must be compiled,
-    `body_bytes` request bodies that are arriving, `response_bytes` stored responses, of which the oldest are
-    removed. `weight` is not a limit: with 2 a tenant gets twice the service of one without."""
+    """What a tenant may use; None is the default (`DEFAULTS` here and in `limits.py`), or no limit.
+    `bytes` are those of its adapters on the disk. `files` and `file_bytes` limit input files and results
+    of batches, `batches` the unfinished ones, `schemas_per_minute` schemas and grammars that must be
+    compiled, `body_bytes` request bodies that are arriving, `response_bytes` stored responses, of which
+    the oldest are removed, `tokens_per_day` and `spend_per_day` tokens and money in a day (UTC). `weight`
+    is not a limit: with 2 a tenant gets twice the service of one without."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -61,6 +62,8 @@ class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     files: int | None = None
     batches: int | None = None
     response_bytes: int | None = None
+    tokens_per_day: int | None = None
+    spend_per_day: float | None = None
 
     def or_else(self, others: "TenantLimits") -> "TenantLimits":
         """These limits, with the others' where they have none."""
@@ -80,6 +83,7 @@ responsible for the machine. For batches the server has a separate limit (`ApiSe
 
 
 _Count = Annotated[int, Meta(ge=0, le=2**53)] | UnsetType | None
+_Money = Annotated[float, Meta(ge=0, le=1e12)] | UnsetType | None
 _Weight = Annotated[float, Meta(ge=0.01, le=100)] | UnsetType | None
 
 
@@ -98,6 +102,8 @@ class LimitChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     files: _Count = UNSET
     batches: _Count = UNSET
     response_bytes: _Count = UNSET
+    tokens_per_day: _Count = UNSET
+    spend_per_day: _Money = UNSET
 
     def named(self) -> dict[str, Any]:
         """The limits that are present."""

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 10.0
 MOST_ROWS = 10_000
+DAY = 86400
 _HOUR = 3600
 _MINUTE = 60
 _KEPT_SECONDS = 400 * 86400
@@ -33,10 +34,10 @@ _SHOWN: dict[Column, str] = {
     "version": "adapter",
 }
 """How the columns that differ come from the table's `adapter`, which has the exact version, as `poet@2`."""
-_SUMS = ("requests", "prompt", "cached", "completion", "seconds")
+_SUMS = ("requests", "prompt", "cached", "completion", "seconds", "spend")
 _ADD = (
-    "insert into usage (hour, tenant, key, adapter, requests, prompt, cached, completion, seconds) "
-    "values (?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (hour, tenant, key, adapter) do update set "
+    "insert into usage (hour, tenant, key, adapter, requests, prompt, cached, completion, seconds, spend) "
+    "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (hour, tenant, key, adapter) do update set "
     + ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in _SUMS)
 )
 NUMBERS = (
@@ -46,6 +47,7 @@ NUMBERS = (
     "completion_tokens",
     "adapter_seconds",
     "last_hour",
+    "spend",
 )
 """The numbers of a row, as they are shown."""
 _Place = tuple[int, str, str, str]
@@ -56,7 +58,8 @@ class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True):
     batches and servers without keys, `adapter` for the base. `version` is the adapter's exact version, as
     `poet@2`; it is the name itself if the adapter was not uploaded. `adapter_seconds` says how long
     sequences ran with the adapter, each from its first step on; sequences that ran at the same time count
-    separately. `last_hour` is the Unix time at which the last hour that counts began."""
+    separately. `last_hour` is the Unix time at which the last hour that counts began. `spend` is what it cost
+    at the prices of its time."""
 
     requests: int
     prompt_tokens: int
@@ -69,6 +72,22 @@ class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True):
     key: str | None = None
     adapter: str | None = None
     version: str | None = None
+    spend: float = 0.0
+
+
+class DayUse(NamedTuple):
+    """What a tenant uses in a day: tokens of prompts and answers, and money."""
+
+    tokens: int = 0
+    spend: float = 0.0
+
+    def plus(self, other: "DayUse") -> "DayUse":
+        """Both."""
+        return DayUse(self.tokens + other.tokens, self.spend + other.spend)
+
+    def minus(self, other: "DayUse") -> "DayUse":
+        """What is left."""
+        return DayUse(self.tokens - other.tokens, self.spend - other.spend)
 
 
 class UsageLedger:
@@ -82,8 +101,11 @@ class UsageLedger:
         self._data = data
         self._clock = clock
         self._lock = threading.Lock()
+        self._flushing = threading.Lock()  # who flushes after another waits until that has written
         self._pending: dict[_Place, list[float]] = {}
         self._seen: dict[str, int] = {}
+        self._day = 0
+        self._days: dict[str, DayUse] = {}
 
     def add(
         self,
@@ -93,14 +115,43 @@ class UsageLedger:
         cached: int,
         completion: int,
         seconds: float = 0.0,
+        spend: float = 0.0,
     ) -> None:
-        """Count a request that has ended, and the `seconds` that it ran with its adapter."""
+        """Count a request that has ended, the `seconds` that it ran with its adapter, and what it costs."""
         hour = int(self._clock()) // _HOUR * _HOUR
+        use = self.today(who.tenant).plus(DayUse(prompt + completion, spend))
         with self._lock:
+            self._days[who.tenant] = use
             named = adapter or "" if len(self._pending) < _MOST_PENDING else ""
-            sums = self._pending.setdefault((hour, who.tenant, who.key or "", named), [0, 0, 0, 0, 0.0])
-            for index, number in enumerate((1, prompt, cached, completion, seconds)):
+            sums = self._pending.setdefault((hour, who.tenant, who.key or "", named), [0, 0, 0, 0, 0.0, 0.0])
+            for index, number in enumerate((1, prompt, cached, completion, seconds, spend)):
                 sums[index] += number
+
+    def today(self, tenant: str) -> DayUse:
+        """What a tenant has used since the day began, in UTC. What other servers of a shared database counted
+        is in it after their next write and ours."""
+        day = int(self._clock()) // DAY
+        with self._lock:
+            if day != self._day:
+                self._day, self._days = day, {}
+            return self._days.get(tenant, DayUse())
+
+    def _read_day(self) -> None:
+        """Read what was written of the day, by this server or others."""
+        day = int(self._clock()) // DAY
+        query = (
+            "select tenant, sum(prompt + completion) as tokens, sum(spend) as spend from usage "
+            "where hour >= ? group by tenant"
+        )
+        with self._data.read() as db:
+            rows = db.execute(query, (day * DAY,)).fetchall()
+        with self._lock:
+            days = {row["tenant"]: DayUse(int(row["tokens"]), row["spend"]) for row in rows}
+            for (hour, tenant, _, _), sums in self._pending.items():
+                if hour >= day * DAY:
+                    use = DayUse(int(sums[1] + sums[3]), sums[5])
+                    days[tenant] = days.get(tenant, DayUse()).plus(use)
+            self._day, self._days = day, days
 
     def saw(self, key: str) -> None:
         """Record that a key was used now."""
@@ -109,13 +160,21 @@ class UsageLedger:
 
     @contextmanager
     def running(self) -> Iterator["UsageLedger"]:
-        """Write regularly while the block runs, and when it ends."""
+        """Write regularly while the block runs, and when it ends. Raises StorageFailed."""
+        self._read_day()
         with flushed("usage", self.flush, FLUSH_SECONDS, logger, self._data.failures):
             yield self
 
     def flush(self) -> None:
-        """Write what was counted. Raises StorageFailed; the counts are then kept. A count that the database
-        refuses for another reason is logged and left out, and the others are written."""
+        """Write what was counted until now, also if another thread has begun to. Raises StorageFailed; the
+        counts are then kept. A count that the database refuses for another reason is logged and left out, and
+        the others are written."""
+        with self._flushing:
+            self._flush()
+            if self._data.shared:
+                self._read_day()
+
+    def _flush(self) -> None:
         with self._lock:
             pending, self._pending = self._pending, {}
             seen, self._seen = self._seen, {}
@@ -131,7 +190,7 @@ class UsageLedger:
         except BaseException:
             with self._lock:
                 for place, sums in pending.items():
-                    later = self._pending.setdefault(place, [0, 0, 0, 0, 0.0])
+                    later = self._pending.setdefault(place, [0, 0, 0, 0, 0.0, 0.0])
                     self._pending[place] = [a + b for a, b in zip(sums, later, strict=True)]
                 self._seen = seen | self._seen
             raise
@@ -185,6 +244,7 @@ class UsageLedger:
                 row["completion"],
                 round(row["seconds"], 3),
                 row["last_hour"],
+                spend=round(row["spend"], 6),
                 **{name: row[f"{name}_shown"] for name in group_by},
             )
             for row in found[:MOST_ROWS]

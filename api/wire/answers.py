@@ -5,6 +5,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from personae.api.adapters.defaults import RequestDefaults
+
 
 class CachedTokens(msgspec.Struct, frozen=True):
     """How much of the prompt was in the prefix cache."""
@@ -255,7 +257,9 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
 class Model(msgspec.Struct):
     """One name that a request may put in `model`; `parent` is the base's name for an adapter.
 
-    `quantization` says how the base's weights are stored; null means as its dtype says.
+    `quantization` says how the base's weights are stored; null means as its dtype says. `sampling_defaults`
+    apply where a request says nothing. `defaults` are all that an uploaded adapter has of its own; lists
+    leave them out.
     """
 
     id: str
@@ -265,6 +269,7 @@ class Model(msgspec.Struct):
     root: str
     quantization: str | None
     sampling_defaults: SamplingDefaults
+    defaults: RequestDefaults | UnsetType = UNSET
     object: Literal["model"] = "model"
     owned_by: str = "personae"
 

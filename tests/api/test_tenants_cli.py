@@ -113,14 +113,14 @@ def test_a_revoked_name_is_freed_and_usage_is_shown(tmp_path: Path) -> None:
     assert "has not been revoked" in call(f"tenants free ann {where}").stderr
     with closing(DataDir(tmp_path)) as data:
         ledger = UsageLedger(data, lambda: 1_800_000_000)
-        ledger.add(Identity("ann", "tenant", key="k1"), "poet", 10, 4, 6, 2.5)
+        ledger.add(Identity("ann", "tenant", key="k1"), "poet", 10, 4, 6, 2.5, 0.25)
         ledger.flush()
     table = call(f"usage {where}").stdout.splitlines()
     assert [line.split() for line in table] == [
         ["TENANT", "ADAPTER", *map(str.upper, NUMBERS)],
-        ["ann", "poet", "1", "10", "4", "6", "2.5", "2027-01-15", "08:00"],
+        ["ann", "poet", "1", "10", "4", "6", "2.5", "2027-01-15", "08:00", "0.25"],
     ]
-    assert call(f"usage {where} --csv --by key").stdout.splitlines()[1] == "k1,1,10,4,6,2.5,1800000000"
+    assert call(f"usage {where} --csv --by key").stdout.splitlines()[1] == "k1,1,10,4,6,2.5,1800000000,0.25"
     [row] = json.loads(call(f"usage {where} --json --by hour --from 2027-01-15").stdout)
     assert row["hour"] == 1_800_000_000
     assert json.loads(call(f"usage {where} --json --to 2027-01-15").stdout) == []
@@ -313,3 +313,24 @@ def test_many_folders_are_pushed_for_a_tenant_and_a_version_is_rolled_back(
     assert call(f"adapters alias both one@1=95 one@2=5 {end}").exit_code == 0
     assert call(f"adapters alias both one@1 {end}").exit_code == 2
     assert call(f"adapters unalias both {end}").exit_code == 0
+
+
+def test_defaults_are_shown_and_changed_and_a_source_goes_to_the_server(
+    fixture: tuple[UploadFixture, str], tmp_path: Path
+) -> None:
+    uploads, url = fixture
+    end = f"--url {url} --key {uploads.key('root', 'admin')} --tenant {'ann' if uploads.key('ann') else ''}"
+    (tmp_path / "poet").mkdir()
+    for name, content in whole(1).items():
+        (tmp_path / "poet" / name).write_bytes(content)
+    assert call(f"adapters push {tmp_path / 'poet'} {end}").exit_code == 0
+    (tmp_path / "new.json").write_text('{"system": "You rhyme.", "temperature": 0.5}')
+    changed = call(f"adapters defaults poet {tmp_path / 'new.json'} {end}")
+    assert json.loads(changed.stdout) == {"system": "You rhyme.", "temperature": 0.5}
+    assert json.loads(call(f"adapters defaults poet@1 {end}").stdout)["temperature"] == 0.5
+    (tmp_path / "new.json").write_text("{")
+    assert "is not JSON" in call(f"adapters defaults poet {tmp_path / 'new.json'} {end}").stderr
+    refused = call(f"adapters push hf://org/poet s3://b/x {end}")
+    assert refused.exit_code == 2
+    assert "hf://org/poet: No source may be fetched from" in refused.stderr
+    assert "2 of 2 adapters were not uploaded" in refused.stderr

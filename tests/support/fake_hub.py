@@ -28,12 +28,18 @@ class Repo:
 
 
 class FakeHub:
-    """`asked` has every request. `cuts` says after how many bytes the next answers for a path break off."""
+    """`asked` has every request. `cuts` says after how many bytes the next answers for a path break off.
+    `moved` has the new names of repositories, `sizes` false sizes of their files. While it is `silent`, it
+    does not answer."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.asked: list[tuple[str, str, str | None]] = []
         self.cuts: dict[str, list[int]] = {}
+        self.moved: dict[str, str] = {}
+        self.sizes: dict[str, int] = {}
+        self.silent = False
+        self.closed = threading.Event()
         hub = self
 
         class Handler(_Handler):
@@ -64,6 +70,7 @@ class FakeHub:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.closed.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -93,6 +100,13 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/api/agent-harnesses":  # the library requests this once a day, for its user agent
             return self._json({})
         self.hub.asked.append((self.command, path, self.headers.get("Range")))
+        if self.hub.silent:
+            self.hub.closed.wait()
+            self.close_connection = True
+            return None
+        for name, moved in self.hub.moved.items():
+            if f"/{name}" in path:
+                return self._redirect(path.replace(name, moved))
         info = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/(.+))?", path)
         file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         found = info or file
@@ -114,7 +128,10 @@ class _Handler(BaseHTTPRequestHandler):
                 for name, data in files.items()
             ]
             return self._json(entries)
-        siblings = [{"rfilename": name} for name in files]
+        size = self.hub.sizes.get(info[1])
+        siblings = [
+            {"rfilename": name, "size": len(data) if size is None else size} for name, data in files.items()
+        ]
         return self._json({"id": info[1], "modelId": info[1], "sha": commit, "siblings": siblings})
 
     def _send_file(self, name: str, data: bytes | None, commit: str) -> None:
@@ -139,6 +156,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
             else:
                 self.wfile.write(body)
+
+    def _redirect(self, path: str) -> None:
+        self.send_response(307)
+        self.send_header("Location", path)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def _json(self, value: Any) -> None:
         body = json.dumps(value).encode()

@@ -87,7 +87,80 @@ function Upload({ done }) {
   </form>`;
 }
 
+function Fetch({ done }) {
+  const [source, setSource] = useState("");
+  const [name, setName] = useState("");
+  const [replace, setReplace] = useState(false);
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState(null);
+  const send = async (event) => {
+    event.preventDefault();
+    setBusy(true);
+    setError(null);
+    try {
+      const record = await call("POST", "v1/adapters", { source, replace, ...(name ? { name } : {}) });
+      setSource("");
+      setName("");
+      done(record);
+    } catch (failure) {
+      setError(failure);
+    }
+    setBusy(false);
+  };
+  return html`<form class="card" onSubmit=${send}>
+    <h2>Fetch an adapter</h2>
+    <${Field} label="Source" hint="As hf://org/repository@revision, s3://bucket/folder or file:///folder.">
+      <input required value=${source} onInput=${(event) => setSource(event.target.value)} />
+    <//>
+    <${Field} label="Serve as" hint="Otherwise the last part of the address.">
+      <input value=${name} onInput=${(event) => setName(event.target.value)} />
+    <//>
+    <label class="check"
+      ><input type="checkbox" checked=${replace} onChange=${(event) => setReplace(event.target.checked)} /> Replace an
+      adapter of that name</label
+    >
+    <${Failure} error=${error} />
+    <button class="primary" disabled=${!source || busy}>${busy ? "The server fetches it" : "Fetch"}</button>
+  </form>`;
+}
+
+// The defaults of the version that a name means, as JSON to change.
+function Defaults({ path }) {
+  const [text, setText] = useState(null);
+  const [error, setError] = useState(null);
+  const [told, setTold] = useState("");
+  const show = (record) => setText(JSON.stringify(record.defaults, null, 2));
+  const open = (event) => {
+    if (event.currentTarget.open && text === null) call("GET", path).then(show, setError);
+  };
+  const save = async (event) => {
+    event.preventDefault();
+    setTold("");
+    try {
+      const known = (await call("GET", path)).defaults;
+      const removed = Object.fromEntries(Object.keys(known).map((name) => [name, null]));
+      show(await call("PATCH", path, { defaults: { ...removed, ...JSON.parse(text) } }));
+      setError(null);
+      setTold("Saved.");
+    } catch (failure) {
+      setError(failure);
+    }
+  };
+  return html`<details onToggle=${open}>
+    <summary>Defaults</summary>
+    <form onSubmit=${save}>
+      <${Field} label="What requests get that leave fields out" hint="As JSON. The guide to adapters lists them." wide>
+        <textarea class="code" rows="6" spellcheck=${false} value=${text ?? ""} onInput=${(event) => setText(event.target.value)}></textarea>
+      <//>
+      <${Failure} error=${error} />
+      <p role="status" class="good">${told}</p>
+      <button disabled=${text === null}>Save defaults</button>
+    </form>
+  </details>`;
+}
+
 function Card({ adapter, users, remove }) {
+  const whose = adapter.tenant ? `?tenant=${encodeURIComponent(adapter.tenant)}` : "";
   const ranks = [...new Set(Object.values(adapter.ranks))].join(", ");
   return html`<article class="card adapter" aria-label=${adapter.name}>
     <h2>${adapter.name}</h2>
@@ -99,10 +172,12 @@ function Card({ adapter, users, remove }) {
       <div><dt>Created</dt><dd>${when(adapter.created)}</dd></div>
       ${adapter.tenant && html`<div><dt>Tenant</dt><dd>${adapter.tenant}</dd></div>`}
       ${adapter.traits.length > 0 && html`<div><dt>Besides LoRA</dt><dd>${adapter.traits.join(", ")}</dd></div>`}
+      ${adapter.source && html`<div><dt>Source</dt><dd>${adapter.source}</dd></div>`}
       <div><dt>Shared</dt><dd>${adapter.shared ? "with all tenants" : "no"}</dd></div>
       <div><dt>SHA-256</dt><dd><code>${adapter.sha256.slice(0, 16)}…</code></dd></div>
     </dl>
     <${Users} name=${adapter.name} rows=${users} />
+    <${Defaults} path=${`v1/adapters/${encodeURIComponent(adapter.name)}${whose}`} />
     <button type="button" class="danger" onClick=${remove}>Delete</button>
   </article>`;
 }
@@ -182,6 +257,9 @@ export function Adapters({ models, refresh, shown }) {
         </ul>
       </div>`}
     </div>
-    <${Upload} done=${(record) => changed(`${record.name} was uploaded and checked (version ${record.version}).`)} />
+    <div>
+      <${Upload} done=${(record) => changed(`${record.name} was uploaded and checked (version ${record.version}).`)} />
+      <${Fetch} done=${(record) => changed(`${record.name} was fetched and checked (version ${record.version}).`)} />
+    </div>
   </div>`;
 }

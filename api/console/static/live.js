@@ -5,12 +5,13 @@ import { call } from "./api.js";
 import { Chart } from "./chart.js";
 import { Engines } from "./engines.js";
 import { percentile, samples, sum } from "./metrics.js";
-import { Failure, bytes, useEvery } from "./parts.js";
+import { Failure, Field, bytes, useEvery } from "./parts.js";
 import { Queues } from "./queues.js";
 import { Timeline } from "./steps.js";
 
 const SECONDS = 2;
 const KEPT = 150; // five minutes
+const HOUR = 60; // points of the last hour, one a minute
 const BACK = 15; // scrapes that percentiles look back: half a minute
 
 const FIRST = "vllm:time_to_first_token_seconds";
@@ -75,6 +76,19 @@ export function Live({ shown }) {
   const points = useRef([]);
   const [error, setError] = useState(null);
   const [, drawn] = useState(0);
+  const [minutes, setMinutes] = useState([]);
+  const [range, setRange] = useState("hour");
+  useEvery(
+    60,
+    async () => {
+      if (!shown) return;
+      const kept = (await call("GET", "v1/stats/history").catch(() => ({ data: [] }))).data;
+      const all = kept.map((one) => ({ at: one.at, metrics: samples(one) }));
+      const pairs = all.slice(1).map((one, index) => [one, all[index]]);
+      setMinutes(pairs.map(([one, last]) => point(one.metrics, last.metrics, last.metrics, one.at - last.at)).slice(-HOUR));
+    },
+    [shown],
+  );
   const again = useEvery(
     SECONDS,
     async () => {
@@ -97,10 +111,17 @@ export function Live({ shown }) {
   );
   const { metrics: latest, answer, at } = scrapes.current.at(-1) ?? {};
   const first = scrapes.current[0];
-  const line = (name, field) => ({ name, values: points.current.map((one) => one[field]) });
+  const charted = range === "hour" && minutes.length ? [...minutes, ...points.current.slice(-1)] : points.current;
+  const line = (name, field) => ({ name, values: charted.map((one) => one[field]) });
   return html`<${Failure} error=${error} />
     ${latest &&
-    html`<div class="charts">
+    html`<${Field} label="Charts show">
+        <select value=${range} onChange=${(event) => setRange(event.target.value)}>
+          <option value="hour">the last hour, by the minute</option>
+          <option value="now">the last five minutes</option>
+        </select>
+      <//>
+      <div class="charts">
         <${Chart} title="Tokens" say=${rate} series=${[line("written", "tokens"), line("prompts", "prompt")]} />
         <${Chart} title="Sequences" say=${whole} series=${[line("running", "running"), line("waiting", "waiting")]} />
         <${Chart} title="Ended" say=${rate} series=${[line("sequences", "requests")]} />

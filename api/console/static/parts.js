@@ -29,6 +29,10 @@ export function when(seconds) {
   return seconds == null ? "–" : new Date(seconds * 1000).toLocaleString();
 }
 
+export function day(seconds) {
+  return new Date(seconds * 1000).toLocaleDateString();
+}
+
 // The hour that begins at a time.
 export function hour(seconds) {
   const shown = { year: "numeric", month: "short", day: "numeric", hour: "numeric" };

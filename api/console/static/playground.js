@@ -7,7 +7,7 @@ import { Answer, Turn } from "./answer.js";
 import { Conversations, keep, kept } from "./conversations.js";
 import { EXAMPLES, TOOLS } from "./examples.js";
 import { Copy, Failure, Field } from "./parts.js";
-import { KINDS, asCurl, asJavaScript, asPython, binding, chatBody } from "./request.js";
+import { KINDS, MOST_TOKENS, asCurl, asJavaScript, asPython, binding, chatBody } from "./request.js";
 import { Verdict } from "./verdict.js";
 
 const START = {
@@ -15,7 +15,7 @@ const START = {
   temperature: "",
   topP: "",
   topK: "",
-  maxTokens: "256",
+  maxTokens: "",
   seed: "",
   thinking: "default",
   logprobs: false,
@@ -36,7 +36,7 @@ function Sampling({ options, set, defaults }) {
     <div class="grid">
       ${input("temperature", "Temperature", { min: 0, max: 2, step: 0.1 }, defaults.temperature)}
       ${input("topP", "Top p", { min: 0, max: 1, step: 0.05 }, defaults.top_p)} ${input("topK", "Top k", { min: 0, step: 1 }, defaults.top_k || "off")}
-      ${input("maxTokens", "Most tokens", { min: 1, step: 1 })} ${input("seed", "Seed", { step: 1 })}
+      ${input("maxTokens", "Most tokens", { min: 1, step: 1 }, defaults.max_tokens ?? MOST_TOKENS)} ${input("seed", "Seed", { step: 1 })}
       <${Field} label="Reasoning">
         <select value=${options.thinking} onChange=${set("thinking")}>
           <option value="default">as the model does</option>
@@ -115,7 +115,7 @@ function Binding({ options, set, put, model }) {
   </details>`;
 }
 
-function Column({ index, column, models, change, close, options, edit, again }) {
+function Column({ index, column, models, change, close, options, edit, again, defaults }) {
   const talk = useRef(null);
   const follows = useRef(true); // until one scrolls up to read
   const top = useRef(0);
@@ -129,7 +129,7 @@ function Column({ index, column, models, change, close, options, edit, again }) 
   };
   const last = column.messages.length - 1;
   const copies = () => {
-    const body = chatBody(column.model, options, column.messages);
+    const body = chatBody(column.model, options, column.messages, defaults);
     return body.messages.length ? body : { ...body, messages: [{ role: "user", content: "Hello!" }] };
   };
   const address = url("").href;
@@ -176,6 +176,16 @@ export function Playground({ models }) {
   const [list, setList] = useState(kept);
   const [id, setId] = useState(() => crypto.randomUUID?.() ?? String(Math.random()));
   const running = useRef(new Map());
+  const [known, setKnown] = useState({});
+  const of = (model) => known[model] ?? {};
+  const shown = columns.map((column) => column.model).join(" ");
+  useEffect(() => {
+    for (const { model } of columns) {
+      const found = ({ sampling_defaults, defaults }) =>
+        setKnown((now) => ({ ...now, [model]: { ...sampling_defaults, ...defaults } }));
+      call("GET", `v1/models/${model.split("/").map(encodeURIComponent).join("/")}`).then(found, () => {}); // the list has the rest
+    }
+  }, [shown]);
   const [busy, setBusy] = useState(false);
   const set =
     (name, property = "value") =>
@@ -204,7 +214,7 @@ export function Playground({ models }) {
       change(index, { paused });
     });
     try {
-      const body = { ...chatBody(column.model, options, messages), stream: true, stream_options: { include_usage: true } };
+      const body = { ...chatBody(column.model, options, messages, of(column.model)), stream: true, stream_options: { include_usage: true } };
       for await (const chunk of stream("v1/chat/completions", body, abort.signal)) {
         pauses.heard();
         take(answer, chunk);
@@ -268,9 +278,9 @@ export function Playground({ models }) {
   return html`<div class="playground">
     <aside>
       <${Field} label="System prompt" wide>
-        <textarea rows="3" value=${options.system} onInput=${set("system")}></textarea>
+        <textarea rows="3" placeholder=${of(columns[0].model).system} value=${options.system} onInput=${set("system")}></textarea>
       <//>
-      <${Sampling} defaults=${models[0].sampling_defaults} options=${options} set=${set} />
+      <${Sampling} defaults=${{ ...models[0].sampling_defaults, ...of(columns[0].model) }} options=${options} set=${set} />
       <${Binding} options=${options} set=${set} put=${put} model=${columns[0].model} />
       <${Conversations} list=${list} current=${id} busy=${busy} open=${open} change=${setList} />
     </aside>
@@ -283,6 +293,7 @@ export function Playground({ models }) {
               column=${column}
               models=${models}
               options=${options}
+              defaults=${of(column.model)}
               change=${(what) => change(index, what)}
               edit=${!busy && ((place) => edit(column, place))}
               again=${!busy && (() => again(index, column))}

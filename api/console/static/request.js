@@ -42,12 +42,14 @@ export function binding(options) {
   return bound;
 }
 
-export function chatBody(model, options, messages) {
+export const MOST_TOKENS = 256; // of an answer, if neither the field nor the adapter says
+
+export function chatBody(model, options, messages, defaults = {}) {
   const system = options.system.trim() ? [{ role: "system", content: options.system }] : [];
   const body = {
     model,
     messages: [...system, ...messages],
-    max_completion_tokens: number(options.maxTokens),
+    max_completion_tokens: number(options.maxTokens) ?? (defaults.max_tokens ? undefined : MOST_TOKENS),
     temperature: number(options.temperature),
     top_p: number(options.topP),
     top_k: number(options.topK),

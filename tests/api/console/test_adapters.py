@@ -13,6 +13,7 @@ from playwright.sync_api import Dialog, Locator, Page, expect
 from uploads import UploadFixture, open_fixture, whole
 
 from personae.api.app import create_app
+from personae.api.settings import ApiSettings
 from personae.api.tenants.store import Identity
 from personae.api.tenants.usage import UsageLedger
 
@@ -40,11 +41,12 @@ class Site:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Site]:
+def opened(path: Path, settings: ApiSettings | None = None) -> Iterator[Site]:
     with open_fixture(path) as fixture:
         keys = {"root": fixture.key("root", "admin"), "ann": fixture.key("ann"), "bob": fixture.key("bob")}
         ledger = UsageLedger(fixture.data)
-        app = create_app(fixture.engine, tenants=fixture.tenants, registry=fixture.registry, usage=ledger)
+        stores = {"tenants": fixture.tenants, "registry": fixture.registry, "usage": ledger}
+        app = create_app(fixture.engine, settings, **stores)
         with serving(app) as url:
             site = Site(url, fixture, keys, ledger)
             site.upload("ann", "poet", 1)
@@ -124,3 +126,43 @@ def test_many_adapters_are_found_by_name_or_tenant(page: Page, site: Site) -> No
     expect(page.get_by_role("article")).to_have_count(1)
     page.get_by_label("Find by name or tenant").fill("bob")
     expect(page.get_by_role("article")).to_have_count(5)
+
+
+def test_an_admin_fetches_an_adapter_and_gives_a_tenants_adapter_defaults(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "team" / "bard").mkdir(parents=True)
+    for name, content in whole(7).items():
+        (tmp_path / "team" / "bard" / name).write_bytes(content)
+    with opened(tmp_path / "data", ApiSettings(adapter_source=(f"file://{tmp_path}/team",))) as site:
+        enter(page, site, "root")
+        page.get_by_label("Source").fill("hf://org/poet")
+        page.get_by_role("button", name="Fetch", exact=True).click()
+        expect(page.get_by_role("alert")).to_contain_text("is not below one of the server's --adapter-source")
+        page.get_by_label("Source").fill(f"file://{tmp_path}/team/bard")
+        page.get_by_role("button", name="Fetch", exact=True).click()
+        expect(page.get_by_text("bard was fetched and checked (version 1).")).to_be_visible()
+        expect(card(page, "bard")).to_contain_text(f"file://{tmp_path}/team/bard")
+
+        poet = card(page, "poet", "ann")
+        poet.get_by_text("Defaults", exact=True).click()
+        field = poet.get_by_label("What requests get that leave fields out")
+        expect(field).to_have_value("{}")
+        field.fill('{"temperature": 5}')
+        poet.get_by_role("button", name="Save defaults").click()
+        expect(poet.get_by_role("alert")).to_contain_text("defaults.temperature")
+        field.fill('{"system": "You rhyme.", "temperature": 0.3, "max_tokens": 77}')
+        poet.get_by_role("button", name="Save defaults").click()
+        expect(poet.get_by_text("Saved.")).to_be_visible()
+
+        page.goto(f"{site.url}/#playground")
+        page.reload()
+        page.get_by_label("Key").fill(site.keys["ann"])
+        page.get_by_role("button", name="Use it").click()
+        page.get_by_label("Model of column 1").select_option("poet")
+        expect(page.get_by_label("System prompt")).to_have_attribute("placeholder", "You rhyme.")
+        expect(page.get_by_label("Temperature")).to_have_attribute("placeholder", "0.3")
+        expect(page.get_by_label("Most tokens")).to_have_attribute("placeholder", "77")
+        page.get_by_label("Message").fill("hi")
+        page.get_by_role("button", name="Send").click()
+        expect(page.get_by_label("Conversation 1")).to_contain_text("Hello, world!")
+        params = site.fixture.engine.submitted[-1].params
+        assert (params.temperature, params.max_tokens) == (0.3, 77)

@@ -1,12 +1,18 @@
 """What the console asks for by itself: little, and nothing in a tab that nobody looks at."""
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from fake_engine import FakeEngine
+from live_server import serving
 from patience import eventually
 from planted_console import NamedAdapter, busy, planted_console
 from playwright.sync_api import Page, expect
+
+from personae.api.app import create_app
+from personae.api.console.live import history_sample
 
 HIDE = "Object.defineProperty(document, 'hidden', {get: () => window.away === true})"
 MOVE = "document.dispatchEvent(new Event('visibilitychange'))"
@@ -78,3 +84,17 @@ def test_the_tabs_that_are_not_shown_ask_nothing(page: Page, planted: str, asked
         page.clock.run_for(3000)
         page.wait_for_load_state("networkidle")
     assert 1 <= len(asked) <= 3, "while no batch runs it asks every fifteen seconds"
+
+
+def test_live_has_the_last_hour_when_it_is_opened(page: Page) -> None:
+    app = create_app(FakeEngine())
+    with serving(app) as url:
+        context = app.state.context
+        for _ in range(4):
+            context.history.add(history_sample(context))
+        page.goto(f"{url}/#live")
+        expect(page.get_by_label("Charts show")).to_have_value("hour")
+        line = page.locator(".chart", has_text="Sequences").locator("polyline").first
+        expect(line).to_have_attribute("points", re.compile(r"^\S+( \S+){3}$"))
+        page.get_by_label("Charts show").select_option("now")
+        expect(line).to_have_attribute("points", re.compile(r"^\S+( \S+){0,2}$"))

@@ -12,6 +12,7 @@ from postgres import PostgresServer
 from typer.testing import CliRunner
 
 from personae.api.cli import app
+from personae.api.database.schema import LATER_COLUMNS
 from personae.api.responses.conversations import ConversationStore
 from personae.api.tenants.data import DataDir, serving
 from personae.api.tenants.store import Identity, TenantLimits, TenantStore
@@ -72,6 +73,18 @@ def test_a_change_is_seen_even_if_its_notification_is_lost(
 def test_servers_that_start_at_once_share_one_secret(opened: Open) -> None:
     with ThreadPoolExecutor(4) as threads:
         assert len({data.secret for data in threads.map(opened, "abcd")}) == 1
+
+
+def test_a_database_of_an_earlier_version_gets_the_columns_that_it_lacks(opened: Open, url: str) -> None:
+    opened("one")
+    import psycopg
+
+    with psycopg.connect(url) as db:
+        for table, column, _ in LATER_COLUMNS:
+            db.execute(f"alter table {table} drop column {column}")
+    with opened("two").read() as again:
+        for table, column, _ in LATER_COLUMNS:
+            again.execute(f"select {column} from {table} limit 1").fetchall()
 
 
 def test_changes_at_the_same_time_are_not_lost(pair: tuple[TenantStore, TenantStore]) -> None:

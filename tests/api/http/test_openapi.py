@@ -59,6 +59,7 @@ def test_operations_of_one_kind_have_one_tag() -> None:
         "eval_reports",
         "files",
         "keys",
+        "account",
         "adapter_aliases",
         "embeddings",
         "rerank",

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.anyio
 ADMINS = {
     "/metrics",
     "/v1/stats",
+    "/v1/stats/history",
     "/v1/replicas",
     "/v1/eval_reports",
     "/v1/eval_reports/none",

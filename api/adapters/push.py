@@ -1,0 +1,65 @@
+"""Sends adapters to a running server, for the command line and for trainers."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from personae.api.commands.remote import refusal, server_root, unreachable
+from personae.errors import RequestError
+
+if TYPE_CHECKING:
+    import httpx
+
+URL = "http://127.0.0.1:8000"
+"""Where a server runs, if nobody says."""
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+_PICKLE = "adapter_model.bin"
+
+
+@contextmanager
+def server(url: str, key: str | None) -> Iterator["httpx.Client"]:
+    """A client of the server at `url`. Raises RequestError if no answer comes."""
+    import httpx
+
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    try:
+        with httpx.Client(
+            base_url=server_root(url), headers=headers, timeout=httpx.Timeout(10.0, read=None)
+        ) as client:
+            yield client
+    except httpx.HTTPError as error:
+        raise RequestError(unreachable(url, error)) from None
+
+
+def checked(response: "httpx.Response") -> "httpx.Response":
+    """The response, unless it is an error: then RequestError with the server's reason."""
+    if response.is_error:
+        raise RequestError(refusal(response))
+    return response
+
+
+def upload(
+    client: "httpx.Client", folder: Path, fields: Mapping[str, str], query: Mapping[str, str]
+) -> dict[str, Any]:
+    """Upload the adapter that PEFT saved in `folder`, with these fields of the form. Returns its record.
+    Raises RequestError."""
+    import httpx
+
+    if (folder / _PICKLE).exists() and not (folder / FILES[1]).exists():
+        raise RequestError(
+            f"{folder / _PICKLE} is a pickle, and reading one can run code. If you trust it, load the "
+            "adapter with PEFT and save it again: `save_pretrained` writes adapter_model.safetensors."
+        )
+    with ExitStack() as stack:
+        try:
+            files = {file: stack.enter_context((folder / file).open("rb")) for file in FILES}
+        except OSError as error:
+            raise RequestError(f"{error.filename}: {error.strerror}.") from None
+        try:
+            response = client.post("/v1/adapters", data=dict(fields), files=files, params=dict(query))
+        except httpx.HTTPError as error:
+            raise RequestError(unreachable(str(client.base_url), error)) from None
+    record: dict[str, Any] = checked(response).json()
+    return record

@@ -1,0 +1,221 @@
+"""The process that fetches one adapter for a server.
+
+    python -m personae.api.adapters.sources.fetching
+
+is started by `fetch.py` with a `FetchJob` on its stdin, and prints `Fetched` or `FetchFailed`. The kernel
+lets it write no file that is larger than the adapter's tensors may be, and ends it when its time is over,
+even if the server has gone.
+"""
+
+import errno
+import logging
+import os
+import resource
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from personae.api.adapters.sources.fetch import FailureKind, Fetched, FetchFailed, FetchJob
+from personae.api.adapters.sources.url import FILE, HUB, SourceUrl
+from personae.api.adapters.upload import copy_folder
+from personae.api.http.upload import sync_folder
+from personae.api.object_store import remote_store
+from personae.api.storage import storage_failure
+from personae.errors import PayloadTooLarge, RequestError
+from personae.kernels.sizes import size_text
+from personae.lora.disk import check_free
+from personae.lora.peft_config import MAX_CONFIG
+from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
+
+_PICKLES = (".bin", ".pt", ".pth")
+_GRACE_SECONDS = 5.0
+_HUB_SECONDS = 10.0  # without an answer
+
+
+class _Failure(Exception):
+    def __init__(self, kind: FailureKind, message: str) -> None:
+        super().__init__(message)
+        self.kind: FailureKind = kind
+        self.message = message
+
+
+def main() -> None:
+    """Fetch what stdin asks for."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # a library may print
+    logging.disable(logging.WARNING)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=FetchJob)
+    signal.setitimer(signal.ITIMER_REAL, job.seconds + _GRACE_SECONDS)  # SIGALRM ends the process
+    bound_files(max(job.max_tensor_bytes, MAX_CONFIG))
+    with os.fdopen(out, "wb") as answer:
+        answer.write(msgspec.json.encode(fetched(job)))
+
+
+def bound_files(most: int) -> None:
+    """Let this process write no file of more bytes. A write beyond that raises OSError."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+def fetched(job: FetchJob) -> Fetched | FetchFailed:
+    """The exact source, once the files are in the job's folder, or why they are not."""
+    source = job.source
+    try:
+        if source.scheme == HUB:
+            return Fetched(_from_hub(job))
+        if source.scheme == FILE:
+            _from_folder(job)
+        else:
+            _from_store(job)
+        return Fetched(str(source))
+    except _Failure as failure:
+        return FetchFailed(failure.kind, failure.message)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            return FetchFailed("too_large", _too_large(source, job.max_tensor_bytes))
+        if (failed := storage_failure(error)) is not None:
+            return FetchFailed("disk", failed.message)
+        return FetchFailed("failed", f"`{source}` could not be fetched: {_first_line(error)}.")
+
+
+def _from_hub(job: FetchJob) -> str:
+    """Fetch from the Hub. Returns the source with its commit."""
+    import httpx
+    from huggingface_hub import HfApi, constants, errors, hf_hub_download
+
+    source, hub = job.source, constants.ENDPOINT
+    try:
+        info = HfApi().model_info(
+            source.repository, revision=source.revision, files_metadata=True, timeout=_HUB_SECONDS
+        )
+        found = SourceUrl(HUB, (*info.id.split("/"), *source.parts[2:]), info.sha)
+        if found.parts[: len(job.prefix.parts)] != job.prefix.parts:
+            raise _Failure(
+                "forbidden",
+                f"{source.repository} has moved to {info.id}, which is not below one of the server's "
+                "--adapter-source prefixes.",
+            )
+        sizes = {file.rfilename: file.size for file in info.siblings or ()}
+        folder = "/".join(found.parts[2:])
+        _check_files(source, [file for file in sizes if file.rpartition("/")[0] == folder])
+        download = Path(job.folder) / "download"
+        for name, limit in _limits(job):
+            path = f"{folder}/{name}" if folder else name
+            _check_size(source, name, sizes[path] or 0, limit)
+            check_free(Path(job.folder), sizes[path] or 0)
+            hf_hub_download(info.id, path, revision=info.sha, local_dir=download)
+            _take(source, download / path, Path(job.folder) / name, limit)
+        shutil.rmtree(download)
+        sync_folder(Path(job.folder))
+        return str(found)
+    except errors.GatedRepoError:
+        why = f"{source.repository} is gated: the server's operator must ask for access at {hub}."
+        raise _Failure("forbidden", why) from None
+    except errors.RevisionNotFoundError:
+        why = f"{source.repository} has no branch, tag or commit '{source.revision}'."
+        raise _Failure("not_found", why) from None
+    except errors.RepositoryNotFoundError:
+        why = f"There is no repository {source.repository} at {hub}, or the server may not read it."
+        raise _Failure("not_found", why) from None
+    except errors.OfflineModeIsEnabled:
+        raise _Failure("failed", "The server does not reach the Hub: HF_HUB_OFFLINE is set.") from None
+    except (httpx.HTTPError, errors.HfHubHTTPError, errors.LocalEntryNotFoundError) as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status is not None:
+            raise _Failure("failed", f"{hub} refused {source.repository} with status {status}.") from None
+        raise _Failure("failed", f"The Hub at {hub} does not answer, or broke off.") from None
+
+
+def _from_store(job: FetchJob) -> None:
+    """Fetch from an object store."""
+    import obstore
+    from obstore import exceptions
+
+    source, folder = job.source, Path(job.folder)
+    try:
+        store = remote_store(f"{source.scheme}://{source.parts[0]}")
+        for name, limit in _limits(job):
+            _download(obstore, store, source, name, folder / name, limit)
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError):
+        raise _Failure("forbidden", f"The server may not read `{source}`.") from None
+    except exceptions.BaseError as error:
+        raise _Failure("failed", f"The object store of `{source}` failed: {_first_line(error)}.") from None
+    sync_folder(folder)
+
+
+def _download(api: Any, store: Any, source: SourceUrl, name: str, path: Path, limit: int) -> None:
+    try:
+        found = api.get(store, "/".join((*source.parts[1:], name)))
+    except FileNotFoundError:
+        _lacks(source, name)
+    _check_size(source, name, found.meta["size"], limit)
+    check_free(path.parent, found.meta["size"])
+    with path.open("xb") as file:
+        for piece in found.stream():
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    _check_size(source, name, path.stat().st_size, limit)
+
+
+def _from_folder(job: FetchJob) -> None:
+    """Copy from a folder of this machine, with links followed to where it really is."""
+    source, root = job.source, Path("/", *job.prefix.parts).resolve()
+    folder = Path("/", *source.parts).resolve()
+    if root != folder and root not in folder.parents:
+        raise _Failure("forbidden", f"`{source}` is not below one of the server's --adapter-source prefixes.")
+    try:
+        copy_folder(folder, Path(job.folder), job.max_tensor_bytes, param="source")
+    except FileNotFoundError as error:
+        _lacks(source, Path(error.filename or folder).name)
+    except PermissionError:
+        raise _Failure("forbidden", f"The server may not read `{source}`.") from None
+    except PayloadTooLarge as error:
+        raise _Failure("too_large", error.message) from None
+    except RequestError as error:
+        raise _Failure("invalid", error.message) from None
+
+
+def _limits(job: FetchJob) -> tuple[tuple[str, int], ...]:
+    return (CONFIG_FILE, MAX_CONFIG), (TENSORS_FILE, job.max_tensor_bytes)
+
+
+def _take(source: SourceUrl, downloaded: Path, path: Path, limit: int) -> None:
+    """Move a downloaded file to its place, flushed."""
+    _check_size(source, path.name, downloaded.stat().st_size, limit)
+    with downloaded.open("rb") as file:
+        os.fsync(file.fileno())
+    downloaded.rename(path)
+
+
+def _check_files(source: SourceUrl, files: Sequence[str]) -> None:
+    names = {file.rpartition("/")[2] for file in files}
+    for name in (CONFIG_FILE, TENSORS_FILE):
+        if name not in names:
+            _lacks(source, name, pickled=any(file.endswith(_PICKLES) for file in names))
+
+
+def _lacks(source: SourceUrl, name: str, *, pickled: bool = False) -> NoReturn:
+    hint = " Its weights are pickles, and reading a pickle can run code." if pickled else ""
+    raise _Failure("not_found", f"`{source}` has no {name}.{hint}")
+
+
+def _check_size(source: SourceUrl, name: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise _Failure("too_large", f"`{name}` of `{source}` has more than {size_text(limit)}.")
+
+
+def _too_large(source: SourceUrl, limit: int) -> str:
+    return f"A file of `{source}` has more than {size_text(limit)}."
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+// What a tenant used in the last 30 days, by day, key and adapter.
+
+import { html } from "./preact-htm.js";
+import { call, download } from "./api.js";
+import { Chart } from "./chart.js";
+import { Failure, useAnswer } from "./parts.js";
+
+const DAY = 86400;
+const DAYS = 30;
+
+// The beginning of the first of the last 30 days, in UTC.
+export function monthAgo() {
+  return (Math.floor(Date.now() / 1000 / DAY) - DAYS + 1) * DAY;
+}
+
+const number = (value) => (value == null ? "–" : Math.round(value).toLocaleString());
+const money = (value) => (value == null ? "–" : value.toFixed(2));
+
+// The sums of each day of a field, of rows by hour.
+function days(rows, begin, field) {
+  const sums = Array(DAYS).fill(0);
+  for (const row of rows) sums[Math.floor((row.hour - begin) / DAY)] += row[field] ?? 0;
+  return sums;
+}
+
+function Rows({ rows, by, name }) {
+  const [first, ...others] = [...rows].sort((a, b) => b.completion_tokens + b.prompt_tokens - a.completion_tokens - a.prompt_tokens);
+  if (!first) return null;
+  return html`<div class="scrolls" tabindex="0" role="region" aria-label=${`Usage by ${name}`}>
+    <table>
+    <thead>
+      <tr>
+        ${[name, "Requests", "Prompt tokens", "Written", "Spend"].map((one) => html`<th scope="col">${one}</th>`)}
+      </tr>
+    </thead>
+    <tbody>
+      ${[first, ...others].slice(0, 20).map(
+        (row) =>
+          html`<tr>
+            <td>${row[by] || (by === "adapter" ? "the base" : "no key")}</td>
+            <td>${number(row.requests)}</td>
+            <td>${number(row.prompt_tokens)}</td>
+            <td>${number(row.completion_tokens)}</td>
+            <td>${row.spend ? money(row.spend) : "–"}</td>
+          </tr>`,
+      )}
+    </tbody>
+    </table>
+  </div>`;
+}
+
+export function Usage({ tenant }) {
+  const begin = monthAgo();
+  const from = `v1/usage?tenant=${encodeURIComponent(tenant)}&from=${begin}`;
+  const ask = async () => {
+    const [hours, adapters, keys] = await Promise.all(
+      ["hour", "adapter", "key"].map((by) => call("GET", `${from}&group_by=${by}`)),
+    );
+    return { hours: hours.data, adapters: adapters.data, keys: keys.data };
+  };
+  const [used, error] = useAnswer(ask, [tenant]);
+  const csv = () => download(`${from}&group_by=hour,key,adapter&format=csv`, `usage-${tenant}.csv`);
+  if (error) return error.status === 404 ? null : html`<${Failure} error=${error} />`;
+  if (!used) return null;
+  if (!used.hours.length) return html`<p>Nothing was used in the last 30 days.</p>`;
+  const line = (name, field) => ({ name, values: days(used.hours, begin, field) });
+  const spent = used.hours.some((row) => row.spend);
+  return html`<h3>The last 30 days</h3>
+    <div class="charts">
+      <${Chart} title="Tokens a day" say=${number} series=${[line("written", "completion_tokens"), line("prompts", "prompt_tokens")]} />
+      <${Chart} title="Requests a day" say=${number} series=${[line("requests", "requests")]} />
+      ${spent && html`<${Chart} title="Spend a day" say=${money} series=${[line("spend", "spend")]} />`}
+    </div>
+    <details>
+      <summary>By adapter and key</summary>
+      <${Rows} rows=${used.adapters} by="adapter" name="Adapter" />
+      <${Rows} rows=${used.keys} by="key" name="Key" />
+      <button type="button" onClick=${csv}>Download as CSV</button>
+    </details>`;
+}

@@ -1,0 +1,1 @@
+"""What other tools call: trainers that hand their adapters to a server."""
