@@ -1,6 +1,7 @@
 """Quantized weights. A decode step takes as long as reading its weights' bytes.
 
-`engine/quantization/` defines the formats, one file each. Activations and sums are not quantized.
+`engine/quantization/` defines the formats, one file each. Sums are not quantized. A backend may round what it
+multiplies weights by (`reference.round_inputs`).
 """
 
 from abc import ABC, abstractmethod

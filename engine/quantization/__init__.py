@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 QUANTIZATIONS = ("int8", "int4", "fp8")
 """The values of `--quantize`. Each is a file of this folder."""
 WEIGHT_ONLY = ("int8", "int4")
-"""Those that leave activations as they are."""
+"""Those that are formats of weights, and work with any dtype of activations."""
 
-_METHODS = {"int8": "int8", "fp8": "fp8", **dict.fromkeys(("Q8_0", "Q4_0", "Q4_1"), "gguf")}
+_METHODS = {
+    "int8": "int8",
+    "fp8": "fp8",
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"), "gguf"),
+}
 
 
 def method_of(kind: str) -> type[LinearMethod]:

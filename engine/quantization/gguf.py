@@ -1,7 +1,8 @@
-"""GGUF's formats that keep the file's bits: 32 inputs of an output share a float16 scale.
+"""GGUF's formats that keep the file's bits.
 
-Dequantized values are rounded to the model's dtype before the product. So a product has the same bits as with
-the dequantized weight. Other formats are dequantized when they are read (`engine/checkpoints/gguf/`).
+The CPU kernels multiply the file's values by inputs that are rounded to 8 bits (`reference.round_inputs`).
+Without them, dequantized values are rounded to the model's dtype. Other formats are dequantized when they are
+read (`engine/checkpoints/gguf/`).
 """
 
 from dataclasses import dataclass
@@ -19,9 +20,13 @@ from personae.kernels.quantized import QuantizedWeight, Stored
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight(QuantizedWeight):
-    """rows: [outputs, bytes] uint8, the blocks of each output's row as in the file."""
+    """rows: [outputs, bytes] uint8, the blocks of each output's row as in the file.
+
+    floats: where a block has its float16 numbers.
+    """
 
     type: ClassVar[GGMLQuantizationType]
+    floats: ClassVar[slice]
 
     rows: Tensor
 
@@ -38,7 +43,7 @@ class BlockWeight(QuantizedWeight):
     def finite(self) -> bool:
         """See `QuantizedWeight`."""
         _, size = GGML_QUANT_SIZES[self.type]
-        scales = self.rows.view(self.rows.shape[0], -1, size)[:, :, : 4 if self.kind == "Q4_1" else 2]
+        scales = self.rows.view(self.rows.shape[0], -1, size)[:, :, self.floats]
         return bool(scales.contiguous().view(torch.float16).isfinite().all())
 
     def write(self, weight: Tensor) -> None:
@@ -59,6 +64,7 @@ class Q8_0Weight(BlockWeight):
     __slots__ = ()
     kind = "Q8_0"
     type = GGMLQuantizationType.Q8_0
+    floats = slice(2)
 
 
 class Q4_0Weight(BlockWeight):
@@ -67,6 +73,7 @@ class Q4_0Weight(BlockWeight):
     __slots__ = ()
     kind = "Q4_0"
     type = GGMLQuantizationType.Q4_0
+    floats = slice(2)
 
 
 class Q4_1Weight(BlockWeight):
@@ -75,6 +82,27 @@ class Q4_1Weight(BlockWeight):
     __slots__ = ()
     kind = "Q4_1"
     type = GGMLQuantizationType.Q4_1
+    floats = slice(4)
+
+
+class Q4_KWeight(BlockWeight):
+    """Four bits: scale * small scale * level - least * small least. The small ones have six bits; eight
+    blocks of 32 inputs share scale and least."""
+
+    __slots__ = ()
+    kind = "Q4_K"
+    type = GGMLQuantizationType.Q4_K
+    floats = slice(4)
+
+
+class Q6_KWeight(BlockWeight):
+    """Six bits: scale * small scale * (level - 32). A small scale has eight bits, for 16 inputs; sixteen of
+    them share a scale."""
+
+    __slots__ = ()
+    kind = "Q6_K"
+    type = GGMLQuantizationType.Q6_K
+    floats = slice(208, 210)
 
 
 class BlockMethod(QuantizedMethod):
@@ -101,4 +129,18 @@ class Q4_1(BlockMethod):
     kept = Q4_1Weight
 
 
-METHODS: dict[str, type[BlockMethod]] = {method.kept.kind: method for method in (Q8_0, Q4_0, Q4_1)}
+class Q4_K(BlockMethod):
+    """See `Q4_KWeight`."""
+
+    kept = Q4_KWeight
+
+
+class Q6_K(BlockMethod):
+    """See `Q6_KWeight`."""
+
+    kept = Q6_KWeight
+
+
+METHODS: dict[str, type[BlockMethod]] = {
+    method.kept.kind: method for method in (Q8_0, Q4_0, Q4_1, Q4_K, Q6_K)
+}

@@ -1,7 +1,7 @@
 """Four and a half bits per weight: 16 levels, an eight-bit step for every 16 inputs, and a scale per output.
 
-bfloat16 represents a level times a step exactly, and the whole sum is multiplied by the output's scale. The
-rounding of a row depends on that row alone.
+A level times a step is exact in bfloat16, and the whole sum is multiplied by the output's scale. The CPU
+kernels round inputs to 8 bits (`reference.round_inputs`). The rounding of a row depends on that row alone.
 """
 
 from collections.abc import Sequence

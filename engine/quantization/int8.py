@@ -1,7 +1,7 @@
 """Eight bits per weight, and a scale per output.
 
-A product multiplies integers, which bfloat16 represents exactly, and the whole sum is multiplied by the
-output's scale. The rounding of a row depends on that row alone.
+A product multiplies integers, and the whole sum is multiplied by the output's scale. The CPU kernels round
+inputs to 8 bits (`reference.round_inputs`). The rounding of a row depends on that row alone.
 """
 
 from collections.abc import Sequence

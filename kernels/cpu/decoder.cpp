@@ -17,7 +17,7 @@ struct Linear {
     bf16* y = nullptr;
 
     void enter(const Packed& weight, const bf16* given, int64_t stride, int64_t count, const float* added, bf16* to) {
-        w = &weight, x = Rows(memory, count, weight.k), rows = count, bias = added, y = to;
+        w = &weight, x = Rows(memory, count, weight.k, {weight.kept}), rows = count, bias = added, y = to;
         for (int64_t row = 0; row < rows; row++)
             for (int64_t d = 0; d < x.blocks * 32; d += LANES) {
                 bf16 some[LANES] = {};
@@ -65,13 +65,7 @@ int personae_instructions(int wanted) {
     return instructions();
 }
 
-// Whether few bits become bfloat16 through float16; `on` 0 or 1 sets it (where there is float16), else asks.
-int personae_half(int on) {
-    if (on == 0 || on == 1) half_on() = on && HALVES_BUILT;
-    return half_on();
-}
-
-// A weight as it is kept (0 to 5), packed; null: no memory.
+// A weight as it is kept (formats.h), packed; null: no memory.
 void* personae_pack(int kept, const void* elements, const void* steps, const float* scales, int64_t n, int64_t k,
                     int paired) {
     return pack({Kept(kept), elements, (const uint8_t*)steps, scales, n, k}, paired);

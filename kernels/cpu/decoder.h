@@ -23,6 +23,12 @@ class Decoder {
           layers_(layers, layers + shape.layers),
           team_(Team::of(threads)) {
         for (int i = 0; i < threads; i++) scratch_.emplace_back(shape.dim);
+        after_norms_.push_back(shape.output->kept);
+        for (const DecoderLayer& layer : layers_) {
+            after_norms_.insert(after_norms_.end(), {layer.qkv->kept, layer.gate_up->kept});
+            after_attention_.push_back(layer.o->kept);
+            after_gates_.push_back(layer.down->kept);
+        }
     }
 
     void forward(const DecoderBatch& batch) {
@@ -118,9 +124,9 @@ class Decoder {
         output_ = sums(output_memory_, rows, m_.hidden);
         qkv_ = sums(qkv_memory_, rows, (m_.heads + 2 * m_.kv_heads) * m_.dim);
         gate_up_ = sums(gate_up_memory_, rows, 2 * m_.inner);
-        normed_ = Rows(normed_memory_, rows, m_.hidden);
-        mixed_ = Rows(mixed_memory_, rows, m_.heads * m_.dim);
-        inner_ = Rows(inner_memory_, rows, m_.inner);
+        normed_ = Rows(normed_memory_, rows, m_.hidden, after_norms_);
+        mixed_ = Rows(mixed_memory_, rows, m_.heads * m_.dim, after_attention_);
+        inner_ = Rows(inner_memory_, rows, m_.inner, after_gates_);
     }
     static Sums sums(std::vector<float>& memory, int64_t rows, int64_t width) {
         memory.assign(rows * width + 16, 0.0f);
@@ -372,6 +378,7 @@ class Decoder {
 
     const DecoderShape m_;
     const std::vector<DecoderLayer> layers_;
+    std::vector<Kept> after_norms_, after_attention_, after_gates_;  // weights that rows meet there
     Team& team_;
     std::vector<Scratch> scratch_;  // by thread
     // Of the step in hand.

@@ -124,7 +124,7 @@ class AtHand {
                 tiles += u.pages;
             }
 #if defined(WIDE_REGISTERS)
-        if (instructions() != TILES) return;
+        if (instructions() != TILES || w.kept != BFLOAT16) return;
         b_ = scratch_.tiles(tiles * TILE);
         for (const Part& part : parts_) weave(part);
 #endif

@@ -22,9 +22,8 @@ from personae.kernels.decoder import (
     Weight,
 )
 
-KINDS = {"int8": 1, "int4": 2, "Q8_0": 3, "Q4_0": 4, "Q4_1": 5}  # packed.h's numbers of quantized weights
-BLOCKS = ("Q8_0", "Q4_0", "Q4_1")  # GGUF's formats
-HALVES = 3  # the number of the instruction set that multiplies float16
+BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")  # GGUF's formats
+KINDS = {kind: 1 + place for place, kind in enumerate(("int8", "int4", *BLOCKS))}  # as formats.h numbers them
 MODULES = ("q", "k", "v", "o", "gate", "up", "down")
 MAX_GROUP = 32  # query heads that share a key/value head
 _CALLBACK = ctypes.CFUNCTYPE(None)
@@ -171,8 +170,6 @@ class CpuLinear:
 
     def __init__(self, calls: Fused, linear: LinearWeights, *, paired: bool = False) -> None:
         weight = linear.weight
-        if not isinstance(weight, Tensor) and weight.kind in BLOCKS and calls.instructions(-1) == HALVES:
-            weight = weight.plain(torch.bfloat16)  # float16 instructions cannot multiply blocks
         kept, tensors = _tensors(weight)
         self._calls = calls
         self.outputs, self._inputs = weight.shape

@@ -38,39 +38,22 @@ inline __m256i rounded(__m512 x) {  // to the bit what the instruction says
 }
 #endif
 
-// 16 floats each -> pairs of bfloat16, rounded so.
-inline __m512i in_pairs(__m512 even, __m512 odd) {
-#if defined(__AVX512BF16__)
-    const __m512i order = _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
-                                            0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
-    return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
-#else
-    const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded(odd)), 16);
-    return _mm512_or_si512(_mm512_cvtepu16_epi32(rounded(even)), high);
-#endif
-}
-
 #if defined(__AVX512FP16__)
 constexpr bool HALVES_BUILT = true;
 inline __m512i add_halves(__m512i sum, const half* x, __m512i y) {  // sum += x y
     asm("vfmadd231ph %2%{1to32%}, %1, %0" : "+v"(sum) : "v"(y), "m"(*x));  // with the intrinsic GCC 12 copies the sums
     return sum;
 }
-inline __m512i halves(__m512i words) { return (__m512i)_mm512_cvtepi16_ph(words); }
-inline __m512i times(__m512i x, __m512i y) { return (__m512i)_mm512_mul_ph((__m512h)x, (__m512h)y); }
 inline __m512i plus(__m512i x, __m512i y) { return (__m512i)_mm512_add_ph((__m512h)x, (__m512h)y); }
 #else  // none is called
 constexpr bool HALVES_BUILT = false;
 inline __m512i add_halves(__m512i sum, const half*, __m512i) { return sum; }
-inline __m512i halves(__m512i words) { return words; }
-inline __m512i times(__m512i x, __m512i) { return x; }
 inline __m512i plus(__m512i x, __m512i) { return x; }
 #endif
 
 inline Vec add_pairs(Vec sum, IVec x, IVec y) { return (Vec)add_pairs((__m512)sum, (__m512i)x, (__m512i)y); }
 inline Vec widened(__m256i x) { return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16); }
 inline Vec round_to_bf16(Vec x) { return widened(rounded((__m512)x)); }
-inline Vec finite_to_bf16(Vec x) { return round_to_bf16(x); }
 inline void put(bf16* to, Vec x) { _mm256_storeu_si256((__m256i*)to, rounded((__m512)x)); }
 #else
 constexpr bool PAIRS_BUILT = false, HALVES_BUILT = false;
@@ -80,10 +63,6 @@ inline Vec round_to_bf16(Vec x) {  // to the bit what the instruction of AVX-512
     const Vec nearest = (Vec)(bits + 0x7fff + ((bits >> 16) & 1)), zero = (Vec)(bits & int32_t(0x80000000));
     const Vec normal = select(magnitude > 0x7fffff, nearest, zero);
     return (Vec)((IVec)select(magnitude > 0x7f800000, (Vec)(bits | 0x400000), normal) & int32_t(0xffff0000));
-}
-inline Vec finite_to_bf16(Vec x) {  // the same of what is not subnormal, and of a NaN that float16 can have
-    const IVec bits = (IVec)x;
-    return (Vec)((bits + 0x7fff + ((bits >> 16) & 1)) & int32_t(0xffff0000));
 }
 inline void put(bf16* to, Vec x) {
     const IVec round = (IVec)round_to_bf16(x);
@@ -143,7 +122,7 @@ template <>
 struct TwoInputs<float> {
     Vec even, odd;
 
-    TwoInputs(Vec even, Vec odd) : even(even), odd(odd) {}
+    TwoInputs() = default;
     explicit TwoInputs(const float* w) : even(load(w)), odd(load(w + 16)) {}
     explicit TwoInputs(const bf16* w) : even(evens(load_words(w))), odd(odds(load_words(w))) {}
     Vec times(const float* x, Vec sum) const { return fma(splat(x[1]), odd, fma(splat(x[0]), even, sum)); }
@@ -153,6 +132,7 @@ template <>
 struct TwoInputs<bf16> {
     IVec both;
 
+    TwoInputs() = default;
     explicit TwoInputs(const bf16* w) : both(load_words(w)) {}
     Vec times(const bf16* x, Vec sum) const {
         int32_t pair;

@@ -1,29 +1,22 @@
-// Weights of linear layers, packed once: as bfloat16, or in few bits with a scale for each output.
+// Weights of linear layers, packed once: as bfloat16, or in few bits (formats.h).
 //
-// A weight [n, k] is cut into groups of 32 outputs, and those into blocks of 32 inputs: two tiles that lie one after the
-// other in the order in which a product reads them. A tile of bfloat16 is what AMX calls the second operand: [16 pairs of
-// inputs][16 outputs][2]. One of int8 has the same order, but that of two lines of 32 each 8 elements of one come before 8 of
-// the other: so they are when bytes are spread to words (widened.h). Of int4 a word holds one element each of four lines. Before
-// a block's tiles are its steps then, of each tile's first 16 inputs and of the next. A group's scales follow its blocks.
-// Of GGUF's formats a block's scales come first, float16 for each of 32 outputs, and its least values; then words of an output
-// with 4 inputs of 8 bits or 8 of 4 bits, in the order of the inputs. These are never packed for float16.
-// So the rest lie for all instructions but those that multiply float16: a block is [32 inputs][32 outputs] for them, bfloat16 has
-// become float16, with scales too, and a word of int4 holds four inputs of an output.
+// A weight [n, k] is cut into groups of 32 outputs, and those into blocks of 32 inputs: of bfloat16 two tiles that lie one after
+// the other in the order in which a product reads them. A tile is what AMX calls the second operand: [16 pairs of
+// inputs][16 outputs][2]. That is the same for all instructions but those that multiply float16: a block is [32 inputs][32
+// outputs] for them, and bfloat16 has become float16, with a scale for each output. A group's scales follow its blocks.
 #pragma once
 #include <sys/mman.h>
 
-#include <cmath>
 #include <memory>
 #include <mutex>
 #include <tuple>
 
+#include "formats.h"
 #include "instructions.h"
 
 namespace {
 
 constexpr int64_t TILE = 16 * 32;     // elements of a tile
-constexpr int64_t GROUP = 32;         // outputs of a group
-constexpr int64_t STEPS = 4 * 16;     // of a block of int4
 
 // Memory for weights that live long: slabs on huge pages, so that reading them from end to end misses no address
 // translations. A slab is given back when the last weight in it is.
@@ -58,107 +51,48 @@ struct Slab {
     }
 };
 
-enum Kept { BFLOAT16, INT8, INT4, Q8_0, Q4_0, Q4_1 };
-
-// A block of GGUF's formats: how many bytes its scales take, and what they and the elements take together.
-constexpr bool of_gguf(Kept kept) { return kept >= Q8_0; }
-constexpr int64_t scale_bytes(Kept kept) { return (kept == Q4_1 ? 2 : 1) * GROUP * 2; }
-constexpr int64_t gguf_bytes(Kept kept) { return scale_bytes(kept) + (kept == Q8_0 ? 2 : 1) * TILE; }
-
 // paired: the outputs are two halves (gate and up) and a group is 16 of each, so that they meet in a register.
 struct Packed {
     int64_t n, k, groups, blocks;  // blocks of 32 inputs
     bool paired;
     Kept kept;
-    bool halves;  // float16 are multiplied
+    bool halves;  // bfloat16, of which float16 are multiplied
     char* memory;
     std::shared_ptr<Slab> slab;
 
-    bool scaled() const { return kept == INT8 || kept == INT4 || halves; }
-    int64_t block_bytes() const {
-        if (of_gguf(kept)) return gguf_bytes(kept);
-        return kept == BFLOAT16 ? 4 * TILE : kept == INT8 ? 2 * TILE : STEPS + TILE;
+    bool scaled() const { return halves || layout_of(kept).scaled; }
+    int64_t blocks_bytes() const {  // of a group
+        return kept == BFLOAT16 ? blocks * 4 * TILE : layout_of(kept).blocks_bytes(blocks);
     }
-    int64_t tile_bytes() const { return blocks * block_bytes(); }
-    int64_t group_bytes() const { return tile_bytes() + (scaled() ? GROUP * int64_t(sizeof(float)) : 0); }
+    int64_t group_bytes() const { return blocks_bytes() + (scaled() ? GROUP * int64_t(sizeof(float)) : 0); }
     char* group(int64_t g) const { return memory + g * group_bytes(); }
-    float* scales(int64_t g) const { return (float*)(group(g) + tile_bytes()); }
+    float* scales(int64_t g) const { return (float*)(group(g) + blocks_bytes()); }
     // The first output of one of a group's two tiles, and how many of its 16 are outputs at all.
     int64_t column(int64_t g, int64_t half) const { return paired ? half * (n / 2) + g * 16 : g * GROUP + half * 16; }
     int64_t width(int64_t g, int64_t half) const {
         const int64_t end = paired ? (half + 1) * (n / 2) : n;
         return std::max<int64_t>(0, std::min<int64_t>(16, end - column(g, half)));
     }
-};
-
-// An element of a block, by its place among those of 16 bits.
-inline bf16& brain_at(char* block, int64_t at) { return ((bf16*)block)[at]; }
-inline half& half_at(char* block, int64_t at) { return ((half*)block)[at]; }
-inline int8_t& eight_at(char* block, int64_t at, bool halves) {
-    return ((int8_t*)block)[halves ? at : at / 64 * 64 + at % 32 / 8 * 16 + at / 32 % 2 * 8 + at % 8];
-}
-struct Nibble {
-    uint8_t &step, &byte;
-    int shift;
-
-    Nibble(char* block, int64_t at, bool halves)
-        : step(((uint8_t*)block)[halves ? at / TILE * GROUP + at % GROUP : at / 256 * 16 + at % 32 / 2]),
-          byte(((uint8_t*)block)[STEPS + at / 128 * 64 + at % 32 * 2 + at / 64 % 2]), shift(at / 32 % 2 * 4) {}
-
-    float value() const {
-        const uint32_t bits = uint32_t(step >> 7) << 31 | ((step & 127u) + (120u << 4)) << 19;
-        float size;
-        std::memcpy(&size, &bits, sizeof size);
-        return float(((byte >> shift & 15) ^ 8) - 8) * size;
+    // Of few bits, an element of a block of a group.
+    Element element(int64_t g, int64_t block, int64_t output, int64_t input) const {
+        const Layout l = layout_of(kept);
+        char* super = group(g) + block / TOGETHER_K * (TOGETHER_K * l.block_bytes() + l.super_bytes);
+        return {kept, super, super + l.super_bytes + block % TOGETHER_K * l.block_bytes(), output, input};
+    }
+    // Of bfloat16 or float16, its place.
+    char* place(int64_t g, int64_t block, int64_t output, int64_t input) const {
+        const int64_t in_tiles = output / 16 * TILE + input / 2 * 32 + output % 16 * 2 + input % 2;
+        return group(g) + (block * 2 * TILE + (halves ? input * GROUP + output : in_tiles)) * 2;
     }
 };
 
-// The same of GGUF's formats, by output and input. What they mean is rounded once, from float32.
-struct GgufElement {
-    Kept kept;
-    char* block;
-    int64_t output, input;
-
-    half& scale() const { return ((half*)block)[output]; }
-    half& least() const { return ((half*)block)[GROUP + output]; }  // of Q4_1
-    uint8_t& byte() const {
-        const int64_t each = kept == Q8_0 ? 4 : 8, line = output / 16 * (32 / each) + input / each;
-        return ((uint8_t*)block)[scale_bytes(kept) + line * 64 + output % 16 * 4 + input % each * 4 / each];
-    }
-    int shift() const { return int(input % 2 * 4); }  // of four bits
-
-    // From a block as the file has it: its scale, its least value, 32 bytes or 16 of which each has two inputs 16 apart.
-    void set(const uint8_t* from) const {
-        std::memcpy(&scale(), from, 2);
-        if (kept == Q4_1) std::memcpy(&least(), from + 2, 2);
-        const uint8_t* elements = from + (kept == Q4_1 ? 4 : 2);
-        if (kept == Q8_0)
-            byte() = elements[input];
-        else
-            byte() |= uint8_t((elements[input % 16] >> input / 16 * 4 & 15) << shift());
-    }
-    float value() const {
-        const float size = widen(scale());
-        if (kept == Q8_0) return float(int8_t(byte())) * size;
-        const int level = byte() >> shift() & 15;
-        return kept == Q4_0 ? float(level - 8) * size : std::fma(float(level), size, widen(least()));
-    }
-    static int64_t bytes(Kept kept) { return kept == Q8_0 ? 34 : kept == Q4_0 ? 18 : 20; }  // in the file
-};
-
-// Calls visit(block, at, output, input, scale) for each element of one group.
+// Calls visit(block, place of the output in the group, place of the input in the block, output, input) for the elements of a group.
 template <typename Visit>
 void visit_group(const Packed& p, int64_t g, Visit visit) {
     for (int64_t block = 0; block < p.blocks; block++)
-        for (int64_t half = 0; half < 2; half++) {
-            const int64_t column = p.column(g, half), width = p.width(g, half);
-            for (int64_t i = 0; i < 32 && block * 32 + i < p.k; i++)
-                for (int64_t j = 0; j < width; j++) {
-                    const int64_t output = half * 16 + j, in_tiles = half * TILE + i / 2 * 32 + j * 2 + i % 2;
-                    visit(p.group(g) + block * p.block_bytes(), p.halves ? i * GROUP + output : in_tiles, column + j,
-                          block * 32 + i, output);
-                }
-        }
+        for (int64_t output = 0; output < GROUP; output++)
+            for (int64_t i = 0; output % 16 < p.width(g, output / 16) && i < std::min<int64_t>(32, p.k - block * 32); i++)
+                visit(block, output, i, p.column(g, output / 16) + output % 16, block * 32 + i);
 }
 
 // A weight [n, k] as engine/quantization has it: bf16, int8, nibbles with `steps`, or a file's blocks; scales [n] (int8, int4).
@@ -183,7 +117,7 @@ struct Weight {
 inline void copy_pairs(const Packed& p, int64_t g, const bf16* elements) {
     for (int64_t block = 0; block < p.blocks; block++)
         for (int64_t half = 0; half < 2; half++) {
-            uint32_t* tile = (uint32_t*)(p.group(g) + block * p.block_bytes()) + half * TILE / 2;
+            uint32_t* tile = (uint32_t*)p.place(g, block, half * 16, 0);
             const int64_t pairs = std::min<int64_t>(16, (p.k - block * 32) / 2);
             for (int64_t j = 0; j < p.width(g, half); j++) {
                 const bf16* row = elements + (p.column(g, half) + j) * p.k + block * 32;
@@ -196,7 +130,7 @@ inline void copy_pairs(const Packed& p, int64_t g, const bf16* elements) {
 inline Packed* pack(const Weight& w, bool paired) {
     const int64_t outputs = paired ? w.n / 2 : w.n, per_group = paired ? 16 : GROUP, groups = (w.k + 15) / 16;
     Packed* p = new Packed{w.n, w.k, (outputs + per_group - 1) / per_group, (w.k + 31) / 32, paired, w.kept,
-                           instructions() == HALVES && !of_gguf(w.kept), nullptr, nullptr};
+                           instructions() == HALVES && w.kept == BFLOAT16, nullptr, nullptr};
     std::tie(p->memory, p->slab) = Slab::take(p->groups * p->group_bytes());
     if (!p->memory) {
         delete p;
@@ -213,22 +147,26 @@ inline Packed* pack(const Weight& w, bool paired) {
             copy_pairs(*p, g, (const bf16*)w.elements);
             continue;
         }
-        visit_group(*p, g, [&](char* block, int64_t at, int64_t output, int64_t input, int64_t place) {
-            if (of_gguf(w.kept)) {
-                const int64_t in_file = (output * p->blocks + input / 32) * GgufElement::bytes(w.kept);
-                GgufElement{w.kept, block, place, input % 32}.set((const uint8_t*)w.elements + in_file);
-            } else if (w.kept == BFLOAT16 && p->halves) {
-                const float x = widen(((const bf16*)w.elements)[output * w.k + input]);
-                half_at(block, at) = narrow<half>(x / p->scales(g)[place]);
-            } else if (w.kept == BFLOAT16) {
-                brain_at(block, at) = ((const bf16*)w.elements)[output * w.k + input];
+        visit_group(*p, g, [&](int64_t block, int64_t place, int64_t i, int64_t output, int64_t input) {
+            if (w.kept == BFLOAT16) {
+                const bf16 x = ((const bf16*)w.elements)[output * w.k + input];
+                char* to = p->place(g, block, place, i);
+                if (p->halves)
+                    *(half*)to = narrow<half>(widen(x) / p->scales(g)[place]);
+                else
+                    *(bf16*)to = x;
+                return;
+            }
+            const Element element = p->element(g, block, place, i);
+            if (const Layout l = layout_of(w.kept); l.file_bytes) {
+                const int64_t row = output * (w.k / l.file_inputs) * l.file_bytes;
+                element.set((const uint8_t*)w.elements + row + input / l.file_inputs * l.file_bytes, input % l.file_inputs);
             } else if (w.kept == INT8) {
-                eight_at(block, at, p->halves) = ((const int8_t*)w.elements)[output * w.k + input];
+                element.put_level(((const int8_t*)w.elements)[output * w.k + input]);
             } else {
                 const uint8_t both = ((const uint8_t*)w.elements)[output * groups * 8 + input / 2];
-                Nibble nibble(block, at, p->halves);
-                nibble.byte |= uint8_t((both >> input % 2 * 4 & 15) << nibble.shift);
-                nibble.step = w.steps[output * groups + input / 16];
+                element.put_level((both >> input % 2 * 4 & 15) ^ 8);  // two's complement becomes 0 to 15
+                element.code() = w.steps[output * groups + input / 16];
             }
         });
     }
@@ -238,16 +176,11 @@ inline Packed* pack(const Weight& w, bool paired) {
 // The weight [n, k] again, rounded to bfloat16 where it was quantized.
 inline void plain(const Packed& p, bf16* weight) {
     for (int64_t g = 0; g < p.groups; g++)
-        visit_group(p, g, [&](char* block, int64_t at, int64_t output, int64_t input, int64_t place) {
-            auto element = [&]() -> float {
-                switch (p.kept) {
-                    case BFLOAT16: return p.halves ? widen(half_at(block, at)) : widen(brain_at(block, at));
-                    case INT8: return eight_at(block, at, p.halves);
-                    case INT4: return Nibble(block, at, p.halves).value();
-                    default: return GgufElement{p.kept, block, place, input % 32}.value();
-                }
-            };
-            weight[output * p.k + input] = narrow<bf16>(element() * (p.scaled() ? p.scales(g)[place] : 1.0f));
+        visit_group(p, g, [&](int64_t block, int64_t place, int64_t i, int64_t output, int64_t input) {
+            bf16& to = weight[output * p.k + input];
+            if (p.kept == BFLOAT16 && !p.halves) return void(to = *(bf16*)p.place(g, block, place, i));
+            const float x = p.halves ? widen(*(half*)p.place(g, block, place, i)) : p.element(g, block, place, i).value();
+            to = narrow<bf16>(x * (p.scaled() ? p.scales(g)[place] : 1.0f));
         });
 }
 

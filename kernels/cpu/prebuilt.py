@@ -17,7 +17,8 @@ FOLDER = Path(__file__).with_name("prebuilt")
 
 _V3 = "abm avx avx2 bmi1 bmi2 cx16 f16c fma lahf_lm movbe popcnt sse4_1 sse4_2 ssse3 xsave"  # as in cpuinfo
 _V4 = f"{_V3} avx512bw avx512cd avx512dq avx512f avx512vl"
-_BF16 = f"{_V4} avx512_bf16"
+_VNNI = f"{_V4} avx512_vnni"
+_BF16 = f"{_VNNI} avx512_bf16"
 _FP16 = f"{_BF16} avx512_fp16"
 _STATIC = ("-static-libstdc++", "-static-libgcc")  # the machine's own may be older
 
@@ -36,13 +37,16 @@ def _variant(name: str, needs: str, *flags: str) -> Variant:
 
 VARIANTS = (
     _variant("x86-64-v3", _V3, "-march=x86-64-v3"),
+    _variant("avx-vnni", f"{_V3} avx_vnni", "-march=x86-64-v3", "-mavxvnni"),
     _variant("x86-64-v4", _V4, "-march=x86-64-v4"),
-    _variant("avx512-bf16", _BF16, "-march=x86-64-v4", "-mavx512bf16"),
-    _variant("avx512-fp16", _FP16, "-march=x86-64-v4", "-mavx512bf16", "-mavx512fp16"),
+    _variant("avx512-vnni", _VNNI, "-march=x86-64-v4", "-mavx512vnni"),
+    _variant("avx512-bf16", _BF16, "-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+    _variant("avx512-fp16", _FP16, "-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mavx512fp16"),
     _variant(
         "amx",
         f"{_FP16} amx_bf16 amx_tile",
         "-march=x86-64-v4",
+        "-mavx512vnni",
         "-mavx512bf16",
         "-mavx512fp16",
         "-mamx-tile",

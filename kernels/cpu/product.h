@@ -1,4 +1,4 @@
-// Products of rows with packed weights, of what is rounded to bfloat16, with sums of float32.
+// Products of rows with packed weights, with sums of float32.
 //
 // Each output of a row is one sum over the inputs in their order, whatever the number of rows: a row's result has
 // the same bits alone and in company. Where weights have scales, a sum is multiplied by its output's when it is whole.
@@ -6,6 +6,7 @@
 #include <array>
 #include <utility>
 
+#include "levels.h"
 #include "tiles.h"
 
 namespace {
@@ -64,7 +65,7 @@ template <typename Source, int R, bool FRESH, bool>
 void multiply_rows(HalfTile x, const Source& w, int64_t first, int64_t last, const char* ahead, int64_t share, float* c0,
                    float* c1) {
     for (int64_t block = first; block < last; block++, x.x += TILE, x.sizes += 16) {
-        const half* weights = w.block(block, FRESH);
+        const half* weights = w.block(block);
         __m512i sum[2][R] = {};
         for (int64_t pair = 0; pair < 16; pair++, ahead += share) {
             __builtin_prefetch(ahead, 0, 2);
@@ -129,15 +130,6 @@ struct Nothing {  // what is added to a product before it is taken: see AtHand i
     void add(int64_t, int64_t, const Quarters&) const {}
 };
 
-// Sums of elements that have scales, and are `unit` times too small, become what they are sums of.
-inline void scale_sums(const Quarters& c, int64_t rows, float unit, const float* scales, const float* const* bias) {
-    for (int64_t half = 0; half < 2; half++) {
-        const Vec scale = load(scales + half * 16), more = load(bias[half]);
-        for (int64_t row = 0; row < rows; row++)
-            store(c.at(row, half), fma(load(c.at(row, half)) * unit, scale, more));
-    }
-}
-
 struct Biases {  // of a group's two tiles; null: none, else readable up to the groups' end
     const float* half[2];
 
@@ -159,26 +151,48 @@ struct Count {
     int64_t of(int64_t g) const { return of_group ? of_group[g] : rows; }
 };
 
+// The sums c of a panel, of rows from `row` on, = x times a group of bfloat16 or float16, plus the bias.
+template <typename Source>
+void multiply_plain(const Rows& x, int64_t row, int64_t rows, const Packed& w, int64_t g, const Biases& bias, const Quarters& c) {
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t half = 0; half < 2; half++) store(c.at(i, half), w.halves ? Vec{} : load(bias.half[half]));
+    multiply_panel(x, row, rows, Source(w.group(g)), c);
+    for (int64_t half = 0; half < 2 && w.halves; half++) {
+        const Vec scale = load(w.scales(g) + half * 16), more = load(bias.half[half]);
+        for (int64_t i = 0; i < rows; i++) store(c.at(i, half), fma(load(c.at(i, half)), scale, more));
+    }
+}
+
+// The same of weights in few bits. A chunk meets all rows, then the next.
+template <Kept KEPT>
+void multiply_levels(const Rows& x, int64_t row, int64_t rows, const Packed& w, int64_t g, const Biases& bias, const Quarters& c) {
+    static constexpr auto by_rows = level_rows_of<KEPT>(std::make_index_sequence<LEVELS_TALL>());
+    constexpr int64_t LINES = layout_of(KEPT).block_bytes() / 64;
+    const int64_t times = (rows + LEVELS_TALL - 1) / LEVELS_TALL;
+    for (int64_t first = 0; first < x.blocks; first += LEVELS_CHUNK) {
+        LevelsChunk chunk(w, g, first, (LINES + times - 1) / times);
+        for (int64_t i = 0, tall; i < rows; i += tall) {
+            const int64_t left = (rows - i + LEVELS_TALL - 1) / LEVELS_TALL;
+            tall = (rows - i + left - 1) / left;
+            by_rows[tall - 1](x.whole.from(row + i), chunk, bias.half, c, i);
+        }
+    }
+}
+
 // x [rows, k] times the groups `first` to `last` of a weight, plus the bias. place(row, count, group) says where a product
 // goes, of `count` rows from `row` on, as Quarters; all rows of a tile are written. take(row, count, group, c) gets it.
 //
-// With vectors: a panel meets all groups, then the next.
-template <typename Source, typename More, typename Place, typename Take>
+// With vectors: a panel meets all groups, then the next. PANEL_OF: the product of both.
+template <auto PANEL_OF, typename More, typename Place, typename Take>
 void multiply_with_vectors(const Rows& x, Count rows, const Packed& w, int64_t first, int64_t last, const float* bias,
                            More& more, Place place, Take take) {
-    Source source(w, false);
     for (int64_t row = 0; row < rows.rows; row += PANEL) {
         for (int64_t g = first; g < last; g++) {
             const int64_t count = std::min(PANEL, rows.of(g) - row);
             if (count <= 0) continue;
-            const Biases biases(bias, w, g), start(Source::SCALED ? nullptr : bias, w, g);
-            source.begin(w, g);
             more.begin(w, g);
             const Quarters c = place(row, count, g);
-            for (int64_t i = 0; i < count; i++)
-                for (int64_t half = 0; half < 2; half++) store(c.at(i, half), load(start.half[half]));
-            multiply_panel(x, row, count, source, c);
-            if (Source::SCALED) scale_sums(c, count, source.unit(), w.scales(g), biases.half);
+            PANEL_OF(x, row, count, w, g, Biases(bias, w, g), c);
             more.add(row, count, c);
             take(row, count, g, c);
         }
@@ -186,56 +200,43 @@ void multiply_with_vectors(const Rows& x, Count rows, const Packed& w, int64_t f
 }
 
 // With tiles: of a group all panels, whose sums stay in tiles.
-template <typename Source, typename More, typename Place, typename Take>
+template <typename More, typename Place, typename Take>
 void multiply_with_tiles(const Rows& x, Count rows, const Packed& w, int64_t first, int64_t last, const float* bias,
                          More& more, Place place, Take take) {
-    Source source(w, rows.rows > PANEL);
     begin_tiles(rows.rows);
     for (int64_t g = first; g < last; g++) {
         if (!rows.of(g)) continue;
-        const Biases biases(bias, w, g), start(Source::SCALED ? nullptr : bias, w, g);
-        source.begin(w, g);
+        const Biases biases(bias, w, g);
         more.begin(w, g);
         for (int64_t row = 0; row < rows.of(g); row += PANEL) {
             const int64_t count = std::min(PANEL, rows.of(g) - row);
             const Quarters c = place(row, count, g);
-            multiply_tiles(x.at(row, 0), source, w.blocks, count, row == 0, start.half);
-            if (Source::SCALED) {
-                store_sums(c, count);
-                scale_sums(c, count, source.unit(), w.scales(g), biases.half);
-                if (more.any()) load_sums(c, count);
-            }
+            multiply_tiles(x.at(row, 0), (const bf16*)w.group(g), w.blocks, count, row == 0, biases.half);
             more.add_tiles(row, count);
-            if (!Source::SCALED || more.any()) store_sums(c, count);
+            store_sums(c, count);
             take(row, count, g, c);
         }
     }
     end_tiles();
 }
 
-template <typename Format, typename... Rest>
-void multiply(Rest&... rest) {
+template <typename... Rest>
+void multiply_bfloat16(Rest&... rest) {
 #if defined(WIDE_REGISTERS)
-    if constexpr (std::is_same<Format, Half>::value) {
-        multiply_with_vectors<Source<Half, half>>(rest...);
-    } else {
-        switch (instructions()) {
-            case FLOATS: return multiply_with_vectors<Floats<Format>>(rest...);
-            case PAIRS: return multiply_with_vectors<Source<Format, bf16>>(rest...);
-            case TILES: return multiply_with_tiles<Source<Format, bf16>>(rest...);
-            case HALVES:
-                if constexpr (Format::SCALED) multiply_with_vectors<Source<Format, half>>(rest...);
-        }
+    switch (instructions()) {
+        case FLOATS: break;
+        case PAIRS: return multiply_with_vectors<multiply_plain<AsTheyLie<bf16>>>(rest...);
+        case TILES: return multiply_with_tiles(rest...);
+        case HALVES: return multiply_with_vectors<multiply_plain<AsTheyLie<half>>>(rest...);
     }
-#else
-    multiply_with_vectors<Floats<Format>>(rest...);
 #endif
+    multiply_with_vectors<multiply_plain<Floats>>(rest...);
 }
 
 // Items of work: some 96 KiB of weights each, a few microseconds' reading, and as many as two or four threads share evenly.
 // Of many rows, which are more than the second cache holds, half a MiB: so they are read from beyond it less often.
 inline int64_t items_of(const Packed& w, int64_t rows) {
-    const int64_t bytes = (rows > 4 * PANEL ? 512 : 96) << 10, each = std::max<int64_t>(1, bytes / w.tile_bytes());
+    const int64_t bytes = (rows > 4 * PANEL ? 512 : 96) << 10, each = std::max<int64_t>(1, bytes / w.blocks_bytes());
     const int64_t items = (w.groups + each - 1) / each;
     return std::min(w.paired ? (w.groups + 1) / 2 : w.groups, (items + 3) / 4 * 4);
 }
@@ -247,16 +248,11 @@ void multiply_item(const Rows& x, Count rows, const Packed& w, int64_t item, con
     const int64_t items = items_of(w, rows.rows), step = w.paired ? 2 : 1, steps = (w.groups + step - 1) / step;
     const int64_t first = steps * item / items * step, last = std::min(w.groups, steps * (item + 1) / items * step);
     switch (w.kept) {
-        case BFLOAT16:
-#if defined(WIDE_REGISTERS)
-            if (w.halves) return multiply<Half>(x, rows, w, first, last, bias, more, place, take);
-#endif
-            return multiply<Brain>(x, rows, w, first, last, bias, more, place, take);
-        case INT8: return multiply<Eight>(x, rows, w, first, last, bias, more, place, take);
-        case INT4: return multiply<Four>(x, rows, w, first, last, bias, more, place, take);
-        case Q8_0: return multiply<Gguf<Q8_0>>(x, rows, w, first, last, bias, more, place, take);
-        case Q4_0: return multiply<Gguf<Q4_0>>(x, rows, w, first, last, bias, more, place, take);
-        case Q4_1: return multiply<Gguf<Q4_1>>(x, rows, w, first, last, bias, more, place, take);
+        case BFLOAT16: return multiply_bfloat16(x, rows, w, first, last, bias, more, place, take);
+#define LEVELS(KEPT) \
+    case KEPT: return multiply_with_vectors<multiply_levels<KEPT>>(x, rows, w, first, last, bias, more, place, take);
+        LEVELS(INT8) LEVELS(INT4) LEVELS(Q8_0) LEVELS(Q4_0) LEVELS(Q4_1) LEVELS(Q4_K) LEVELS(Q6_K)
+#undef LEVELS
     }
 }
 

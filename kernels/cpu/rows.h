@@ -1,4 +1,4 @@
-// Rows that enter products, of what is rounded to bfloat16 or to float16, and the sums that leave them.
+// Rows that enter products, of what is rounded to bfloat16, to float16 or to bytes, and the sums that leave them.
 #pragma once
 #include <vector>
 
@@ -9,7 +9,7 @@ namespace {
 
 template <typename Element>
 Element* aligned(std::vector<Element>& kept, int64_t size) {
-    if (int64_t(kept.size()) < size + 32) kept.resize(size + 32);
+    if (int64_t(kept.size()) < size + 64) kept.resize(size + 64);
     return (Element*)((uintptr_t(kept.data()) + 63) & ~uintptr_t(63));
 }
 
@@ -19,29 +19,70 @@ struct HalfTile {
     const float* sizes;
 };
 
+// Rows as whole numbers, row after row: x = scale * number, where 32 inputs share a scale, as `reference.round_inputs` says.
+struct WholeRows {
+    int8_t* numbers = nullptr;
+    float* scales = nullptr;   // of each 32
+    float* totals = nullptr;   // scale times the sum of each 32
+    int32_t* less = nullptr;   // the negative sums of each 32 numbers, of the first 16 and of the others
+    int64_t blocks = 0;
+
+    WholeRows from(int64_t row) const {
+        return {numbers + row * blocks * 32, scales + row * blocks, totals + row * blocks, less + row * blocks * 3, blocks};
+    }
+
+    // A block's largest input becomes 127. Where it is below 2^-100, all are 0; where it is not finite, so is the scale.
+    void put(int64_t row, int64_t block, Vec first, Vec second) const {
+        const IVec a = (IVec)first & 0x7fffffff, b = (IVec)second & 0x7fffffff;
+        const IVec larger = (IVec)select(a > b, (Vec)a, (Vec)b);
+        const int32_t bits = largest(larger);
+        float most;
+        std::memcpy(&most, &bits, sizeof most);
+        if (most < 0x1p-100f) most = 0;
+        const Vec inverse = splat(most == 0 ? 0.0f : 127.0f / most);
+        const IVec low = nearest(first * inverse), high = nearest(second * inverse);
+        const int64_t at = row * blocks + block;
+        store_bytes(numbers + at * 32, low);
+        store_bytes(numbers + at * 32 + 16, high);
+        scales[at] = most / 127.0f;
+        int32_t* to = less + at * 3;
+        to[1] = -sum(low), to[2] = -sum(high), to[0] = to[1] + to[2];
+        totals[at] = scales[at] * float(-to[0]);
+    }
+};
+
 // Rows as tiles of 16 rows x 32 inputs. Where floats are multiplied, the same rounded values as floats beside them. Where halves
-// are, what was rounded to them, below 1 in size: each block of 32 inputs of a row has a power of two of its own.
+// are, what was rounded to them, below 1 in size: each block of 32 inputs of a row has a power of two of its own. Where weights
+// have few bits, what was rounded to bfloat16 as whole numbers.
 struct Rows {
     bf16* tiles = nullptr;
     float* floats = nullptr;
     half* halves = nullptr;
     float* sizes = nullptr;
+    WholeRows whole;
     int64_t blocks = 0;
 
     struct Memory {
         std::vector<bf16> tiles;
-        std::vector<float> floats, sizes;
+        std::vector<float> floats, sizes, scales, totals;
         std::vector<half> halves;
+        std::vector<int8_t> numbers;
+        std::vector<int32_t> less;
     };
 
     Rows() = default;
-    // Zeros: so is what lies beyond the width of a row.
-    Rows(Memory& memory, int64_t rows, int64_t width) : blocks((width + 31) / 32) {
-        const int64_t size = (rows + 15) / 16 * blocks * TILE;
+    // For products with `weights`. Zeros: so is what lies beyond the width of a row.
+    Rows(Memory& memory, int64_t rows, int64_t width, const std::vector<Kept>& weights) : blocks((width + 31) / 32) {
+        const int64_t tall = (rows + 15) / 16 * 16, size = tall * blocks * 32;
+        bool brains = false, few = false;
+        for (Kept kept : weights) (kept == BFLOAT16 ? brains : few) = true;
         memory = Memory();
         tiles = aligned(memory.tiles, size);
-        if (instructions() == FLOATS) floats = aligned(memory.floats, size);
-        if (instructions() == HALVES) halves = aligned(memory.halves, size), sizes = aligned(memory.sizes, size / 32);
+        if (brains && instructions() == FLOATS) floats = aligned(memory.floats, size);
+        if (brains && instructions() == HALVES) halves = aligned(memory.halves, size), sizes = aligned(memory.sizes, size / 32);
+        if (few)
+            whole = {aligned(memory.numbers, size), aligned(memory.scales, size / 32), aligned(memory.totals, size / 32),
+                     aligned(memory.less, size / 32 * 3), blocks};
     }
 
     bf16* at(int64_t row, int64_t block) const { return tiles + place(row, block); }
@@ -51,13 +92,14 @@ struct Rows {
         return {halves + place(row, block), sizes + place(row, block) / 32};
     }
 
-    // 16 inputs of a row, from `input` on. Of halves, those of an even place among sixteens come before the next, of one thread.
+    // 16 inputs of a row, from `input` on. Those of an even place among sixteens come before the next, of one thread.
     void put(int64_t row, int64_t input, Vec x) const {
         const int64_t to = place(row, input / 32) + input % 32;
         ::put(tiles + to, x);
         if (floats) store(floats + to, round_to_bf16(x));
         if (halves && input % 32 == 0) store((float*)(halves + to), x);  // in the room of what the 32 will be
         if (halves && input % 32 != 0) put_halves(to - 16, load((const float*)(halves + to - 16)), x);
+        if (whole.numbers && input % 32 != 0) whole.put(row, input / 32, load(tiles + to - 16), load(tiles + to));
     }
 
    private:

@@ -1,6 +1,6 @@
 // AMX: its tiles, and the product of a panel of rows with a group of weights in them.
 #pragma once
-#include "widened.h"
+#include "sources.h"
 
 namespace {
 
@@ -43,15 +43,18 @@ inline void store_sums(const Quarters& c, int64_t rows) {
     _tile_stored(3, c.tile[3], 64);
 }
 
-// x (from the row that starts a panel) times one group, plus `first`; the sums stay in the tiles. fresh: see Widened.
-template <typename Source>
-void multiply_tiles(const bf16* x, const Source& w, int64_t blocks, int64_t rows, bool fresh, const float* const* first) {
+// Asks for what will soon be read.
+inline void ask(const bf16* block) {
+    for (int64_t line = 0; line < 2 * TILE; line += 32) __builtin_prefetch(block + TILE + line);
+}
+
+// x (from the row that starts a panel) times one group, plus `first`; the sums stay in the tiles. fresh: by the first rows.
+inline void multiply_tiles(const bf16* x, const bf16* tiles, int64_t blocks, int64_t rows, bool fresh, const float* const* first) {
     _tile_loadd(0, first[0], 0);  // its 16 floats in each row
     _tile_loadd(1, first[1], 0);
     if (rows <= 16) {
-        for (int64_t block = 0; block < blocks; block++, x += TILE) {
-            const bf16* tiles = w.block(block, fresh);
-            if (fresh) w.ask(block);
+        for (int64_t block = 0; block < blocks; block++, x += TILE, tiles += 2 * TILE) {
+            if (fresh) ask(tiles);
             _tile_loadd(4, x, 64);
             _tile_loadd(6, tiles, 64);
             _tile_loadd(7, tiles + TILE, 64);
@@ -62,9 +65,8 @@ void multiply_tiles(const bf16* x, const Source& w, int64_t blocks, int64_t rows
         const bf16* below = x + blocks * TILE;
         _tile_loadd(2, first[0], 0);
         _tile_loadd(3, first[1], 0);
-        for (int64_t block = 0; block < blocks; block++, x += TILE, below += TILE) {
-            const bf16* tiles = w.block(block, fresh);
-            if (fresh) w.ask(block);
+        for (int64_t block = 0; block < blocks; block++, x += TILE, below += TILE, tiles += 2 * TILE) {
+            if (fresh) ask(tiles);
             _tile_loadd(4, x, 64);
             _tile_loadd(5, below, 64);
             _tile_loadd(6, tiles, 64);
@@ -81,8 +83,7 @@ inline void begin_tiles(int64_t = 32) {}
 inline void end_tiles() {}
 inline void load_sums(const Quarters&, int64_t) {}
 inline void store_sums(const Quarters&, int64_t) {}
-template <typename Source>
-void multiply_tiles(const bf16*, const Source&, int64_t, int64_t, bool, const float* const*) {}
+inline void multiply_tiles(const bf16*, const bf16*, int64_t, int64_t, bool, const float* const*) {}
 #endif
 
 }  // namespace

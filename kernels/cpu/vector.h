@@ -101,6 +101,7 @@ OPERATOR(+, IVec, int32_t, IVec)
 OPERATOR(-, IVec, int32_t, IVec)
 OPERATOR(&, IVec, int32_t, IVec)
 OPERATOR(|, IVec, int32_t, IVec)
+OPERATOR(^, IVec, int32_t, IVec)
 OPERATOR(<<, IVec, int32_t, IVec)
 OPERATOR(>>, IVec, int32_t, IVec)
 OPERATOR(<=, IVec, int32_t, IVec)
@@ -173,6 +174,7 @@ inline Vec splat(float x) { return x - Vec{}; }
 inline IVec splat(int32_t x) { return x - IVec{}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 inline Vec floats(IVec v) { return (Vec)_mm512_cvtepi32_ps((__m512i)v); }
+inline IVec nearest(Vec v) { return (IVec)_mm512_cvtps_epi32((__m512)v); }  // ties to even
 inline Vec load(const bf16* p) {
     return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
 }
@@ -206,6 +208,9 @@ inline float largest(Vec v) {
 inline Vec fma(Vec a, Vec b, Vec c) {
     return by_part<Vec>([](auto x, auto y, auto z) { return _mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z); }, a, b, c);
 }
+inline IVec nearest(Vec v) {
+    return by_part<IVec>([](auto x) { return _mm256_cvtps_epi32((__m256)x); }, v);
+}
 inline Vec load(const bf16* p) {
     Vec v;
     each<2>([&](auto i) ALWAYS_INLINE {
@@ -221,6 +226,9 @@ inline Vec load(const half* p) {
 #elif defined(__aarch64__)
 inline Vec fma(Vec a, Vec b, Vec c) {
     return by_part<Vec>([](auto x, auto y, auto z) { return vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y); }, a, b, c);
+}
+inline IVec nearest(Vec v) {
+    return by_part<IVec>([](auto x) { return vcvtnq_s32_f32((float32x4_t)x); }, v);
 }
 inline Vec load(const bf16* p) {
     Vec v;
@@ -269,35 +277,51 @@ inline Mask mask(IVec compared) { return compared; }
 inline Vec where(Mask m, Vec yes, Vec no) { return select(m, yes, no); }
 #endif
 
-#if defined(__AVX2__) || defined(__aarch64__)
-// Of each four outputs' 16 bytes those at `at`, `at` + 2, 4 and 6, as the upper bytes of words.
-inline IVec every_second(IVec bytes, unsigned at) {
-#if defined(WIDE_REGISTERS)
-    const __m512i order = (__m512i)((IVec)_mm512_set4_epi32(6 << 24, 4 << 24, 2 << 24, 0) + int32_t(0x00808080u | at << 24));
-    return (IVec)_mm512_shuffle_epi8((__m512i)bytes, order);
-#else
-    typedef int32_t Four __attribute__((vector_size(16)));
-    const Four order = Four{0, 2 << 24, 4 << 24, 6 << 24} + int32_t(0x00808080u | at << 24);
-#if defined(__AVX2__)
-    const __m256i both = _mm256_broadcastsi128_si256((__m128i)order);
-    each<2>([&](auto i) ALWAYS_INLINE { bytes.part[i] = (IPart)_mm256_shuffle_epi8((__m256i)bytes.part[i], both); });
-#else
-    each<4>([&](auto i) ALWAYS_INLINE { bytes.part[i] = (IPart)vqtbl1q_u8((uint8x16_t)bytes.part[i], (uint8x16_t)order); });
-#endif
-    return bytes;
-#endif
-}
-#endif
 inline IVec signed_bytes(const char* p) {
 #if defined(WIDE_REGISTERS)
     return (IVec)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
 #else
     IVec v;
     each<IVec::PARTS>([&](auto i) ALWAYS_INLINE {
+#if defined(__AVX2__)  // for which GCC 12 converts vectors of bytes one by one
+        v.part[i] = (IPart)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + i * WIDTH)));
+#else
         typedef int8_t Bytes __attribute__((vector_size(WIDTH)));
         v.part[i] = __builtin_convertvector(load_bits<Bytes>(p + i * WIDTH), IPart);
+#endif
     });
     return v;
+#endif
+}
+
+// The lower byte of each lane.
+inline void store_bytes(int8_t* to, IVec v) {
+#if defined(WIDE_REGISTERS)
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)v));
+#else
+    for (int i = 0; i < IVec::PARTS; i++) {
+        typedef int8_t Bytes __attribute__((vector_size(WIDTH)));
+        const Bytes bytes = __builtin_convertvector(v.part[i], Bytes);
+        std::memcpy(to + i * WIDTH, &bytes, sizeof bytes);
+    }
+#endif
+}
+inline int32_t sum(IVec v) {
+#if defined(WIDE_REGISTERS)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
+    int32_t all = 0;
+    for (int i = 0; i < LANES; i++) all += v[i];
+    return all;
+#endif
+}
+inline int32_t largest(IVec v) {
+#if defined(WIDE_REGISTERS)
+    return _mm512_reduce_max_epi32((__m512i)v);
+#else
+    int32_t m = v[0];
+    for (int i = 1; i < LANES; i++) m = std::max(m, v[i]);
+    return m;
 #endif
 }
 

@@ -7,26 +7,28 @@
 
 int main() {
     const FlushToZero flushing;
-    constexpr int64_t n = 80, k = 160, rows = 37;
+    constexpr int64_t n = 80, k = 768, rows = 37;
     uint64_t state = 1;
     auto random = [&] { return uint32_t((state = state * 6364136223846793005u + 1442695040888963407u) >> 33); };
     instructions() = FLOATS;
-    for (int kept = BFLOAT16; kept <= Q4_1; kept++) {
-        const int64_t block = of_gguf(Kept(kept)) ? GgufElement::bytes(Kept(kept)) : 64;
-        std::vector<uint8_t> elements(n * k / 32 * block), steps(n * k / 16);
+    for (int kept = BFLOAT16; kept <= Q6_K; kept++) {
+        const Layout l = layout_of(Kept(kept));
+        const int64_t blocks = l.file_bytes ? n * k / l.file_inputs : 0;
+        std::vector<uint8_t> elements(l.file_bytes ? blocks * l.file_bytes : n * k * 2), steps(n * k / 16);
         std::vector<float> scales(n);
         for (uint8_t& byte : elements) byte = uint8_t(random());
         for (uint8_t& step : steps) step = uint8_t(random());
         for (float& scale : scales) scale = float(random() % 1000) * 0x1p-10f;
         for (int64_t i = 0; i < n * k && kept == BFLOAT16; i++) ((uint16_t*)elements.data())[i] = uint16_t(0x3f00 | (random() & 0x80ff));
-        for (int64_t i = 0; i < n * k / 32 && of_gguf(Kept(kept)); i++)  // scales and least values near 1
-            for (int64_t at = 0; at < (kept == Q4_1 ? 4 : 2); at += 2) elements[i * block + at + 1] = uint8_t(0x38 | (random() & 0x81));
+        for (int64_t i = 0; i < blocks; i++)  // scales and least values near 1
+            for (int64_t at = 0; at < (kept == Q4_1 || kept == Q4_K ? 4 : 2); at += 2)
+                elements[i * l.file_bytes + (kept == Q6_K ? 208 : 0) + at + 1] = uint8_t(0x38 | (random() & 0x81));
         const Packed* w = pack({Kept(kept), elements.data(), steps.data(), scales.data(), n, k}, false);
         std::vector<float> inputs(rows * k);
         for (float& x : inputs) x = float(int32_t(random() % 2001) - 1000) * 0x1p-8f;
         auto product = [&](int64_t first, int64_t count) {
             Rows::Memory memory;
-            Rows x(memory, count, k);
+            Rows x(memory, count, k, {Kept(kept)});
             for (int64_t row = 0; row < count; row++)
                 for (int64_t d = 0; d < k; d += LANES) x.put(row, d, load(&inputs[(first + row) * k + d]));
             std::vector<float> y(count * n);

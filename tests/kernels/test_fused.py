@@ -29,6 +29,7 @@ from personae.kernels.cpu.build import library
 from personae.kernels.cpu.fused import CpuLinear, Fused
 from personae.kernels.decoder import LinearWeights
 from personae.kernels.quantized import QuantizedWeight
+from personae.kernels.reference import round_inputs
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch, work_list
@@ -50,11 +51,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Way:
-    """Which instructions multiply, and how the weights are kept."""
+    """Which instructions multiply, and how the weights are kept. The machine's own (""): few bits are always
+    multiplied by the same ones."""
 
     instructions: str
     quantize: str | None = None
-    halves: bool = True  # few bits become bfloat16 through float16
     machine: str = ""  # whose library it is, a fixture: skylake, laptop; "": this one's
 
     def decoder(self, folder: Path) -> Decoder:
@@ -66,18 +67,19 @@ class Way:
         """transformers' model with the same weights, for float32 arithmetic."""
         return quantized(hf_model(folder), self.quantize) if self.quantize else hf_model(folder)
 
+    @property
+    def rounding(self) -> float:
+        """How far logits may be from those in float32, relative to them. With few bits, inputs are rounded to
+        255 levels, which changes a product by 0.006. These random models make 0.036 of that."""
+        return 0.05 if self.quantize else 0.02
+
 
 INSTRUCTIONS = ("floats", "pairs", "tiles", "halves")  # as instructions.h numbers them
 WAYS = {
     **{name: Way(name) for name in INSTRUCTIONS},
-    **{f"{kept}, {name}": Way(name, kept) for kept in WEIGHT_ONLY for name in INSTRUCTIONS},
+    **{kept: Way("", kept) for kept in WEIGHT_ONLY},
     **{
-        f"{kept}, {name}, no float16": Way(name, kept, halves=False)
-        for kept in WEIGHT_ONLY
-        for name in ("pairs", "tiles")
-    },
-    **{
-        f"{kept}, {machine}": Way("floats", kept, halves=False, machine=machine)
+        f"{kept}, {machine}": Way("floats", kept, machine=machine)
         for machine in ("skylake", "laptop")
         for kept in (None, *WEIGHT_ONLY)
     },
@@ -99,13 +101,12 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     assert found is not None
     if wanted.machine:
         use(found, monkeypatch)
-    before = found.personae_instructions(-1), found.personae_half(-1)
-    number = INSTRUCTIONS.index(wanted.instructions)
-    if found.personae_instructions(number) != number or found.personae_half(wanted.halves) != wanted.halves:
+    before = found.personae_instructions(-1)
+    number = INSTRUCTIONS.index(wanted.instructions) if wanted.instructions else before
+    if found.personae_instructions(number) != number:
         pytest.skip("not on this machine")
     yield wanted
-    found.personae_instructions(before[0])
-    found.personae_half(before[1])
+    found.personae_instructions(before)
 
 
 def folder_of(variant: str) -> Path:
@@ -133,7 +134,7 @@ def test_logits_are_those_of_transformers_and_no_worse_than_layer_by_layer(varia
         layered = all_logits(decoder, prompt)
     assert fused.dtype == torch.float32
     errors = [float((found - truth).norm() / truth.norm()) for found in (fused, layered)]
-    assert errors[0] < 0.02
+    assert errors[0] < way.rounding
     assert errors[0] < 1.1 * errors[1]
 
 
@@ -253,7 +254,7 @@ def test_adapters_change_what_they_change_layer_by_layer(
     with layer_by_layer(decoder):
         layered = PagedSequences(decoder).step(chunks, lora)
     for name in chunks:
-        assert relative_error(fused[name], layered[name]) < 0.05
+        assert relative_error(fused[name], layered[name]) < (0.09 if way.quantize else 0.05)
         assert (relative_error(fused[name], plain[name]) > 0.05) == (name != "None")
     assert torch.equal(fused["None"], plain["None"])
 
@@ -329,7 +330,7 @@ def test_floats_are_the_same_whatever_vectors_the_processor_has(
     if machine == "skylake":
         assert torch.equal(there, found)
     else:  # the compiler fuses other multiplications with additions, between the products
-        assert relative_error(there, found) < 0.003
+        assert relative_error(there, found) < (0.05 if quantize else 0.003)
 
 
 def test_prompts_with_adapters_are_those_in_float32_and_no_worse_than_the_layers_one_by_one(
@@ -350,7 +351,7 @@ def test_prompts_with_adapters_are_those_in_float32_and_no_worse_than_the_layers
         layered, _ = PagedSequences(decoder).forward(chunks, lora)
     ends = torch.tensor(counts).cumsum(0).tolist()
     errors = [float((found - truth).norm() / truth.norm()) for found in (fused, layered.float())]
-    assert errors[0] < 0.015
+    assert errors[0] < way.rounding
     assert errors[0] < errors[1]
     for name, first, last in zip(chunks, [0, *ends], ends, strict=False):
         assert (relative_error(fused[first:last], plain[first:last]) > 0.04) == (name != "base")
@@ -454,7 +455,7 @@ def test_rows_of_any_size_keep_their_precision_in_few_bits(way: Way) -> None:
     kept.copy_(weight)
     for size in (1e-4, 1.0, 1e4):
         x = (torch.randn(40, inputs) * size).bfloat16()
-        truth = x.double() @ kept.plain(torch.float64).T
+        truth = round_inputs(x).double() @ kept.plain(torch.float64).T
         errors = (product(x, kept).double() - truth).norm(dim=0) / truth.norm(dim=0).clamp_min(1e-37)
         assert errors.max() < 0.004
 

@@ -14,7 +14,8 @@ def features(name: str) -> frozenset[str]:
 
 
 def test_each_set_of_instructions_has_all_of_the_poorer_ones() -> None:
-    for poorer, richer in pairwise(VARIANTS):
+    chain = [variant for variant in VARIANTS if variant.name != "avx-vnni"]  # without AVX-512
+    for poorer, richer in pairwise(chain):
         assert poorer.needs < richer.needs
 
 

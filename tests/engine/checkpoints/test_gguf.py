@@ -64,7 +64,8 @@ RARE = frozenset(  # i-quants, ternary types and floats of four bits
     | {Type.IQ4_NL, Type.IQ4_XS, Type.TQ1_0, Type.TQ2_0, Type.MXFP4, Type.NVFP4}
 )
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-KEPT = (Type.Q8_0, Type.Q4_0, Type.Q4_1)
+KEPT = (Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q4_K, Type.Q6_K)
+ROUNDED_INPUTS = 0.1  # 255 levels are 0.006 of a product, and up to 0.06 of these random models' logits
 PROMPT = random.Random(3).choices(range(VOCAB), k=60)
 
 
@@ -142,23 +143,20 @@ def test_bfloat16_is_the_exact_weight_rounded_once(type: Type, tmp_path: Path) -
 @pytest.mark.parametrize("family", ["llama", "granite"])  # in one call, and layer by layer
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("type", KEPT)
-def test_what_stays_in_its_bits_has_the_same_bits_as_in_bfloat16(
+def test_what_stays_in_its_bits_has_the_files_values_and_answers_as_in_bfloat16(
     type: Type, tied: bool, family: str, tmp_path: Path
 ) -> None:
     if optional("pack_linear", CPU, torch.bfloat16) is None:
         pytest.skip("no product with blocks on this machine")
-    sizes = FUSED if family == "llama" else {}
+    sizes = {**WIDE, "head_dim": 64} if family == "llama" else WIDE
     file = write_gguf(tmp_path / "a.gguf", model_folder(family, tie_word_embeddings=tied, **sizes), type)
     kept, plain = load_model(file, device=CPU), load_model(file, device=CPU, dtype="bfloat16")
     assert (kept.quantization, plain.quantization) == (type.name, None)
     assert kept.dtype is torch.bfloat16
-    layers = zip(kept.layers, plain.layers, strict=True)
-    if family == "llama":
-        assert torch.equal(all_logits(kept), all_logits(plain))
-    for one, other in layers:
+    for one, other in zip(kept.layers, plain.layers, strict=True):
         for linear, same in zip(one.linears(), other.linears(), strict=True):
             assert torch.equal(linear.plain(), same.plain())
-    assert relative_error(all_logits(kept), all_logits(plain)) < 0.02
+    assert relative_error(all_logits(kept), all_logits(plain)) < ROUNDED_INPUTS
 
 
 def test_without_a_product_for_blocks_they_are_made_plain_at_the_start(
@@ -185,7 +183,10 @@ def test_modules_that_are_merged_here_may_have_different_types(tmp_path: Path) -
     )
     decoder, same = load_model(file, device=CPU), load_model(truth, device=CPU, dtype="bfloat16")
     assert decoder.quantization == "Q4_1"
-    assert torch.equal(all_logits(decoder), all_logits(same))
+    for one, other in zip(decoder.layers, same.layers, strict=True):
+        for linear, plain in zip(one.linears(), other.linears(), strict=True):
+            assert torch.equal(linear.plain(), plain.plain())
+    assert relative_error(all_logits(decoder), all_logits(same)) < ROUNDED_INPUTS
 
 
 def test_a_file_of_float32_or_float16_is_run_in_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,8 @@ def test_a_quantized_weight_is_multiplied_the_same_packed_and_not(
     module.pack()
     packed = module(x)
     assert packed.dtype == dtype
-    assert relative_error(packed.float(), plain.float()) <= (0.01 if dtype is torch.bfloat16 else 0.0)
+    rounding = 0.02 if dtype is torch.bfloat16 else 0.0  # of inputs to 255 levels
+    assert relative_error(packed.float(), plain.float()) <= rounding
     assert torch.equal(module.plain(), weight)
 
 

@@ -1,0 +1,155 @@
+// Products of rows of whole numbers with weights in few bits.
+//
+// Levels times numbers are summed exactly where they share scales. Such a sum times its scales is added to a float32, block after
+// block. So the bits are the same on all sets of instructions, and for any number of rows.
+#pragma once
+#include <array>
+#include <utility>
+
+#include "dots.h"
+#include "sources.h"
+
+namespace {
+
+constexpr int64_t LEVELS_CHUNK = 16;  // blocks of a group that meet all rows of a panel, before the next do
+
+// Such blocks. `ahead`: what is asked for from here on in the second cache, `share` lines for each block of each pass over them.
+struct LevelsChunk {
+    const Packed& w;
+    const int64_t g, first, last, share;
+    const char *const blocks, *ahead;
+
+    LevelsChunk(const Packed& w, int64_t g, int64_t first, int64_t share)
+        : w(w), g(g), first(first), last(std::min(w.blocks, first + LEVELS_CHUNK)), share(share),
+          blocks(w.group(g) + layout_of(w.kept).blocks_bytes(first)), ahead(blocks + FAR) {}
+};
+
+// Rows that registers have sums for.
+#if defined(WIDE_REGISTERS)
+constexpr int64_t LEVELS_TALL = 6;
+#else
+constexpr int64_t LEVELS_TALL = 4;
+#endif
+
+// How a format's blocks are read, 16 outputs at a time.
+template <Kept KEPT>
+struct Reader {
+    static constexpr Layout L = layout_of(KEPT);
+    using Sums = Dots<L.bits == 8 ? -1 : L.bits == 4 ? 15 : 63>;
+    static constexpr int64_t WORDS = L.bits == 8 ? 1 : L.bits == 4 ? 2 : 4;  // of four inputs that are read together
+
+    // Four inputs: of the words that are read together number `i`, from it the one of this place.
+    template <typename Place>
+    ALWAYS_INLINE static typename Sums::Levels levels(const char* lines, int64_t i, Place place) {
+        constexpr int word = Place::value;
+        if constexpr (L.bits == 8) return typename Sums::Levels(load_words(lines + i * 64));
+        if constexpr (L.bits == 4) return typename Sums::Levels((load_words(lines + i * 64) >> word * 4) & 0x0f0f0f0f);
+        const IVec low = (load_words(lines + (i * 2 + word / 2) * 64) >> word % 2 * 4) & 0x0f0f0f0f;
+        const IVec high = (load_words(lines + (4 + i) * 64) >> word * 2) & 0x03030303;
+        return typename Sums::Levels(low | (high << 4));
+    }
+
+    // Of 16 outputs, of which a block has two; of the inputs that share scales, the part.
+    static Vec scale(const char* super, const char* block, int64_t half, int64_t part) {
+        switch (KEPT) {
+            case INT4: return steps(signed_bytes(block + half * 32 + part * 16));
+            case Q4_K: return floats(signed_bytes(block + half * 16)) * load((const ::half*)super + half * 16);
+            case Q6_K: return floats(signed_bytes(block + half * 32 + part * 16)) * load((const ::half*)super + half * 16);
+            default: return load((const ::half*)block + half * 16);
+        }
+    }
+    static Vec least(const char* super, const char* block, int64_t half) {
+        if (KEPT == Q4_1) return load((const ::half*)block + GROUP + half * 16);
+        return Vec{} - floats(signed_bytes(block + GROUP + half * 16)) * load((const ::half*)super + GROUP + half * 16);
+    }
+
+   private:
+    static Vec steps(IVec codes) { return (Vec)(((codes << 19) & int32_t(0x83f80000)) | int32_t(120 << 23)); }
+};
+
+// Of R rows, `row` and the next of c: += x times a chunk, and the bias with the first one; with the last one their outputs' scales.
+template <Kept KEPT, int R>
+void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const float* const* bias, const Quarters& c, int64_t row) {
+    using Read = Reader<KEPT>;
+#if defined(WIDE_REGISTERS)
+    constexpr int T = 2;  // times 16 outputs together
+#else
+    constexpr int T = R == 1 ? 2 : 1;
+#endif
+    constexpr int64_t PARTS = 32 / Read::L.per_scale, READINGS = 8 / Read::WORDS / PARTS;
+    constexpr int32_t ZERO = Read::L.zero + Read::Sums::RAISED, LOG_ZERO = __builtin_ctz(ZERO | 1 << 30);
+    for (int64_t half = 0; half < 2; half += T) {
+        Vec total[R][T];
+        each<R>([&](auto r) ALWAYS_INLINE {
+            each<T>([&](auto t) ALWAYS_INLINE {
+                total[r][t] = chunk.first ? load(c.at(row + r, half + t)) : Read::L.scaled ? Vec{} : load(bias[half + t]);
+            });
+        });
+        const char *block = chunk.blocks, *super = block, *ahead = chunk.ahead;
+        const int64_t share = half == 0 ? chunk.share : 0;
+        for (int64_t b = chunk.first; b < chunk.last; b++, block += Read::L.block_bytes()) {
+            if (Read::L.super_bytes && b % TOGETHER_K == 0) super = block, block += Read::L.super_bytes;
+            const char* lines = block + Read::L.scale_bytes + half * Read::L.half_bytes();
+            if (row == 0) each<int(T * Read::L.bits)>([&](auto line) ALWAYS_INLINE { __builtin_prefetch(lines + line * 64 + NEAR); });
+            for (int64_t line = 0; line < share; line++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+            each<int(PARTS)>([&](auto part) ALWAYS_INLINE {
+                typename Read::Sums sum[R][T];
+                each<R>([&](auto r) ALWAYS_INLINE {
+                    const int32_t* less = x.less + (r * x.blocks + b) * 3 + (PARTS == 2 ? 1 + part : 0);
+                    const IVec from = ZERO ? splat(*less) << LOG_ZERO : IVec{};
+                    each<T>([&](auto t) ALWAYS_INLINE { sum[r][t].begin(from); });
+                });
+                auto read = [&](int64_t reading) ALWAYS_INLINE {
+                    const int64_t i = part * READINGS + reading;
+                    each<int(Read::WORDS)>([&](auto word) ALWAYS_INLINE {
+                        const int8_t* numbers = x.numbers + b * 32 + (i * Read::WORDS + word) * 4;
+                        std::array<typename Read::Sums::Levels, T> levels;
+                        each<T>([&](auto t) ALWAYS_INLINE { levels[t] = Read::levels(lines + t * Read::L.half_bytes(), i, word); });
+                        each<R>([&](auto r) ALWAYS_INLINE {
+                            int32_t four;
+                            std::memcpy(&four, numbers + r * x.blocks * 32, 4);
+                            const IVec inputs = splat(four);
+                            each<T>([&](auto t) ALWAYS_INLINE { sum[r][t].add(levels[t], inputs); });
+                        });
+                    });
+                };
+                if constexpr (R == 1) {
+                    each<int(READINGS)>(read);
+                } else {
+#pragma GCC unroll 1
+                    for (int64_t reading = 0; reading < READINGS; reading++) read(reading);
+                }
+                each<T>([&](auto t) ALWAYS_INLINE {
+                    const Vec scale = KEPT == INT8 ? Vec{} : Read::scale(super, block, half + t, part);
+                    each<R>([&](auto r) ALWAYS_INLINE {
+                        const Vec of_row = splat(x.scales[r * x.blocks + b]);
+                        total[r][t] = fma(floats(sum[r][t].whole()), KEPT == INT8 ? of_row : scale * of_row, total[r][t]);
+                    });
+                });
+            });
+            if constexpr (Read::L.least)
+                each<T>([&](auto t) ALWAYS_INLINE {
+                    const Vec least = Read::least(super, block, half + t);
+                    each<R>([&](auto r) ALWAYS_INLINE { total[r][t] = fma(least, splat(x.totals[r * x.blocks + b]), total[r][t]); });
+                });
+        }
+        chunk.ahead = ahead;
+        each<T>([&](auto t) ALWAYS_INLINE {
+            each<R>([&](auto r) ALWAYS_INLINE {
+                Vec& all = total[r][t];
+                if (Read::L.scaled && chunk.last == x.blocks)
+                    all = fma(all, load(chunk.w.scales(chunk.g) + (half + t) * 16), load(bias[half + t]));
+                store(c.at(row + r, half + t), all);
+            });
+        });
+    }
+}
+
+// By how many rows there are.
+template <Kept KEPT, size_t... R>
+constexpr auto level_rows_of(std::index_sequence<R...>) {
+    using Way = void (*)(WholeRows, LevelsChunk&, const float* const*, const Quarters&, int64_t);
+    return std::array<Way, sizeof...(R)>{multiply_level_rows<KEPT, int(R) + 1>...};
+}
+
+}  // namespace
