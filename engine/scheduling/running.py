@@ -173,7 +173,7 @@ class RunningTable:
         hit = cache.match(sequence.root, sequence.cache_key(log.tokens, 0)) if sequence.reads_cache else MISS
         fresh = -(-len(log.tokens) // self._page_size) - len(hit.nodes)
         fetched = _fetched_behind(sequence.staged, len(hit.nodes))
-        handle = cache.handle(sequence.root, hit, copy=not fetched)
+        handle = cache.handle(sequence.root, hit, copy=not fetched, tenant=log.tenant, weight=log.weight)
         source, cached = hit.source, hit.length
         if fetched:
             source, cached = None, (len(hit.nodes) + fetched) * self._page_size
@@ -188,7 +188,7 @@ class RunningTable:
             self.short = max(self.short, missing)
             return False
         self._refused = None
-        pages += cache.allocate(fresh)
+        pages += cache.allocate(handle, fresh)
         if source is not None:
             self._sources.append(source)
             self.copies.append((source.page, pages[len(hit.nodes)]))
@@ -292,7 +292,8 @@ class RunningTable:
 
     def grow(self, sequence: LiveSequence) -> tuple[int]:
         """One more page. Call `can_grow` first."""
-        (page,) = self._cache.allocate(1)
+        assert sequence.handle is not None
+        (page,) = self._cache.allocate(sequence.handle, 1)
         sequence.pages.append(page)
         sequence.capacity += self._page_size
         return (page,)
@@ -301,9 +302,10 @@ class RunningTable:
         """Take back an empty page that another sequence took for drafts. False if there is none."""
         for sequence in self.decoding:
             if sequence is not wanting and sequence.capacity - sequence.planned >= self._page_size:
-                self._pool.release(sequence.pages.pop())
-                sequence.capacity -= self._page_size
                 assert sequence.slot is not None
+                assert sequence.handle is not None
+                self._cache.free(sequence.handle, sequence.pages.pop())
+                sequence.capacity -= self._page_size
                 self.reclaimed.append(sequence.slot)
                 return True
         return False
@@ -385,7 +387,7 @@ class RunningTable:
         for page, holders in Counter(held).items():
             assert holders == 1 or self._cache.holds(page), f"private page {page} has {holders} holders"
         assert self.lent.isdisjoint(held), f"pages {self.lent.intersection(held)} are lent and held"
-        self._cache.check_integrity(handles, [*held, *self.lent])
+        self._cache.check_integrity(handles, held, self.lent)
 
 
 def _fetched_behind(staged: StagedPages | None, nodes: int) -> int:
