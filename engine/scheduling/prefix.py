@@ -423,12 +423,9 @@ class PrefixCache:
         assert len(unheld) == self._unheld <= len(cached), "an evictable node is not in the cache"
         assert self.kept == sum(node.keepers > 0 for node in cached), f"{self.kept} pages are kept"
         roots = Counter(root.tenant for root in self._roots.values())
-        owned = {*pages, *(node.page for node in cached)}
         for tenant in self._tenants.values():
             assert tenant.roots == roots.pop(tenant), f"{tenant.name!r} has {tenant.roots} roots"
         assert not roots, f"the tenants of {len(roots)} roots are not known"
-        counted = sum(tenant.pages for tenant in self._tenants.values())
-        assert counted == len(owned), f"tenants have {counted} pages, not {len(owned)}"
         seen: set[PageNode] = set()
         for node in unheld:
             assert seen.issuperset(node.children.values()), (
@@ -436,6 +433,9 @@ class PrefixCache:
             )
             seen.add(node)
         self._pool.check_integrity([*pages, *lent, *(node.page for node in cached)])
+        counted = sum(tenant.pages for tenant in self._tenants.values())
+        owned = len({*pages, *(node.page for node in cached)})
+        assert counted == owned, f"tenants have {counted} pages, not {owned}"
 
     def _match_inside(
         self, here: TrieNode, tokens: tuple[Token, ...], start: int, limit: int

@@ -225,7 +225,7 @@ def small_world() -> Bench:
 def test_integrity_catches_a_leaked_page(monkeypatch):
     it = small_world()
     release = PagePool.release
-    monkeypatch.setattr(PagePool, "release", lambda pool, page: None if page == 3 else release(pool, page))
+    monkeypatch.setattr(PagePool, "release", lambda pool, page: page != 3 and release(pool, page))
     with pytest.raises(AssertionError, match="page 3"):
         it.run()
 
