@@ -24,8 +24,15 @@ from heapq import heapify, heappop, heapreplace, nsmallest
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from personae.engine.plan import PageKey
-from personae.engine.scheduling.page_names import RootKey, Token, chunk_bytes, page_name, root_name
+from personae.engine.plan import PageKey, PageOwner
+from personae.engine.scheduling.page_names import (
+    RootKey,
+    Token,
+    chunk_bytes,
+    page_name,
+    root_name,
+    tenant_digest,
+)
 from personae.engine.scheduling.pages import PagePool
 
 _SCAN = 16  # children examined for a hit inside a page, youngest first
@@ -36,10 +43,11 @@ class TenantPages:
     `evictable` are those that no sequence holds, the least recently used first. Those among them that a
     session keeps are in `kept` instead."""
 
-    __slots__ = ("evictable", "kept", "name", "pages", "roots", "weight")
+    __slots__ = ("digest", "evictable", "kept", "name", "pages", "roots", "weight")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.digest: bytes | None = None  # until `owner_of` has computed it
         self.weight = 1.0
         self.pages = self.roots = 0
         self.evictable: OrderedDict[PageNode, None] = OrderedDict()
@@ -109,6 +117,14 @@ class KeptPath:
 def key_of(node: PageNode) -> PageKey:
     """The page as tiers know it."""
     return PageKey(name_of(node), name_of(node.parent), chunk_bytes(node.chunk))
+
+
+def owner_of(node: PageNode) -> PageOwner:
+    """The page's tenant as tiers know it."""
+    tenant = node.tenant
+    if tenant.digest is None:
+        tenant.digest = tenant_digest(tenant.name)
+    return PageOwner(tenant.digest, tenant.weight)
 
 
 def name_of(node: TrieNode) -> bytes:

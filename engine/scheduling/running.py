@@ -10,7 +10,15 @@ from personae.engine.plan import FetchPage, MemoryLayout, PageKey, StorePage
 from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages
 from personae.engine.scheduling.page_names import page_keys
 from personae.engine.scheduling.pages import PagePool
-from personae.engine.scheduling.prefix import MISS, CacheObserver, PageNode, PrefixCache, key_of, name_of
+from personae.engine.scheduling.prefix import (
+    MISS,
+    CacheObserver,
+    PageNode,
+    PrefixCache,
+    key_of,
+    name_of,
+    owner_of,
+)
 from personae.engine.tiers.tier import TierIndex
 
 _by_rank = attrgetter("rank")
@@ -245,7 +253,7 @@ class RunningTable:
         """Have the next plan give a page to the tier, if that has not got it and has room."""
         assert self._tier is not None
         if not node.stored and len(self.moves) < self._tier.room and not self._tier.has(name_of(node)):
-            self.moves.append(StorePage(node.page, key_of(node)))
+            self.moves.append(StorePage(node.page, key_of(node), owner_of(node)))
         node.stored = True
 
     def store_idle(self, count: int) -> None:

@@ -67,8 +67,8 @@ def test_a_request_whose_pages_come_too_late_is_computed() -> None:
 def test_a_page_that_is_stored_after_it_was_overwritten_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     store = SimulatedTier.store
 
-    def late(self: SimulatedTier, keys, ready):  # type: ignore[no-untyped-def]  # as the original
-        store(self, keys, lambda: [[-1] * len(cells) for cells in ready()])
+    def late(self: SimulatedTier, keys, owners, ready):  # type: ignore[no-untyped-def]  # as the original
+        store(self, keys, owners, lambda: [[-1] * len(cells) for cells in ready()])
 
     monkeypatch.setattr(SimulatedTier, "store", late)
     with pytest.raises(InvariantViolated, match="another's KV"):

@@ -127,5 +127,5 @@ async def test_a_read_that_hangs_delays_a_request_by_its_patience(
 def _flip_a_bit(folder: Path) -> None:
     (path,) = folder.rglob("pages-00000.kv")
     data = bytearray(path.read_bytes())
-    data[data.find(b"PKVPAGE1") + 1024] ^= 1
+    data[data.find(b"PKVPAGE2") + 1024] ^= 1
     path.write_bytes(data)
