@@ -17,6 +17,7 @@ from personae.api.adapters.combined import combined
 from personae.api.console.kept import KeptAnswer
 from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
+from personae.api.sessions.store import SessionStore
 from personae.api.settings import ApiSettings
 from personae.api.targets import session_of, targets_of
 from personae.api.telemetry.metrics import Metrics
@@ -69,7 +70,8 @@ class RequestContext:
     `/v1/stats`. `background` requests run after all others. `arrived` is when the request arrived, None for
     now; `patience` is when its client has no more use for the answer. Both are on `anyio.current_time`'s
     clock. `fingerprint` changes when the server could answer differently than before. `ignored` names what
-    in the request binds nothing; a header lists it. `targets` and `session` come from the request's headers.
+    in the request binds nothing; a header lists it. `targets` and `session` come from the request's headers;
+    `sessions` has what is known of sessions.
     `answer_headers` are added to the answer's headers until these are sent.
     """
 
@@ -95,6 +97,7 @@ class RequestContext:
     ignored: list[str] = field(default_factory=list)
     targets: LatencyTargets | None = None
     session: str | None = None
+    sessions: SessionStore = field(default_factory=lambda: SessionStore(0))
     answer_headers: dict[str, str] = field(default_factory=dict)
     background: bool = False
     fingerprint: str = ""

@@ -19,6 +19,7 @@ from personae.engine.scheduling.prefix import (
     name_of,
     owner_of,
 )
+from personae.engine.scheduling.sessions import SessionTable
 from personae.engine.tiers.tier import TierIndex
 
 _by_rank = attrgetter("rank")
@@ -31,6 +32,7 @@ class RunningTable:
     and are not planned. `releases`, `copies`, `reclaimed` and `moves` collect what the next plan must
     contain.
     `background` counts the background sequences. `lent` are the pages whose memory is lent to adapters.
+    `sessions` keep pages that no sequence holds.
     `short` is how many pages were missing since it was set to 0.
     """
 
@@ -55,6 +57,7 @@ class RunningTable:
         "prefilling",
         "reclaimed",
         "releases",
+        "sessions",
         "short",
     )
 
@@ -68,6 +71,7 @@ class RunningTable:
         self._cache = PrefixCache(self._pool, layout.page_size)
         if tier is not None:
             self._cache.evicts = self._store
+        self.sessions = SessionTable(self._cache)
         self._free_slots = list(range(layout.max_seqs - 1, -1, -1))
         self._admissions = 0
         # (order, room, missing pages) of the last sequence that got no slot.
@@ -250,9 +254,11 @@ class RunningTable:
         return first, sequence.keys[first:end]
 
     def _store(self, node: PageNode) -> None:
-        """Have the next plan give a page to the tier, if that has not got it and has room."""
+        """Have the next plan give a page to the tier, if that may have it, has not got it and has room."""
         assert self._tier is not None
-        if not node.stored and len(self.moves) < self._tier.room and not self._tier.has(name_of(node)):
+        if node.stored or not node.durable:
+            return
+        if len(self.moves) < self._tier.room and not self._tier.has(name_of(node)):
             self.moves.append(StorePage(node.page, key_of(node), owner_of(node)))
         node.stored = True
 
@@ -270,6 +276,18 @@ class RunningTable:
         """Whether there may be pages for `store_idle`."""
         return bool(self._unstored)
 
+    def keep_session(self, sequence: LiveSequence) -> None:
+        """Keep the pages of a sequence that is about to end for its session, if it has one."""
+        log, handle = sequence.log, sequence.handle
+        if log.session is not None and log.session_seconds > 0:
+            assert handle is not None
+            self.sessions.keep(log.tenant, log.session, handle, log.session_seconds)
+
+    @property
+    def pages_kept(self) -> int:
+        """Pages that sessions keep."""
+        return self._cache.kept
+
     def give_up_slot(self, sequence: LiveSequence, *, keep: bool) -> None:
         """Take back what `take_slot`, `grow` and `publish` gave. Without `keep` its pages also leave the
         cache."""
@@ -278,9 +296,12 @@ class RunningTable:
         self._list_of(sequence).remove(sequence)
         self.releases.append(sequence.slot)
         self._free_slots.append(sequence.slot)
+        if self._tier is not None and keep and not sequence.log.in_memory:
+            for node in reversed(sequence.handle.nodes):
+                node.durable = True
+                if not node.stored:
+                    self._unstored.append(node)
         self._cache.release(sequence.handle, sequence.pages, keep=keep)
-        if self._tier is not None and keep:
-            self._unstored += (node for node in reversed(sequence.handle.nodes) if not node.stored)
         self.background -= sequence.background
         sequence.slot = sequence.handle = None
         sequence.pages = []

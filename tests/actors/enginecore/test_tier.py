@@ -6,6 +6,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace as replace_log
 from tiny_models import VOCAB, model_folder
 from virtual_clock import real_clock
 
@@ -73,6 +74,40 @@ async def test_a_restarted_server_finds_a_tenants_prefix_and_no_other_finds_it(t
     assert off.tokens == first.tokens == second.tokens == other.tokens
     changed = await serve(replace(on, dtype="bfloat16"))
     assert changed.cached == 0, "another numerics class"
+
+
+async def test_a_request_that_asks_for_memory_only_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+    assembly = assemble(options_of(kv_disk=tmp_path, kv_disk_bytes=2**24))
+    tier = assembly.engine_spec.tier
+    assert isinstance(tier, DiskTier)
+    secret = SequenceLog("a", PROMPT, len(PROMPT), PARAMS, salt=b"ann", in_memory=True)
+    public = SequenceLog("b", PROMPT[:100], 100, PARAMS, salt=b"ann")
+    async with open_in_process(assembly.engine_spec) as client:
+        for log in (secret, public):
+            async with client.stream([log]) as stream:
+                async for _ in stream:
+                    pass
+        with anyio.fail_after(20):
+            while tier.pages < 6:  # noqa: ASYNC110 - a thread's work
+                await anyio.sleep(0.01)
+        await anyio.sleep(0.3)  # longer than it takes to store what is idle
+    assert tier.pages == 6, "those that the other request has, too"
+    await anyio.to_thread.run_sync(tier.close)
+
+
+async def test_a_session_of_a_client_is_kept_and_released() -> None:
+    log = SequenceLog("a", PROMPT, len(PROMPT), PARAMS, session="s", session_seconds=600.0)
+    other = SequenceLog("b", PROMPT[:20], 20, PARAMS)
+    kept = []
+    async with open_in_process(assemble(options_of()).engine_spec) as client:
+        for each, seconds in ((log, None), (other, 0.0), (replace_log(other, id="c"), None)):
+            async with client.stream([each]) as stream:
+                async for _ in stream:
+                    pass
+            kept.append((client.stats().sessions, client.stats().pages_kept))
+            if seconds is not None:
+                client.keep_session("default", "s", seconds)
+    assert kept == [(1, WHOLE // 16), (1, WHOLE // 16), (0, 0)]
 
 
 async def test_a_damaged_page_is_computed(tmp_path: Path) -> None:
