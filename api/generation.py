@@ -115,21 +115,12 @@ class Job:
         retention = getattr(body, "prompt_cache_retention", None)
         if session is None and options is not None:
             context.ignored.append("prompt_cache_options")
-        return cls(
-            id,
-            model,
-            context,
-            began,
-            bound_by,
-            deadline,
-            priority,
-            cache_salt=salt,
-            session=session,
-            session_ttl=0
-            if session is None
-            else context.sessions.ttl_of(context.caller.tenant, session, options),
-            in_memory=retention not in (None, "24h"),
-        )
+        job = cls(id, model, context, began, bound_by, deadline, priority, cache_salt=salt)
+        job.in_memory = retention not in (None, "24h")
+        if session is not None:
+            job.session = session
+            job.session_ttl = context.sessions.ttl_of(context.caller.tenant, session, options)
+        return job
 
     def add(
         self,
@@ -287,14 +278,8 @@ class Job:
                 who.tenant, prompt=prompt, cached=cached, completion=completion
             )
         if self.session is not None:
-            self.context.sessions.ended(
-                who.tenant,
-                self.session,
-                self.session_ttl,
-                prompt=prompt,
-                cached=cached,
-                completion=completion,
-            )
+            counts = {"prompt": prompt, "cached": cached, "completion": completion}
+            self.context.sessions.ended(who.tenant, self.session, self.session_ttl, **counts)
         if self.context.usage is not None:
             adapter = None if self.model.adapter is None else self.model.ran
             seconds = 0.0 if adapter is None else sum(clock.ran() for clock in clocks.values())
