@@ -110,6 +110,17 @@ async def test_a_session_of_a_client_is_kept_and_released() -> None:
     assert kept == [(1, WHOLE // 16), (1, WHOLE // 16), (0, 0)]
 
 
+async def test_pages_in_int8_survive_too_in_half_the_bytes(tmp_path: Path) -> None:
+    wide = options_of(dtype="bfloat16", kv_disk=tmp_path, kv_disk_bytes=2**24)
+    narrow = replace(wide, kv_cache_dtype="int8")
+    first = await serve(narrow)
+    second, other = await serve(narrow), await serve(wide)
+    assert (first.cached, second.cached, other.cached) == (0, WHOLE, 0), "each in its own numerics class"
+    assert first.tokens == second.tokens
+    layouts = [assemble(options).engine_spec.layout for options in (wide, narrow)]
+    assert layouts[1].num_pages > 1.7 * layouts[0].num_pages
+
+
 async def test_a_damaged_page_is_computed(tmp_path: Path) -> None:
     on = options_of(kv_disk=tmp_path, kv_disk_bytes=2**24)
     first = await serve(on)
