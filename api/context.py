@@ -17,7 +17,7 @@ from personae.api.adapters.combined import combined
 from personae.api.console.kept import KeptAnswer
 from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
-from personae.api.sessions.store import SessionStore
+from personae.api.sessions.store import SessionStore, session_key
 from personae.api.settings import ApiSettings
 from personae.api.targets import session_of, targets_of
 from personae.api.telemetry.metrics import Metrics
@@ -140,7 +140,8 @@ class RequestContext:
         """What keeps a session or an end user with the same choice of an alias. None if the request names
         neither."""
         named = (getattr(body, field, None) for field in ("prompt_cache_key", "safety_identifier"))
-        return next((key for key in (self.session, *named, body.user) if isinstance(key, str) and key), None)
+        session = None if self.session is None else session_key(self.session)
+        return next((key for key in (session, *named, body.user) if isinstance(key, str) and key), None)
 
     def named(self, name: str | None) -> str:
         """The name of the model that a request asks for, or the default."""

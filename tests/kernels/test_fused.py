@@ -466,7 +466,13 @@ def test_what_lies_beyond_a_sequence_may_be_nan(way: Way) -> None:
         assert sequences.step({f"{length}": tokens_of(6, length)})[f"{length}"].isfinite().all()
 
 
-@pytest.mark.parametrize("way", [Way(name, halves=False) for name in INSTRUCTIONS[:3]], indirect=True)
+IN_INT8 = (
+    *(Way(name, halves=False) for name in INSTRUCTIONS[:3]),
+    *(Way("floats", halves=False, machine=machine) for machine in ("skylake", "laptop")),
+)
+
+
+@pytest.mark.parametrize("way", IN_INT8, indirect=True)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_cache_in_int8_is_near_one_in_bfloat16_and_no_worse_than_layer_by_layer(
     variant: str, way: Way
@@ -484,7 +490,7 @@ def test_a_cache_in_int8_is_near_one_in_bfloat16_and_no_worse_than_layer_by_laye
     assert fused < 1.2 * layered
 
 
-@pytest.mark.parametrize("way", [Way(name, halves=False) for name in INSTRUCTIONS[:3]], indirect=True)
+@pytest.mark.parametrize("way", IN_INT8, indirect=True)
 def test_a_token_has_the_same_bits_in_company_with_a_cache_in_int8(way: Way) -> None:
     decoder, prompt = way.decoder(folder_of("llama")), tokens_of(2, 100)
     whole = all_logits(decoder, prompt, kv_dtype=torch.int8)
