@@ -34,9 +34,14 @@ SMALL = Scenario(
 def test_invariants_hold_with_disks_that_are_slow_full_or_failing(seed: int) -> None:
     dice, scenario = Random(seed), draw(seed, requests=50)
     costs = replace(scenario.costs, fetch=dice.choice((0.00002, 0.0005, 0.02)))
+    workload = replace(scenario.workload, sessions=0.5)
     report = simulate(
         replace(
-            scenario, costs=costs, tier_pages=dice.choice((4, 4000)), tier_fails=dice.choice((0.0, 0.05, 0.4))
+            scenario,
+            workload=workload,
+            costs=costs,
+            tier_pages=dice.choice((4, 4000)),
+            tier_fails=dice.choice((0.0, 0.05, 0.4)),
         )
     )
     assert sum(report.outcomes.values()) >= report.requests == 50
