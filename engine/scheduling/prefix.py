@@ -237,13 +237,16 @@ class PrefixCache:
             assert heap, f"{count} pages are needed, {self._pool.free} are free, none can be evicted"
             node = heap[0][2]
             tenant = node.tenant
-            self._take_unheld(node)
+            del (tenant.kept if node.keepers else tenant.evictable)[node]
+            self._unheld -= 1
             if self.evicts is not None:
                 self.evicts(node)
             self._drop(node)
             following = tenant.next
             if following is None:
                 heappop(heap)
+            elif len(heap) == 1:
+                heap[0] = 0.0, 0, following
             else:
                 heapreplace(heap, (-tenant.pages / tenant.weight, following.released, following))
 
@@ -309,9 +312,13 @@ class PrefixCache:
             root.tenant.roots += 1
         root.tenant.weight = weight
         root.handles += 1
+        evictable, kept, share = root.tenant.evictable, root.tenant.kept, self._pool.share
         for node in hit.nodes:
-            self.pin(node)
-            self._pool.share(node.page)
+            if not node.handles:
+                del (kept if node.keepers else evictable)[node]
+                self._unheld -= 1
+            node.handles += 1
+            share(node.page)
         if copy and hit.source is not None:
             self.pin(hit.source)
         return CacheHandle(root, list(hit.nodes))
@@ -387,16 +394,21 @@ class PrefixCache:
 
         Without `keep`, nodes that only this handle held are dropped, because their KV may be wrong.
         """
+        tenant = handle.root.tenant
+        evictable, kept, releases = tenant.evictable, tenant.kept, self._releases
         for node in reversed(handle.nodes):
             node.handles -= 1
             if node.handles:
                 continue
             if keep or node.children:
-                self._add_unheld(node)
+                releases += 1
+                node.released = releases
+                (kept if node.keepers else evictable)[node] = None
             else:
                 self._drop(node)
-        for page in reversed(pages):
-            self.free(handle, page)
+        self._unheld += releases - self._releases
+        self._releases = releases
+        tenant.pages -= sum(map(self._pool.release, reversed(pages)))
         handle.root.handles -= 1
         self._drop_if_unused(handle.root)
 
