@@ -126,3 +126,6 @@ class EngineClient(Protocol):
 
     def stats(self) -> EngineStats:
         """Return what the engine is doing now; cheap."""
+
+    def keep_session(self, tenant: str, session: str, seconds: float) -> None:
+        """Keep the pages of a tenant's session for so long from now on; 0: no longer."""

@@ -346,6 +346,15 @@ class Preempt(Message, frozen=True):
     epoch: int
 
 
+class KeepSession(Message, frozen=True):
+    """*Wire.* From a client: keep the pages of a tenant's session for so many seconds from now on, 0 for no
+    longer. In every epoch."""
+
+    tenant: str
+    session: str
+    seconds: float
+
+
 class Compiled(Message, frozen=True):
     """From the compiler: the grammar, or the reason why there is none."""
 

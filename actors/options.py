@@ -85,8 +85,10 @@ class ModelOptions:
         ),
     ] = None
     kv_cache_dtype: Annotated[
-        Literal["auto", "fp8"],
-        OptionInfo("fp8 keeps keys and values in half the memory (GPUs from Ada and Hopper on)."),
+        Literal["auto", "fp8", "int8"],
+        OptionInfo(
+            "Keep keys and values in half the memory: int8 on a CPU, fp8 on a GPU from Ada and Hopper on."
+        ),
     ] = "auto"
     max_model_len: Annotated[
         int | None,

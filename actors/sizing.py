@@ -220,6 +220,10 @@ def _kv_dtype(options: EngineOptions, model: Decoder) -> torch.dtype:
     """The dtype of keys and values."""
     if options.kv_cache_dtype == "auto":
         return model.dtype
+    if options.kv_cache_dtype == "int8":
+        if model.device.type != "cpu":
+            raise LoadError("--kv-cache-dtype int8 needs a CPU; a GPU has fp8.")
+        return torch.int8
     if model.device.type == "cpu" or torch.cuda.get_device_capability() < FP8_CAPABILITY:
         raise LoadError("--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or later (Ada, Hopper).")
     return FP8

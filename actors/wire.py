@@ -22,6 +22,7 @@ from personae.actors.messages import (
     AdapterStats,
     Cancel,
     EngineCoreStarted,
+    KeepSession,
     KVEvents,
     Message,
     Pin,
@@ -116,7 +117,7 @@ class Describe(Message, frozen=True):
     """From the frontend: log what every actor and every thread is doing."""
 
 
-ToCore = Start | Submit | Cancel | Preempt | Pin | Unpin | Describe
+ToCore = Start | Submit | Cancel | Preempt | KeepSession | Pin | Unpin | Describe
 ToFrontend = (
     Loading
     | LoadFailed

@@ -40,6 +40,8 @@ from personae.api.replicas import routes as replica_routes
 from personae.api.responses import conversation_routes as conversations
 from personae.api.responses import routes as responses
 from personae.api.responses.store import ResponseStore
+from personae.api.sessions import routes as session_routes
+from personae.api.sessions.store import SessionStore
 from personae.api.settings import ApiSettings
 from personae.api.telemetry.metrics import Metrics
 from personae.api.telemetry.tracing import UNTRACED, Tracing
@@ -81,6 +83,10 @@ OPERATIONS = (
     conversations.list_items,
     conversations.get_item,
     conversations.delete_item,
+    session_routes.list_sessions,
+    session_routes.get_session,
+    session_routes.change_session,
+    session_routes.delete_session,
     anthropic.create_message,
     anthropic.count_tokens,
     routes.list_models,
@@ -207,6 +213,7 @@ def make_context(
         budgets=None if usage is None else Budgets(usage, Prices(settings.price)),
         responses=stored,
         scaler=scaler,
+        sessions=SessionStore(settings.session_ttl),
         fingerprint=_fingerprint(client, settings),
     )
 

@@ -20,6 +20,7 @@ from personae.api.console.history import LiveHistory
 from personae.api.console.kept import KeptAnswer
 from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
+from personae.api.sessions.store import SessionStore, session_key
 from personae.api.settings import ApiSettings
 from personae.api.targets import session_of, targets_of
 from personae.api.telemetry.metrics import Metrics
@@ -84,9 +85,9 @@ class RequestContext:
     requests run after all others. `arrived` is when the request arrived, None for now; `patience` is when its
     client has no more use for the answer. Both are on `anyio.current_time`'s clock. `fingerprint` changes
     when the server could answer differently than before. `ignored` names what in the request binds nothing; a
-    header lists it. `targets` and `session` come from the request's headers. `answer_headers` are added to
-    the answer's headers until these are sent. `defaults` are those of the adapter that answers; see
-    `with_defaults`.
+    header lists it. `targets` and `session` come from the request's headers; `sessions` has what is known of
+    sessions. `answer_headers` are added to the answer's headers until these are sent. `defaults` are those of
+    the adapter that answers; see `with_defaults`.
     """
 
     client: EngineClient
@@ -113,6 +114,7 @@ class RequestContext:
     ignored: list[str] = field(default_factory=list)
     targets: LatencyTargets | None = None
     session: str | None = None
+    sessions: SessionStore = field(default_factory=lambda: SessionStore(0))
     answer_headers: dict[str, str] = field(default_factory=dict)
     defaults: RequestDefaults = NO_DEFAULTS
     background: bool = False
@@ -156,7 +158,8 @@ class RequestContext:
         """What keeps a session or an end user with the same choice of an alias. None if the request names
         neither."""
         named = (getattr(body, field, None) for field in ("prompt_cache_key", "safety_identifier"))
-        return next((key for key in (self.session, *named, body.user) if isinstance(key, str) and key), None)
+        session = None if self.session is None else session_key(self.session)
+        return next((key for key in (session, *named, body.user) if isinstance(key, str) and key), None)
 
     def named(self, name: str | None) -> str:
         """The name of the model that a request asks for, or the default."""

@@ -17,6 +17,7 @@ from personae.actors.client import ModelCard
 from personae.api.choices import Choice, Part
 from personae.api.context import RequestContext
 from personae.api.params import sibling
+from personae.api.sessions.store import session_key
 from personae.api.telemetry import logs
 from personae.api.telemetry.metrics import SequenceClock
 from personae.api.wire.answers import AnswerDetails, CachedTokens, Usage, UsageExtension
@@ -56,7 +57,8 @@ class Job:
 
     `bound_by` is the field that bound its answers, for the errors of its grammar. `rename` changes the names
     of fields in errors, if the client's request is not a chat completion. `asked` has, for each prompt, the
-    number of answers and the most tokens of each.
+    number of answers and the most tokens of each. `session` is the session's name, `session_ttl` how long its
+    keys and values are kept after the request; with `in_memory` they go to no disk.
     """
 
     id: str
@@ -79,6 +81,9 @@ class Job:
     asked: list[tuple[int, int]] = field(default_factory=list)
     budget_param: str = "max_tokens"
     cache_salt: str | None = None
+    session: str | None = None
+    session_ttl: int = 0
+    in_memory: bool = False
     rename: Callable[[RequestError], None] = lambda error: None
 
     @classmethod
@@ -106,7 +111,17 @@ class Job:
             raise RequestError(f"`cache_salt` must have 1 to {_MAX_SALT} characters.", param="cache_salt")
         id, began = f"{prefix}{uuid.uuid4().hex}", time.perf_counter()
         deadline = context.deadline(body.timeout)
-        return cls(id, model, context, began, bound_by, deadline, priority, cache_salt=salt)
+        session = context.session or getattr(body, "prompt_cache_key", None)
+        options = getattr(body, "prompt_cache_options", None)
+        retention = getattr(body, "prompt_cache_retention", None)
+        if session is None and options is not None:
+            context.ignored.append("prompt_cache_options")
+        job = cls(id, model, context, began, bound_by, deadline, priority, cache_salt=salt)
+        job.in_memory = retention not in (None, "24h")
+        if session is not None:
+            job.session = session
+            job.session_ttl = context.sessions.ttl_of(context.caller.tenant, session, options)
+        return job
 
     def add(
         self,
@@ -152,7 +167,9 @@ class Job:
                 priority=self.priority,
                 weight=caller.identity.limits.weight or 1.0,
                 targets=self.context.targets,
-                session=self.context.session,
+                session=None if self.session is None else session_key(self.session),
+                session_seconds=0.0 if params.pooling else self.session_ttl,
+                in_memory=self.in_memory,
             )
             first = first or log.id
             self.logs.append(log)
@@ -274,6 +291,9 @@ class Job:
             self.context.metrics.tenants.ended(
                 who.tenant, prompt=prompt, cached=cached, completion=completion
             )
+        if self.session is not None:
+            counts = {"prompt": prompt, "cached": cached, "completion": completion}
+            self.context.sessions.ended(who.tenant, self.session, self.session_ttl, **counts)
         if self.context.usage is not None:
             adapter = None if self.model.adapter is None else self.model.ran
             seconds = 0.0 if adapter is None else sum(clock.ran() for clock in clocks.values())

@@ -241,6 +241,15 @@ class ServerOptions:
     drain_timeout: Annotated[
         float, OptionInfo("Seconds that running answers have to finish when the server stops.", min=0)
     ] = 30.0
+    session_ttl: Annotated[
+        int,
+        OptionInfo(
+            "Seconds for which the keys and values of a session are kept after its last request, within its "
+            "tenant's share. 0 keeps them no longer than others.",
+            min=0,
+            max=30 * 86400,
+        ),
+    ] = 600
     kv_events: Annotated[
         str | None,
         OptionInfo(

@@ -3,16 +3,17 @@ concern a proxy as much as this server.
 
 `x-slo-ttft-ms` and `x-slo-tpot-ms` are targets for the first token and for each one after it. `x-slo-refuse:
 true` asks for a 503 at once if the first token cannot be expected in time. `x-session-id` names a
-conversation: its requests go to the same engine, if nothing prevents it.
+conversation (`sessions/`).
 """
 
-import hashlib
 from typing import Annotated
 
 from msgspec import Meta
 from starlette.requests import Request
 
 from personae.api.http.operation import HeaderParameter
+from personae.api.sessions.store import checked_name
+from personae.api.wire.prompt_cache import SessionName
 from personae.engine.sequence import LatencyTargets
 from personae.errors import RequestError
 
@@ -23,12 +24,11 @@ HEADERS = (
     HeaderParameter(REFUSE, bool, "Whether to answer 503 at once if the first token cannot come in time."),
     HeaderParameter(
         SESSION,
-        Annotated[str, Meta(min_length=1, max_length=256)],
-        "Requests of one session go to the same engine if it has room.",
+        SessionName,
+        "The conversation. Its keys and values are kept for its next request, which goes to the same engine.",
     ),
 )
 _LONGEST = 3_600_000.0  # milliseconds
-_LONGEST_NAME = 256
 
 
 def targets_of(request: Request) -> LatencyTargets | None:
@@ -48,13 +48,9 @@ def targets_of(request: Request) -> LatencyTargets | None:
 
 
 def session_of(request: Request) -> str | None:
-    """The session's name, hashed so that it is short. Raises RequestError if it is too long."""
+    """The session's name. Raises RequestError if it is too long, or empty."""
     name = request.headers.get(SESSION)
-    if name is None:
-        return None
-    if not 0 < len(name) <= _LONGEST_NAME:
-        raise RequestError(f"`{SESSION}` must have 1 to {_LONGEST_NAME} characters.", param=SESSION)
-    return hashlib.sha256(name.encode()).hexdigest()[:32]
+    return None if name is None else checked_name(name, SESSION)
 
 
 def _seconds(request: Request, header: str) -> float | None:

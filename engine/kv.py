@@ -18,6 +18,7 @@ from torch import Tensor
 
 from personae.engine.layers.block import KVSpec
 from personae.engine.plan import MemoryLayout
+from personae.kernels.attention import kv_width
 from personae.kernels.memory import Memory, giving_back_pages, memory_of
 
 Specs = Sequence[KVSpec | None]
@@ -44,8 +45,8 @@ class HiddenReader(Protocol):
 
 
 class KVCache:
-    """`groups`: by spec, `[layers, 2, num_pages, heads, page_size, head_dim]` of the layers that have it, in
-    order; index 1 is 0 for keys, 1 for values. `layers`: the keys and values of each layer.
+    """`groups`: by spec, `[layers, 2, num_pages, heads, page_size, width]` of the layers that have it,
+    in order (`kv_width`); index 1 is 0 for keys, 1 for values. `layers`: the keys and values of each layer.
 
     The scheduler decides who owns which page; the cache only holds them. With `spare` there is one more page,
     `spare_page`, which nobody owns: padding is written there. `memory`: the device's memory. `reader` gets
@@ -103,7 +104,7 @@ class KVCache:
 
     def _page_shape(self, spec: KVSpec) -> tuple[int, int, int]:
         """The shape of one page of one layer's keys."""
-        return spec.heads, self.page_size, spec.head_dim
+        return spec.heads, self.page_size, kv_width(spec.head_dim, spec.dtype or self.dtype)
 
     @property
     def data(self) -> Tensor:

@@ -54,11 +54,19 @@ class PageKey(NamedTuple):
     tokens: bytes
 
 
+class PageOwner(NamedTuple):
+    """The tenant to whose share of a tier a page counts: a digest of 16 bytes, and its weight."""
+
+    tenant: bytes
+    weight: float
+
+
 class StorePage(msgspec.Struct, frozen=True, tag=True):
     """A tier gets what the page holds before the step."""
 
     page: int
     key: PageKey
+    owner: PageOwner
 
 
 class FetchPage(msgspec.Struct, frozen=True, tag=True):

@@ -29,7 +29,9 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     with the same prompt (another choice of `n` > 1): this sequence waits until that one's prompt is computed,
     and then shares its pages. A `background` sequence yields to all others. A lower `priority` goes earlier
     among the tenant's sequences for the same adapter; `weight` is the tenant's. `targets` are the client's;
-    `session` is the conversation's name. These two only decide where and when the sequence runs.
+    `session` is the conversation's name. These two only decide where and when the sequence runs. The pages of
+    the session's last sequence are kept for `session_seconds` after it has ended. With `in_memory` no tier
+    gets its pages that outlives the process.
     """
 
     id: str
@@ -48,6 +50,8 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     background: bool = False
     targets: LatencyTargets | None = None
     session: str | None = None
+    session_seconds: float = 0.0
+    in_memory: bool = False
 
     def budget(self, max_model_len: int) -> int:
         """The most tokens that the answer can have, emitted ones included."""

@@ -166,6 +166,8 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     pages_lent: Annotated[
         int, GaugeMetric("personae:kv_pages_lent", "KV pages whose memory is lent to adapters.")
     ] = 0
+    pages_kept: Annotated[int, GaugeMetric("personae:kv_pages_kept", "KV pages that sessions keep.")] = 0
+    sessions: Annotated[int, GaugeMetric("personae:sessions", "Sessions that keep KV pages.")] = 0
     tier_pages: Annotated[int, GaugeMetric("personae:kv_tier_pages", "KV pages in the tier.")] = 0
     page_size: int = 0
     fairness_gap: Annotated[

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -43,6 +43,12 @@ def traffic(
     adapters: Annotated[int, typer.Option(min=0)] = 1000,
     rate: Annotated[float, typer.Option(help="Requests a second.")] = 600.0,
     faults_every: Annotated[float, typer.Option(help="Virtual seconds between two faults; 0: none.")] = 20.0,
+    tier_pages: Annotated[
+        int, typer.Option(min=0, help="KV pages that a disk has room for; 0: no disk.")
+    ] = 0,
+    tier_fails: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the disk's operations that fail or stall.")
+    ] = 0.0,
     seed: int = 0,
     parts: Annotated[int, typer.Option(min=1, help="Independent parts, each with a seed of its own.")] = 1,
     processes: Annotated[int, typer.Option(min=1, help="Parts that are simulated at once.")] = 1,
@@ -50,7 +56,15 @@ def traffic(
     """Simulate much traffic with faults, over many adapters. The invariants are checked every 64 steps."""
     begun = perf_counter()
     jobs = [
-        (requests // parts + (part < requests % parts), adapters, rate, faults_every, seed + part)
+        _Job(
+            seed + part,
+            requests // parts + (part < requests % parts),
+            adapters,
+            rate,
+            faults_every or None,
+            tier_pages,
+            tier_fails,
+        )
         for part in range(parts)
     ]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -58,29 +72,56 @@ def traffic(
         found = list(track(running, "simulating", total=parts, console=Console(stderr=True)))
     outcomes: dict[str, int] = {}
     faults: dict[str, int] = {}
-    for _, _, _, seen, struck in found:
-        for name, number in seen.items():
+    for part in found:
+        for name, number in part.outcomes.items():
             outcomes[name] = outcomes.get(name, 0) + number
-        for name, number in struck.items():
+        for name, number in part.faults.items():
             faults[name] = faults.get(name, 0) + number
-    sent = sum(part[0] for part in found)
-    virtual = sum(part[1] for part in found)
-    restarts = sum(part[2] for part in found)
-    typer.echo(f"{sent:.0f} requests in {virtual:.0f} virtual and {perf_counter() - begun:.0f} real seconds")
+    sent = sum(part.requests for part in found)
+    virtual = sum(part.seconds for part in found)
+    restarts = sum(part.restarts for part in found)
+    typer.echo(f"{sent} requests in {virtual:.0f} virtual and {perf_counter() - begun:.0f} real seconds")
     typer.echo(f"ended: {dict(sorted(outcomes.items()))}")
-    typer.echo(f"faults: {dict(sorted(faults.items()))}, {restarts:.0f} restarts")
+    typer.echo(f"faults: {dict(sorted(faults.items()))}, {restarts} restarts")
+    if tier_pages:
+        queries, hits, tier = (
+            sum(getattr(part, name) for part in found) for name in ("queries", "hits", "tier_hits")
+        )
+        typer.echo(f"prompt tokens: {queries}, {hits} of them cached, {tier} of these from the disk")
     typer.echo("0 violations")
 
 
-def _part(
-    job: tuple[int, int, float, float, int],
-) -> tuple[float, float, float, dict[str, int], dict[str, int]]:
+class _Job(NamedTuple):
+    """The arguments of `swarm.busy`."""
+
+    seed: int
+    requests: int
+    adapters: int
+    rate: float
+    faults_every: float | None
+    tier_pages: int
+    tier_fails: float
+
+
+class _Figures(NamedTuple):
+    """What is added up over the parts; see SimulationReport."""
+
+    requests: int
+    seconds: float
+    restarts: int
+    outcomes: dict[str, int]
+    faults: dict[str, int]
+    queries: int
+    hits: int
+    tier_hits: int
+
+
+def _part(job: _Job) -> _Figures:
     from personae.actors.simulation.swarm import busy
     from personae.actors.simulation.world import simulate
 
-    requests, adapters, rate, faults_every, seed = job
-    report = simulate(busy(seed, requests, adapters, rate, faults_every or None))
-    return report.requests, report.seconds, report.restarts, report.outcomes, report.faults
+    report = simulate(busy(*job))
+    return _Figures(*(getattr(report, name) for name in _Figures._fields))
 
 
 @app.command()

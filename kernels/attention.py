@@ -53,9 +53,15 @@ class AttentionShape:
 
     @classmethod
     def of(cls, q: Tensor, k_cache: Tensor) -> "AttentionShape":
-        """q: [T, heads, D], k_cache: [num_pages, kv_heads, page_size, D]."""
-        _, kv_heads, page_size, dim = k_cache.shape
-        return cls(q.shape[1], kv_heads, dim, page_size, q.dtype, k_cache.dtype)
+        """q: [T, heads, D], k_cache: [num_pages, kv_heads, page_size, kv_width of D]."""
+        _, kv_heads, page_size, _ = k_cache.shape
+        return cls(q.shape[1], kv_heads, q.shape[2], page_size, q.dtype, k_cache.dtype)
+
+
+def kv_width(head_dim: int, dtype: torch.dtype) -> int:
+    """How many elements a cache of that dtype has for a head's key or value: in int8 also those of its
+    scale."""
+    return head_dim + 2 if dtype is torch.int8 else head_dim
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -179,8 +179,8 @@ def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_inde
     """cache[page, :, offset] = k[t] where write_index[t] = page * page_size + offset; the same for v.
 
     k, v: [T, kv_heads, D] (may be strided); caches: [num_pages, kv_heads, page_size, D], of k's dtype or FP8
-    (E4M3, https://arxiv.org/abs/2209.05433); write_index: [T] int64. For FP8, values are clamped to its
-    largest value and rounded.
+    (E4M3, https://arxiv.org/abs/2209.05433), or int8 with D + 2 instead of D; write_index: [T] int64. For
+    FP8, values are clamped to its largest value and rounded. For int8, see `quantize_kv`.
     """
     page_size = k_cache.shape[2]
     page, offset = write_index // page_size, write_index % page_size
@@ -188,8 +188,25 @@ def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_inde
         if cache.dtype is FP8:
             stored = x.float().clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
             cache.view(torch.uint8)[page, :, offset] = stored  # torch cannot index FP8
+        elif cache.dtype is torch.int8:
+            cache[page, :, offset] = quantize_kv(x)
         else:
             cache[page, :, offset] = x
+
+
+def quantize_kv(x: Tensor) -> Tensor:
+    """x [..., D] -> [..., D + 2] int8: q = round(x / s), and the bytes of s = max|x| / 127, a bfloat16, for
+    each head of each token. If an x is not finite, s is not either."""
+    wide = x.float()
+    scale = (wide.abs().amax(-1, keepdim=True) / 127 + (wide * 0).sum(-1, keepdim=True)).bfloat16()
+    whole = (wide / scale.float()).round().nan_to_num(0.0).clamp(-127, 127).to(torch.int8)
+    return torch.cat((whole, scale.view(torch.int8)), -1)
+
+
+def dequantize_kv(rows: Tensor) -> Tensor:
+    """What `quantize_kv` made, [..., D + 2] int8 -> q s, [..., D] float32."""
+    scale = rows[..., -2:].contiguous().view(torch.bfloat16).float()
+    return rows[..., :-2].float() * scale
 
 
 def paged_attention(
@@ -204,7 +221,8 @@ def paged_attention(
 
     i and j are positions in the row's own sequence. Its keys and values are read through its page table.
     Query head h reads key/value head h // (heads / kv_heads). q: [T, heads, D]; caches: [num_pages, kv_heads,
-    page_size, D] of q's dtype or FP8 -> [T, heads, D] of q's dtype. Scores, softmax and sums are in float32.
+    page_size, D] of q's dtype or FP8, or int8 with D + 2 (`quantize_kv`) -> [T, heads, D] of q's dtype.
+    Scores, softmax and sums are in float32.
     """
     return attend(q, k_cache, v_cache, batch, list(attention_groups(batch)), scale, window)
 
@@ -264,8 +282,7 @@ def _attend(
     pages = pages[:, : -(-max(lengths) // page_size)].long()
     # [n, pages, kv_heads, page_size, D] -> [n, kv_heads, tokens, D]
     k, v = (
-        cache.view(torch.uint8 if cache.dtype is FP8 else cache.dtype)[pages]
-        .view(cache.dtype)
+        _floats(cache, pages)
         .transpose(1, 2)
         .to(torch.float32, memory_format=torch.contiguous_format)
         .reshape(n, kv_heads, -1, dim)
@@ -292,6 +309,13 @@ def _attend(
         weights = scores.softmax(-1)
     mixed = (weights.flatten(2, 3) @ v).view(n, kv_heads, -1, m, dim)
     return mixed.permute(0, 3, 1, 2, 4).reshape(n, m, heads, dim).to(q.dtype)
+
+
+def _floats(cache: Tensor, pages: Tensor) -> Tensor:
+    """These pages of a cache, in a dtype that converts to float32: [..., kv_heads, page_size, D]."""
+    if cache.dtype is torch.int8:
+        return dequantize_kv(cache[pages])
+    return cache.view(torch.uint8 if cache.dtype is FP8 else cache.dtype)[pages].view(cache.dtype)
 
 
 def sgmv(

@@ -44,7 +44,7 @@ from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.kit.switch_interval import shorten_switch_interval
 from personae.actors.line import Line
-from personae.actors.messages import Cancel, Message, Pin, Preempt, Submit, Unpin
+from personae.actors.messages import Cancel, KeepSession, Message, Pin, Preempt, Submit, Unpin
 from personae.actors.spec import EngineSpec
 from personae.actors.wire import (
     Describe,
@@ -288,7 +288,7 @@ async def serve(
         on_started(core)
         async for message in arriving:
             match message:
-                case Submit() | Cancel() | Preempt():
+                case Submit() | Cancel() | Preempt() | KeepSession():
                     scheduler.tell(message)
                 case Pin() | Unpin():
                     store.tell(message)

@@ -18,6 +18,7 @@ from personae.actors.messages import (
     Compiled,
     EngineCoreStarted,
     Execute,
+    KeepSession,
     KVEvents,
     Lend,
     Message,
@@ -104,6 +105,7 @@ class SchedulerActor(Actor[Message]):
         begun = time.perf_counter()
         deltas: list[Delta] = []
         stepped = False
+        self._scheduler.tick(current_time())
         for each in (message, *self.drain()):
             match each:
                 case StepFinished():
@@ -116,6 +118,8 @@ class SchedulerActor(Actor[Message]):
                     deltas += self._end(ids, "cancelled")
                 case Preempt(ids=ids, epoch=self._epoch):
                     deltas += self._end(ids, "preempted")
+                case KeepSession(tenant=tenant, session=session, seconds=seconds):
+                    self._scheduler.keep_session(tenant, session, seconds)
                 case Compiled():
                     self._compiled(each)
                 case Resumed(ids=resumed):
@@ -291,6 +295,8 @@ class SchedulerActor(Actor[Message]):
             pages_total=scheduler.layout.num_pages,
             pages_used=scheduler.pages_used,
             pages_lent=scheduler.pages_lent,
+            pages_kept=scheduler.pages_kept,
+            sessions=scheduler.sessions,
             tier_pages=0 if self._tier is None else self._tier.pages,
             page_size=scheduler.layout.page_size,
             fairness_gap=self._fairness_gap,

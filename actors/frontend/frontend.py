@@ -25,7 +25,7 @@ from personae.actors.kit import gauges
 from personae.actors.kit.child import Incident, Report
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
-from personae.actors.messages import EngineDied, Message, Shutdown, Submission, Withdraw
+from personae.actors.messages import EngineDied, KeepSession, Message, Shutdown, Submission, Withdraw
 from personae.engine.scheduling.kv_events import KVEvent
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tokens import Tokenizer
@@ -149,6 +149,11 @@ class Frontend:
             actors=tuple(self.actors()),
         )
 
+    def keep_session(self, message: KeepSession) -> None:
+        """Tell the engine core. One that is not running keeps no pages."""
+        with suppress(ActorStopped):
+            self._scheduler.tell(message)
+
     def actors(self) -> list[gauges.Gauge]:
         """Return what every actor is doing, the engine core's included."""
         return [*gauges.read(self._root), *self.core_actors]
@@ -182,6 +187,9 @@ class Serving(Protocol):
 
     def stats(self) -> EngineStats:
         """Return what the engine is doing now."""
+
+    def keep_session(self, message: KeepSession) -> None:
+        """Tell every engine core."""
 
     def actors(self) -> list[gauges.Gauge]:
         """Return what every actor is doing."""
@@ -237,6 +245,10 @@ class LocalClient:
         """End sequences that were submitted. Those that have ended already are ignored."""
         with suppress(ActorStopped):  # the frontend has stopped, and every sequence with it
             self._frontend.ingress.tell(Withdraw(tuple(ids)))
+
+    def keep_session(self, tenant: str, session: str, seconds: float) -> None:
+        """Keep the pages of a tenant's session for so long from now on; 0: no longer."""
+        self._frontend.keep_session(KeepSession(tenant, session, seconds))
 
     def stats(self) -> EngineStats:
         """Return what the engine is doing now."""

@@ -14,7 +14,7 @@ from personae.actors.frontend.queue_stats import merged
 from personae.actors.kit import gauges
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
-from personae.actors.messages import AdapterStats, Message
+from personae.actors.messages import AdapterStats, KeepSession, Message
 from personae.actors.replicas.dispatcher import Dispatcher
 from personae.actors.replicas.frontend import ReplicaFrontend
 from personae.actors.replicas.placement.base import Placement
@@ -90,6 +90,11 @@ class ReplicaSet:
         """Have every engine core write more about itself to the log."""
         for replica in self.replicas.values():
             replica.frontend.describe_core()
+
+    def keep_session(self, message: KeepSession) -> None:
+        """Tell every engine core: the session's requests may have gone to several."""
+        for replica in self.replicas.values():
+            replica.frontend.keep_session(message)
 
     def actors(self) -> list[gauges.Gauge]:
         """What every actor is doing. Paths in engine cores begin with their replica's name."""

@@ -245,7 +245,8 @@ class SimulatedDevice:
         assert self._tier is not None
         stores = [move for move in moves if isinstance(move, StorePage)]
         contents: Any = [list(self._cells[move.page]) for move in stores]
-        self._tier.store([move.key for move in stores], lambda: contents)
+        keys, owners = [move.key for move in stores], [move.owner for move in stores]
+        self._tier.store(keys, owners, lambda: contents)
         fetches = [move for move in moves if isinstance(move, FetchPage)]
         for move in fetches:
             if self._readers[move.page] or move.page in self.worker.lent:

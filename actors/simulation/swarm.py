@@ -79,14 +79,24 @@ def draw_several(seed: int, requests: int = 120) -> Scenario:
     )
 
 
-def busy(seed: int, requests: int, adapters: int, rate: float, faults_every: float | None) -> Scenario:
-    """One large engine that is always full: short prompts, many adapters, faults."""
+def busy(
+    seed: int,
+    requests: int,
+    adapters: int,
+    rate: float,
+    faults_every: float | None,
+    tier_pages: int = 0,
+    tier_fails: float = 0.0,
+) -> Scenario:
+    """One large engine that is always full: short prompts, many adapters, faults. With `tier_pages`
+    memory is short, and a third of the requests belongs to sessions."""
+    prompts = _short_prompts(requests, rate, adapters, poison=0.00001)
     return Scenario(
         seed,
-        _short_prompts(requests, rate, adapters, poison=0.00001),
+        replace(prompts, sessions=0.3) if tier_pages else prompts,
         Costs(step=0.004, adapter=0.00001, start=1.0, read=0.004, place=0.0004),
         faults_every=faults_every,
-        pages=4096,
+        pages=2048 if tier_pages else 4096,
         slots=256,
         batch=4096,
         places=128,
@@ -94,6 +104,8 @@ def busy(seed: int, requests: int, adapters: int, rate: float, faults_every: flo
         max_live=4096,
         lull=20_000,
         longest_wait=300.0,
+        tier_pages=tier_pages,
+        tier_fails=tier_fails,
     )
 
 

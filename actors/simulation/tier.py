@@ -1,13 +1,13 @@
 """The simulated disk: keeps the cells of pages across the deaths of an engine core, slowly and unreliably."""
 
 import random
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs
-from personae.engine.plan import PageKey
+from personae.engine.plan import PageKey, PageOwner
+from personae.engine.tiers.page_index import PageIndex
 from personae.engine.tiers.tier import TierCounts
 
 STALL_SECONDS = 20.0
@@ -24,7 +24,7 @@ class SimulatedTier:
         self._costs = costs
         self._threads = threads
         self._dice = random.Random(seed)
-        self._cells: OrderedDict[bytes, tuple[PageKey, Any]] = OrderedDict()
+        self._cells = PageIndex[tuple[PageKey, Any]]()
         self._tickets: dict[int, list[Any]] = {}
         self._next_ticket = 0
         self._counts = TierCounts()
@@ -62,15 +62,15 @@ class SimulatedTier:
         counts, self._counts = self._counts, TierCounts()
         return counts
 
-    def store(self, keys: Sequence[PageKey], ready: Callable[[], Any]) -> None:
+    def store(self, keys: Sequence[PageKey], owners: Sequence[PageOwner], ready: Callable[[], Any]) -> None:
         """See Tier."""
-        for key, cells in zip(keys, ready(), strict=True):
+        for key, owner, cells in zip(keys, owners, ready(), strict=True):
             if self._strikes():
                 continue
-            self._cells[key.name] = key, cells
+            if len(self._cells) >= self._bound and key.name not in self._cells:
+                self._cells.pop(owner)
+            self._cells.add(key.name, (key, cells), owner)
             self._counts = self._counts._replace(stored=self._counts.stored + 1)
-            while len(self._cells) > self._bound:
-                self._cells.popitem(last=False)
 
     def fetch(self, ticket: int, keys: Sequence[PageKey]) -> int:
         """See Tier."""
@@ -82,12 +82,12 @@ class SimulatedTier:
         for key in keys:
             self._threads.sleep(self._costs.fetch)
             if self._strikes():
-                self._cells.pop(key.name, None)
+                self._cells.remove(key.name)
                 self._counts = self._counts._replace(errors=self._counts.errors + 1)
             kept = self._cells.get(key.name)
             if kept is None or kept[0] != key:
                 break
-            self._cells.move_to_end(key.name)
+            self._cells.use(key.name)
             found.append(kept[1])
         self._tickets[ticket] = found
         self.fetched += len(found)

@@ -27,10 +27,10 @@ class SimulatedWorkload:
     exponent `zipf`; one request in ten is for the base. Tenants are chosen likewise. A share `prefixed` of
     the prompts begins with one of four prefixes of `prefix` tokens that all tenants share. The other shares
     are probabilities for each request: `schemas` is bound by one of `grammars` grammars, `siblings` has two
-    or three choices, `leaves` disconnects at some time, `slow` reads slowly. `broken` of the adapters cannot
-    be read, `bad` of the grammars cannot be compiled or take long, `thinks` of the others have slow masks,
-    `poison` of the requests kill the engine. A share `targeted` has the latency targets `targets`, if there
-    are any.
+    or three choices, `leaves` disconnects at some time, `slow` reads slowly, `sessions` belongs to a session.
+    `broken` of the adapters cannot be read, `bad` of the grammars cannot be compiled or take long, `thinks`
+    of the others have slow masks, `poison` of the requests kill the engine. A share `targeted` has the
+    latency targets `targets`, if there are any.
     """
 
     requests: int = 1000
@@ -55,6 +55,7 @@ class SimulatedWorkload:
     poison: float = 0.0
     targets: LatencyTargets | None = None
     targeted: float = 1.0
+    sessions: float = 0.0
     speculates: bool = True  # every second unbound answer has drafts
 
 
@@ -129,6 +130,8 @@ def requests(load: SimulatedWorkload, seed: int) -> Iterator[SimulatedRequest]:
         )
         if load.targets is not None and random_() < load.targeted:
             log = replace(log, targets=load.targets)
+        if load.sessions and random_() < load.sessions:
+            log = replace(log, session=f"{number % 60}", session_seconds=dice.choice((0.1, 5.0, 600.0)))
         logs = [log]
         if random_() < load.siblings:
             logs += [

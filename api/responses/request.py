@@ -7,6 +7,7 @@ import msgspec
 
 from personae.api.responses.items import Item, Tool, ToolChoice
 from personae.api.responses.sealed import unsealed
+from personae.api.wire.prompt_cache import CacheOptions, Retention, SessionName
 from personae.api.wire.schema import JsonObjectFormat, Sampling, TextFormat
 
 LOGPROBS = "message.output_text.logprobs"
@@ -84,8 +85,6 @@ class ResponsesRequest(Sampling, kw_only=True):
         "image": (),
         "moderation": (),
         "prompt": (),
-        "prompt_cache_options": (),
-        "prompt_cache_retention": ("in_memory",),
         "service_tier": ("auto", "default", "flex"),
         "truncation": ("disabled",),
     }
@@ -113,16 +112,17 @@ class ResponsesRequest(Sampling, kw_only=True):
     metadata: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
     max_tool_calls: int | None = None
-    prompt_cache_key: str | None = None
     safety_identifier: str | None = None
+    # The session, how long its keys and values are kept, and whether they may go to a disk.
+    prompt_cache_key: SessionName | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Retention | None = None
     # Not supported: `unserved` has the neutral values.
     access_programs: Any = None
     context_management: Any = None
     image: Any = None
     moderation: Any = None
     prompt: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
     service_tier: Any = None
     truncation: Any = None
 

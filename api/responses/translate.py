@@ -95,6 +95,9 @@ def chat_request(
         parallel_tool_calls=body.parallel_tool_calls,
         chat_template_kwargs=body.chat_template_kwargs,
         thinking_token_budget=body.thinking_token_budget,
+        prompt_cache_key=body.prompt_cache_key,
+        prompt_cache_options=body.prompt_cache_options,
+        prompt_cache_retention=body.prompt_cache_retention,
     )
     return chat, names
 

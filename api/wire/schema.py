@@ -14,6 +14,7 @@ import msgspec
 from personae.api.wire.compat_names import field_here
 from personae.api.wire.conversation import CustomTool, Message, Tool, ToolChoice
 from personae.api.wire.foreign import allowed, one_of
+from personae.api.wire.prompt_cache import CacheOptions, Retention, SessionName
 from personae.errors import UnsupportedParameter
 
 
@@ -256,8 +257,6 @@ class ChatRequest(SamplingFields, kw_only=True):
         "mm_processor_kwargs": ({},),
         "modalities": (["text"],),
         "moderation": (),
-        "prompt_cache_options": (),
-        "prompt_cache_retention": ("in_memory",),
         "service_tier": ("auto", "default", "flex"),
         "store": (True, False),
         "verbosity": ("low", "medium"),
@@ -287,8 +286,11 @@ class ChatRequest(SamplingFields, kw_only=True):
     thinking_budget_tokens: int | None = None
     # The caller's own bookkeeping: checked, but without effect.
     metadata: dict[str, Any] | None = None
-    prompt_cache_key: str | None = None
     safety_identifier: str | None = None
+    # The session, how long its keys and values are kept, and whether they may go to a disk.
+    prompt_cache_key: SessionName | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Retention | None = None
     # Not supported: `unserved` has the neutral values.
     audio: Any = None
     best_of: Any = None
@@ -299,8 +301,6 @@ class ChatRequest(SamplingFields, kw_only=True):
     mm_processor_kwargs: Any = None
     modalities: Any = None
     moderation: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
     service_tier: Any = None
     store: Any = None
     verbosity: Any = None

@@ -16,6 +16,7 @@ from personae.engine.layers.norm import Norm, NormFactory
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.layers.step import ForwardContext
 from personae.engine.quantization.base import Scheme
+from personae.kernels.attention import kv_width
 from personae.kernels.decoder import Weight
 from personae.lora.sites import LoraSite
 
@@ -33,7 +34,8 @@ class KVSpec:
 
     def bytes(self, dtype: torch.dtype) -> int:
         """The bytes of a token in a cache of that dtype."""
-        return 2 * self.heads * self.head_dim * (self.dtype or dtype).itemsize
+        dtype = self.dtype or dtype
+        return 2 * self.heads * kv_width(self.head_dim, dtype) * dtype.itemsize
 
 
 class Block(Protocol):

@@ -19,6 +19,7 @@ Token = int | tuple[str, int]
 """A token id. At the token where an adapter becomes active, with the adapter's digest (see
 `LiveSequence.cache_key`)."""
 NAME_BYTES = 32
+TENANT_BYTES = 16
 
 
 def root_key(salt: bytes, adapter: str | None) -> RootKey:
@@ -53,6 +54,11 @@ def chunk_bytes(chunk: Sequence[Token]) -> bytes:
         return b"i" + array("q", chunk).tobytes()  # type: ignore[type-var]  # nearly always only numbers
     except TypeError:
         return b"r" + repr(tuple(chunk)).encode()
+
+
+def tenant_digest(name: str) -> bytes:
+    """A tenant, as tiers know it."""
+    return blake2b(name.encode(), digest_size=TENANT_BYTES).digest()
 
 
 def event_name(name: bytes) -> int:

@@ -58,12 +58,14 @@ class PagePool:
         assert self._references[page] > 0, f"page {page} is free and cannot be shared"
         self._references[page] += 1
 
-    def release(self, page: int) -> None:
-        """Remove a holder. The last one frees the page."""
+    def release(self, page: int) -> bool:
+        """Remove a holder. The last one frees the page. Returns whether it was the last."""
         assert self._references[page] > 0, f"page {page} is released more often than taken"
         self._references[page] -= 1
-        if not self._references[page]:
-            heappush(self._free, page)
+        if self._references[page]:
+            return False
+        heappush(self._free, page)
+        return True
 
     def check_integrity(self, held: Iterable[int]) -> None:
         """Compare with the truth: `held` has a page once for each reference that anyone holds.

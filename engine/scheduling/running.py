@@ -10,7 +10,16 @@ from personae.engine.plan import FetchPage, MemoryLayout, PageKey, StorePage
 from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages
 from personae.engine.scheduling.page_names import page_keys
 from personae.engine.scheduling.pages import PagePool
-from personae.engine.scheduling.prefix import MISS, CacheObserver, PageNode, PrefixCache, key_of, name_of
+from personae.engine.scheduling.prefix import (
+    MISS,
+    CacheObserver,
+    PageNode,
+    PrefixCache,
+    key_of,
+    name_of,
+    owner_of,
+)
+from personae.engine.scheduling.sessions import SessionTable
 from personae.engine.tiers.tier import TierIndex
 
 _by_rank = attrgetter("rank")
@@ -23,6 +32,7 @@ class RunningTable:
     and are not planned. `releases`, `copies`, `reclaimed` and `moves` collect what the next plan must
     contain.
     `background` counts the background sequences. `lent` are the pages whose memory is lent to adapters.
+    `sessions` keep pages that no sequence holds.
     `short` is how many pages were missing since it was set to 0.
     """
 
@@ -47,6 +57,7 @@ class RunningTable:
         "prefilling",
         "reclaimed",
         "releases",
+        "sessions",
         "short",
     )
 
@@ -60,6 +71,7 @@ class RunningTable:
         self._cache = PrefixCache(self._pool, layout.page_size)
         if tier is not None:
             self._cache.evicts = self._store
+        self.sessions = SessionTable(self._cache)
         self._free_slots = list(range(layout.max_seqs - 1, -1, -1))
         self._admissions = 0
         # (order, room, missing pages) of the last sequence that got no slot.
@@ -173,7 +185,7 @@ class RunningTable:
         hit = cache.match(sequence.root, sequence.cache_key(log.tokens, 0)) if sequence.reads_cache else MISS
         fresh = -(-len(log.tokens) // self._page_size) - len(hit.nodes)
         fetched = _fetched_behind(sequence.staged, len(hit.nodes))
-        handle = cache.handle(sequence.root, hit, copy=not fetched)
+        handle = cache.handle(sequence.root, hit, copy=not fetched, tenant=log.tenant, weight=log.weight)
         source, cached = hit.source, hit.length
         if fetched:
             source, cached = None, (len(hit.nodes) + fetched) * self._page_size
@@ -188,7 +200,7 @@ class RunningTable:
             self.short = max(self.short, missing)
             return False
         self._refused = None
-        pages += cache.allocate(fresh)
+        pages += cache.allocate(handle, fresh)
         if source is not None:
             self._sources.append(source)
             self.copies.append((source.page, pages[len(hit.nodes)]))
@@ -242,10 +254,12 @@ class RunningTable:
         return first, sequence.keys[first:end]
 
     def _store(self, node: PageNode) -> None:
-        """Have the next plan give a page to the tier, if that has not got it and has room."""
+        """Have the next plan give a page to the tier, if that may have it, has not got it and has room."""
         assert self._tier is not None
-        if not node.stored and len(self.moves) < self._tier.room and not self._tier.has(name_of(node)):
-            self.moves.append(StorePage(node.page, key_of(node)))
+        if node.stored or not node.durable:
+            return
+        if len(self.moves) < self._tier.room and not self._tier.has(name_of(node)):
+            self.moves.append(StorePage(node.page, key_of(node), owner_of(node)))
         node.stored = True
 
     def store_idle(self, count: int) -> None:
@@ -262,6 +276,18 @@ class RunningTable:
         """Whether there may be pages for `store_idle`."""
         return bool(self._unstored)
 
+    def keep_session(self, sequence: LiveSequence) -> None:
+        """Keep the pages of a sequence that is about to end for its session, if it has one."""
+        log, handle = sequence.log, sequence.handle
+        if log.session is not None and log.session_seconds > 0:
+            assert handle is not None
+            self.sessions.keep(log.tenant, log.session, handle, log.session_seconds)
+
+    @property
+    def pages_kept(self) -> int:
+        """Pages that sessions keep."""
+        return self._cache.kept
+
     def give_up_slot(self, sequence: LiveSequence, *, keep: bool) -> None:
         """Take back what `take_slot`, `grow` and `publish` gave. Without `keep` its pages also leave the
         cache."""
@@ -270,9 +296,12 @@ class RunningTable:
         self._list_of(sequence).remove(sequence)
         self.releases.append(sequence.slot)
         self._free_slots.append(sequence.slot)
+        if self._tier is not None and keep and not sequence.log.in_memory:
+            for node in reversed(sequence.handle.nodes):
+                node.durable = True
+                if not node.stored:
+                    self._unstored.append(node)
         self._cache.release(sequence.handle, sequence.pages, keep=keep)
-        if self._tier is not None and keep:
-            self._unstored += (node for node in reversed(sequence.handle.nodes) if not node.stored)
         self.background -= sequence.background
         sequence.slot = sequence.handle = None
         sequence.pages = []
@@ -292,7 +321,8 @@ class RunningTable:
 
     def grow(self, sequence: LiveSequence) -> tuple[int]:
         """One more page. Call `can_grow` first."""
-        (page,) = self._cache.allocate(1)
+        assert sequence.handle is not None
+        (page,) = self._cache.allocate(sequence.handle, 1)
         sequence.pages.append(page)
         sequence.capacity += self._page_size
         return (page,)
@@ -301,9 +331,10 @@ class RunningTable:
         """Take back an empty page that another sequence took for drafts. False if there is none."""
         for sequence in self.decoding:
             if sequence is not wanting and sequence.capacity - sequence.planned >= self._page_size:
-                self._pool.release(sequence.pages.pop())
-                sequence.capacity -= self._page_size
                 assert sequence.slot is not None
+                assert sequence.handle is not None
+                self._cache.free(sequence.handle, sequence.pages.pop())
+                sequence.capacity -= self._page_size
                 self.reclaimed.append(sequence.slot)
                 return True
         return False
@@ -385,7 +416,7 @@ class RunningTable:
         for page, holders in Counter(held).items():
             assert holders == 1 or self._cache.holds(page), f"private page {page} has {holders} holders"
         assert self.lent.isdisjoint(held), f"pages {self.lent.intersection(held)} are lent and held"
-        self._cache.check_integrity(handles, [*held, *self.lent])
+        self._cache.check_integrity(handles, held, self.lent)
 
 
 def _fetched_behind(staged: StagedPages | None, nodes: int) -> int:

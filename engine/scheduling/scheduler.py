@@ -275,6 +275,15 @@ class Scheduler:
         """A fetch takes longer than its patience: its pages are computed."""
         self._sequences.abandon_fetch(ticket)
 
+    def tick(self, now: float) -> None:
+        """It is `now`, in seconds on any clock that only goes forward. Sessions end by it, nothing else."""
+        self._running.sessions.tick(now)
+
+    def keep_session(self, tenant: str, session: str, seconds: float) -> None:
+        """Keep the pages of a tenant's session for so long from now on; 0: no longer. Does nothing if it has
+        none."""
+        self._running.sessions.extend(tenant, session, seconds)
+
     @property
     def has_unstored(self) -> bool:
         """Whether a plan may still give pages to the tier, without any sequence."""
@@ -323,6 +332,16 @@ class Scheduler:
     def pages_used(self) -> int:
         """Pages that running sequences hold. Cached pages without a reader do not count."""
         return self._running.pages_used
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that keep pages."""
+        return len(self._running.sessions)
+
+    @property
+    def pages_kept(self) -> int:
+        """Pages that sessions keep."""
+        return self._running.pages_kept
 
     def adapters(self) -> tuple[set[str], set[str]]:
         """The digests of the adapters of running sequences, and of waiting ones."""

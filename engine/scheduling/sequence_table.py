@@ -232,6 +232,8 @@ class SequenceTable:
         match sequence.place:
             case SequenceState.RUNNING:
                 self._quota.leave_slot(sequence.key)
+                if keep:
+                    self.running.keep_session(sequence)
                 self.running.give_up_slot(sequence, keep=keep)
             case SequenceState.WAITING:
                 self.waiting.remove(sequence)

@@ -6,7 +6,7 @@
 The identity is a digest of everything besides the tokens that decides a page's content. A header has it too,
 with the page's name, its parent's name and its tokens, which are compared with what was asked for, and
 checksums. So a page that is torn, damaged or of another model is never used: it is computed. A page that is
-no longer needed is overwritten, the least recently used one first.
+no longer needed is overwritten: the least recently used one of the tenant that has the most for its weight.
 
 Whatever fails is logged in one sentence and counted. Requests are computed as without a tier.
 """
@@ -23,14 +23,15 @@ import struct
 import threading
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from personae.engine.plan import PageKey
+from personae.engine.plan import PageKey, PageOwner
+from personae.engine.tiers.page_index import PageIndex
 from personae.engine.tiers.tier import PageBytes, TierCounts
 from personae.kernels.sizes import size_text
 
@@ -42,13 +43,31 @@ CLOSE_SECONDS = 5.0
 _EXPECTED_RATE = 1e9  # bytes a second, until a fetch was measured
 _OVERDUE = 8.0  # a fetch that takes so many times as long as expected, and a second, stops further ones
 
-_HEADER = struct.Struct("<8s16sQ32s32sHI")  # magic, identity, number of the write, name, parent, tokens, crc
-_MAGIC = b"PKVPAGE1"
+# Magic, identity, number of the write, name, parent, tenant and its weight, bytes of tokens, checksum.
+_HEADER = struct.Struct("<8s16sQ32s32s16sdHI")
+_MAGIC = b"PKVPAGE2"
 _CHECKSUM = struct.Struct("<I")
 _ALIGNMENT = 512
 _IDENTITY_NAME = re.compile(r"[0-9a-f]{32}")
 
 _log = logging.getLogger("personae.kv")
+
+
+class _Header(NamedTuple):
+    """The header of a slot: the number of the write, and what was written. `checksum` is the page's."""
+
+    number: int
+    key: PageKey
+    owner: PageOwner
+    checksum: int
+
+
+class _Storing(NamedTuple):
+    """Pages that wait to be written."""
+
+    keys: Sequence[PageKey]
+    owners: Sequence[PageOwner]
+    ready: Callable[[], PageBytes]
 
 
 class DiskTier:
@@ -75,14 +94,12 @@ class DiskTier:
         self._capacity = bound // parts // self._slot_bytes
         self._identity = hashlib.sha256(f"{identity} {page_bytes} {self._slot_bytes}".encode()).digest()[:16]
         self._lock = threading.Lock()
-        self._index: OrderedDict[bytes, int] = OrderedDict()  # slots by name, the least recently used first
+        self._index = PageIndex[int]()  # slots by name
         self._free: list[int] = []
         self._used = 0  # slots below this one have been given out
         self._files: list[int] = []
         self._writes = 0
-        self._queue: queue.SimpleQueue[tuple[Sequence[PageKey], Callable[[], PageBytes]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._queue: queue.SimpleQueue[_Storing | None] = queue.SimpleQueue()
         self._queued = 0  # pages
         self._tickets: dict[int, int] = {}  # pages reserved
         self._staged: dict[int, PageBytes] = {}
@@ -136,7 +153,7 @@ class DiskTier:
     def _scan(self) -> None:
         """Find the pages of an earlier process."""
         assert self._part is not None
-        found: list[tuple[int, bytes, int]] = []
+        found: list[tuple[_Header, int]] = []
         files = -(-self._capacity // self._slots_of_a_file)
         for path in sorted(self._part.glob("pages-*.kv")):
             if path.name not in {f"pages-{len(self._files):05}.kv"} or len(self._files) >= files:
@@ -153,29 +170,28 @@ class DiskTier:
                 if header is None:
                     self._free.append(slot)
                 else:
-                    found.append((header[0], header[1], slot))
+                    found.append((header, slot))
             self._free += range(first + count, min(first + self._slots_of_a_file, self._capacity))
         self._used = min(len(self._files) * self._slots_of_a_file, self._capacity)
         found.sort()
         with self._lock:
-            for number, name, slot in found:
-                self._writes = number + 1
-                if (older := self._index.pop(name, None)) is not None:
+            for header, slot in found:
+                self._writes = header.number + 1
+                if (older := self._index.add(header.key.name, slot, header.owner)) is not None:
                     self._free.append(older)
-                self._index[name] = slot
 
-    def _read_header(self, data: bytes | memoryview) -> tuple[int, bytes, bytes, bytes, int] | None:
-        """A slot's number of the write, name, parent, tokens and checksum of the page; None if there is no
-        whole header of this identity."""
+    def _read_header(self, data: bytes | memoryview) -> _Header | None:
+        """The header of a slot; None if there is no whole one of this identity."""
         if len(data) < self._header_bytes:
             return None
-        magic, identity, number, name, parent, length, checksum = _HEADER.unpack_from(data)
+        magic, identity, number, name, parent, tenant, weight, length, checksum = _HEADER.unpack_from(data)
         end = _HEADER.size + length
         if magic != _MAGIC or identity != self._identity or end + _CHECKSUM.size > self._header_bytes:
             return None
         if _CHECKSUM.unpack_from(data, end)[0] != zlib.crc32(data[:end]):
             return None
-        return number, name, parent, bytes(data[_HEADER.size : end]), checksum
+        key = PageKey(name, parent, bytes(data[_HEADER.size : end]))
+        return _Header(number, key, PageOwner(tenant, weight), checksum)
 
     def _offset(self, slot: int) -> int:
         return slot % self._slots_of_a_file * self._slot_bytes
@@ -257,8 +273,7 @@ class DiskTier:
                     if ticket in self._tickets:
                         self._staged[ticket] = pages
                 for key in reversed(keys[:count]):  # a page is not needed longer than those before it
-                    if key.name in self._index:
-                        self._index.move_to_end(key.name)
+                    self._index.use(key.name)
         return count
 
     def _read(self, key: PageKey, page: PageBytes) -> bool:
@@ -275,11 +290,11 @@ class DiskTier:
             read = 0
         if read == self._header_bytes + self.page_bytes:
             found = self._read_header(memoryview(header))
-            if found is not None and found[1:4] == key and found[4] == zlib.crc32(page.data):
+            if found is not None and found.key == key and found.checksum == zlib.crc32(page.data):
                 return True
         with self._lock:
             if self._index.get(key.name) == slot:  # else it was overwritten meanwhile
-                del self._index[key.name]
+                self._index.remove(key.name)
                 self._free.append(slot)
                 self._errors += 1
         return False
@@ -297,13 +312,15 @@ class DiskTier:
 
     # Writing
 
-    def store(self, keys: Sequence[PageKey], ready: Callable[[], PageBytes]) -> None:
+    def store(
+        self, keys: Sequence[PageKey], owners: Sequence[PageOwner], ready: Callable[[], PageBytes]
+    ) -> None:
         """See Tier."""
         if self._part is None:
             return
         with self._lock:
             self._queued += len(keys)
-        self._queue.put((keys, ready))
+        self._queue.put(_Storing(keys, owners, ready))
 
     def _run(self) -> None:
         """The writer's thread."""
@@ -313,12 +330,12 @@ class DiskTier:
             self._report(f"the pages in --kv-disk cannot be read, prompts are computed: {error}")
         self.scanned.set()
         while (item := self._queue.get()) is not None:
-            keys, ready = item
+            keys, owners, ready = item
             try:
                 if time.monotonic() >= self._silent_until:
-                    for key, page in zip(keys, ready(), strict=True):
+                    for key, owner, page in zip(keys, owners, ready(), strict=True):
                         if key.name not in self._index:
-                            self._write(key, page)
+                            self._write(key, owner, page)
             except OSError as error:
                 self._silent_until = time.monotonic() + RETRY_SECONDS
                 self._report(f"pages cannot be written to --kv-disk, prompts are computed: {error}")
@@ -326,13 +343,14 @@ class DiskTier:
                 with self._lock:
                     self._queued -= len(keys)
 
-    def _write(self, key: PageKey, page: PageBytes) -> None:
+    def _write(self, key: PageKey, owner: PageOwner, page: PageBytes) -> None:
         """Write a page to a free slot. Raises OSError."""
-        slot = self._free_slot()
+        slot = self._free_slot(owner)
         if slot is None:
             return
+        names, checksum = (key.name, key.parent, owner.tenant), zlib.crc32(page.data)
         header = _HEADER.pack(
-            _MAGIC, self._identity, self._writes, key.name, key.parent, len(key.tokens), zlib.crc32(page.data)
+            _MAGIC, self._identity, self._writes, *names, owner.weight, len(key.tokens), checksum
         )
         header += key.tokens
         header += _CHECKSUM.pack(zlib.crc32(header))
@@ -350,11 +368,11 @@ class DiskTier:
         with self._lock:
             self._writes += 1
             self._stored += 1
-            self._index[key.name] = slot
+            self._index.add(key.name, slot, owner)
 
-    def _free_slot(self) -> int | None:
-        """A free slot: of a new file, if the bound and the disk allow it, else that of the least recently
-        used page."""
+    def _free_slot(self, owner: PageOwner) -> int | None:
+        """A free slot for a page of this owner: of a new file, if the bound and the disk allow it, else that
+        of a page that makes room."""
         with self._lock:
             if self._free:
                 return self._free.pop()
@@ -364,10 +382,7 @@ class DiskTier:
             if self._used < min(self._capacity, len(self._files) * self._slots_of_a_file):
                 self._used += 1
                 return self._used - 1
-            if not self._index:
-                return None
-            _, slot = self._index.popitem(last=False)
-            return slot
+            return self._index.pop(owner)
 
     def _add_file(self) -> None:
         """Add a file, with all of its room on the disk. If the disk is full, the files there are all that

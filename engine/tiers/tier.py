@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from personae.engine.plan import PageKey
+from personae.engine.plan import PageKey, PageOwner
 
 PageBytes = NDArray[np.uint8]
 """The content of pages: [pages, bytes of a page]."""
@@ -54,9 +54,12 @@ class TierIndex(Protocol):
 class Tier(TierIndex, Protocol):
     """See the module. Several threads use it."""
 
-    def store(self, keys: Sequence[PageKey], ready: Callable[[], PageBytes], /) -> None:
-        """Keep these pages. Returns at once; `ready` returns their content, and is called on another thread.
-        The tier may decide to keep none."""
+    def store(
+        self, keys: Sequence[PageKey], owners: Sequence[PageOwner], ready: Callable[[], PageBytes], /
+    ) -> None:
+        """Keep these pages, each for its owner. Returns at once; `ready` returns their content, and is called
+        on another thread. The tier may decide to keep none. It has room for a page by removing one of the
+        owner that has the most for its weight."""
 
     def fetch(self, ticket: int, keys: Sequence[PageKey], /) -> int:
         """Stage these pages. Returns how many of them are there, in order; the first that is missing, torn or

@@ -79,7 +79,8 @@ class Runner(DeviceAdapters):
         stores = [move for move in moves if isinstance(move, StorePage)]
         if stores:
             content = self.kv.read_pages([move.page for move in stores])
-            self._tier.store([move.key for move in stores], _on_host(content))
+            keys, owners = [move.key for move in stores], [move.owner for move in stores]
+            self._tier.store(keys, owners, _on_host(content))
         fetches: dict[int, list[FetchPage]] = {}
         for move in moves:
             if isinstance(move, FetchPage):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from personae.engine.plan import PageKey
+from personae.engine.plan import PageKey, PageOwner
 from personae.engine.tiers.disk import DiskTier
 from personae.engine.tiers.tier import PageBytes
 
@@ -30,11 +30,13 @@ class UnreliableTier(DiskTier):
         """See TierIndex. A time that depends on the machine would not repeat."""
         return None if self._strikes() else 0.0
 
-    def store(self, keys: Sequence[PageKey], ready: Callable[[], PageBytes]) -> None:
+    def store(
+        self, keys: Sequence[PageKey], owners: Sequence[PageOwner], ready: Callable[[], PageBytes]
+    ) -> None:
         """See Tier."""
         if self._strikes():
             return
-        super().store(keys, ready)
+        super().store(keys, owners, ready)
         while self._queued:
             time.sleep(0.0001)
 

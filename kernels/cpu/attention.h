@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 #include <vector>
-#include "vector.h"
+#include "int8_rows.h"
 
 namespace {
 
@@ -15,6 +15,7 @@ struct Attention {
     int64_t page_stride;    // elements between pages of a cache
     float scale;
     int64_t window;         // 0: none
+    int64_t int8;           // whether the caches are in int8 (int8_rows.h); page_stride then is in bytes
 };
 
 constexpr int BLOCK = 32;  // query vectors (tokens x heads of a group) that share the tiles of a key/value head
@@ -49,8 +50,17 @@ void attend(const Attention& a, int64_t row, int64_t kv_head, int64_t first, int
                 continue;
             }
             const int64_t at = tile + j;
-            const int64_t offset =
-                table[at / a.page_size] * a.page_stride + (kv_head * a.page_size + at % a.page_size) * dim;
+            const int64_t page = table[at / a.page_size] * a.page_stride, line = kv_head * a.page_size + at % a.page_size;
+            if (a.int8) {
+                const int64_t offset = page + line * (dim + SCALE_BYTES);
+                const char *k = (const char*)a.k_cache + offset, *v = (const char*)a.v_cache + offset;
+                const float k_scale = scale_of(k, dim), v_scale = scale_of(v, dim);
+                for (int64_t d = 0; d < dim; d++) keys[d * LANES + j] = float(int8_t(k[d])) * k_scale;
+                for (int64_t d = 0; d < dim; d++) values[j * padded + d] = float(int8_t(v[d])) * v_scale;
+                for (int64_t d = dim; d < padded; d++) keys[d * LANES + j] = values[j * padded + d] = 0.0f;
+                continue;
+            }
+            const int64_t offset = page + line * dim;
             const T *k = (const T*)a.k_cache + offset, *v = (const T*)a.v_cache + offset;
             for (int64_t d = 0; d < dim; d++) keys[d * LANES + j] = widen(k[d]);
             for (int64_t d = 0; d < dim; d++) values[j * padded + d] = widen(v[d]);
@@ -130,6 +140,19 @@ void append_kv(const T* k, const T* v, T* k_cache, T* v_cache, const int64_t* in
             const int64_t to = index[t] / page_size * page_stride + (h * page_size + index[t] % page_size) * dim;
             std::memcpy(k_cache + to, k + t * k_stride + h * dim, dim * sizeof(T));
             std::memcpy(v_cache + to, v + t * v_stride + h * dim, dim * sizeof(T));
+        }
+}
+
+template <typename T>
+void append_kv_int8(const T* k, const T* v, char* k_cache, char* v_cache, const int64_t* index, int64_t tokens,
+                    int64_t heads, int64_t dim, int64_t page_size, int64_t k_stride, int64_t v_stride,
+                    int64_t page_stride) {
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t h = 0; h < heads; h++) {
+            const int64_t line = h * page_size + index[t] % page_size;
+            const int64_t to = index[t] / page_size * page_stride + line * (dim + SCALE_BYTES);
+            quantize_row(k + t * k_stride + h * dim, dim, k_cache + to);
+            quantize_row(v + t * v_stride + h * dim, dim, v_cache + to);
         }
 }
 

@@ -6,10 +6,12 @@
 // bfloat16, as the tensors that hold them elsewhere are; sums are float32.
 //
 // A row that decodes asks much memory for little arithmetic: values meet their weights in registers, where they lie.
+// A cache in int8 (int8_rows.h) is widened to bfloat16, a block at a time, for all query vectors that share it.
 #pragma once
 #include <cmath>
 #include <vector>
 
+#include "int8_rows.h"
 #include "product.h"
 
 namespace {
@@ -18,10 +20,13 @@ constexpr int64_t QUERIES = 32;  // query vectors that share the reading of a ke
 constexpr int64_t BLOCK = 64;    // keys
 constexpr int64_t BESIDE = 4;    // query vectors that are computed side by side
 
-struct Pages {  // one layer's cache and one sequence's pages in it
+// One layer's cache and one sequence's pages in it. `row`: from a token to the next, in elements, which are bytes if
+// the cache is in int8.
+struct Pages {
     const bf16 *keys, *values;
     const int32_t* table;
-    int64_t page_size, page_stride, dim;
+    int64_t page_size, page_stride, dim, row;
+    bool int8;
 };
 
 // Where the keys and values of up to 64 positions of one head lie, from `first` on.
@@ -34,8 +39,8 @@ struct Block {
         int64_t page = first / p.page_size, offset = first % p.page_size;
         for (int64_t done = 0; done < filled; page++, offset = 0) {
             const int64_t count = std::min(p.page_size - offset, filled - done);
-            const int64_t from = p.table[page] * p.page_stride + (head * p.page_size + offset) * p.dim;
-            for (int64_t j = 0; j < count; j++) at[done + j] = from + j * p.dim;
+            const int64_t from = p.table[page] * p.page_stride + (head * p.page_size + offset) * p.row;
+            for (int64_t j = 0; j < count; j++) at[done + j] = from + j * p.row;
             done += count;
         }
     }
@@ -64,6 +69,7 @@ struct AttentionScratch {
     std::vector<bf16> values;   // of a block, for AMX and many vectors: [2][dim / 16][16][16][2]
     std::vector<float> wide_queries, wide_keys;  // as floats: [vectors][dim]; [4][dim][16]
     std::vector<float> mixed;
+    std::vector<bf16> widened[2];  // keys and values of a block of a cache in int8: [64][dim]
 
     bf16* queries_as(bf16, int64_t) { return queries.data(); }
     float* queries_as(float, int64_t vectors) {
@@ -73,6 +79,25 @@ struct AttentionScratch {
     bf16* keys_as(bf16) { return keys.data(); }
     float* keys_as(float) { return wide_keys.data(); }
 };
+
+inline void widen_row(const char* row, int64_t dim, bf16* to) {
+    const Vec scale = splat(scale_of(row, dim));
+    for (int64_t d = 0; d < dim; d += LANES) put(to + d, floats(signed_bytes(row + d)) * scale);
+}
+
+// A block of a cache in int8 in bfloat16: it then lies in `s`. Asks for what comes next.
+inline Pages widened(const Pages& p, Block& block, const Block& next, AttentionScratch& s) {
+    const char* from[2] = {(const char*)p.keys, (const char*)p.values};
+    for (int side = 0; side < 2; side++) {
+        s.widened[side].resize(BLOCK * p.dim);
+        for (int64_t j = 0; j < block.filled; j++) {
+            if (j < next.filled) __builtin_prefetch(from[side] + next.at[j]);
+            widen_row(from[side] + block.at[j], p.dim, s.widened[side].data() + j * p.dim);
+        }
+    }
+    for (int64_t j = 0; j < BLOCK; j++) block.at[j] = j * p.dim;
+    return {s.widened[0].data(), s.widened[1].data(), p.table, BLOCK, 0, p.dim, p.dim, false};
+}
 
 #if !defined(WIDE_REGISTERS) && defined(__AVX2__)
 // Part `side` of rows `first` to `first + 8`, as a matrix of 8 x 8, transposed in its place.
@@ -310,7 +335,7 @@ struct Seen {
 // Query vectors 0 to `vectors` of one key/value head, in s.queries: tokens in order, `group` heads of each; the
 // first token lies at `position`. Leaves their mixes in s.mixed. `after` is what will be read next.
 template <typename Element>
-void attend_as(const Pages& pages, int64_t head, int64_t group, int64_t vectors, int64_t position, int64_t length,
+void attend_as(const Pages& cache, int64_t head, int64_t group, int64_t vectors, int64_t position, int64_t length,
                float scale, int64_t window, const Block& after, AttentionScratch& s) {
     static constexpr decltype(&score<1, Element>) scoring[] = {score<1, Element>, score<2, Element>, score<3, Element>,
                                                                score<4, Element>};
@@ -321,9 +346,10 @@ void attend_as(const Pages& pages, int64_t head, int64_t group, int64_t vectors,
     Softmax softmax[QUERIES];
     std::fill_n(s.mixed.data(), vectors * dim, 0.0f);
     int64_t first = window ? std::max<int64_t>(0, position - window + 1) / BLOCK * BLOCK : 0;
-    Block block(pages, head, first, length);
+    Block block(cache, head, first, length);
     for (; first < end; first += BLOCK) {
-        const Block next = first + BLOCK >= end ? after : Block(pages, head, first + BLOCK, length);
+        const Block next = first + BLOCK >= end ? after : Block(cache, head, first + BLOCK, length);
+        const Pages pages = cache.int8 ? widened(cache, block, next, s) : cache;
         const int64_t count = std::min(block.filled, end - first), tiles = (count + LANES - 1) / LANES;
         const bf16* values[BLOCK];
         for (int64_t j = 0; j < tiles * LANES; j++)
@@ -333,11 +359,12 @@ void attend_as(const Pages& pages, int64_t head, int64_t group, int64_t vectors,
             const int64_t n = std::min(BESIDE, vectors - m);
             Vec scores[BESIDE][4];
             alignas(64) Element weights[BESIDE][BLOCK];
-            scoring[n - 1](queries + m * dim, s.keys_as(Element{}), dim, scores, m ? nullptr : &next, pages.keys);
+            scoring[n - 1](queries + m * dim, s.keys_as(Element{}), dim, scores, m || cache.int8 ? nullptr : &next, pages.keys);
             for (int64_t i = 0; i < n; i++)
                 softmax[m + i].take(scores[i], Seen(first, position + (m + i) / group, window).tile, tiles, scale,
                                     s.mixed.data() + (m + i) * dim, dim, weights[i]);
-            mixing[n - 1](weights, count, values, dim, s.mixed.data() + m * dim, m ? nullptr : &next, pages.values);
+            mixing[n - 1](weights, count, values, dim, s.mixed.data() + m * dim,
+                          m || cache.int8 ? nullptr : &next, pages.values);
         }
         block = next;
     }

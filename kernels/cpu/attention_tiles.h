@@ -146,7 +146,7 @@ struct Rounded {  // a weight that a tile has as bfloat16, as the float that thi
 inline void put(Rounded* to, Vec x) { store((float*)to, round_to_bf16(x)); }
 
 // As attend_as.
-inline void attend_with_tiles(const Pages& pages, int64_t head, int64_t group, int64_t vectors, int64_t position,
+inline void attend_with_tiles(const Pages& cache, int64_t head, int64_t group, int64_t vectors, int64_t position,
                               int64_t length, float scale, int64_t window, const Block& after, AttentionScratch& s) {
     static constexpr decltype(&mix_few<1>) mixing[] = {mix_few<1>, mix_few<2>, mix_few<3>, mix_few<4>};
     const int64_t dim = s.dim, end = position + (vectors + group - 1) / group;
@@ -163,13 +163,14 @@ inline void attend_with_tiles(const Pages& pages, int64_t head, int64_t group, i
         begin_tiles();
     }
     int64_t first = window ? std::max<int64_t>(0, position - window + 1) / BLOCK * BLOCK : 0;
-    Block block(pages, head, first, length);
+    Block block(cache, head, first, length);
     for (; first < end; first += BLOCK) {
-        const Block next = first + BLOCK >= end ? after : Block(pages, head, first + BLOCK, length);
+        const Block next = first + BLOCK >= end ? after : Block(cache, head, first + BLOCK, length);
+        const Pages pages = cache.int8 ? widened(cache, block, next, s) : cache;
         const int64_t count = std::min(block.filled, end - first), tiles = (count + LANES - 1) / LANES;
         const bf16* values[BLOCK];
         for (int64_t j = 0; j < BLOCK; j++) values[j] = j < block.filled ? pages.values + block.at[j] : s.zeros.data();
-        for (int64_t t = 0; t < tiles; t++) next.prefetch(pages.keys, t, dim);
+        for (int64_t t = 0; t < tiles && !cache.int8; t++) next.prefetch(pages.keys, t, dim);
         if (few) {
             const bf16* keys[4];
             alignas(64) float products[BLOCK * BESIDE];
@@ -186,7 +187,8 @@ inline void attend_with_tiles(const Pages& pages, int64_t head, int64_t group, i
             for (int64_t i = 0; i < vectors; i++)
                 softmax[i].take(scores[i], Seen(first, position + i / group, window).tile, tiles, scale,
                                 s.mixed.data() + i * dim, dim, weights[i]);
-            mixing[vectors - 1]((const float(*)[BLOCK])weights, count, values, dim, s.mixed.data(), &next, pages.values);
+            mixing[vectors - 1]((const float(*)[BLOCK])weights, count, values, dim, s.mixed.data(),
+                                cache.int8 ? nullptr : &next, pages.values);
         } else {
             alignas(64) float scores[QUERIES][BLOCK];
             alignas(64) bf16 weights[QUERIES][BLOCK];

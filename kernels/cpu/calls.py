@@ -39,6 +39,7 @@ class _Attention(ctypes.Structure):
         ("page_stride", c_int64),
         ("scale", c_float),
         ("window", c_int64),
+        ("int8", c_int64),
     )
 
 
@@ -71,7 +72,12 @@ class CpuAttention(AttentionBackend):
     def plan(self, batch: AttentionBatch, shape: AttentionShape) -> AttentionPlan:
         """See AttentionBackend."""
         code = TYPES.get(shape.dtype)
-        if code is None or shape.kv_dtype is not shape.dtype or shape.heads > MAX_GROUP * shape.kv_heads:
+        int8 = shape.kv_dtype is torch.int8
+        if (
+            code is None
+            or not (int8 or shape.kv_dtype is shape.dtype)
+            or shape.heads > MAX_GROUP * shape.kv_heads
+        ):
             return self._reference.plan(batch, shape)
         call = _Attention(
             query_start=batch.query_start.data_ptr(),
@@ -83,6 +89,7 @@ class CpuAttention(AttentionBackend):
             dim=shape.head_dim,
             page_size=shape.page_size,
             max_pages=batch.page_table.shape[1],
+            int8=int8,
         )
 
         def run(q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, window: int | None) -> Tensor:
@@ -102,7 +109,9 @@ class CpuOperators:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.paged_attention = CpuAttention(library)
         self._append = library.personae_append_kv
-        self._append.argtypes = [ctypes.c_int, *[c_void_p] * 5, *[c_int64] * 7]
+        self._append_int8 = library.personae_append_kv_int8
+        for append in (self._append, self._append_int8):
+            append.argtypes = [ctypes.c_int, *[c_void_p] * 5, *[c_int64] * 7]
         self._sgmv = library.personae_sgmv
         self._rms_norm = library.personae_rms_norm
         self._rms_norm.argtypes = [ctypes.c_int, *[c_void_p] * 5, *[c_int64] * 5, c_float]
@@ -122,11 +131,11 @@ class CpuOperators:
     def append_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
         """See `reference.append_kv`."""
         code = TYPES.get(k.dtype)
-        if code is None or k_cache.dtype != k.dtype:
+        if code is None or k_cache.dtype not in (k.dtype, torch.int8):
             reference.append_kv(k, v, k_cache, v_cache, write_index)
             return
         tokens, heads, dim = k.shape
-        self._append(
+        (self._append_int8 if k_cache.dtype is torch.int8 else self._append)(
             code,
             k.data_ptr(),
             v.data_ptr(),

@@ -333,17 +333,25 @@ class Decoder {
         for (int64_t d = 2 * half; d < m_.dim; d += LANES) put(to + d, part(d));
     }
 
-    bf16* keys(int64_t layer) const { return b_->cache + layer * b_->layer_stride; }
+    int64_t element() const { return b_->int8 ? 1 : sizeof(bf16); }                       // bytes
+    int64_t cache_row() const { return b_->int8 ? m_.dim + SCALE_BYTES : m_.dim; }  // elements
+    char* keys(int64_t layer) const { return b_->cache + layer * b_->layer_stride * element(); }
 
     void append_head(const DecoderLayer& l, int64_t layer, int64_t token, int64_t head) {
         const int64_t index = b_->write_index[token];
-        bf16* key = keys(layer) + index / b_->page_size * b_->page_stride +
-                    (head * b_->page_size + index % b_->page_size) * m_.dim;
-        const float* k = qkv_.at(token, (m_.heads + head) * m_.dim);
-        rotate(l, k, l.k_norm, b_->positions[token], key);
+        const int64_t at = index / b_->page_size * b_->page_stride + (head * b_->page_size + index % b_->page_size) * cache_row();
+        char* key_to = keys(layer) + at * element();
+        char* value_to = key_to + b_->value_offset * element();
+        bf16 rounded[2][MOST_IN_INT8];
+        bf16* key = b_->int8 ? rounded[0] : (bf16*)key_to;
+        bf16* value = b_->int8 ? rounded[1] : (bf16*)value_to;
+        rotate(l, qkv_.at(token, (m_.heads + head) * m_.dim), l.k_norm, b_->positions[token], key);
         const float* v = qkv_.at(token, (m_.heads + m_.kv_heads + head) * m_.dim);
-        for (int64_t d = 0; d < m_.dim; d += 32, v += 2 * Sums::NEXT)
-            put(key + b_->value_offset + d, load(v), load(v + Sums::NEXT));
+        for (int64_t d = 0; d < m_.dim; d += 32, v += 2 * Sums::NEXT) put(value + d, load(v), load(v + Sums::NEXT));
+        if (b_->int8) {
+            quantize_row(key, m_.dim, key_to);
+            quantize_row(value, m_.dim, value_to);
+        }
     }
 
     void append(const DecoderLayer& l, int64_t layer, int64_t token) {
@@ -351,8 +359,9 @@ class Decoder {
     }
 
     Pages pages(int64_t layer, int64_t row) const {
-        return {keys(layer), keys(layer) + b_->value_offset, b_->page_table + row * b_->max_pages, b_->page_size,
-                b_->page_stride, m_.dim};
+        const char* at = keys(layer);
+        return {(const bf16*)at, (const bf16*)(at + b_->value_offset * element()), b_->page_table + row * b_->max_pages,
+                b_->page_size, b_->page_stride, m_.dim, cache_row(), b_->int8 != 0};
     }
 
     void attend(const DecoderLayer& l, int64_t layer, int64_t item, AttentionScratch& s) {

@@ -25,7 +25,8 @@ struct DecoderBatch {
     const int64_t *tokens, *positions, *write_index;
     const int32_t *query_start, *kv_length, *page_table;
     int64_t count, rows, max_pages, page_size, page_stride, layer_stride, value_offset;
-    bf16* cache;
+    int64_t int8;  // whether the cache is in int8; its strides then are in bytes
+    char* cache;
     float* hidden;  // [count][hidden], the result
     const int64_t* tapped;  // ascending: the residual stream before these layers is kept too; after the last one: `layers`
     int64_t taps;

@@ -26,6 +26,7 @@ BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")  # GGUF's formats
 KINDS = {kind: 1 + place for place, kind in enumerate(("int8", "int4", *BLOCKS))}  # as formats.h numbers them
 MODULES = ("q", "k", "v", "o", "gate", "up", "down")
 MAX_GROUP = 32  # query heads that share a key/value head
+MOST_IN_INT8 = 512  # numbers of a key that a cache in int8 can have; int8_rows.h has it too
 _CALLBACK = ctypes.CFUNCTYPE(None)
 
 
@@ -74,7 +75,9 @@ class _Lora(ctypes.Structure):
 class _Batch(ctypes.Structure):
     _fields_ = (
         *_pointers("tokens", "positions", "write_index", "query_start", "kv_length", "page_table"),
-        *_sizes("count", "rows", "max_pages", "page_size", "page_stride", "layer_stride", "value_offset"),
+        *_sizes(
+            "count", "rows", "max_pages", "page_size", "page_stride", "layer_stride", "value_offset", "int8"
+        ),
         *_pointers("cache", "hidden", "tapped"),
         *_sizes("taps"),
         *_pointers("kept"),
@@ -117,6 +120,7 @@ class Fused:
             or hidden % 32
             or inner % 32
             or weights.head_dim % 32
+            or weights.head_dim > MOST_IN_INT8
             or any(turned % 32 for turned in _rotated(weights))
             or weights.heads // weights.kv_heads > MAX_GROUP
             or not all(isinstance(weight, Tensor) or weight.kind in KINDS for weight in _weights(weights))
@@ -291,6 +295,7 @@ class CpuDecoder:
             cache.stride(2),
             cache.stride(0),
             cache.stride(1),
+            cache.dtype is torch.int8,
             cache.data_ptr(),
             hidden.data_ptr(),
             None if tapped is None else ctypes.addressof(layers),

@@ -29,6 +29,15 @@ void personae_append_kv(int type, const void* k, const void* v, void* kc, void* 
                        k_stride, v_stride, page_stride))
 }
 
+void personae_append_kv_int8(int type, const void* k, const void* v, void* kc, void* vc, const int64_t* index,
+                             int64_t tokens, int64_t heads, int64_t dim, int64_t page_size, int64_t k_stride,
+                             int64_t v_stride, int64_t page_stride) {
+    DISPATCH(append_kv_int8((const float*)k, (const float*)v, (char*)kc, (char*)vc, index, tokens, heads, dim,
+                            page_size, k_stride, v_stride, page_stride),
+             append_kv_int8((const bf16*)k, (const bf16*)v, (char*)kc, (char*)vc, index, tokens, heads, dim,
+                            page_size, k_stride, v_stride, page_stride))
+}
+
 void personae_sgmv(int type, const Sgmv* s) { DISPATCH(sgmv<float>(*s), sgmv<bf16>(*s)) }
 
 void personae_rms_norm(int type, const void* x, const void* residual, const float* weight, void* y, void* total,

@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from personae.engine.plan import PageKey
-from personae.engine.scheduling.page_names import page_keys, root_key
+from personae.engine.plan import PageKey, PageOwner
+from personae.engine.scheduling.page_names import page_keys, root_key, tenant_digest
 from personae.engine.tiers import disk
 from personae.engine.tiers.disk import DiskTier
 from personae.engine.tiers.tier import PageBytes
 
 PAGE = 5000
 BOUND = 2**20
+ANN, BOB = (PageOwner(tenant_digest(name), 1.0) for name in ("ann", "bob"))
 
 
 def keys(count: int, salt: bytes = b"ann", first: int = 0) -> list[PageKey]:
@@ -41,6 +42,10 @@ def opened(
         tier.close()
 
 
+def store(tier: DiskTier, names: list[PageKey], pages: PageBytes, owner: PageOwner = ANN) -> None:
+    tier.store(names, [owner] * len(names), lambda: pages)
+
+
 def fetched(tier: DiskTier, wanted: list[PageKey]) -> tuple[int, PageBytes | None]:
     ticket = tier.reserve(len(wanted))
     count = tier.fetch(ticket, wanted)
@@ -51,7 +56,7 @@ def fetched(tier: DiskTier, wanted: list[PageKey]) -> tuple[int, PageBytes | Non
 
 def keep(folder: Path, names: list[PageKey], pages: PageBytes, **more: object) -> None:
     with opened(folder, **more) as tier:  # type: ignore[arg-type]  # as given
-        tier.store(names, lambda: pages)
+        store(tier, names, pages)
 
 
 def test_pages_are_there_after_a_restart(tmp_path: Path) -> None:
@@ -69,7 +74,7 @@ def test_pages_are_there_after_a_restart(tmp_path: Path) -> None:
 def test_another_salt_another_model_and_another_size_find_nothing(tmp_path: Path) -> None:
     names = keys(3)
     with opened(tmp_path, parts=2) as tier:
-        tier.store(names, lambda: content(3))
+        store(tier, names, content(3))
         with opened(tmp_path, "another model", parts=2) as other:
             assert not other.pages, "and it does not delete what another server has open"
         with opened(tmp_path, page=PAGE + 2, parts=2) as other:
@@ -117,7 +122,7 @@ def test_damage_anywhere_is_noticed_and_never_used(tmp_path: Path, seed: int) ->
         for name, page in zip(names, pages, strict=True):
             count, found = fetched(tier, [name])
             assert count == 0 or (found is not None and np.array_equal(found[0], page))
-        tier.store(names, lambda: pages)
+        store(tier, names, pages)
     with opened(tmp_path) as tier:
         assert fetched(tier, names)[0] == 6, "what was damaged is written again"
 
@@ -135,10 +140,10 @@ def test_the_bound_holds_and_the_least_recently_used_page_goes_first(tmp_path: P
     with opened(tmp_path, bound=10 * slot) as tier:
         first = keys(10)
         for name in first:
-            tier.store([name], lambda: content(1))
+            store(tier, [name], content(1))
         _drain(tier)
         assert fetched(tier, first[:5])[0] == 5
-        tier.store(keys(4, b"bob"), lambda: content(4))
+        store(tier, keys(4, b"bob"), content(4))
         _drain(tier)
         assert [tier.has(name.name) for name in first] == [True] * 5 + [False] * 4 + [True]
         assert tier.pages == 10
@@ -148,9 +153,34 @@ def test_the_bound_holds_and_the_least_recently_used_page_goes_first(tmp_path: P
         assert tier.pages <= 3, "a smaller bound than that of the last run"
 
 
+def test_a_tenant_that_fills_the_disk_overwrites_its_own_pages_only(tmp_path: Path) -> None:
+    slot = 6144
+    mine, theirs = keys(4, b"ann"), [keys(1, b"bob", 4 * n)[0] for n in range(40)]
+    with opened(tmp_path, bound=10 * slot) as tier:
+        store(tier, mine, content(4))
+        store(tier, theirs[:20], content(20), BOB)
+        _drain(tier)
+        assert fetched(tier, mine)[0] == 4
+        assert tier.pages == 10
+    with opened(tmp_path, bound=10 * slot) as tier:  # who owns a page is on the disk, too
+        store(tier, theirs[20:], content(20), BOB)
+        _drain(tier)
+        assert fetched(tier, mine)[0] == 4
+        assert [tier.has(name.name) for name in theirs] == [False] * 34 + [True] * 6
+
+
+def test_a_tenants_share_of_the_disk_is_by_weight(tmp_path: Path) -> None:
+    heavy = ANN._replace(weight=4.0)
+    with opened(tmp_path, bound=10 * 6144) as tier:
+        store(tier, keys(10, b"ann"), content(10), heavy)
+        store(tier, keys(10, b"bob"), content(10), BOB)
+        _drain(tier)
+        assert [sum(tier.has(name.name) for name in keys(10, salt)) for salt in (b"ann", b"bob")] == [8, 2]
+
+
 def test_two_servers_never_share_a_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(tmp_path) as tier, opened(tmp_path) as second:
-        second.store(keys(1), lambda: content(1))
+        store(second, keys(1), content(1))
         assert (second.room, second.pages) == (0, 0)
         assert second.counts().errors == 1
         assert "another server uses" in caplog.text
@@ -175,7 +205,7 @@ def test_a_full_disk_keeps_what_is_there_and_says_so_once(
     monkeypatch.setattr(os, "posix_fallocate", full)
     with caplog.at_level(logging.WARNING), opened(tmp_path) as tier:
         for name in keys(30):
-            tier.store([name], lambda: content(1))
+            store(tier, [name], content(1))
         _drain(tier)
         assert tier.pages == 8, "the newest pages take the places of the oldest"
         assert fetched(tier, keys(30)[-8:])[0] == 8
@@ -192,7 +222,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(
 
     monkeypatch.setattr(Path if method == "mkdir" else os, method, refuse)
     with opened(tmp_path / "folder") as tier:
-        tier.store(keys(1), lambda: content(1))
+        store(tier, keys(1), content(1))
         assert fetched(tier, keys(1)) == (0, None)
         assert tier.counts().errors == 1
     assert len(caplog.records) == 1
@@ -202,20 +232,20 @@ def test_writes_that_fail_stop_for_a_while_and_reads_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened(tmp_path) as tier:
-        tier.store(keys(2), lambda: content(2))
+        store(tier, keys(2), content(2))
         _drain(tier)
 
         def fail(*args: object) -> int:
             raise OSError(errno.EIO, "Input/output error")
 
         monkeypatch.setattr(os, "pwritev", fail)
-        tier.store(keys(2, b"bob"), lambda: content(2))
+        store(tier, keys(2, b"bob"), content(2))
         _drain(tier)
         assert tier.room == 0
         assert fetched(tier, keys(2))[0] == 2
         tier._silent_until = 0.0
         monkeypatch.undo()
-        tier.store(keys(2, b"bob"), lambda: content(2))
+        store(tier, keys(2, b"bob"), content(2))
         _drain(tier)
         assert fetched(tier, keys(2, b"bob"))[0] == 2
     assert len(caplog.records) == 1

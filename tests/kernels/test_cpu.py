@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from personae.kernels import reference
-from personae.kernels.attention import AttentionBatch
+from personae.kernels.attention import AttentionBatch, kv_width
 from personae.kernels.cpu import build, operators
 from personae.kernels.cpu.build import compile_library, find_compiler
 from personae.kernels.masks import Scratch
@@ -259,3 +259,32 @@ def test_compiling_is_said_once_and_a_library_that_is_there_is_not_compiled_agai
         first, second = build.built(compiler), build.built(compiler)
     assert first == second
     assert caplog.messages == ["compiling CPU kernels (once, about 20 s)"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 16), (9, 3, 64), (8, 1, 24)])
+def test_a_cache_in_int8_equals_the_references(cpu, dtype, heads, kv_heads, dim) -> None:
+    *caches, batch, generator = attention_case(MIXED, 16, kv_heads, kv_width(dim, torch.int8), torch.float32)
+    ours = [torch.full(cache.shape, -1, dtype=torch.int8) for cache in caches]  # -1: a scale that is NaN
+    theirs = [cache.clone() for cache in ours]
+    rows = zip(_places(batch), batch.kv_length, strict=True)
+    places = torch.cat([row[: int(length)] for row, length in rows])
+    k, v = (torch.randn(len(places), kv_heads, dim, generator=generator).to(dtype) for _ in range(2))
+    k[3] = 0.0
+    cpu["append_kv"](k, v, *ours, places)
+    reference.append_kv(k, v, *theirs, places)
+    assert torch.equal(torch.stack(ours), torch.stack(theirs))
+    kept = reference.dequantize_kv(ours[0].transpose(1, 2).flatten(0, 1)[places])
+    assert float((kept - k).abs().amax() / k.abs().amax()) < 0.6 / 127
+    q = torch.randn(int(batch.query_start[-1]), heads, dim, generator=generator).to(dtype)
+    found = cpu["paged_attention"](q, *ours, batch, dim**-0.5, 40)
+    close(found, reference.paged_attention(q, *ours, batch, dim**-0.5, 40))
+    v[4, :, 0] = torch.inf
+    cpu["append_kv"](k, v, *ours, places)
+    assert not cpu["paged_attention"](q, *ours, batch, dim**-0.5, None).isfinite().all(), "an overflow shows"
+
+
+def _places(batch: AttentionBatch) -> torch.Tensor:
+    """Where the tokens of each row lie, [rows, tokens]."""
+    pages = batch.page_table.long()
+    return (pages.unsqueeze(-1) * 16 + torch.arange(16)).flatten(1)

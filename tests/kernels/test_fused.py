@@ -118,7 +118,7 @@ def tokens_of(seed: int, count: int) -> list[int]:
     return random.Random(seed).choices(range(VOCAB), k=count)
 
 
-def all_logits(decoder: Decoder, prompt: list[int], **pages: int) -> torch.Tensor:
+def all_logits(decoder: Decoder, prompt: list[int], **pages: Any) -> torch.Tensor:
     hidden, _ = PagedSequences(decoder, **pages).forward({"a": prompt})
     return decoder.logits(hidden).clone()
 
@@ -465,3 +465,40 @@ def test_what_lies_beyond_a_sequence_may_be_nan(way: Way) -> None:
     sequences = PagedSequences(decoder, page_size=16)  # its cache is NaN until it is written
     for length in (1, 15, 2, 16):
         assert sequences.step({f"{length}": tokens_of(6, length)})[f"{length}"].isfinite().all()
+
+
+IN_INT8 = (
+    *(Way(name, halves=False) for name in INSTRUCTIONS[:3]),
+    *(Way("floats", halves=False, machine=machine) for machine in ("skylake", "laptop")),
+)
+
+
+@pytest.mark.parametrize("way", IN_INT8, indirect=True)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_cache_in_int8_is_near_one_in_bfloat16_and_no_worse_than_layer_by_layer(
+    variant: str, way: Way
+) -> None:
+    decoder, prompt = way.decoder(folder_of(variant)), tokens_of(1, 150)
+
+    def error() -> float:
+        truth, found = (all_logits(decoder, prompt, kv_dtype=dtype) for dtype in (None, torch.int8))
+        return float((found - truth).norm() / truth.norm())
+
+    fused = error()
+    with layer_by_layer(decoder):
+        layered = error()
+    assert 0 < fused < 0.05
+    assert fused < 1.2 * layered
+
+
+@pytest.mark.parametrize("way", IN_INT8, indirect=True)
+def test_a_token_has_the_same_bits_in_company_with_a_cache_in_int8(way: Way) -> None:
+    decoder, prompt = way.decoder(folder_of("llama")), tokens_of(2, 100)
+    whole = all_logits(decoder, prompt, kv_dtype=torch.int8)
+    parts = PagedSequences(decoder, page_size=8, seed=1, kv_dtype=torch.int8)
+    at = 0
+    for number, count in enumerate([1, 1, 7, 33, 1, 16, 40, 1]):
+        other = {"b": tokens_of(5 + number, 3 + number)}
+        found = parts.step({**other, "a": prompt[at : at + count]})["a"]
+        at += count
+        assert torch.equal(found, whole[at - 1])

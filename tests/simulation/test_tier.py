@@ -34,9 +34,14 @@ SMALL = Scenario(
 def test_invariants_hold_with_disks_that_are_slow_full_or_failing(seed: int) -> None:
     dice, scenario = Random(seed), draw(seed, requests=50)
     costs = replace(scenario.costs, fetch=dice.choice((0.00002, 0.0005, 0.02)))
+    workload = replace(scenario.workload, sessions=0.5)
     report = simulate(
         replace(
-            scenario, costs=costs, tier_pages=dice.choice((4, 4000)), tier_fails=dice.choice((0.0, 0.05, 0.4))
+            scenario,
+            workload=workload,
+            costs=costs,
+            tier_pages=dice.choice((4, 4000)),
+            tier_fails=dice.choice((0.0, 0.05, 0.4)),
         )
     )
     assert sum(report.outcomes.values()) >= report.requests == 50
@@ -67,8 +72,8 @@ def test_a_request_whose_pages_come_too_late_is_computed() -> None:
 def test_a_page_that_is_stored_after_it_was_overwritten_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     store = SimulatedTier.store
 
-    def late(self: SimulatedTier, keys, ready):  # type: ignore[no-untyped-def]  # as the original
-        store(self, keys, lambda: [[-1] * len(cells) for cells in ready()])
+    def late(self: SimulatedTier, keys, owners, ready):  # type: ignore[no-untyped-def]  # as the original
+        store(self, keys, owners, lambda: [[-1] * len(cells) for cells in ready()])
 
     monkeypatch.setattr(SimulatedTier, "store", late)
     with pytest.raises(InvariantViolated, match="another's KV"):

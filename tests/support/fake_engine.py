@@ -78,6 +78,7 @@ class FakeEngine:
     refuse_late: Exception | None = None
     figures: EngineStats = field(default_factory=EngineStats)
     submitted: list[SequenceLog] = field(default_factory=list)
+    kept_sessions: list[tuple[str, str, float]] = field(default_factory=list)
     live: set[str] = field(default_factory=set)
     stopped: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -93,6 +94,10 @@ class FakeEngine:
     def salt(self, tenant: str) -> bytes:
         """The tenant's salt."""
         return tenant.encode()
+
+    def keep_session(self, tenant: str, session: str, seconds: float) -> None:
+        """Note it."""
+        self.kept_sessions.append((tenant, session, seconds))
 
     def stats(self) -> EngineStats:
         """The figures that the test set."""

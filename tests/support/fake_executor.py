@@ -40,6 +40,9 @@ def make_log(
     adapter_start: int = 0,
     priority: int = 0,
     weight: float = 1.0,
+    session: str | None = None,
+    session_seconds: float = 0.0,
+    in_memory: bool = False,
     **params: object,
 ) -> SequenceLog:
     """Make a log. The tenant's name is its salt."""
@@ -58,6 +61,9 @@ def make_log(
         adapter_start=adapter_start,
         priority=priority,
         weight=weight,
+        session=session,
+        session_seconds=session_seconds,
+        in_memory=in_memory,
     )
 
 

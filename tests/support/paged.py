@@ -34,7 +34,7 @@ class PagedSequences:
         self.decoder = decoder
         self.kv = KVCache(decoder.config.kv_specs, layout, kv_dtype or decoder.dtype, decoder.device)
         for group in self.kv.groups.values():
-            group.fill_(torch.nan)
+            group.fill_(-1 if group.dtype is torch.int8 else torch.nan)  # then scales are NaN
         self.lengths: dict[str, int] = {}
         self.pages: dict[str, list[int]] = {}
         self._free = random.Random(seed).sample(range(num_pages), num_pages)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace as replace_log
 from tiny_models import VOCAB, model_folder
 from virtual_clock import real_clock
 
@@ -75,6 +76,51 @@ async def test_a_restarted_server_finds_a_tenants_prefix_and_no_other_finds_it(t
     assert changed.cached == 0, "another numerics class"
 
 
+async def test_a_request_that_asks_for_memory_only_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+    assembly = assemble(options_of(kv_disk=tmp_path, kv_disk_bytes=2**24))
+    tier = assembly.engine_spec.tier
+    assert isinstance(tier, DiskTier)
+    secret = SequenceLog("a", PROMPT, len(PROMPT), PARAMS, salt=b"ann", in_memory=True)
+    public = SequenceLog("b", PROMPT[:100], 100, PARAMS, salt=b"ann")
+    async with open_in_process(assembly.engine_spec) as client:
+        for log in (secret, public):
+            async with client.stream([log]) as stream:
+                async for _ in stream:
+                    pass
+        with anyio.fail_after(20):
+            while tier.pages < 6:  # noqa: ASYNC110 - a thread's work
+                await anyio.sleep(0.01)
+        await anyio.sleep(0.3)  # longer than it takes to store what is idle
+    assert tier.pages == 6, "those that the other request has, too"
+    await anyio.to_thread.run_sync(tier.close)
+
+
+async def test_a_session_of_a_client_is_kept_and_released() -> None:
+    log = SequenceLog("a", PROMPT, len(PROMPT), PARAMS, session="s", session_seconds=600.0)
+    other = SequenceLog("b", PROMPT[:20], 20, PARAMS)
+    kept = []
+    async with open_in_process(assemble(options_of()).engine_spec) as client:
+        for each, seconds in ((log, None), (other, 0.0), (replace_log(other, id="c"), None)):
+            async with client.stream([each]) as stream:
+                async for _ in stream:
+                    pass
+            kept.append((client.stats().sessions, client.stats().pages_kept))
+            if seconds is not None:
+                client.keep_session("default", "s", seconds)
+    assert kept == [(1, WHOLE // 16), (1, WHOLE // 16), (0, 0)]
+
+
+async def test_pages_in_int8_survive_too_in_half_the_bytes(tmp_path: Path) -> None:
+    wide = options_of(dtype="bfloat16", kv_disk=tmp_path, kv_disk_bytes=2**24)
+    narrow = replace(wide, kv_cache_dtype="int8")
+    first = await serve(narrow)
+    second, other = await serve(narrow), await serve(wide)
+    assert (first.cached, second.cached, other.cached) == (0, WHOLE, 0), "each in its own numerics class"
+    assert first.tokens == second.tokens
+    layouts = [assemble(options).engine_spec.layout for options in (wide, narrow)]
+    assert layouts[1].num_pages > 1.7 * layouts[0].num_pages
+
+
 async def test_a_damaged_page_is_computed(tmp_path: Path) -> None:
     on = options_of(kv_disk=tmp_path, kv_disk_bytes=2**24)
     first = await serve(on)
@@ -127,5 +173,5 @@ async def test_a_read_that_hangs_delays_a_request_by_its_patience(
 def _flip_a_bit(folder: Path) -> None:
     (path,) = folder.rglob("pages-00000.kv")
     data = bytearray(path.read_bytes())
-    data[data.find(b"PKVPAGE1") + 1024] ^= 1
+    data[data.find(b"PKVPAGE2") + 1024] ^= 1
     path.write_bytes(data)

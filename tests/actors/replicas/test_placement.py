@@ -258,9 +258,11 @@ async def test_a_session_name_belongs_to_its_tenant() -> None:
     sessions.note(group("a", tenant="ann", session="s").logs[0], 1)
     assert sessions.get(group("b", tenant="ann", session="s").logs[0]) == 1
     assert sessions.get(group("b", tenant="bob", session="s").logs[0]) is None
-    for number in range(2):
+    for number in range(3):
         sessions.note(group("c", tenant="cy", session=f"{number}").logs[0], 1)
-    assert sessions.get(group("b", tenant="ann", session="s").logs[0]) is None, "the oldest is forgotten"
+    found = [sessions.get(group("d", tenant="cy", session=f"{number}").logs[0]) for number in range(3)]
+    assert found == [None, 1, 1], "the tenant's oldest is forgotten"
+    assert sessions.get(group("b", tenant="ann", session="s").logs[0]) == 1, "and none of another's"
 
 
 async def test_a_target_for_each_token_avoids_replicas_whose_steps_take_longer() -> None:

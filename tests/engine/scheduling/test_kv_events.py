@@ -40,7 +40,7 @@ class Cache:
         handle = self.cache.handle(key, hit, copy=False)
         pages = [node.page for node in hit.nodes]
         full = len(sequence.tokens) // SIZE
-        pages += self.cache.allocate(full - len(pages))
+        pages += self.cache.allocate(handle, full - len(pages))
         for number in range(len(hit.nodes), full):
             self.cache.publish(handle, sequence.tokens[number * SIZE : (number + 1) * SIZE], pages[number])
         self.cache.release(handle, pages)

@@ -69,6 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             pages = -(-(max(pages, -(-max_model_len // page_size)) + lendable) // run) * run
         self.layout = MemoryLayout(pages, page_size, max_seqs, max_model_len, max_seqs + spare, lendable, run)
         self.lent: list[int] = []
+        self.now = 0
         self.owed = 0
         self.logs: dict[str, SequenceLog] = {}
         scheduler = Scheduler(self.layout, policy(), overlap, sharing=sharing, drafts=drafts)
@@ -98,6 +99,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         start=st.sampled_from([0, 0, 1, 3, 5, 14, 29]),
         priority=st.sampled_from([0, 0, -2, 3]),
         weight=st.sampled_from([1.0, 1.0, 3.0]),
+        session=st.sampled_from([None, "one", "two"]),
+        session_seconds=st.sampled_from([0.0, 5.0, 50.0]),
     )
     def add(
         self,
@@ -115,6 +118,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         start,
         priority,
         weight,
+        session,
+        session_seconds,
     ):
         first = f"s{len(self.logs)}"
         added = []
@@ -135,12 +140,25 @@ class SchedulerMachine(RuleBasedStateMachine):
                 adapter_start=min(start, len((*head[:length], *tail)) - 1) if adapter else 0,
                 priority=priority,
                 weight=weight,
+                session=session,
+                session_seconds=session_seconds,
                 speculate=tenant != "slow",
             )
             self.logs[log.id] = log
             self.it.add(log)
             added.append(log.id)
         return multiple(*added)
+
+    @rule(seconds=st.integers(0, 20))
+    def time_passes(self, seconds):
+        self.now += seconds
+        self.it.scheduler.tick(self.now)
+
+    @rule(
+        tenant=st.sampled_from("ab"), session=st.sampled_from(["one", "two"]), seconds=st.sampled_from([0, 9])
+    )
+    def keep_session(self, tenant, session, seconds):
+        self.it.scheduler.keep_session(tenant, session, seconds)
 
     @rule(count=st.integers(0, 30))
     def lend(self, count):
@@ -196,6 +214,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "it"):
             return
         self.it.run()
+        self.it.scheduler.tick(self.now + 100)
+        assert not self.it.scheduler.sessions + self.it.scheduler.pages_kept
         for id, brought in self.it.brought.items():
             log = self.logs[id]
             if log.prompt_length >= self.layout.max_model_len:
@@ -225,7 +245,7 @@ def small_world() -> Bench:
 def test_integrity_catches_a_leaked_page(monkeypatch):
     it = small_world()
     release = PagePool.release
-    monkeypatch.setattr(PagePool, "release", lambda pool, page: None if page == 3 else release(pool, page))
+    monkeypatch.setattr(PagePool, "release", lambda pool, page: page != 3 and release(pool, page))
     with pytest.raises(AssertionError, match="page 3"):
         it.run()
 

@@ -1,0 +1,70 @@
+"""`/v1/sessions`: the caller's sessions, and how long their keys and values are kept."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from personae.api.body import read_json
+from personae.api.context import context_of
+from personae.api.http.operation import operation
+from personae.api.respond import json_response
+from personae.api.sessions.store import LONGEST_TTL, Session, session_key
+from personae.api.wire.schema import Body
+
+
+class SessionList(msgspec.Struct):
+    """The tenant's sessions, the least recently used first."""
+
+    data: list[Session]
+    object: str = "list"
+
+
+class ChangeSession(Body, kw_only=True):
+    """`POST /v1/sessions/{id}`. `ttl`: how many seconds from now on, and after each later request, the keys
+    and values are kept; 0 releases them."""
+
+    ttl: Annotated[int, Meta(ge=0, le=LONGEST_TTL)]
+
+
+class SessionDeleted(msgspec.Struct):
+    """The answer of `DELETE /v1/sessions/{id}`."""
+
+    id: str
+    object: str = "session"
+    deleted: bool = True
+
+
+@operation("GET", "/v1/sessions", answers={200: SessionList})
+async def list_sessions(request: Request) -> Response:
+    """List the sessions."""
+    context = context_of(request)
+    return json_response(SessionList(context.sessions.list(context.caller.tenant)))
+
+
+@operation("GET", "/v1/sessions/{id:path}", answers={200: Session}, refuses=(404,))
+async def get_session(request: Request) -> Response:
+    """Show a session."""
+    context = context_of(request)
+    return json_response(context.sessions.find(context.caller.tenant, request.path_params["id"]))
+
+
+@operation("POST", "/v1/sessions/{id:path}", body=ChangeSession, answers={200: Session}, refuses=(404,))
+async def change_session(request: Request) -> Response:
+    """Change how long the keys and values of a session are kept."""
+    context, name = context_of(request), request.path_params["id"]
+    body = await read_json(request, ChangeSession, context)
+    session = context.sessions.keep(context.caller.tenant, name, body.ttl)
+    context.client.keep_session(context.caller.tenant, session_key(name), body.ttl)
+    return json_response(session)
+
+
+@operation("DELETE", "/v1/sessions/{id:path}", answers={200: SessionDeleted}, refuses=(404,))
+async def delete_session(request: Request) -> Response:
+    """Forget a session. Its keys and values are kept no longer than others."""
+    context, name = context_of(request), request.path_params["id"]
+    context.sessions.remove(context.caller.tenant, name)
+    context.client.keep_session(context.caller.tenant, session_key(name), 0)
+    return json_response(SessionDeleted(name))

@@ -1,0 +1,121 @@
+"""Sessions over HTTP."""
+
+from typing import Any
+
+import pytest
+from asgi import client
+from fake_engine import FakeEngine
+
+from personae.api.app import create_app
+from personae.api.sessions.store import SessionStore, session_key
+from personae.api.settings import ApiSettings
+from personae.errors import NotFound
+
+pytestmark = pytest.mark.anyio
+CHAT: dict[str, Any] = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+OPTIONS = {"mode": "implicit", "ttl": "30m"}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_the_session_of_a_body_reaches_the_engine(path: str) -> None:
+    engine = FakeEngine()
+    body = CHAT if path.endswith("completions") else {"model": "base", "input": "hi"}
+    async with client(create_app(engine, ApiSettings(session_ttl=60))) as asking:
+        for more in ({}, {"prompt_cache_options": OPTIONS}, {"prompt_cache_retention": "in_memory"}):
+            answer = await asking.post(path, json={**body, "prompt_cache_key": "s", **more})
+            assert answer.status_code == 200, answer.text
+        await asking.post(path, json={**body, "prompt_cache_key": "s"}, headers={"x-session-id": "header"})
+        await asking.post(path, json=body)
+    logs = engine.submitted
+    assert [log.session for log in logs] == [*[session_key("s")] * 3, session_key("header"), None]
+    assert [log.session_seconds for log in logs] == [60, 1800, 1800, 60, 0]
+    assert [log.in_memory for log in logs] == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("prompt_cache_key", "", "prompt_cache_key"),
+        ("prompt_cache_key", "k" * 257, "prompt_cache_key"),
+        ("prompt_cache_key", 5, "prompt_cache_key"),
+        ("prompt_cache_retention", "48h", "prompt_cache_retention"),
+        ("prompt_cache_options", {"mode": "explicit"}, "prompt_cache_options.mode"),
+        ("prompt_cache_options", {"ttl": "1h"}, "prompt_cache_options.ttl"),
+        ("prompt_cache_options", {"size": 1}, "prompt_cache_options.size"),
+    ],
+)
+async def test_bad_input_is_refused_with_the_name_of_the_field(field: str, value: Any, param: str) -> None:
+    engine = FakeEngine()
+    async with client(create_app(engine)) as asking:
+        answer = await asking.post("/v1/chat/completions", json={**CHAT, field: value})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert not engine.submitted
+
+
+async def test_options_without_a_session_are_reported_as_ignored() -> None:
+    async with client(create_app(FakeEngine())) as asking:
+        answer = await asking.post("/v1/chat/completions", json={**CHAT, "prompt_cache_options": OPTIONS})
+    assert answer.headers["x-personae-ignored"] == "prompt_cache_options"
+
+
+async def test_a_session_is_shown_changed_and_deleted() -> None:
+    engine = FakeEngine()
+    async with client(create_app(engine, ApiSettings(session_ttl=60))) as asking:
+        assert (await asking.get("/v1/sessions/a/b")).status_code == 404
+        for _ in range(2):
+            await asking.post("/v1/chat/completions", json={**CHAT, "prompt_cache_key": "a/b"})
+        found = (await asking.get("/v1/sessions/a/b")).json()
+        assert (found["id"], found["requests"], found["ttl"]) == ("a/b", 2, 60)
+        assert found["expires_at"] == found["last_used_at"] + 60
+        assert found["prompt_tokens"] > 0
+        changed = await asking.post("/v1/sessions/a/b", json={"ttl": 7200})
+        assert changed.json()["ttl"] == 7200
+        await asking.post("/v1/chat/completions", json={**CHAT, "prompt_cache_key": "a/b"})
+        assert engine.submitted[-1].session_seconds == 7200, "and after later requests"
+        assert [each["id"] for each in (await asking.get("/v1/sessions")).json()["data"]] == ["a/b"]
+        assert (await asking.delete("/v1/sessions/a/b")).json()["deleted"] is True
+        assert (await asking.delete("/v1/sessions/a/b")).status_code == 404
+        assert (await asking.get("/v1/sessions")).json()["data"] == []
+    key = session_key("a/b")
+    assert engine.kept_sessions == [("default", key, 7200), ("default", key, 0)]
+
+
+@pytest.mark.parametrize("body", [{}, {"ttl": -1}, {"ttl": 10**9}, {"ttl": "1h"}, {"ttl": 1.5}])
+async def test_a_ttl_out_of_range_is_refused(body: dict[str, Any]) -> None:
+    async with client(create_app(FakeEngine())) as asking:
+        await asking.post("/v1/chat/completions", json={**CHAT, "prompt_cache_key": "s"})
+        answer = await asking.post("/v1/sessions/s", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "ttl")
+
+
+async def test_a_server_without_sessions_keeps_none() -> None:
+    engine = FakeEngine()
+    async with client(create_app(engine, ApiSettings(session_ttl=0))) as asking:
+        await asking.post("/v1/chat/completions", json={**CHAT, "prompt_cache_key": "s"})
+        assert (await asking.get("/v1/sessions/s")).status_code == 404
+    assert engine.submitted[0].session_seconds == 0
+
+
+async def test_sessions_belong_to_their_tenant_end_with_their_time_and_are_bounded() -> None:
+    now = [1000.0]
+    store = SessionStore(60, most=3, clock=lambda: now[0])
+
+    def end(tenant: str, name: str, ttl: int = 60) -> None:
+        store.ended(tenant, name, ttl, prompt=1, cached=0, completion=1)
+
+    end("ann", "s")
+    with pytest.raises(NotFound):
+        store.find("bob", "s")
+    for number in range(5):
+        end("bob", f"{number}")
+    assert [session.id for session in store.list("bob")] == ["2", "3", "4"]
+    assert store.find("ann", "s").requests == 1
+    now[0] += 30
+    store.keep("ann", "s", 600)
+    now[0] += 60
+    assert store.list("bob") == []
+    assert store.find("ann", "s").ttl == 600
+    now[0] += 600
+    with pytest.raises(NotFound):
+        store.find("ann", "s")
