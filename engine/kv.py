@@ -44,8 +44,8 @@ class HiddenReader(Protocol):
 
 
 class KVCache:
-    """`groups`: by spec, `[layers, 2, num_pages, heads, page_size, head_dim]` of the layers that have it, in
-    order; index 1 is 0 for keys, 1 for values. `layers`: the keys and values of each layer.
+    """`groups`: by spec, `[layers, parts, num_pages, heads, page_size, head_dim]` of the layers that have it,
+    in order; index 1 is 0 for keys, 1 for values. `layers`: the keys and values of each layer.
 
     The scheduler decides who owns which page; the cache only holds them. With `spare` there is one more page,
     `spare_page`, which nobody owns: padding is written there. `memory`: the device's memory. `reader` gets
@@ -68,7 +68,7 @@ class KVCache:
         self.num_pages = layout.num_pages
         self.spare_page = layout.num_pages if spare else None
         self.dtype = dtype
-        self._device = device
+        self.device = device
         self.page_bytes = self.bytes_per_page(specs, layout.page_size, dtype)
         self._run = layout.run
         self._memory = memory_of(device, 0) if memory is None else memory
@@ -78,13 +78,14 @@ class KVCache:
         )
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         for spec, layers in members.items():
-            for layer, (keys, values) in zip(layers, self.groups[spec], strict=True):
-                self.layers[layer] = keys, values
+            for layer, parts in zip(layers, self.groups[spec], strict=True):
+                values = parts[1] if spec.latent is None else parts[0][..., : spec.latent]
+                self.layers[layer] = parts[0], values
 
     def _by_layers(self, members: Mapping[KVSpec, Sequence[int]], pages: int) -> dict[KVSpec, Tensor]:
         return {
             spec: self._memory.reserve(
-                (len(layers), 2, pages, *self._page_shape(spec)), spec.dtype or self.dtype
+                (len(layers), spec.parts, pages, *self._page_shape(spec)), spec.dtype or self.dtype
             )
             for spec, layers in members.items()
         }
@@ -96,7 +97,7 @@ class KVCache:
         parts = zip(members.items(), torch.split(self._pages, widths, dim=1), strict=True)
         return {
             spec: part.view(spec.dtype or self.dtype)
-            .view(pages, len(layers), 2, *self._page_shape(spec))
+            .view(pages, len(layers), spec.parts, *self._page_shape(spec))
             .permute(1, 2, 0, 3, 4, 5)
             for (spec, layers), part in parts
         }
@@ -127,15 +128,15 @@ class KVCache:
     def read_pages(self, pages: Sequence[int]) -> Tensor:
         """The content of these pages, [pages, content_bytes] uint8, in a form that does not depend on the
         order of the memory. What a reader keeps is part of it."""
-        content = torch.empty(len(pages), self.content_bytes, dtype=torch.uint8, device=self._device)
-        ids = torch.tensor(pages, device=self._device)
+        content = torch.empty(len(pages), self.content_bytes, dtype=torch.uint8, device=self.device)
+        ids = torch.tensor(pages, device=self.device)
         for part, there in self._parts(content):
             part.copy_(there.index_select(0, ids).view(part.shape))
         return content
 
     def write_pages(self, pages: Sequence[int], content: Tensor) -> None:
         """Give these pages a content that `read_pages` returned."""
-        content, ids = content.to(self._device), torch.tensor(pages, device=self._device)
+        content, ids = content.to(self.device), torch.tensor(pages, device=self.device)
         for part, there in self._parts(content):
             there.index_copy_(0, ids, part.reshape(len(pages), *there.shape[1:]))
 

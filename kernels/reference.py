@@ -169,14 +169,19 @@ def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_inde
     (E4M3, https://arxiv.org/abs/2209.05433); write_index: [T] int64. For FP8, values are clamped to its
     largest value and rounded.
     """
-    page_size = k_cache.shape[2]
+    append_latent(k, k_cache, write_index)
+    append_latent(v, v_cache, write_index)
+
+
+def append_latent(x: Tensor, cache: Tensor, write_index: Tensor) -> None:
+    """`append_kv` of one tensor. x: [T, heads, D], cache: [num_pages, heads, page_size, D]."""
+    page_size = cache.shape[2]
     page, offset = write_index // page_size, write_index % page_size
-    for x, cache in ((k, k_cache), (v, v_cache)):
-        if cache.dtype is FP8:
-            stored = x.float().clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
-            cache.view(torch.uint8)[page, :, offset] = stored  # torch cannot index FP8
-        else:
-            cache[page, :, offset] = x
+    if cache.dtype is FP8:
+        stored = x.float().clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
+        cache.view(torch.uint8)[page, :, offset] = stored  # torch cannot index FP8
+    else:
+        cache[page, :, offset] = x
 
 
 def paged_attention(
@@ -192,6 +197,7 @@ def paged_attention(
     i and j are positions in the row's own sequence. Its keys and values are read through its page table.
     Query head h reads key/value head h // (heads / kv_heads). q: [T, heads, D]; caches: [num_pages, kv_heads,
     page_size, D] of q's dtype or FP8 -> [T, heads, D] of q's dtype. Scores, softmax and sums are in float32.
+    Values may have another width than keys, then the result has it, too.
     """
     return attend(q, k_cache, v_cache, batch, list(attention_groups(batch)), scale, window)
 
@@ -227,7 +233,7 @@ def attend(
     scores: ScoreChange | None = None,
 ) -> Tensor:
     """`paged_attention` of a batch with known groups, with changed scores."""
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = q.new_empty(*q.shape[:2], v_cache.shape[3])
     for rows, first, count, lengths in groups:
         tokens = torch.tensor(first, device=q.device).unsqueeze(1) + torch.arange(count, device=q.device)
         pages = batch.page_table[torch.tensor(rows, device=q.device)]
@@ -255,7 +261,7 @@ def _attend(
         .view(cache.dtype)
         .transpose(1, 2)
         .to(torch.float32, memory_format=torch.contiguous_format)
-        .reshape(n, kv_heads, -1, dim)
+        .reshape(n, kv_heads, -1, cache.shape[3])
         for cache in (k_cache, v_cache)
     )
     length = torch.tensor(lengths, device=q.device).unsqueeze(1)
@@ -277,8 +283,8 @@ def _attend(
         weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1)
-    mixed = (weights.flatten(2, 3) @ v).view(n, kv_heads, -1, m, dim)
-    return mixed.permute(0, 3, 1, 2, 4).reshape(n, m, heads, dim).to(q.dtype)
+    mixed = (weights.flatten(2, 3) @ v).view(n, kv_heads, -1, m, v.shape[3])
+    return mixed.permute(0, 3, 1, 2, 4).reshape(n, m, heads, -1).to(q.dtype)
 
 
 def sgmv(

@@ -66,6 +66,12 @@ def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adap
         if not places and not vocabulary and not experts:
             raise AdapterError(f"{TENSORS_FILE}: the file has no tensors")
         plans = [_plan(place, names, file, config, shapes) for place, names in places]
+        if config.invocation and (late := [p for p in plans if shapes.sites[p.sites[0][1]].reads_cache]):
+            raise refusal(
+                next(iter(late[0].names.values())),
+                "an adapter that begins at an invocation cannot change what is computed from the keys and "
+                "values of earlier tokens",
+            )
         read = {site: change for plan in plans for site, change in _read(file, plan, shapes)}
         return make_adapter(
             folder.name,

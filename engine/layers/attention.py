@@ -20,6 +20,15 @@ from personae.lora.sites import LoraSite, sites
 QkNorm = Literal["head", "all"]  # over each head, or over all heads of a token together
 
 
+def halves_first(dim: int, device: torch.device, turned: int | None = None) -> Tensor:
+    """The order [dim] in which the first numbers of neighbouring pairs come before the second ones. Pairs are
+    among the first `turned` numbers, None for all."""
+    turned = dim if turned is None else turned
+    order = torch.arange(dim, device=device)
+    order[:turned] = torch.arange(turned, device=device).view(-1, 2).T.flatten()
+    return order
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """`heads` query heads share `kv_heads` keys and values.
@@ -109,10 +118,7 @@ class Attention:
         self.capturable = self.scores is None  # the plain attention asks the device for lengths
         self._halves: Tensor | None = None  # the dimensions in the order of pairs' first and second halves
         if spec.rope is not None and spec.rope.interleaved:
-            turned = int(spec.head_dim * spec.rope.share)
-            order = torch.arange(spec.head_dim, device=device)
-            order[:turned] = torch.arange(turned, device=device).view(-1, 2).T.flatten()
-            self._halves = order
+            self._halves = halves_first(spec.head_dim, device, int(spec.head_dim * spec.rope.share))
         self._rotary, self._append_kv = rotary.on(device, dtype), append_kv.on(device, dtype)
 
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:

@@ -24,16 +24,23 @@ from personae.lora.sites import LoraSite
 class KVSpec:
     """What a block keeps of every token: a key and a value for each of `heads`, with `head_dim` numbers each.
 
-    `dtype`: None means the cache's dtype, which the server's options choose.
+    `dtype`: None means the cache's dtype, which the server's options choose. `latent`: only keys are kept,
+    and their first `latent` numbers are the values, too.
     """
 
     heads: int
     head_dim: int
     dtype: torch.dtype | None = None
+    latent: int | None = None
+
+    @property
+    def parts(self) -> int:
+        """How many vectors each head keeps: a key and a value, or one for both."""
+        return 2 if self.latent is None else 1
 
     def bytes(self, dtype: torch.dtype) -> int:
         """The bytes of a token in a cache of that dtype."""
-        return 2 * self.heads * self.head_dim * (self.dtype or dtype).itemsize
+        return self.parts * self.heads * self.head_dim * (self.dtype or dtype).itemsize
 
 
 class Block(Protocol):

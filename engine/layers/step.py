@@ -1,6 +1,6 @@
 """What every layer needs to know about its step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +34,16 @@ class LoraContext(Protocol):
     def routed(self, tokens: Tensor, experts: Tensor) -> RoutedLora | None:
         """The adapters' updates of experts; see `lora/segments.py`. tokens, experts: [N] int64 of each row,
         sorted by expert and then by token."""
+
+    def factors(self, layer: int, module: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """The updates of a module that is alone in its group; see `lora/segments.py`."""
+
+    @property
+    def rescales(self) -> bool:
+        """Whether `rescale` does anything."""
+
+    def rescale(self, layer: int, group: str, ys: tuple[Tensor, ...]) -> None:
+        """Multiplies the base's outputs of a group of modules by gains and adds shifts, in place."""
 
     def fused(self) -> LoraStep | None:
         """The adapters for a fused forward pass; None if layers must call `begin`."""

@@ -22,6 +22,8 @@ _TABLE = (  # model_type, architecture, file
     ("cohere", "CohereForCausalLM", "cohere"),
     ("cohere2", "Cohere2ForCausalLM", "cohere"),
     ("cwm", "CwmForCausalLM", "cwm"),
+    ("deepseek_v2", "DeepseekV2ForCausalLM", "deepseek"),
+    ("deepseek_v3", "DeepseekV3ForCausalLM", "deepseek"),
     ("dots1", "Dots1ForCausalLM", "dots1"),
     ("ernie4_5", "Ernie4_5ForCausalLM", "ernie"),
     ("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", "ernie"),
@@ -35,6 +37,7 @@ _TABLE = (  # model_type, architecture, file
     ("glm", "GlmForCausalLM", "glm"),
     ("glm4", "Glm4ForCausalLM", "glm"),
     ("glm4_moe", "Glm4MoeForCausalLM", "glm4_moe"),
+    ("glm4_moe_lite", "Glm4MoeLiteForCausalLM", "deepseek"),
     ("gpt_oss", "GptOssForCausalLM", "gpt_oss"),
     ("granite", "GraniteForCausalLM", "granite"),
     ("granitemoe", "GraniteMoeForCausalLM", "granitemoe"),
@@ -49,11 +52,13 @@ _TABLE = (  # model_type, architecture, file
     ("llama", "LlamaForCausalLM", "llama"),
     ("mellum", "MellumForCausalLM", "mellum"),
     ("mimo", "MiMoForCausalLM", "mimo"),
+    ("minicpm3", "MiniCPM3ForCausalLM", "deepseek"),
     ("minimax_m2", "MiniMaxM2ForCausalLM", "minimax_m2"),
     ("ministral", "MinistralForCausalLM", "ministral"),
     ("ministral3", "Ministral3ForCausalLM", "ministral3"),
     ("mistral", "MistralForCausalLM", "mistral"),
     ("mistral3", "Mistral3ForConditionalGeneration", "mistral"),
+    ("mistral4", "Mistral4ForCausalLM", "deepseek"),
     ("mixtral", "MixtralForCausalLM", "mixtral"),
     ("nemotron", "NemotronForCausalLM", "nemotron"),
     ("olmo2", "Olmo2ForCausalLM", "olmo"),
@@ -70,6 +75,7 @@ _TABLE = (  # model_type, architecture, file
     ("solar_open", "SolarOpenForCausalLM", "solar_open"),
     ("stablelm", "StableLmForCausalLM", "stablelm"),
     ("starcoder2", "Starcoder2ForCausalLM", "starcoder2"),
+    ("youtu", "YoutuForCausalLM", "deepseek"),
 )
 FAMILIES = {architecture: file for _, architecture, file in _TABLE}
 """The file of each architecture."""

@@ -9,6 +9,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.attention import AttentionSpec, QkNorm
 from personae.engine.layers.block import BlockSpec, LayerSpec
+from personae.engine.layers.latent_attention import LatentAttentionSpec
 from personae.engine.layers.mlp import GATES, Activation, MlpSpec
 from personae.engine.layers.moe import MoeSpec
 from personae.engine.layers.rotary import RopeConfig
@@ -144,10 +145,10 @@ def activation(
 
 
 def with_attention(config: ModelConfig, **changes: Any) -> ModelConfig:
-    """The config with these fields of every layer's AttentionSpec."""
+    """The config with these fields of every layer's attention."""
 
     def change(layer: LayerSpec) -> LayerSpec:
-        assert isinstance(layer.attention, AttentionSpec)
+        assert isinstance(layer.attention, AttentionSpec | LatentAttentionSpec)
         return replace(layer, attention=replace(layer.attention, **changes))
 
     return config.with_layers(change)

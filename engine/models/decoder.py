@@ -15,6 +15,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.kv import KVCache
 from personae.engine.layers.attention import Attention
 from personae.engine.layers.block import BlockContext, LayerSpec
+from personae.engine.layers.latent_attention import LatentAttention
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP
 from personae.engine.layers.norm import LayerNorm, Norm, RMSNorm
@@ -196,10 +197,11 @@ class Decoder:
         ]
         self.norm = norm(config.hidden_size)
         self._attention, self._plain_attention = attention_backend(device, dtype), ReferenceAttention()
-        self._scores = {
-            index: layer.attention.scores
+        self._scores = {  # of the layers with plain attention
+            index: layer.attention.scores if isinstance(layer.attention, Attention) else None
             for index, layer in enumerate(self.layers)
-            if isinstance(layer.attention, Attention) and layer.attention.scores is not None
+            if isinstance(layer.attention, LatentAttention)
+            or (isinstance(layer.attention, Attention) and layer.attention.scores is not None)
         }
         self._attending = {
             index: (layer.attention.heads, layer.attention.kv)

@@ -23,6 +23,7 @@ SAMPLE = [
     "gpt_oss",  # sinks, clamped experts with biases
     "cohere2",  # LayerNorm, parallel halves
     "starcoder2",  # no gate
+    "deepseek_v3",  # latent attention, with YaRN's scale of scores
 ]
 
 
