@@ -184,6 +184,28 @@ def append_latent(x: Tensor, cache: Tensor, write_index: Tensor) -> None:
         cache[page, :, offset] = x
 
 
+def short_convolution(
+    cache: Tensor, batch: AttentionBatch, positions: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """y_p = bias + sum_j weight[:, K - 1 - j] x_(p - j) over 0 <= j < K, p - j >= 0, number by number.
+
+    x is read from the cache of each token's row: [num_pages, 1, page_size, C]; positions: [T] int64; weight:
+    [C, K] float32, bias: [C] float32 -> [T, C] float32.
+    """
+    length, page_size = weight.shape[1], cache.shape[2]
+    numbers = torch.arange(len(positions), device=positions.device, dtype=torch.int32)
+    row = torch.searchsorted(batch.query_start[1:], numbers, right=True)
+    total = torch.zeros(len(positions), len(weight), device=positions.device)
+    if bias is not None:
+        total += bias
+    for j in range(length):
+        at = positions - j
+        page = batch.page_table[row, at.clamp(min=0) // page_size].long()
+        x = cache[page, 0, at % page_size].float().masked_fill_((at < 0).unsqueeze(1), 0.0)
+        total.addcmul_(x, weight[:, length - 1 - j])
+    return total
+
+
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,

@@ -25,7 +25,8 @@ class KVSpec:
     """What a block keeps of every token: a key and a value for each of `heads`, with `head_dim` numbers each.
 
     `dtype`: None means the cache's dtype, which the server's options choose. `latent`: only keys are kept,
-    and their first `latent` numbers are the values, too.
+    and their first `latent` numbers are the values, too; 0 for a block
+    without heads, which keeps one vector of each token.
     """
 
     heads: int
@@ -52,7 +53,7 @@ class Block(Protocol):
 
     @property
     def heads(self) -> int:
-        """The query heads that read it."""
+        """The query heads that read it; 0 for a block that is no attention."""
 
     @property
     def capturable(self) -> bool:

@@ -49,6 +49,8 @@ _TABLE = (  # model_type, architecture, file
     ("hyperclovax", "HyperCLOVAXForCausalLM", "hyperclovax"),
     ("internlm3", "InternLM3ForCausalLM", "internlm3"),
     ("jais2", "Jais2ForCausalLM", "nemotron"),
+    ("lfm2", "Lfm2ForCausalLM", "lfm2"),
+    ("lfm2_moe", "Lfm2MoeForCausalLM", "lfm2"),
     ("llama", "LlamaForCausalLM", "llama"),
     ("mellum", "MellumForCausalLM", "mellum"),
     ("mimo", "MiMoForCausalLM", "mimo"),

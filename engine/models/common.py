@@ -351,6 +351,17 @@ def switched_window(fields: Fields) -> int | None:
     return window if fields.get("use_sliding_window", False) else None
 
 
+def layer_kinds(fields: Fields, known: Sequence[str], usual: Sequence[str]) -> Sequence[str]:
+    """The kind of each layer: what `layer_types` says, one of `known`, or else `usual`."""
+    layers, kinds = fields.size("num_hidden_layers"), fields.raw("layer_types")
+    if kinds is None:
+        return usual
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {*known}:
+        names = " or ".join(map(repr, known))
+        raise fields.error("layer_types", f"expected {layers} times {names}, found {kinds!r}")
+    return kinds
+
+
 def windows_by_type(fields: Fields, window: int | None, windowed: Sequence[bool]) -> tuple[int | None, ...]:
     """The window in the layers that `layer_types` names, or else in those that are `windowed`."""
     layers, kinds = len(windowed), fields.raw("layer_types")

@@ -206,7 +206,7 @@ class Decoder:
         self._attending = {
             index: (layer.attention.heads, layer.attention.kv)
             for index, layer in enumerate(self.layers)
-            if layer.attention.kv is not None
+            if layer.attention.kv is not None and layer.attention.heads
         }
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.output = Linear(
