@@ -24,6 +24,12 @@ Specs = Sequence[KVSpec | None]
 """The spec of each layer; None for a layer that keeps nothing."""
 
 
+Members = Mapping[KVSpec, Sequence[int]]
+"""The layers of each spec."""
+Groups = tuple[dict[KVSpec, Tensor], dict[KVSpec, Tensor]]
+"""What is kept of tokens, and what is kept of pages."""
+
+
 class HiddenReader(Protocol):
     """Keeps what a trained head reads of every token that the model computes, by the pages of the cache."""
 
@@ -45,7 +51,8 @@ class HiddenReader(Protocol):
 
 class KVCache:
     """`groups`: by spec, `[layers, parts, num_pages, heads, page_size, head_dim]` of the layers that have it,
-    in order; index 1 is 0 for keys, 1 for values. `layers`: the keys and values of each layer.
+    in order; index 1 is 0 for keys, 1 for values. `layers`: the keys and values of each layer. `states`: the
+    states of each layer that has some, [num_pages, ...] float32.
 
     The scheduler decides who owns which page; the cache only holds them. With `spare` there is one more page,
     `spare_page`, which nobody owns: padding is written there. `memory`: the device's memory. `reader` gets
@@ -73,34 +80,49 @@ class KVCache:
         self._run = layout.run
         self._memory = memory_of(device, 0) if memory is None else memory
         pages, members = layout.num_pages + spare, _members(specs)
-        self.groups = (
+        self.groups, self._state_groups = (
             self._by_pages(members, pages) if self._memory.granule else self._by_layers(members, pages)
         )
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.states: dict[int, Tensor] = {}
         for spec, layers in members.items():
             for layer, parts in zip(layers, self.groups[spec], strict=True):
                 values = parts[1] if spec.latent is None else parts[0][..., : spec.latent]
                 self.layers[layer] = parts[0], values
+            if spec.state:
+                self.states |= zip(layers, self._state_groups[spec], strict=True)
 
-    def _by_layers(self, members: Mapping[KVSpec, Sequence[int]], pages: int) -> dict[KVSpec, Tensor]:
+    def _by_layers(self, members: Members, pages: int) -> Groups:
+        states = {
+            spec: self._memory.reserve((len(layers), pages, *spec.state), torch.float32)
+            for spec, layers in members.items()
+            if spec.state
+        }
         return {
             spec: self._memory.reserve(
                 (len(layers), spec.parts, pages, *self._page_shape(spec)), spec.dtype or self.dtype
             )
             for spec, layers in members.items()
-        }
+        }, states
 
-    def _by_pages(self, members: Mapping[KVSpec, Sequence[int]], pages: int) -> dict[KVSpec, Tensor]:
+    def _by_pages(self, members: Members, pages: int) -> Groups:
         self._pages = self._memory.reserve((pages, self.page_bytes), torch.uint8)
         self._memory.back(self._pages)
         widths = [len(layers) * spec.bytes(self.dtype) * self.page_size for spec, layers in members.items()]
-        parts = zip(members.items(), torch.split(self._pages, widths, dim=1), strict=True)
+        state_widths = [len(layers) * spec.state_bytes for spec, layers in members.items()]
+        split = torch.split(self._pages, [*state_widths, *widths], dim=1)
+        states = {
+            spec: part.view(torch.float32).view(pages, len(layers), *spec.state).transpose(0, 1)
+            for (spec, layers), part in zip(members.items(), split, strict=False)
+            if spec.state
+        }
+        parts = zip(members.items(), split[len(members) :], strict=True)
         return {
             spec: part.view(spec.dtype or self.dtype)
             .view(pages, len(layers), spec.parts, *self._page_shape(spec))
             .permute(1, 2, 0, 3, 4, 5)
             for (spec, layers), part in parts
-        }
+        }, states
 
     def _page_shape(self, spec: KVSpec) -> tuple[int, int, int]:
         """The shape of one page of one layer's keys."""
@@ -117,6 +139,9 @@ class KVCache:
         for group in self.groups.values():
             for source, destination in pairs:
                 group[:, :, destination] = group[:, :, source]
+        for states in self._state_groups.values():
+            for source, destination in pairs:
+                states[:, destination] = states[:, source]
         if self.reader is not None:
             self.reader.copy_pages(pairs)
 
@@ -143,11 +168,17 @@ class KVCache:
     def _parts(self, content: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The parts [pages, bytes] of contents, each with what it is of: [pages, ...], as bytes."""
         at = 0
-        halves = (half for group in self.groups.values() for half in group.flatten(0, 1))
-        for there in (*halves, *(() if self.reader is None else (self.reader.pages,))):
+        for there in (*self._tensors(), *(() if self.reader is None else (self.reader.pages,))):
             end = at + there[0].nbytes
             yield content[:, at:end], there.view(torch.uint8)
             at = end
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """All that is kept of pages, layer by layer: [pages, ...]."""
+        for group in self.groups.values():
+            yield from group.flatten(0, 1)
+        for states in self._state_groups.values():
+            yield from states
 
     def giving_back(self, pages: Collection[int]) -> Iterator[None]:
         """Return the memory of these pages, whole runs, piece by piece. Ordered by layer there may be
@@ -157,9 +188,8 @@ class KVCache:
                 self._memory.give_back(run)
                 yield
             return
-        for group in self.groups.values():
-            for half in group.flatten(0, 1):
-                yield from giving_back_pages(self._memory, half, pages)
+        for tensor in self._tensors():
+            yield from giving_back_pages(self._memory, tensor, pages)
 
     def having_back(self, pages: Collection[int]) -> Iterator[None]:
         """Back pages with memory again after `giving_back`, run by run."""
@@ -174,8 +204,8 @@ class KVCache:
 
     @staticmethod
     def bytes_per_page(specs: Specs, page_size: int, dtype: torch.dtype) -> int:
-        """The memory of one page over all layers, keys and values."""
-        return sum(spec.bytes(dtype) for spec in specs if spec is not None) * page_size
+        """The memory of one page over all layers: keys, values and states."""
+        return sum(spec.bytes(dtype) * page_size + spec.state_bytes for spec in specs if spec is not None)
 
 
 def _members(specs: Specs) -> dict[KVSpec, list[int]]:

@@ -6,6 +6,7 @@ a kind of block, write both in a file of this folder; a family then names the sp
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import torch
@@ -26,18 +27,25 @@ class KVSpec:
 
     `dtype`: None means the cache's dtype, which the server's options choose. `latent`: only keys are kept,
     and their first `latent` numbers are the values, too; 0 for a block
-    without heads, which keeps one vector of each token.
+    without heads, which keeps one vector of each token. `state`: the shape of a float32 tensor that is kept
+    of every page, see `kernels/states.py`; () for none.
     """
 
     heads: int
     head_dim: int
     dtype: torch.dtype | None = None
     latent: int | None = None
+    state: tuple[int, ...] = ()
 
     @property
     def parts(self) -> int:
         """How many vectors each head keeps: a key and a value, or one for both."""
         return 2 if self.latent is None else 1
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of a page's state."""
+        return prod(self.state) * torch.float32.itemsize if self.state else 0
 
     def bytes(self, dtype: torch.dtype) -> int:
         """The bytes of a token in a cache of that dtype."""

@@ -11,6 +11,7 @@ from personae.engine.layers.linear import Linear
 from personae.kernels.attention import AttentionBatch, AttentionPlan
 from personae.kernels.decoder import LoraStep
 from personae.kernels.sgmv import Finish
+from personae.kernels.states import StatePlan
 
 RoutedLora = Callable[[int, str, Tensor], Finish]
 """`LoraContext.begin` of rows that a router has sorted."""
@@ -66,9 +67,13 @@ class ForwardContext:
     batch: AttentionBatch
     caches: Mapping[int, tuple[Tensor, Tensor]]
     """The keys and values of each layer."""
+    states: Mapping[int, Tensor]
+    """The states of each layer that has some."""
     attend: Mapping[int, AttentionPlan]
     """Attention over `batch`, as planned for this step, of each layer."""
     lora: LoraContext | None
+    state_plan: StatePlan | None = None
+    """Of the layers with states; None if there are none."""
 
     def linear(self, module: Linear, layer: int, group: str, x: Tensor) -> Tensor:
         """module(x) and the adapters' updates: [T, inputs] -> [T, sum of outputs]."""

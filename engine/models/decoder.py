@@ -41,6 +41,7 @@ from personae.kernels.decoder import (
     fuse,
 )
 from personae.kernels.quantized import QuantizedWeight
+from personae.kernels.states import plan_states
 from personae.lora.shapes import Fingerprint
 
 
@@ -249,7 +250,9 @@ class Decoder:
                 return self._forward_fused(tokens, positions, kv, batch, adapters, overlap)
         if overlap is not None:
             overlap()
-        step = ForwardContext(positions, batch, kv.layers, attend or self.plan(kv, batch), lora)
+        states = plan_states(batch, kv.page_size) if kv.states else None
+        attend = attend or self.plan(kv, batch)
+        step = ForwardContext(positions, batch, kv.layers, kv.states, attend, lora, states)
         x, residual = F.embedding(tokens, self.embedding), None
         if lora is not None:
             lora.embed(tokens, x)

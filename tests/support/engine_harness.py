@@ -181,6 +181,8 @@ class EngineHarness:
         kv = KVCache(model.config.kv_specs, layout, dtype, model.device, spare=capture is not None)
         for group in kv.groups.values():
             group.fill_(torch.nan)
+        for states in kv.states.values():
+            states.fill_(torch.nan)
         graphs = None if capture is None or prefill else DecodeGraphs(model, kv, pool, layout, capture)
         prefill_graphs = PrefillGraphs(model, kv, pool, layout, capture) if capture and prefill else None
         here = self.adapters  # not `self`, which its engine would keep alive

@@ -71,6 +71,13 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "original_max_position_embeddings": 32}
 LATENT: dict[str, Any] = {"num_key_value_heads": 4, "head_dim": None}
+DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("seed_oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
     "ministral": ("ministral", {"layer_types": MIXED}),
@@ -199,11 +206,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm2_moe",
         {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "pad_token_id": None},
     ),
+    "qwen3_next": ("qwen3_next", {**DELTA, "mlp_only_layers": [1]}),
+    "qwen3_5": ("qwen3_5_text", DELTA),
+    "qwen3_5_moe": ("qwen3_5_moe_text", DELTA),
     "minicpm3": ("minicpm3", {**LATENT, "scale_emb": 3, "dim_model_base": 48}),
     # transformers zeroes the embedding of its padding token after loading it.
     "youtu": ("youtu", {**LATENT, "pad_token_id": None}),
 }
-OFFSET_NORMS = ("gemma", "gemma2", "nemotron")
+OFFSET_NORMS = ("gemma", "gemma2", "nemotron", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """The families whose stored norms lack 1."""
 
 

@@ -1,0 +1,162 @@
+"""The truth of recurrent states, page by page. `kernels/states.py` says what the cache has of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from personae.kernels.states import StatePlan
+
+
+def page_convolution(
+    cache: Tensor, plan: StatePlan, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """silu(bias + sum_j weight[:, K - 1 - j] x_(t - j)) of the first C numbers of all tokens of the plan's
+    pages, and the other numbers as they are.
+
+    cache: [num_pages, 1, page_size, C + N], weight: [C, K] with K - 1 <= page_size, bias: [C], float32 -> [W,
+    page_size, C] and [W, page_size, N], both float32, 0 where no token is.
+    """
+    width, length = weight.shape
+    if length - 1 > cache.shape[2]:
+        raise ValueError(f"a convolution over {length} tokens needs pages of {length - 1}")
+    found = cache[plan.pages, 0].float().masked_fill_(~plan.valid.unsqueeze(2), 0.0)
+    tail = cache[plan.before.clamp(min=0), 0, cache.shape[2] - length + 1 :, :width].float()
+    tail = tail.masked_fill_((plan.before < 0).view(-1, 1, 1), 0.0)
+    x = torch.cat((tail, found[..., :width]), 1)
+    total = torch.zeros_like(found[..., :width])
+    if bias is not None:
+        total += bias
+    for j in range(length):
+        total.addcmul_(x[:, j : j + found.shape[1]], weight[:, j])
+    return F.silu(total), found[..., width:]
+
+
+def _decays(log: Tensor) -> tuple[Tensor, Tensor]:
+    """From logarithms of decays [..., P]: their sums up to each token, and [..., i, j] the decay from token j
+    to token i >= j, 0 for i < j."""
+    total = log.cumsum(-1)
+    pairs = total.unsqueeze(-1) - total.unsqueeze(-2)
+    later = torch.ones(pairs.shape[-2:], dtype=torch.bool, device=log.device).triu(1)
+    return total, pairs.masked_fill(later, -torch.inf).exp()
+
+
+def _page_by_page(
+    states: Tensor, plan: StatePlan, step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], out: Tensor
+) -> Tensor:
+    """Computes the pages in the plan's rounds. step(pages' numbers, states before them) -> (the outputs of
+    their tokens, states after them). out: [W, heads, P, D] -> the step's tokens, [T, heads, D]."""
+    for index, (own, onward) in enumerate(zip(plan.rounds, plan.onward, strict=True)):
+        begins = (plan.before[own] < 0).view(-1, *(1,) * (states.dim() - 1))
+        before = states[plan.pages[own]].masked_fill_(begins, 0.0)
+        out[own], after = step(own, before)
+        if index + 1 < len(plan.rounds):
+            states[plan.pages[plan.rounds[index + 1]]] = after[onward]
+    return out.transpose(1, 2).flatten(0, 1)[plan.out]
+
+
+def gated_delta(
+    cache: Tensor,
+    states: Tensor,
+    plan: StatePlan,
+    weight: Tensor,
+    decay: Tensor,
+    dt_bias: Tensor,
+    key_heads: int,
+) -> Tensor:
+    """The gated delta rule (https://arxiv.org/abs/2412.06464): S_t = a_t S_(t-1) + k_t (b_t (v_t - a_t
+    S_(t-1)^T k_t))^T, o_t = S_t^T q_t.
+
+    A token's numbers in the cache are those of q, k and v before a convolution with `weight` and silu, then
+    one for b and one for a of each value head: b = sigmoid, a = exp(-exp(decay) softplus(. + dt_bias)). q and
+    k are divided by their lengths, q also by sqrt(DK). Value heads share key heads, neighbours first.
+
+    states: [num_pages, value_heads, DK, DV] float32, before each page's first token; those of pages that a
+    row goes on to are written. weight: [C, K], decay, dt_bias: [value_heads], float32 -> [T, value_heads, DV]
+    float32. Computed in float32, by pages (https://arxiv.org/abs/2406.06484).
+    """
+    heads, key_dim, value_dim = states.shape[1:]
+    mixed, gates = page_convolution(cache, plan, weight, None)
+    q, k, v = torch.split(mixed, [key_heads * key_dim, key_heads * key_dim, heads * value_dim], -1)
+    q, k = (_spread(part, key_heads, heads) for part in (q, k))  # [W, heads, P, DK]
+    q, k = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + 1e-6) for part in (q, k))
+    q = q * key_dim**-0.5
+    v = v.unflatten(-1, (heads, value_dim)).transpose(1, 2)
+    b, a = (part.transpose(1, 2) for part in gates.chunk(2, -1))  # [W, heads, P]
+    there = plan.valid.unsqueeze(1)
+    beta = b.sigmoid() * there
+    log = -decay.exp().unsqueeze(1) * F.softplus(a + dt_bias.unsqueeze(1)) * there
+    total, pairs = _decays(log)
+    scaled = k * beta.unsqueeze(-1)
+    system = (scaled @ k.transpose(-1, -2)) * pairs
+    both = torch.cat((v * beta.unsqueeze(-1), scaled * total.exp().unsqueeze(-1)), -1)
+    values, reads = torch.split(
+        torch.linalg.solve_triangular(system, both, upper=False, unitriangular=True),
+        [value_dim, key_dim],
+        -1,
+    )
+    weights = (q @ k.transpose(-1, -2)) * pairs
+    q = q * total.exp().unsqueeze(-1)
+    k = k * (total[..., -1:] - total).exp().unsqueeze(-1)
+    last = total[..., -1].exp()[..., None, None]
+
+    def step(own: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        new = values[own] - reads[own] @ before
+        after = before * last[own] + k[own].transpose(-1, -2) @ new
+        return q[own] @ before + weights[own] @ new, after
+
+    return _page_by_page(states, plan, step, torch.empty_like(v))
+
+
+def selective_state(
+    cache: Tensor,
+    states: Tensor,
+    plan: StatePlan,
+    weight: Tensor,
+    bias: Tensor | None,
+    decay: Tensor,
+    dt_bias: Tensor,
+    skip: Tensor,
+    groups: int,
+    limits: tuple[float, float],
+) -> Tensor:
+    """Mamba-2's state space (https://arxiv.org/abs/2405.21060): S_t = exp(-d_t exp(decay)) S_(t-1) + d_t x_t
+    b_t^T, y_t = S_t c_t + skip x_t.
+
+    A token's numbers in the cache are those of x, b and c before a convolution with `weight` and silu, then
+    one for d of each head: d = softplus(. + dt_bias), within `limits`. Heads share the b and c of their
+    group, neighbours first.
+
+    states: [num_pages, heads, D, N] float32, before each page's first token; those of pages that a row goes
+    on to are written. weight: [C, K], bias: [C], decay, dt_bias, skip: [heads], float32 -> [T, heads, D]
+    float32.
+    """
+    heads, dim, size = states.shape[1:]
+    mixed, steps = page_convolution(cache, plan, weight, bias)
+    x, b, c = torch.split(mixed, [heads * dim, groups * size, groups * size], -1)
+    x = x.unflatten(-1, (heads, dim)).transpose(1, 2)
+    b, c = (_spread(part, groups, heads) for part in (b, c))  # [W, heads, P, N]
+    dt = F.softplus(steps.transpose(1, 2) + dt_bias.unsqueeze(1)).clamp(*limits) * plan.valid.unsqueeze(1)
+    total, pairs = _decays(-decay.exp().unsqueeze(1) * dt)
+    moved = x * dt.unsqueeze(-1)
+    inner = ((c @ b.transpose(-1, -2)) * pairs) @ moved + skip.view(-1, 1, 1) * x
+    c = c * total.exp().unsqueeze(-1)
+    b = b * (total[..., -1:] - total).exp().unsqueeze(-1)
+    last = total[..., -1].exp()[..., None, None]
+
+    def step(own: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        after = before * last[own] + moved[own].transpose(-1, -2) @ b[own]
+        return c[own] @ before.transpose(-1, -2) + inner[own], after
+
+    return _page_by_page(states, plan, step, torch.empty_like(x))
+
+
+def _spread(x: Tensor, groups: int, heads: int) -> Tensor:
+    """[W, P, groups * D] -> [W, heads, P, D]: each head has its group's numbers."""
+    return x.unflatten(-1, (groups, -1)).transpose(1, 2).repeat_interleave(heads // groups, dim=1)
