@@ -78,6 +78,7 @@ DELTA: dict[str, Any] = {
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 20,
 }
+MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 24, "mamba_proj_bias": True}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("seed_oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
     "ministral": ("ministral", {"layer_types": MIXED}),
@@ -130,6 +131,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_local_experts": 0,
             "num_experts_per_tok": 0,
             "attention_multiplier": 0.3,
+        },
+    ),
+    "granitemoehybrid, Mamba": (
+        "granitemoehybrid",
+        {
+            **MAMBA,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.7,
         },
     ),
     "flex_olmo": ("flex_olmo", {}),
