@@ -19,6 +19,7 @@ from torch import Tensor
 from personae.engine.layers.block import KVSpec
 from personae.engine.plan import MemoryLayout
 from personae.kernels.memory import Memory, giving_back_pages, memory_of
+from personae.kernels.states import windows
 
 Specs = Sequence[KVSpec | None]
 """The spec of each layer; None for a layer that keeps nothing."""
@@ -52,7 +53,7 @@ class HiddenReader(Protocol):
 class KVCache:
     """`groups`: by spec, `[layers, parts, num_pages, heads, page_size, head_dim]` of the layers that have it,
     in order; index 1 is 0 for keys, 1 for values. `layers`: the keys and values of each layer. `states`: the
-    states of each layer that has some, [num_pages, ...] float32.
+    states of each layer that has some, [num_pages, windows, ...] float32.
 
     The scheduler decides who owns which page; the cache only holds them. With `spare` there is one more page,
     `spare_page`, which nobody owns: padding is written there. `memory`: the device's memory. `reader` gets
@@ -72,6 +73,7 @@ class KVCache:
         memory: Memory | None = None,
     ) -> None:
         self.page_size = layout.page_size
+        self._windows, _ = windows(layout.page_size)
         self.num_pages = layout.num_pages
         self.spare_page = layout.num_pages if spare else None
         self.dtype = dtype
@@ -94,7 +96,7 @@ class KVCache:
 
     def _by_layers(self, members: Members, pages: int) -> Groups:
         states = {
-            spec: self._memory.reserve((len(layers), pages, *spec.state), torch.float32)
+            spec: self._memory.reserve((len(layers), pages, self._windows, *spec.state), torch.float32)
             for spec, layers in members.items()
             if spec.state
         }
@@ -108,11 +110,16 @@ class KVCache:
     def _by_pages(self, members: Members, pages: int) -> Groups:
         self._pages = self._memory.reserve((pages, self.page_bytes), torch.uint8)
         self._memory.back(self._pages)
-        widths = [len(layers) * spec.bytes(self.dtype) * self.page_size for spec, layers in members.items()]
-        state_widths = [len(layers) * spec.state_bytes for spec, layers in members.items()]
+        size = self.page_size
+        widths = [
+            len(layers) * spec.bytes(self.dtype) * spec.tokens(size) for spec, layers in members.items()
+        ]
+        state_widths = [len(layers) * spec.state_bytes(size) for spec, layers in members.items()]
         split = torch.split(self._pages, [*state_widths, *widths], dim=1)
         states = {
-            spec: part.view(torch.float32).view(pages, len(layers), *spec.state).transpose(0, 1)
+            spec: part.view(torch.float32)
+            .view(pages, len(layers), self._windows, *spec.state)
+            .transpose(0, 1)
             for (spec, layers), part in zip(members.items(), split, strict=False)
             if spec.state
         }
@@ -126,7 +133,7 @@ class KVCache:
 
     def _page_shape(self, spec: KVSpec) -> tuple[int, int, int]:
         """The shape of one page of one layer's keys."""
-        return spec.heads, self.page_size, spec.head_dim
+        return spec.heads, spec.tokens(self.page_size), spec.head_dim
 
     @property
     def data(self) -> Tensor:
@@ -205,7 +212,7 @@ class KVCache:
     @staticmethod
     def bytes_per_page(specs: Specs, page_size: int, dtype: torch.dtype) -> int:
         """The memory of one page over all layers: keys, values and states."""
-        return sum(spec.bytes(dtype) * page_size + spec.state_bytes for spec in specs if spec is not None)
+        return sum(spec.page_bytes(dtype, page_size) for spec in specs if spec is not None)
 
 
 def _members(specs: Specs) -> dict[KVSpec, list[int]]:

@@ -1,4 +1,4 @@
-"""The truth of recurrent states, page by page. `kernels/states.py` says what the cache has of them."""
+"""The truth of recurrent states, window by window. `kernels/states.py` says what the cache has of them."""
 
 from __future__ import annotations
 
@@ -14,27 +14,38 @@ if TYPE_CHECKING:
     from personae.kernels.states import StatePlan
 
 
-def page_convolution(
-    cache: Tensor, plan: StatePlan, weight: Tensor, bias: Tensor | None
+def window_convolution(
+    x: Tensor, cache: Tensor, plan: StatePlan, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """silu(bias + sum_j weight[:, K - 1 - j] x_(t - j)) of the first C numbers of all tokens of the plan's
-    pages, and the other numbers as they are.
+    windows, and the other numbers as they are.
 
-    cache: [num_pages, 1, page_size, C + N], weight: [C, K] with K - 1 <= page_size, bias: [C], float32 -> [W,
-    page_size, C] and [W, page_size, N], both float32, 0 where no token is.
+    x: [T, C + N], of the step's tokens; cache: [num_pages, 1, tokens, C + N], of earlier ones; weight: [C, K]
+    with K - 1 <= the tokens P of a window, bias: [C], float32 -> [W, P, C] and [W, P, N], both float32, 0
+    where no token is.
     """
     width, length = weight.shape
-    if length - 1 > cache.shape[2]:
-        raise ValueError(f"a convolution over {length} tokens needs pages of {length - 1}")
-    found = cache[plan.pages, 0].float().masked_fill_(~plan.valid.unsqueeze(2), 0.0)
-    tail = cache[plan.before.clamp(min=0), 0, cache.shape[2] - length + 1 :, :width].float()
-    tail = tail.masked_fill_((plan.before < 0).view(-1, 1, 1), 0.0)
-    x = torch.cat((tail, found[..., :width]), 1)
+    count, size = plan.valid.shape
+    if length - 1 > size:
+        raise ValueError(f"a convolution over {length} tokens needs windows of {length - 1}")
+    kept = cache[:, 0].unflatten(1, (-1, size))
+    found = torch.zeros(count * size, x.shape[1], device=x.device)
+    found[plan.out] = x.float()
+    found, first = found.view(count, size, -1), plan.rounds[0]
+    earlier = kept[plan.pages[first], plan.slots[first]].float()
+    found[first] = torch.where(plan.earlier.unsqueeze(2), earlier, found[first])
+    tail = found[:, size - length + 1 :, :width].roll(1, 0)
+    tail[first] = (
+        kept[plan.pages_before[first], plan.slots_before[first], size - length + 1 :, :width]
+        .float()
+        .masked_fill_(plan.begins[first].view(-1, 1, 1), 0.0)
+    )
+    inputs = torch.cat((tail, found[..., :width]), 1)
     total = torch.zeros_like(found[..., :width])
     if bias is not None:
         total += bias
     for j in range(length):
-        total.addcmul_(x[:, j : j + found.shape[1]], weight[:, j])
+        total.addcmul_(inputs[:, j : j + size], weight[:, j])
     return F.silu(total), found[..., width:]
 
 
@@ -47,21 +58,23 @@ def _decays(log: Tensor) -> tuple[Tensor, Tensor]:
     return total, pairs.masked_fill(later, -torch.inf).exp()
 
 
-def _page_by_page(
+def _by_windows(
     states: Tensor, plan: StatePlan, step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], out: Tensor
 ) -> Tensor:
-    """Computes the pages in the plan's rounds. step(pages' numbers, states before them) -> (the outputs of
-    their tokens, states after them). out: [W, heads, P, D] -> the step's tokens, [T, heads, D]."""
-    for index, (own, onward) in enumerate(zip(plan.rounds, plan.onward, strict=True)):
-        begins = (plan.before[own] < 0).view(-1, *(1,) * (states.dim() - 1))
-        before = states[plan.pages[own]].masked_fill_(begins, 0.0)
+    """Computes the windows in the plan's rounds. step(windows' numbers, states before them) -> (the outputs
+    of their tokens, states after them). out: [W, heads, P, D] -> the step's tokens, [T, heads, D]."""
+    for index, own in enumerate(plan.rounds):
+        begins = plan.begins[own].view(-1, *(1,) * (states.dim() - 2))
+        before = states[plan.pages[own], plan.slots[own]].masked_fill_(begins, 0.0)
         out[own], after = step(own, before)
         if index + 1 < len(plan.rounds):
-            states[plan.pages[plan.rounds[index + 1]]] = after[onward]
+            further = plan.rounds[index + 1]
+            states[plan.pages[further], plan.slots[further]] = after[plan.onward[index]]
     return out.transpose(1, 2).flatten(0, 1)[plan.out]
 
 
 def gated_delta(
+    x: Tensor,
     cache: Tensor,
     states: Tensor,
     plan: StatePlan,
@@ -73,16 +86,16 @@ def gated_delta(
     """The gated delta rule (https://arxiv.org/abs/2412.06464): S_t = a_t S_(t-1) + k_t (b_t (v_t - a_t
     S_(t-1)^T k_t))^T, o_t = S_t^T q_t.
 
-    A token's numbers in the cache are those of q, k and v before a convolution with `weight` and silu, then
+    The numbers of a token in x, and in the cache, are those of q, k and v before a convolution with `weight` and silu, then
     one for b and one for a of each value head: b = sigmoid, a = exp(-exp(decay) softplus(. + dt_bias)). q and
     k are divided by their lengths, q also by sqrt(DK). Value heads share key heads, neighbours first.
 
-    states: [num_pages, value_heads, DK, DV] float32, before each page's first token; those of pages that a
-    row goes on to are written. weight: [C, K], decay, dt_bias: [value_heads], float32 -> [T, value_heads, DV]
-    float32. Computed in float32, by pages (https://arxiv.org/abs/2406.06484).
+    states: [num_pages, windows, value_heads, DK, DV] float32, before each window's first token; those of
+    windows that a row goes on to are written. weight: [C, K], decay, dt_bias: [value_heads], float32 -> [T, value_heads, DV]
+    float32. Computed in float32, by windows (https://arxiv.org/abs/2406.06484).
     """
-    heads, key_dim, value_dim = states.shape[1:]
-    mixed, gates = page_convolution(cache, plan, weight, None)
+    heads, key_dim, value_dim = states.shape[2:]
+    mixed, gates = window_convolution(x, cache, plan, weight, None)
     q, k, v = torch.split(mixed, [key_heads * key_dim, key_heads * key_dim, heads * value_dim], -1)
     q, k = (_spread(part, key_heads, heads) for part in (q, k))  # [W, heads, P, DK]
     q, k = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + 1e-6) for part in (q, k))
@@ -111,10 +124,11 @@ def gated_delta(
         after = before * last[own] + k[own].transpose(-1, -2) @ new
         return q[own] @ before + weights[own] @ new, after
 
-    return _page_by_page(states, plan, step, torch.empty_like(v))
+    return _by_windows(states, plan, step, torch.empty_like(v))
 
 
 def selective_state(
+    tokens: Tensor,
     cache: Tensor,
     states: Tensor,
     plan: StatePlan,
@@ -129,16 +143,16 @@ def selective_state(
     """Mamba-2's state space (https://arxiv.org/abs/2405.21060): S_t = exp(-d_t exp(decay)) S_(t-1) + d_t x_t
     b_t^T, y_t = S_t c_t + skip x_t.
 
-    A token's numbers in the cache are those of x, b and c before a convolution with `weight` and silu, then
+    The numbers of a token in `tokens`, and in the cache, are those of x, b and c before a convolution with `weight` and silu, then
     one for d of each head: d = softplus(. + dt_bias), within `limits`. Heads share the b and c of their
     group, neighbours first.
 
-    states: [num_pages, heads, D, N] float32, before each page's first token; those of pages that a row goes
-    on to are written. weight: [C, K], bias: [C], decay, dt_bias, skip: [heads], float32 -> [T, heads, D]
+    states: [num_pages, windows, heads, D, N] float32, before each window's first token; those of windows
+    that a row goes on to are written. weight: [C, K], bias: [C], decay, dt_bias, skip: [heads], float32 -> [T, heads, D]
     float32.
     """
-    heads, dim, size = states.shape[1:]
-    mixed, steps = page_convolution(cache, plan, weight, bias)
+    heads, dim, size = states.shape[2:]
+    mixed, steps = window_convolution(tokens, cache, plan, weight, bias)
     x, b, c = torch.split(mixed, [heads * dim, groups * size, groups * size], -1)
     x = x.unflatten(-1, (heads, dim)).transpose(1, 2)
     b, c = (_spread(part, groups, heads) for part in (b, c))  # [W, heads, P, N]
@@ -154,7 +168,7 @@ def selective_state(
         after = before * last[own] + moved[own].transpose(-1, -2) @ b[own]
         return c[own] @ before.transpose(-1, -2) + inner[own], after
 
-    return _page_by_page(states, plan, step, torch.empty_like(x))
+    return _by_windows(states, plan, step, torch.empty_like(x))
 
 
 def _spread(x: Tensor, groups: int, heads: int) -> Tensor:

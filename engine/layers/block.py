@@ -18,6 +18,7 @@ from personae.engine.layers.rotary import RopeConfig
 from personae.engine.layers.step import ForwardContext
 from personae.engine.quantization.base import Scheme
 from personae.kernels.decoder import Weight
+from personae.kernels.states import windows
 from personae.lora.sites import LoraSite
 
 
@@ -27,8 +28,8 @@ class KVSpec:
 
     `dtype`: None means the cache's dtype, which the server's options choose. `latent`: only keys are kept,
     and their first `latent` numbers are the values, too; 0 for a block
-    without heads, which keeps one vector of each token. `state`: the shape of a float32 tensor that is kept
-    of every page, see `kernels/states.py`; () for none.
+    without heads, which keeps one vector of each token. `state`: the shape of the float32 state before a
+    window of tokens, of which a page has the last ones, see `kernels/states.py`; () for none.
     """
 
     heads: int
@@ -43,9 +44,21 @@ class KVSpec:
         return 2 if self.latent is None else 1
 
     @property
-    def state_bytes(self) -> int:
-        """The bytes of a page's state."""
-        return prod(self.state) * torch.float32.itemsize if self.state else 0
+    def values(self) -> bool:
+        """Whether it keeps keys and values, and not what a convolution or a state reads."""
+        return self.latent != 0
+
+    def tokens(self, page_size: int) -> int:
+        """How many of a page's tokens it keeps: all, or with a state the last ones."""
+        return windows(page_size)[0] * windows(page_size)[1] if self.state else page_size
+
+    def state_bytes(self, page_size: int) -> int:
+        """The bytes of a page's states."""
+        return prod(self.state) * torch.float32.itemsize * windows(page_size)[0] if self.state else 0
+
+    def page_bytes(self, dtype: torch.dtype, page_size: int) -> int:
+        """The bytes of a page in a cache of that dtype."""
+        return self.bytes(dtype) * self.tokens(page_size) + self.state_bytes(page_size)
 
     def bytes(self, dtype: torch.dtype) -> int:
         """The bytes of a token in a cache of that dtype."""

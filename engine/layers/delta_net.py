@@ -1,7 +1,7 @@
 """Gated delta nets: a state of each value head, which each token decays, corrects and reads.
 
-Source: https://arxiv.org/abs/2412.06464. The cache keeps the state before each page's first token, and what
-each token's update reads; see `kernels/states.py`.
+Source: https://arxiv.org/abs/2412.06464. The cache keeps states, and what each token's update reads; see
+`kernels/states.py`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -103,21 +103,23 @@ class DeltaNet:
 
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """See Block."""
-        spec, cache = self.spec, step.caches[self.layer][0]
+        spec, cache, plan = self.spec, step.caches[self.layer][0], step.state_plan
+        assert plan is not None
         mixed, gate, rates = self._read(
             [step.linear(linear, self.layer, f"linear_{name}", x) for name, linear in self.firsts.items()]
         )
-        self._append(torch.cat((mixed, rates), -1).unsqueeze(1), cache, step.batch.write_index)
-        assert step.state_plan is not None
+        kept = torch.cat((mixed, rates), -1)
         found = self._delta(
+            kept,
             cache,
             step.states[self.layer],
-            step.state_plan,
+            plan,
             self.weight,
             self.decay,
             self.dt_bias,
             spec.key_heads,
         )
+        self._append(kept[plan.newest].unsqueeze(1), cache, plan.places)
         gated = self.norm(found) * F.silu(gate.float().view_as(found))
         return step.linear(self.last, self.layer, "linear_out_proj", gated.flatten(1).to(x.dtype))
 

@@ -1,7 +1,7 @@
 """Mamba-2: a state of each head, which each token decays by its own step, adds to and reads.
 
-Source: https://arxiv.org/abs/2405.21060. The cache keeps the state before each page's first token, and what
-each token's update reads; see `kernels/states.py`.
+Source: https://arxiv.org/abs/2405.21060. The cache keeps states, and what each token's update reads; see
+`kernels/states.py`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -95,15 +95,15 @@ class Mamba:
 
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """See Block."""
-        spec, cache = self.spec, step.caches[self.layer][0]
+        spec, cache, plan = self.spec, step.caches[self.layer][0], step.state_plan
+        assert plan is not None
         whole = step.linear(self.first, self.layer, "state_in", x)
         gate, kept = torch.split(whole, [spec.inner, spec.mixed + spec.heads], -1)
-        self._append(kept.unsqueeze(1), cache, step.batch.write_index)
-        assert step.state_plan is not None
         found = self._scan(
+            kept,
             cache,
             step.states[self.layer],
-            step.state_plan,
+            plan,
             self.weight,
             self.bias,
             self.decay,
@@ -112,6 +112,7 @@ class Mamba:
             spec.groups,
             spec.limits,
         )
+        self._append(kept[plan.newest].unsqueeze(1), cache, plan.places)
         gated = (found.flatten(1) * F.silu(gate.float())).view(len(x), spec.groups, -1)
         normed = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + spec.eps)
         return step.linear(

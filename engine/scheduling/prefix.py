@@ -120,9 +120,11 @@ MISS = PrefixHit([], None, 0, 0)
 class PrefixCache:
     """The trie, and the page memory: if no page is free, pages that no sequence holds are evicted."""
 
-    __slots__ = ("_evictable", "_page_size", "_pool", "_roots", "evicts", "observer")
+    __slots__ = ("_evictable", "_page_size", "_pool", "_roots", "_whole", "evicts", "observer")
 
-    def __init__(self, pool: PagePool, page_size: int) -> None:
+    def __init__(self, pool: PagePool, page_size: int, *, whole: bool = False) -> None:
+        """`whole`: see MemoryLayout."""
+        self._whole = whole
         self.observer: CacheObserver | None = None
         self.evicts: Callable[[PageNode], None] | None = None  # called before `allocate` evicts a page
         self._pool = pool
@@ -190,6 +192,8 @@ class PrefixCache:
             nodes.append(node)
             here = node
             length += size
+        if self._whole:
+            return PrefixHit(nodes, None, 0, length)
         source, partial = self._match_inside(here, tokens, length, limit)
         return PrefixHit(nodes, source, partial, length + partial)
 

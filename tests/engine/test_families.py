@@ -23,6 +23,9 @@ SAMPLE = [
     "gpt_oss",  # sinks, clamped experts with biases
     "cohere2",  # LayerNorm, parallel halves
     "starcoder2",  # no gate
+    "lfm2",  # short convolutions
+    "qwen3_next",  # gated delta nets and gated attention
+    "granitemoehybrid, Mamba",  # Mamba-2
     "deepseek_v3",  # latent attention, with YaRN's scale of scores
 ]
 

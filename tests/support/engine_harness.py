@@ -127,10 +127,11 @@ class EngineHarness:
         draft: Path | None = None,
         answers: TenantAnswers | None = None,
         ranks: int = 1,
+        whole: bool = False,
     ) -> None:
         at = torch.device(device)
         model = load_model(folder, device=at, dtype=dtype, max_position=max_model_len, quantize=quantize)
-        layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens)
+        layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens, whole=whole)
         self.shapes = lora_shapes(model)
         self.adapters: dict[str, Adapter] = {}
         self.digests: dict[str, str] = {}
