@@ -28,7 +28,7 @@ def window_convolution(
     count, size = plan.valid.shape
     if length - 1 > size:
         raise ValueError(f"a convolution over {length} tokens needs windows of {length - 1}")
-    kept = cache[:, 0].unflatten(1, (-1, size))
+    kept = cache[:, 0].view(len(cache), -1, size, cache.shape[3])
     found = torch.zeros(count * size, x.shape[1], device=x.device)
     found[plan.out] = x.float()
     found, first = found.view(count, size, -1), plan.rounds[0]
@@ -86,13 +86,14 @@ def gated_delta(
     """The gated delta rule (https://arxiv.org/abs/2412.06464): S_t = a_t S_(t-1) + k_t (b_t (v_t - a_t
     S_(t-1)^T k_t))^T, o_t = S_t^T q_t.
 
-    The numbers of a token in x, and in the cache, are those of q, k and v before a convolution with `weight` and silu, then
-    one for b and one for a of each value head: b = sigmoid, a = exp(-exp(decay) softplus(. + dt_bias)). q and
-    k are divided by their lengths, q also by sqrt(DK). Value heads share key heads, neighbours first.
+    The numbers of a token in x, and in the cache, are those of q, k and v before a convolution with `weight`
+    and silu, then one for b and one for a of each value head: b = sigmoid, a = exp(-exp(decay) softplus(. +
+    dt_bias)). q and k are divided by their lengths, q also by sqrt(DK). Value heads share key heads,
+    neighbours first.
 
     states: [num_pages, windows, value_heads, DK, DV] float32, before each window's first token; those of
-    windows that a row goes on to are written. weight: [C, K], decay, dt_bias: [value_heads], float32 -> [T, value_heads, DV]
-    float32. Computed in float32, by windows (https://arxiv.org/abs/2406.06484).
+    windows that a row goes on to are written. weight: [C, K], decay, dt_bias: [value_heads], float32 -> [T,
+    value_heads, DV] float32. Computed in float32, by windows (https://arxiv.org/abs/2406.06484).
     """
     heads, key_dim, value_dim = states.shape[2:]
     mixed, gates = window_convolution(x, cache, plan, weight, None)
@@ -100,7 +101,7 @@ def gated_delta(
     q, k = (_spread(part, key_heads, heads) for part in (q, k))  # [W, heads, P, DK]
     q, k = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + 1e-6) for part in (q, k))
     q = q * key_dim**-0.5
-    v = v.unflatten(-1, (heads, value_dim)).transpose(1, 2)
+    v = _spread(v, heads, heads)
     b, a = (part.transpose(1, 2) for part in gates.chunk(2, -1))  # [W, heads, P]
     there = plan.valid.unsqueeze(1)
     beta = b.sigmoid() * there
@@ -143,18 +144,18 @@ def selective_state(
     """Mamba-2's state space (https://arxiv.org/abs/2405.21060): S_t = exp(-d_t exp(decay)) S_(t-1) + d_t x_t
     b_t^T, y_t = S_t c_t + skip x_t.
 
-    The numbers of a token in `tokens`, and in the cache, are those of x, b and c before a convolution with `weight` and silu, then
-    one for d of each head: d = softplus(. + dt_bias), within `limits`. Heads share the b and c of their
-    group, neighbours first.
+    The numbers of a token in `tokens`, and in the cache, are those of x, b and c before a convolution with
+    `weight` and silu, then one for d of each head: d = softplus(. + dt_bias), within `limits`. Heads share
+    the b and c of their group, neighbours first.
 
     states: [num_pages, windows, heads, D, N] float32, before each window's first token; those of windows
-    that a row goes on to are written. weight: [C, K], bias: [C], decay, dt_bias, skip: [heads], float32 -> [T, heads, D]
-    float32.
+    that a row goes on to are written. weight: [C, K], bias: [C], decay, dt_bias, skip: [heads], float32 ->
+    [T, heads, D] float32.
     """
     heads, dim, size = states.shape[2:]
     mixed, steps = window_convolution(tokens, cache, plan, weight, bias)
     x, b, c = torch.split(mixed, [heads * dim, groups * size, groups * size], -1)
-    x = x.unflatten(-1, (heads, dim)).transpose(1, 2)
+    x = _spread(x, heads, heads)
     b, c = (_spread(part, groups, heads) for part in (b, c))  # [W, heads, P, N]
     dt = F.softplus(steps.transpose(1, 2) + dt_bias.unsqueeze(1)).clamp(*limits) * plan.valid.unsqueeze(1)
     total, pairs = _decays(-decay.exp().unsqueeze(1) * dt)
@@ -173,4 +174,5 @@ def selective_state(
 
 def _spread(x: Tensor, groups: int, heads: int) -> Tensor:
     """[W, P, groups * D] -> [W, heads, P, D]: each head has its group's numbers."""
-    return x.unflatten(-1, (groups, -1)).transpose(1, 2).repeat_interleave(heads // groups, dim=1)
+    apart = x.view(*x.shape[:2], groups, -1).transpose(1, 2)
+    return apart if heads == groups else apart.repeat_interleave(heads // groups, dim=1)

@@ -15,7 +15,6 @@ from personae.kernels import reference_states
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.registry import Operator
 
-
 WINDOW = 16  # tokens
 
 
@@ -94,16 +93,16 @@ def plan_states(batch: AttentionBatch, page_size: int) -> StatePlan:
     for own, further in pairwise(depths):
         index = {window: i for i, window in enumerate(own)}
         onward.append(there([index[window - 1] for window in further]))
-    row, number = there(rows), there(numbers)
-    before = (number - 1).clamp(min=0)
+    of_row, of_number = there(rows), there(numbers)
+    before = (of_number - 1).clamp(min=0)
     of_window, writes = torch.arange(size, device=device), there(newest)
     place = batch.write_index[writes]
     return StatePlan(
-        pages=batch.page_table[row, number * size // page_size].long(),
-        slots=number % slots,
-        pages_before=batch.page_table[row, before * size // page_size].long(),
+        pages=batch.page_table[of_row, of_number * size // page_size].long(),
+        slots=of_number % slots,
+        pages_before=batch.page_table[of_row, before * size // page_size].long(),
         slots_before=before % slots,
-        begins=number == 0,
+        begins=of_number == 0,
         valid=of_window < there(counts).unsqueeze(1),
         rounds=tuple(map(there, depths)),
         onward=tuple(onward),

@@ -26,7 +26,8 @@ from personae.lora.sites import MERGED, PROJECTIONS
 from personae.lora.throttle import Rest, no_rest
 
 TENSOR_NAME = re.compile(
-    r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,5})\.((?:self_attn|mlp|block_sparse_moe|shared_mlp|conv|feed_forward|linear_attn|mamba)\.[a-z0-9_.]+?)"
+    r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,5})\."
+    r"((?:self_attn|mlp|block_sparse_moe|shared_mlp|feed_forward|conv|linear_attn|mamba)\.[a-z0-9_.]+?)"
     rf"\.({'|'.join(map(re.escape, ROLES))})"
 )
 REASONS = {

@@ -83,7 +83,7 @@ def _mamba(fields: Fields, config: ModelConfig) -> MambaSpec:
 
 
 def limits(fields: Fields, name: str) -> tuple[float, float]:
-    """The least and the largest step of a token. transformers writes infinity as {"__float__": "Infinity"}."""
+    """The least and the largest step of a token. transformers writes {"__float__": "Infinity"}."""
     value = fields.raw(name)
     if value is None:
         return 0.0, inf
