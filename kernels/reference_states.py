@@ -44,8 +44,8 @@ def window_convolution(
     total = torch.zeros_like(found[..., :width])
     if bias is not None:
         total += bias
-    for j in range(length):
-        total.addcmul_(inputs[:, j : j + size], weight[:, j])
+    for j, tap in enumerate(weight.T.contiguous()):
+        total.addcmul_(inputs[:, j : j + size], tap)
     return F.silu(total), found[..., width:]
 
 
@@ -59,18 +59,38 @@ def _decays(log: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_windows(
-    states: Tensor, plan: StatePlan, step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], out: Tensor
+    states: Tensor,
+    plan: StatePlan,
+    queries: Tensor,
+    local: Tensor,
+    after: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
-    """Computes the windows in the plan's rounds. step(windows' numbers, states before them) -> (the outputs
-    of their tokens, states after them). out: [W, heads, P, D] -> the step's tokens, [T, heads, D]."""
-    for index, own in enumerate(plan.rounds):
-        begins = plan.begins[own].view(-1, *(1,) * (states.dim() - 2))
-        before = states[plan.pages[own], plan.slots[own]].masked_fill_(begins, 0.0)
-        out[own], after = step(own, before)
-        if index + 1 < len(plan.rounds):
-            further = plan.rounds[index + 1]
-            states[plan.pages[further], plan.slots[further]] = after[plan.onward[index]]
-    return out.transpose(1, 2).flatten(0, 1)[plan.out]
+    """o = query S + local of each token, S the state before its window. after(windows' numbers, states before
+    them) -> states after them.
+
+    queries: [W, heads, P, K], local: [W, heads, P, D] -> those of the step's tokens, [T, heads, D].
+    """
+    own = plan.rounds[0]
+    before = states[plan.pages[own], plan.slots[own]]
+    before[plan.begins[own]] = 0.0
+    alone = len(plan.out) == len(own)  # one token of each row
+    if alone:
+        queries, local = (
+            part.transpose(1, 2).flatten(0, 1)[plan.out].unsqueeze(2) for part in (queries, local)
+        )
+    else:
+        local[own] += queries[own] @ before
+    for further, onward in zip(plan.rounds[1:], plan.onward, strict=True):
+        moved = after(own[onward], before[onward])
+        states[plan.pages[further], plan.slots[further]] = moved
+        if alone:  # a row has two windows at most
+            before[onward] = moved
+        else:
+            local[further] += queries[further] @ moved
+            own, before = further, moved
+    if alone:
+        return (queries @ before + local).squeeze(2)
+    return local.transpose(1, 2).flatten(0, 1)[plan.out]
 
 
 def gated_delta(
@@ -110,22 +130,19 @@ def gated_delta(
     scaled = k * beta.unsqueeze(-1)
     system = (scaled @ k.transpose(-1, -2)) * pairs
     both = torch.cat((v * beta.unsqueeze(-1), scaled * total.exp().unsqueeze(-1)), -1)
-    values, reads = torch.split(
-        torch.linalg.solve_triangular(system, both, upper=False, unitriangular=True),
-        [value_dim, key_dim],
-        -1,
-    )
+    unit = torch.eye(system.shape[-1], device=x.device).expand_as(system)
+    inverse = torch.linalg.solve_triangular(system, unit, upper=False, unitriangular=True)
+    values, reads = torch.split(inverse @ both, [value_dim, key_dim], -1)
     weights = (q @ k.transpose(-1, -2)) * pairs
-    q = q * total.exp().unsqueeze(-1)
+    queries = q * total.exp().unsqueeze(-1) - weights @ reads
     k = k * (total[..., -1:] - total).exp().unsqueeze(-1)
     last = total[..., -1].exp()[..., None, None]
 
-    def step(own: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    def after(own: Tensor, before: Tensor) -> Tensor:
         new = values[own] - reads[own] @ before
-        after = before * last[own] + k[own].transpose(-1, -2) @ new
-        return q[own] @ before + weights[own] @ new, after
+        return (k[own].transpose(-1, -2) @ new).addcmul_(before, last[own])
 
-    return _by_windows(states, plan, step, torch.empty_like(v))
+    return _by_windows(states, plan, queries, weights @ values, after)
 
 
 def selective_state(
@@ -141,18 +158,18 @@ def selective_state(
     groups: int,
     limits: tuple[float, float],
 ) -> Tensor:
-    """Mamba-2's state space (https://arxiv.org/abs/2405.21060): S_t = exp(-d_t exp(decay)) S_(t-1) + d_t x_t
-    b_t^T, y_t = S_t c_t + skip x_t.
+    """Mamba-2's state space (https://arxiv.org/abs/2405.21060): S_t = exp(-d_t exp(decay)) S_(t-1) + d_t b_t
+    x_t^T, y_t = S_t^T c_t + skip x_t.
 
     The numbers of a token in `tokens`, and in the cache, are those of x, b and c before a convolution with
     `weight` and silu, then one for d of each head: d = softplus(. + dt_bias), within `limits`. Heads share
     the b and c of their group, neighbours first.
 
-    states: [num_pages, windows, heads, D, N] float32, before each window's first token; those of windows
+    states: [num_pages, windows, heads, N, D] float32, before each window's first token; those of windows
     that a row goes on to are written. weight: [C, K], bias: [C], decay, dt_bias, skip: [heads], float32 ->
     [T, heads, D] float32.
     """
-    heads, dim, size = states.shape[2:]
+    heads, size, dim = states.shape[2:]
     mixed, steps = window_convolution(tokens, cache, plan, weight, bias)
     x, b, c = torch.split(mixed, [heads * dim, groups * size, groups * size], -1)
     x = _spread(x, heads, heads)
@@ -165,11 +182,10 @@ def selective_state(
     b = b * (total[..., -1:] - total).exp().unsqueeze(-1)
     last = total[..., -1].exp()[..., None, None]
 
-    def step(own: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        after = before * last[own] + moved[own].transpose(-1, -2) @ b[own]
-        return c[own] @ before.transpose(-1, -2) + inner[own], after
+    def after(own: Tensor, before: Tensor) -> Tensor:
+        return (b[own].transpose(-1, -2) @ moved[own]).addcmul_(before, last[own])
 
-    return _by_windows(states, plan, step, torch.empty_like(x))
+    return _by_windows(states, plan, c, inner, after)
 
 
 def _spread(x: Tensor, groups: int, heads: int) -> Tensor:

@@ -51,7 +51,7 @@ class MambaSpec:
     @property
     def kv(self) -> KVSpec:
         """See BlockSpec."""
-        return KVSpec(1, self.mixed + self.heads, latent=0, state=(self.heads, self.head_dim, self.state))
+        return KVSpec(1, self.mixed + self.heads, latent=0, state=(self.heads, self.state, self.head_dim))
 
     @property
     def discrete(self) -> bool:
