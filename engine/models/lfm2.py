@@ -20,6 +20,14 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     names = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
     given = {new: fields.raw(old) for old, new in names.items() if old in fields}
     fields = fields.within({"norm_eps": 1e-5}, given)
+    for name in ("block_dim", "conv_dim", "conv_dim_out"):
+        if fields.size(name, default=fields.size("hidden_size")) != fields.size("hidden_size"):
+            raise fields.error(name, "only the hidden size is supported")
+    (
+        fields.raw("block_norm_eps"),
+        fields.raw("num_heads"),
+        fields.raw("use_pos_enc"),
+    )  # transformers reads others
     layers, moe = fields.size("num_hidden_layers"), architecture == "Lfm2MoeForCausalLM"
     if moe:
         if "layer_types" not in fields:

@@ -16,6 +16,7 @@ from personae.engine.models.common import (
     experts,
     layer_kinds,
     rope_section,
+    switched_window,
     text_fields,
     with_attention,
 )
@@ -32,6 +33,12 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     rope = rope_section(fields)
     for name in ("mrope_section", "mrope_interleaved"):
         rope.raw(name)  # all parts of a text's position are the same
+    if switched_window(fields) is not None:
+        raise fields.error("use_sliding_window", "windows are not supported")
+    fields.raw("mtp_use_dedicated_embeddings")
+    for name, only in (("attn_output_gate", True), ("mamba_ssm_dtype", "float32")):
+        if fields.get(name, only) != only:
+            raise fields.error(name, f"only {only!r} is supported")
     layers, every = fields.size("num_hidden_layers"), fields.size("full_attention_interval", default=4)
     usual = [KINDS[(layer + 1) % every == 0] for layer in range(layers)]
     kinds = layer_kinds(fields, KINDS, usual)
@@ -69,6 +76,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
             for kind, layer in zip(kinds, config.layer_specs, strict=True)
         ),
         norm_offset=1.0,
+        mtp_layers=fields.size("mtp_num_hidden_layers", default=1, zero=True),
     )
 
 
