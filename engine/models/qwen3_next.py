@@ -36,8 +36,8 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     if switched_window(fields) is not None:
         raise fields.error("use_sliding_window", "windows are not supported")
     fields.raw("mtp_use_dedicated_embeddings")
-    for name, only in (("attn_output_gate", True), ("mamba_ssm_dtype", "float32")):
-        if fields.get(name, only) != only:
+    for name, only in {"attn_output_gate": True, "mamba_ssm_dtype": "float32"}.items():
+        if fields.raw(name) not in (None, only):
             raise fields.error(name, f"only {only!r} is supported")
     layers, every = fields.size("num_hidden_layers"), fields.size("full_attention_interval", default=4)
     usual = [KINDS[(layer + 1) % every == 0] for layer in range(layers)]

@@ -13,12 +13,15 @@ from paged import PagedSequences
 from small_pools import Granules
 from tiny_models import VOCAB
 
+from personae.actors.assembly import assemble
+from personae.actors.options import EngineOptions
 from personae.engine.kv import KVCache
 from personae.engine.layers.block import KVSpec
 from personae.engine.loader import load_model
 from personae.engine.plan import MemoryLayout
 from personae.engine.speculation.policy import Always
 from personae.engine.speculation.speculator import expected_text
+from personae.errors import LoadError, ModelLoadError
 
 CPU = torch.device("cpu")
 DELTA, MAMBA = "qwen3_5", "granitemoehybrid, Mamba"
@@ -87,6 +90,24 @@ def test_guesses_change_no_token(case: str, page_size: int, folders: dict[str, P
     assert harness.play([log])["a"].tokens == truth
     counters = harness.scheduler.counters
     assert counters.draft_tokens > counters.accepted_tokens > 20
+
+
+def test_a_model_with_states_has_larger_pages_and_refuses_what_it_cannot_do(
+    folders: dict[str, Path],
+) -> None:
+    layouts = {
+        case: assemble(
+            EngineOptions(folders[case], device="cpu", dtype="float32", kv_memory=2**24)
+        ).engine_spec.layout
+        for case in CASES
+    }
+    assert (layouts["lfm2"].page_size, layouts["lfm2"].whole) == (16, False)
+    assert layouts[DELTA].page_size > 16 < layouts[MAMBA].page_size
+    assert layouts[DELTA].whole
+    with pytest.raises(LoadError, match="fp8 does not work for models with convolutions or states"):
+        assemble(EngineOptions(folders["lfm2"], device="cpu", kv_cache_dtype="fp8"))
+    with pytest.raises(ModelLoadError, match="models whose layers have states cannot guess"):
+        assemble(EngineOptions(folders["lfm2"], device="cpu", draft_model=folders[MAMBA]))
 
 
 STATES = (KVSpec(2, 8), KVSpec(1, 12, latent=0, state=(2, 4, 6)), KVSpec(1, 12, latent=0, state=(2, 4, 6)))
