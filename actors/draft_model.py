@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from personae.actors.options import OWN_MTP, EngineOptions
+from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.listing import listing
 from personae.engine.heads.head import Head
 from personae.engine.heads.loader import is_head, load_head
@@ -42,6 +43,8 @@ def load_draft_model(
         if path == OWN_MTP or is_head(path):
             return _head(path, options, model, tokenizer)
         _check_tokens(Tokenizer.load(path), tokenizer)
+        if any(spec is not None and spec.state for spec in open_checkpoint(path).config().kv_specs):
+            raise ModelLoadError("models whose layers have states cannot guess.")
         return load_model(
             path,
             device=device,

@@ -24,7 +24,8 @@ from personae.lora.adapter import Adapter
 from personae.lora.shapes import LoraShapes
 from personae.lora.weight_pools import adapter_bytes, pool_bytes
 
-PAGE_SIZE = 16  # tokens
+PAGE_SIZE = 16  # tokens, if no layer has a state
+LARGEST_PAGE = 512  # tokens, with states
 HOST_KV_BYTES = 2 * 2**30  # by default; half of the memory if that is less
 SPARE_RANKS = 128  # room for adapters that are added later, by default
 
@@ -65,30 +66,44 @@ def choose_sizes(
     Raises LoadError, with the option to change, if the memory is too small.
     """
     kv_dtype = _kv_dtype(options, model)
-    page_bytes = KVCache.bytes_per_page(model.config.kv_specs, PAGE_SIZE, kv_dtype)
-    draft_bytes = 0 if draft is None else _draft_bytes(draft)
+    page_size = _page_size(model, kv_dtype)
+    page_bytes = KVCache.bytes_per_page(model.config.kv_specs, page_size, kv_dtype)
+    draft_bytes = 0 if draft is None else _draft_bytes(draft, page_size)
     ranks = _ranks(options, adapters, shapes, model.dtype)
     granule = granule_of(model.device)
     own = pool_bytes(shapes, ranks, model.dtype, granule or 0)
     # Adapters may have as much again in addition to their ranks: see LoraPool.
     reserved = own + pool_bytes(shapes, ranks, model.dtype)
     profile = partial(_step_bytes, options, model, shapes, kv_dtype, ranks)
-    layout = _layout(options, model, page_bytes, draft_bytes, reserved, granule, profile)
+    layout = _layout(options, model, page_size, page_bytes, draft_bytes, reserved, granule, profile)
     spare = _spare_ranks(shapes, model.dtype, ranks, layout.lendable * page_bytes)
     return Sizes(layout, kv_dtype, page_bytes, ranks, spare, own)
 
 
-def _draft_bytes(draft: Decoder | Head) -> int:
+def _page_size(model: Decoder, kv_dtype: torch.dtype) -> int:
+    """The tokens of a page: with states as many as take as much memory as a page's states do, at most
+    `LARGEST_PAGE`."""
+    specs = [spec for spec in model.config.kv_specs if spec is not None]
+    if not any(spec.state for spec in specs):
+        return PAGE_SIZE
+    size, kept = PAGE_SIZE, sum(spec.bytes(kv_dtype) for spec in specs if not spec.state)
+    while size < LARGEST_PAGE and KVCache.bytes_per_page(specs, size, kv_dtype) > 2 * size * kept:
+        size *= 2
+    return size
+
+
+def _draft_bytes(draft: Decoder | Head, page_size: int) -> int:
     """A page's part for what guesses: keys and values, and the hidden states that a head reads."""
     if isinstance(draft, Head):
-        states = PAGE_SIZE * draft.hidden_size * draft.dtype.itemsize
-        return KVCache.bytes_per_page(draft.kv_specs, PAGE_SIZE, draft.dtype) + states
-    return KVCache.bytes_per_page(draft.config.kv_specs, PAGE_SIZE, draft.dtype)
+        states = page_size * draft.hidden_size * draft.dtype.itemsize
+        return KVCache.bytes_per_page(draft.kv_specs, page_size, draft.dtype) + states
+    return KVCache.bytes_per_page(draft.config.kv_specs, page_size, draft.dtype)
 
 
 def _layout(
     options: EngineOptions,
     model: Decoder,
+    page_size: int,
     page_bytes: int,
     draft_bytes: int,
     reserved: int,
@@ -102,7 +117,8 @@ def _layout(
     max_seqs = options.max_seqs or (64 if on_cpu else 256)
     largest = MemoryLayout(
         num_pages=0,
-        page_size=PAGE_SIZE,
+        page_size=page_size,
+        whole=page_size > PAGE_SIZE,
         max_seqs=max_seqs,
         max_model_len=min(options.max_model_len or model.config.max_position, model.config.max_position),
         max_batch_tokens=max(options.max_batch_tokens or (512 if on_cpu else 4096), max_seqs),
@@ -113,13 +129,18 @@ def _layout(
         memory, source = _device_memory(options, reserved, partial(profile, largest))
     num_pages = memory // (page_bytes + draft_bytes)
     length = _longest(
-        options.max_model_len, model.config.max_position, num_pages, page_bytes + draft_bytes, source
+        options.max_model_len,
+        model.config.max_position,
+        num_pages,
+        page_size,
+        page_bytes + draft_bytes,
+        source,
     )
     run, lendable = 1, 0
     if granule is not None:
         run = pages_of_a_run(page_bytes, granule)
         whole = num_pages // run * run
-        lendable = max(min(whole // 2, whole - -(-length // PAGE_SIZE)) // run * run, 0)
+        lendable = max(min(whole // 2, whole - -(-length // page_size)) // run * run, 0)
         if lendable:
             num_pages = whole
     return replace(
@@ -199,19 +220,21 @@ def _step_bytes(
         ) from None
 
 
-def _longest(asked: int | None, max_position: int, num_pages: int, page_bytes: int, source: str) -> int:
+def _longest(
+    asked: int | None, max_position: int, num_pages: int, page_size: int, page_bytes: int, source: str
+) -> int:
     """The number of tokens of the longest sequence: as configured, else as many as the model supports and the
     cache holds."""
     if asked is not None and asked > max_position:
         raise LoadError(f"--max-model-len {asked} is more than the model's own {max_position} tokens.")
-    held = num_pages * PAGE_SIZE
+    held = num_pages * page_size
     longest = min(max_position, held)
     length = asked or longest
-    if length > longest or longest < PAGE_SIZE:
-        needed = max(length, PAGE_SIZE)
+    if length > longest or not num_pages:
+        needed = max(length, page_size)
         raise LoadError(
             f"{source} holds {held} tokens; a context of {needed} (--max-model-len) "
-            f"needs {size_text(-(-needed // PAGE_SIZE) * page_bytes, needed=True)}."
+            f"needs {size_text(-(-needed // page_size) * page_bytes, needed=True)}."
         )
     return length
 
@@ -220,6 +243,10 @@ def _kv_dtype(options: EngineOptions, model: Decoder) -> torch.dtype:
     """The dtype of keys and values."""
     if options.kv_cache_dtype == "auto":
         return model.dtype
+    if any(spec is not None and not spec.values for spec in model.config.kv_specs):
+        raise LoadError(
+            f"--kv-cache-dtype {options.kv_cache_dtype} does not work for models with convolutions or states."
+        )
     if options.kv_cache_dtype == "int8":
         if model.device.type != "cpu":
             raise LoadError("--kv-cache-dtype int8 needs a CPU; a GPU has fp8.")

@@ -20,9 +20,16 @@ from personae.engine.layers.block import KVSpec
 from personae.engine.plan import MemoryLayout
 from personae.kernels.attention import kv_width
 from personae.kernels.memory import Memory, giving_back_pages, memory_of
+from personae.kernels.states import windows
 
 Specs = Sequence[KVSpec | None]
 """The spec of each layer; None for a layer that keeps nothing."""
+
+
+Members = Mapping[KVSpec, Sequence[int]]
+"""The layers of each spec."""
+Groups = tuple[dict[KVSpec, Tensor], dict[KVSpec, Tensor]]
+"""What is kept of tokens, and what is kept of pages."""
 
 
 class HiddenReader(Protocol):
@@ -45,8 +52,9 @@ class HiddenReader(Protocol):
 
 
 class KVCache:
-    """`groups`: by spec, `[layers, 2, num_pages, heads, page_size, width]` of the layers that have it,
+    """`groups`: by spec, `[layers, parts, num_pages, heads, page_size, width]` of the layers that have it,
     in order (`kv_width`); index 1 is 0 for keys, 1 for values. `layers`: the keys and values of each layer.
+    `states`: the states of each layer that has some, [num_pages, windows, ...] float32.
 
     The scheduler decides who owns which page; the cache only holds them. With `spare` there is one more page,
     `spare_page`, which nobody owns: padding is written there. `memory`: the device's memory. `reader` gets
@@ -66,45 +74,67 @@ class KVCache:
         memory: Memory | None = None,
     ) -> None:
         self.page_size = layout.page_size
+        self._windows, _ = windows(layout.page_size)
         self.num_pages = layout.num_pages
         self.spare_page = layout.num_pages if spare else None
         self.dtype = dtype
-        self._device = device
+        self.device = device
         self.page_bytes = self.bytes_per_page(specs, layout.page_size, dtype)
         self._run = layout.run
         self._memory = memory_of(device, 0) if memory is None else memory
         pages, members = layout.num_pages + spare, _members(specs)
-        self.groups = (
+        self.groups, self._state_groups = (
             self._by_pages(members, pages) if self._memory.granule else self._by_layers(members, pages)
         )
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.states: dict[int, Tensor] = {}
         for spec, layers in members.items():
-            for layer, (keys, values) in zip(layers, self.groups[spec], strict=True):
-                self.layers[layer] = keys, values
+            for layer, parts in zip(layers, self.groups[spec], strict=True):
+                values = parts[1] if spec.latent is None else parts[0][..., : spec.latent]
+                self.layers[layer] = parts[0], values
+            if spec.state:
+                self.states |= zip(layers, self._state_groups[spec], strict=True)
 
-    def _by_layers(self, members: Mapping[KVSpec, Sequence[int]], pages: int) -> dict[KVSpec, Tensor]:
+    def _by_layers(self, members: Members, pages: int) -> Groups:
+        states = {
+            spec: self._memory.reserve((len(layers), pages, self._windows, *spec.state), torch.float32)
+            for spec, layers in members.items()
+            if spec.state
+        }
         return {
             spec: self._memory.reserve(
-                (len(layers), 2, pages, *self._page_shape(spec)), spec.dtype or self.dtype
+                (len(layers), spec.parts, pages, *self._page_shape(spec)), spec.dtype or self.dtype
             )
             for spec, layers in members.items()
-        }
+        }, states
 
-    def _by_pages(self, members: Mapping[KVSpec, Sequence[int]], pages: int) -> dict[KVSpec, Tensor]:
+    def _by_pages(self, members: Members, pages: int) -> Groups:
         self._pages = self._memory.reserve((pages, self.page_bytes), torch.uint8)
         self._memory.back(self._pages)
-        widths = [len(layers) * spec.bytes(self.dtype) * self.page_size for spec, layers in members.items()]
-        parts = zip(members.items(), torch.split(self._pages, widths, dim=1), strict=True)
+        size = self.page_size
+        widths = [
+            len(layers) * spec.bytes(self.dtype) * spec.tokens(size) for spec, layers in members.items()
+        ]
+        state_widths = [len(layers) * spec.state_bytes(size) for spec, layers in members.items()]
+        split = torch.split(self._pages, [*state_widths, *widths], dim=1)
+        states = {
+            spec: part.view(torch.float32)
+            .view(pages, len(layers), self._windows, *spec.state)
+            .transpose(0, 1)
+            for (spec, layers), part in zip(members.items(), split, strict=False)
+            if spec.state
+        }
+        parts = zip(members.items(), split[len(members) :], strict=True)
         return {
             spec: part.view(spec.dtype or self.dtype)
-            .view(pages, len(layers), 2, *self._page_shape(spec))
+            .view(pages, len(layers), spec.parts, *self._page_shape(spec))
             .permute(1, 2, 0, 3, 4, 5)
             for (spec, layers), part in parts
-        }
+        }, states
 
     def _page_shape(self, spec: KVSpec) -> tuple[int, int, int]:
         """The shape of one page of one layer's keys."""
-        return spec.heads, self.page_size, kv_width(spec.head_dim, spec.dtype or self.dtype)
+        return spec.heads, spec.tokens(self.page_size), kv_width(spec.head_dim, spec.dtype or self.dtype)
 
     @property
     def data(self) -> Tensor:
@@ -117,6 +147,9 @@ class KVCache:
         for group in self.groups.values():
             for source, destination in pairs:
                 group[:, :, destination] = group[:, :, source]
+        for states in self._state_groups.values():
+            for source, destination in pairs:
+                states[:, destination] = states[:, source]
         if self.reader is not None:
             self.reader.copy_pages(pairs)
 
@@ -128,26 +161,32 @@ class KVCache:
     def read_pages(self, pages: Sequence[int]) -> Tensor:
         """The content of these pages, [pages, content_bytes] uint8, in a form that does not depend on the
         order of the memory. What a reader keeps is part of it."""
-        content = torch.empty(len(pages), self.content_bytes, dtype=torch.uint8, device=self._device)
-        ids = torch.tensor(pages, device=self._device)
+        content = torch.empty(len(pages), self.content_bytes, dtype=torch.uint8, device=self.device)
+        ids = torch.tensor(pages, device=self.device)
         for part, there in self._parts(content):
             part.copy_(there.index_select(0, ids).view(part.shape))
         return content
 
     def write_pages(self, pages: Sequence[int], content: Tensor) -> None:
         """Give these pages a content that `read_pages` returned."""
-        content, ids = content.to(self._device), torch.tensor(pages, device=self._device)
+        content, ids = content.to(self.device), torch.tensor(pages, device=self.device)
         for part, there in self._parts(content):
             there.index_copy_(0, ids, part.reshape(len(pages), *there.shape[1:]))
 
     def _parts(self, content: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The parts [pages, bytes] of contents, each with what it is of: [pages, ...], as bytes."""
         at = 0
-        halves = (half for group in self.groups.values() for half in group.flatten(0, 1))
-        for there in (*halves, *(() if self.reader is None else (self.reader.pages,))):
+        for there in (*self._tensors(), *(() if self.reader is None else (self.reader.pages,))):
             end = at + there[0].nbytes
             yield content[:, at:end], there.view(torch.uint8)
             at = end
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """All that is kept of pages, layer by layer: [pages, ...]."""
+        for group in self.groups.values():
+            yield from group.flatten(0, 1)
+        for states in self._state_groups.values():
+            yield from states
 
     def giving_back(self, pages: Collection[int]) -> Iterator[None]:
         """Return the memory of these pages, whole runs, piece by piece. Ordered by layer there may be
@@ -157,9 +196,8 @@ class KVCache:
                 self._memory.give_back(run)
                 yield
             return
-        for group in self.groups.values():
-            for half in group.flatten(0, 1):
-                yield from giving_back_pages(self._memory, half, pages)
+        for tensor in self._tensors():
+            yield from giving_back_pages(self._memory, tensor, pages)
 
     def having_back(self, pages: Collection[int]) -> Iterator[None]:
         """Back pages with memory again after `giving_back`, run by run."""
@@ -174,8 +212,8 @@ class KVCache:
 
     @staticmethod
     def bytes_per_page(specs: Specs, page_size: int, dtype: torch.dtype) -> int:
-        """The memory of one page over all layers, keys and values."""
-        return sum(spec.bytes(dtype) for spec in specs if spec is not None) * page_size
+        """The memory of one page over all layers: keys, values and states."""
+        return sum(spec.page_bytes(dtype, page_size) for spec in specs if spec is not None)
 
 
 def _members(specs: Specs) -> dict[KVSpec, list[int]]:

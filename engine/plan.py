@@ -139,6 +139,7 @@ class MemoryLayout:
 
     `lendable`: the memory of this many pages may be lent to adapters; the other pages hold a sequence of
     `max_model_len` tokens. Memory is lent in runs of `run` pages; a run begins at a multiple of `run`.
+    `whole`: a page of the prefix cache is used as a whole or not, because it does not have all of its tokens.
     """
 
     num_pages: int
@@ -148,3 +149,4 @@ class MemoryLayout:
     max_batch_tokens: int
     lendable: int = 0
     run: int = 1
+    whole: bool = False

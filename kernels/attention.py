@@ -124,4 +124,5 @@ def attention_backend(device: torch.device, dtype: torch.dtype) -> AttentionBack
 
 
 append_kv = Operator(reference.append_kv)
+append_latent = Operator(reference.append_latent)
 paged_attention = Operator(reference.paged_attention)

@@ -182,16 +182,43 @@ def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_inde
     (E4M3, https://arxiv.org/abs/2209.05433), or int8 with D + 2 instead of D; write_index: [T] int64. For
     FP8, values are clamped to its largest value and rounded. For int8, see `quantize_kv`.
     """
-    page_size = k_cache.shape[2]
+    append_latent(k, k_cache, write_index)
+    append_latent(v, v_cache, write_index)
+
+
+def append_latent(x: Tensor, cache: Tensor, write_index: Tensor) -> None:
+    """`append_kv` of one tensor. x: [T, heads, D], cache: [num_pages, heads, page_size, D]."""
+    page_size = cache.shape[2]
     page, offset = write_index // page_size, write_index % page_size
-    for x, cache in ((k, k_cache), (v, v_cache)):
-        if cache.dtype is FP8:
-            stored = x.float().clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
-            cache.view(torch.uint8)[page, :, offset] = stored  # torch cannot index FP8
-        elif cache.dtype is torch.int8:
-            cache[page, :, offset] = quantize_kv(x)
-        else:
-            cache[page, :, offset] = x
+    if cache.dtype is FP8:
+        stored = x.float().clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
+        cache.view(torch.uint8)[page, :, offset] = stored  # torch cannot index FP8
+    elif cache.dtype is torch.int8:
+        cache[page, :, offset] = quantize_kv(x)
+    else:
+        cache[page, :, offset] = x
+
+
+def short_convolution(
+    cache: Tensor, batch: AttentionBatch, positions: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """y_p = bias + sum_j weight[:, K - 1 - j] x_(p - j) over 0 <= j < K, p - j >= 0, number by number.
+
+    x is read from the cache of each token's row: [num_pages, 1, page_size, C]; positions: [T] int64; weight:
+    [C, K] float32, bias: [C] float32 -> [T, C] float32.
+    """
+    length, page_size = weight.shape[1], cache.shape[2]
+    numbers = torch.arange(len(positions), device=positions.device, dtype=torch.int32)
+    row = torch.searchsorted(batch.query_start[1:], numbers, right=True)
+    total = torch.zeros(len(positions), len(weight), device=positions.device)
+    if bias is not None:
+        total += bias
+    for j in range(length):
+        at = positions - j
+        page = batch.page_table[row, at.clamp(min=0) // page_size].long()
+        x = cache[page, 0, at % page_size].float().masked_fill_((at < 0).unsqueeze(1), 0.0)
+        total.addcmul_(x, weight[:, length - 1 - j])
+    return total
 
 
 def quantize_kv(x: Tensor) -> Tensor:
@@ -222,7 +249,8 @@ def paged_attention(
     i and j are positions in the row's own sequence. Its keys and values are read through its page table.
     Query head h reads key/value head h // (heads / kv_heads). q: [T, heads, D]; caches: [num_pages, kv_heads,
     page_size, D] of q's dtype or FP8, or int8 with D + 2 (`quantize_kv`) -> [T, heads, D] of q's dtype.
-    Scores, softmax and sums are in float32.
+    Scores, softmax and sums are in float32. Values may have another width than keys, then the result has it,
+    too.
     """
     return attend(q, k_cache, v_cache, batch, list(attention_groups(batch)), scale, window)
 
@@ -258,7 +286,7 @@ def attend(
     scores: ScoreChange | None = None,
 ) -> Tensor:
     """`paged_attention` of a batch with known groups, with changed scores."""
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = q.new_empty(*q.shape[:2], v_cache.shape[3])
     for rows, first, count, lengths in groups:
         tokens = torch.tensor(first, device=q.device).unsqueeze(1) + torch.arange(count, device=q.device)
         pages = batch.page_table[torch.tensor(rows, device=q.device)]
@@ -282,11 +310,10 @@ def _attend(
     pages = pages[:, : -(-max(lengths) // page_size)].long()
     # [n, pages, kv_heads, page_size, D] -> [n, kv_heads, tokens, D]
     k, v = (
-        _floats(cache, pages)
-        .transpose(1, 2)
+        floats.transpose(1, 2)
         .to(torch.float32, memory_format=torch.contiguous_format)
-        .reshape(n, kv_heads, -1, dim)
-        for cache in (k_cache, v_cache)
+        .reshape(n, kv_heads, -1, floats.shape[-1])
+        for floats in (_floats(cache, pages) for cache in (k_cache, v_cache))
     )
     length = torch.tensor(lengths, device=q.device).unsqueeze(1)
     key = torch.arange(k.shape[2], device=q.device)
@@ -307,8 +334,8 @@ def _attend(
         weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1)
-    mixed = (weights.flatten(2, 3) @ v).view(n, kv_heads, -1, m, dim)
-    return mixed.permute(0, 3, 1, 2, 4).reshape(n, m, heads, dim).to(q.dtype)
+    mixed = (weights.flatten(2, 3) @ v).view(n, kv_heads, -1, m, v.shape[3])
+    return mixed.permute(0, 3, 1, 2, 4).reshape(n, m, heads, -1).to(q.dtype)
 
 
 def _floats(cache: Tensor, pages: Tensor) -> Tensor:

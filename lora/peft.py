@@ -26,7 +26,8 @@ from personae.lora.sites import MERGED, PROJECTIONS
 from personae.lora.throttle import Rest, no_rest
 
 TENSOR_NAME = re.compile(
-    r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,5})\.((?:self_attn|mlp|block_sparse_moe|shared_mlp)\.[a-z0-9_.]+?)"
+    r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,5})\."
+    r"((?:self_attn|mlp|block_sparse_moe|shared_mlp|feed_forward|conv|linear_attn|mamba)\.[a-z0-9_.]+?)"
     rf"\.({'|'.join(map(re.escape, ROLES))})"
 )
 REASONS = {
@@ -66,6 +67,12 @@ def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adap
         if not places and not vocabulary and not experts:
             raise AdapterError(f"{TENSORS_FILE}: the file has no tensors")
         plans = [_plan(place, names, file, config, shapes) for place, names in places]
+        if config.invocation and (late := [p for p in plans if shapes.sites[p.sites[0][1]].reads_cache]):
+            raise refusal(
+                next(iter(late[0].names.values())),
+                "an adapter that begins at an invocation cannot change what is computed from the keys and "
+                "values of earlier tokens",
+            )
         read = {site: change for plan in plans for site, change in _read(file, plan, shapes)}
         return make_adapter(
             folder.name,

@@ -27,7 +27,10 @@ from personae.lora.peft_names import PREFIX, refusal
 from personae.lora.safetensors_file import SafetensorsFile
 from personae.lora.shapes import LoraShapes
 
-_LAYER = r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,5})\.(?:mlp|block_sparse_moe)\.experts"
+_LAYER = (
+    r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,5})"
+    r"\.(?:mlp|block_sparse_moe|feed_forward)\.experts"
+)
 _EACH = re.compile(_LAYER + r"\.(0|[1-9][0-9]{0,4})\.([a-z0-9_]+)\.lora_([AB])\.weight")
 _FUSED = re.compile(_LAYER + r"(\.base_layer)?\.lora_([AB])\.weight")
 GATE_UP, DOWN = "gate_up_proj", "down_proj"

@@ -1,6 +1,6 @@
 """From the rows of a step to the adapters' updates in a model's layers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -36,6 +36,18 @@ class LoraHooks(Protocol):
     def routed(self, tokens: Tensor, experts: Tensor) -> "RoutedLora | None":
         """The updates of experts, for rows that a router has sorted by expert and, within an expert, by
         token; None if no adapter of the step changes experts. tokens, experts: [N] int64 of each row."""
+
+    def factors(self, layer: int, module: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """The updates of a module that is alone in its group, for each run of tokens with one adapter: the
+        tokens, A [rank, inputs], and B^T [rank, outputs], which contains the scaling. For modules whose
+        weight is not multiplied as a whole. Waits for the device."""
+
+    @property
+    def rescales(self) -> bool:
+        """Whether `rescale` does anything."""
+
+    def rescale(self, layer: int, group: str, ys: tuple[Tensor, ...]) -> None:
+        """Multiplies the base's outputs of a group of modules by gains and adds shifts, in place."""
 
     def fused(self) -> LoraStep | None:
         """The adapters of all layers, for a forward pass in one call."""
@@ -151,6 +163,30 @@ class LoraBatch:
         )
         work = WorkList(first, rows, adapter)
         return lambda layer, group, x: self._begin(layer, group, x, work)
+
+    def factors(self, layer: int, module: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """See LoraHooks."""
+        for marks in self._arriving:
+            marks[layer].wait()
+        group = self._pool.shapes.sites[module].group
+        (weights,), (table,) = self._pool.weight_pools(layer, group), self._pool.tables(group)
+        work = self._work
+        for first, count, slot in zip(
+            work.first_row.tolist(), work.rows.tolist(), work.adapter.tolist(), strict=True
+        ):
+            rows = table.rows(slot)
+            if len(rows):
+                yield slice(first, first + count), weights.a[rows], weights.b[rows]
+
+    @property
+    def rescales(self) -> bool:
+        """See LoraHooks."""
+        return self._deltas is not None
+
+    def rescale(self, layer: int, group: str, ys: tuple[Tensor, ...]) -> None:
+        """See LoraHooks."""
+        if self._deltas is not None:
+            self._deltas.apply(layer, group, ys)
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
         """See LoraHooks."""

@@ -32,8 +32,9 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # The prefixes of the decoder's tensors in checkpoints that also have a part for images.
 DECODER = re.compile(r"^(?:model\.language_model\.|language_model\.model\.)(?=embed_tokens|layers|norm)")
 HEAD = re.compile(r"^language_model\.(?=lm_head)")
-IMAGES = re.compile(r"^(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
+IMAGES = re.compile(r"^(?:model\.)?(?:vision_tower|multi_modal_projector|visual)\.")
 MTP = "model.mtp_layers."  # the prefix of layers that predict further tokens
+OTHER_MTP = "mtp."  # the same in other families
 
 
 class Folder:
@@ -68,7 +69,7 @@ class Folder:
         stored = self.stored()
         if config.mtp_layers:
             last = range(config.layers, config.layers + config.mtp_layers)
-            further = (MTP, *(f"model.layers.{layer}." for layer in last))
+            further = (MTP, OTHER_MTP, *(f"model.layers.{layer}." for layer in last))
             stored = {name: tensor for name, tensor in stored.items() if not name.startswith(further)}
         return separated(_of_decoder(stored) if config.images else stored, config)
 

@@ -112,4 +112,6 @@ class Head(ABC):
         shape = AttentionShape(
             self.attention.heads, kept.heads, kept.head_dim, kv.page_size, self.dtype, kv.dtype
         )
-        return ForwardContext(positions, batch, kv.layers, {0: self._backend.plan(batch, shape)}, None)
+        return ForwardContext(
+            positions, batch, kv.layers, kv.states, {0: self._backend.plan(batch, shape)}, None
+        )

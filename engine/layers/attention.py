@@ -20,6 +20,15 @@ from personae.lora.sites import LoraSite, sites
 QkNorm = Literal["head", "all"]  # over each head, or over all heads of a token together
 
 
+def halves_first(dim: int, device: torch.device, turned: int | None = None) -> Tensor:
+    """The order [dim] in which the first numbers of neighbouring pairs come before the second ones. Pairs are
+    among the first `turned` numbers, None for all."""
+    turned = dim if turned is None else turned
+    order = torch.arange(dim, device=device)
+    order[:turned] = torch.arange(turned, device=device).view(-1, 2).T.flatten()
+    return order
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """`heads` query heads share `kv_heads` keys and values.
@@ -29,7 +38,8 @@ class AttentionSpec:
     checkpoint has q, k and v as one tensor. `inputs`: the width of the input, None means the hidden size.
     `softcap`: scores s become softcap * tanh(s / softcap). `sinks`: each head has a learned score of a key
     without a value. `normed_after_rope`: where `qk_norm` stands. `position_scale`: (beta, length), q is
-    multiplied by 1 + beta ln(1 + floor(position / length)). `output`, `norms`: names in the checkpoint.
+    multiplied by 1 + beta ln(1 + floor(position / length)). `gated`: q has a gate behind each head, whose
+    sigmoid weighs the head's result. `output`, `norms`: names in the checkpoint.
     """
 
     heads: int
@@ -47,6 +57,7 @@ class AttentionSpec:
     sinks: bool = False
     normed_after_rope: bool = False
     position_scale: tuple[float, int] | None = None
+    gated: bool = False
     output: str = "o_proj"
     norms: tuple[str, str] = ("q_norm", "k_norm")
 
@@ -57,8 +68,9 @@ class AttentionSpec:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """The widths of q, k and v."""
-        return self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim
+        """The widths of q, with the gate, k and v."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return queries * (1 + self.gated), keys, keys
 
     @property
     def discrete(self) -> bool:
@@ -70,12 +82,13 @@ class AttentionSpec:
         """Whether it has none of the rarer parts, so that a whole decoder in one call can have it."""
         rare = self.scale is not None or self.qk_norm == "all" or self.softcap is not None or self.sinks
         turned = self.rope is not None and self.rope.interleaved
-        return not (rare or turned or self.normed_after_rope or self.position_scale is not None)
+        changed = self.normed_after_rope or self.position_scale is not None or self.gated
+        return not (rare or turned or changed)
 
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
         """See BlockSpec."""
         sizes = {key: (hidden_size, width) for key, width in zip("qkv", self.widths, strict=True)}
-        found = sites({**sizes, "o": (self.widths[0], hidden_size)}, merged=self.merged)
+        found = sites({**sizes, "o": (self.heads * self.head_dim, hidden_size)}, merged=self.merged)
         return {**found, "o": replace(found["o"], path=f"self_attn.{self.output}")}
 
     def build(self, context: BlockContext) -> "Attention":
@@ -98,7 +111,10 @@ class Attention:
         qkv = tuple(f"{self.prefix}.{name}_proj" for name in names)
         self.qkv = context.linear(qkv, spec.inputs or context.hidden_size, spec.widths, bias=spec.qkv_bias)
         self.o = context.linear(
-            (f"{self.prefix}.{spec.output}",), spec.widths[0], (context.hidden_size,), bias=spec.o_bias
+            (f"{self.prefix}.{spec.output}",),
+            spec.heads * spec.head_dim,
+            (context.hidden_size,),
+            bias=spec.o_bias,
         )
         self.qk_norms: tuple[Norm, Norm] | None = None
         if spec.qk_norm is not None:
@@ -109,16 +125,16 @@ class Attention:
         self.capturable = self.scores is None  # the plain attention asks the device for lengths
         self._halves: Tensor | None = None  # the dimensions in the order of pairs' first and second halves
         if spec.rope is not None and spec.rope.interleaved:
-            turned = int(spec.head_dim * spec.rope.share)
-            order = torch.arange(spec.head_dim, device=device)
-            order[:turned] = torch.arange(turned, device=device).view(-1, 2).T.flatten()
-            self._halves = order
+            self._halves = halves_first(spec.head_dim, device, int(spec.head_dim * spec.rope.share))
         self._rotary, self._append_kv = rotary.on(device, dtype), append_kv.on(device, dtype)
 
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """See Block."""
         cache, attend = step.caches[self.layer], step.attend[self.layer]
         q, k, v = torch.split(step.linear(self.qkv, self.layer, "qkv", x), self.sizes, dim=-1)
+        gate: Tensor | None = None
+        if self.spec.gated:
+            q, gate = (part.flatten(1) for part in q.view(x.shape[0], self.heads, -1).chunk(2, -1))
         if self.qk_norms is not None and not self.spec.normed_after_rope:
             q, k = self._normed(q, k)
         q, k, v = (part.view(x.shape[0], -1, self.kv.head_dim) for part in (q, k, v))
@@ -136,6 +152,8 @@ class Attention:
             q = (q * far.view(-1, 1, 1)).to(q.dtype)
         self._append_kv(k, v, *cache, step.batch.write_index)
         mixed = attend(q, *cache, self.scale, self.spec.window).flatten(1)
+        if gate is not None:
+            mixed *= torch.sigmoid(gate)
         return step.linear(self.o, self.layer, "o", mixed)
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ a kind of block, write both in a file of this folder; a family then names the sp
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import torch
@@ -18,6 +19,7 @@ from personae.engine.layers.step import ForwardContext
 from personae.engine.quantization.base import Scheme
 from personae.kernels.attention import kv_width
 from personae.kernels.decoder import Weight
+from personae.kernels.states import windows
 from personae.lora.sites import LoraSite
 
 
@@ -25,17 +27,44 @@ from personae.lora.sites import LoraSite
 class KVSpec:
     """What a block keeps of every token: a key and a value for each of `heads`, with `head_dim` numbers each.
 
-    `dtype`: None means the cache's dtype, which the server's options choose.
+    `dtype`: None means the cache's dtype, which the server's options choose. `latent`: only keys are kept,
+    and their first `latent` numbers are the values, too; 0 for a block
+    without heads, which keeps one vector of each token. `state`: the shape of the float32 state before a
+    window of tokens, of which a page has the last ones, see `kernels/states.py`; () for none.
     """
 
     heads: int
     head_dim: int
     dtype: torch.dtype | None = None
+    latent: int | None = None
+    state: tuple[int, ...] = ()
+
+    @property
+    def parts(self) -> int:
+        """How many vectors each head keeps: a key and a value, or one for both."""
+        return 2 if self.latent is None else 1
+
+    @property
+    def values(self) -> bool:
+        """Whether it keeps keys and values, and not what a convolution or a state reads."""
+        return self.latent != 0
+
+    def tokens(self, page_size: int) -> int:
+        """How many of a page's tokens it keeps: all, or with a state the last ones."""
+        return windows(page_size)[0] * windows(page_size)[1] if self.state else page_size
+
+    def state_bytes(self, page_size: int) -> int:
+        """The bytes of a page's states."""
+        return prod(self.state) * torch.float32.itemsize * windows(page_size)[0] if self.state else 0
+
+    def page_bytes(self, dtype: torch.dtype, page_size: int) -> int:
+        """The bytes of a page in a cache of that dtype."""
+        return self.bytes(dtype) * self.tokens(page_size) + self.state_bytes(page_size)
 
     def bytes(self, dtype: torch.dtype) -> int:
         """The bytes of a token in a cache of that dtype."""
         dtype = self.dtype or dtype
-        return 2 * self.heads * kv_width(self.head_dim, dtype) * dtype.itemsize
+        return self.parts * self.heads * kv_width(self.head_dim, dtype) * dtype.itemsize
 
 
 class Block(Protocol):
@@ -47,7 +76,7 @@ class Block(Protocol):
 
     @property
     def heads(self) -> int:
-        """The query heads that read it."""
+        """The query heads that read it; 0 for a block that is no attention."""
 
     @property
     def capturable(self) -> bool:

@@ -93,6 +93,13 @@ def magnitude(rope: RopeConfig) -> float:
     return _mscale(rope.factor, 1.0)
 
 
+def score_scale(rope: RopeConfig) -> float:
+    """The factor of attention scores that YaRN with `mscale_all_dim` has in latent attention; 1 otherwise."""
+    if rope.type != "yarn" or rope.mscale_all_dim is None:
+        return 1.0
+    return _mscale(rope.factor, rope.mscale_all_dim) ** 2
+
+
 def _mscale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 

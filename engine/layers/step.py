@@ -1,6 +1,6 @@
 """What every layer needs to know about its step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from personae.engine.layers.linear import Linear
 from personae.kernels.attention import AttentionBatch, AttentionPlan
 from personae.kernels.decoder import LoraStep
 from personae.kernels.sgmv import Finish
+from personae.kernels.states import StatePlan
 
 RoutedLora = Callable[[int, str, Tensor], Finish]
 """`LoraContext.begin` of rows that a router has sorted."""
@@ -35,6 +36,16 @@ class LoraContext(Protocol):
         """The adapters' updates of experts; see `lora/segments.py`. tokens, experts: [N] int64 of each row,
         sorted by expert and then by token."""
 
+    def factors(self, layer: int, module: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """The updates of a module that is alone in its group; see `lora/segments.py`."""
+
+    @property
+    def rescales(self) -> bool:
+        """Whether `rescale` does anything."""
+
+    def rescale(self, layer: int, group: str, ys: tuple[Tensor, ...]) -> None:
+        """Multiplies the base's outputs of a group of modules by gains and adds shifts, in place."""
+
     def fused(self) -> LoraStep | None:
         """The adapters for a fused forward pass; None if layers must call `begin`."""
 
@@ -56,9 +67,13 @@ class ForwardContext:
     batch: AttentionBatch
     caches: Mapping[int, tuple[Tensor, Tensor]]
     """The keys and values of each layer."""
+    states: Mapping[int, Tensor]
+    """The states of each layer that has some."""
     attend: Mapping[int, AttentionPlan]
     """Attention over `batch`, as planned for this step, of each layer."""
     lora: LoraContext | None
+    state_plan: StatePlan | None = None
+    """Of the layers with states; None if there are none."""
 
     def linear(self, module: Linear, layer: int, group: str, x: Tensor) -> Tensor:
         """module(x) and the adapters' updates: [T, inputs] -> [T, sum of outputs]."""

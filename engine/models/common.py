@@ -9,6 +9,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.attention import AttentionSpec, QkNorm
 from personae.engine.layers.block import BlockSpec, LayerSpec
+from personae.engine.layers.latent_attention import LatentAttentionSpec
 from personae.engine.layers.mlp import GATES, Activation, MlpSpec
 from personae.engine.layers.moe import MoeSpec
 from personae.engine.layers.rotary import RopeConfig
@@ -144,10 +145,10 @@ def activation(
 
 
 def with_attention(config: ModelConfig, **changes: Any) -> ModelConfig:
-    """The config with these fields of every layer's AttentionSpec."""
+    """The config with these fields of every layer's attention."""
 
     def change(layer: LayerSpec) -> LayerSpec:
-        assert isinstance(layer.attention, AttentionSpec)
+        assert isinstance(layer.attention, AttentionSpec | LatentAttentionSpec)
         return replace(layer, attention=replace(layer.attention, **changes))
 
     return config.with_layers(change)
@@ -348,6 +349,17 @@ def switched_window(fields: Fields) -> int | None:
     window = fields.size("sliding_window") if "sliding_window" in fields else None
     fields.raw("max_window_layers")
     return window if fields.get("use_sliding_window", False) else None
+
+
+def layer_kinds(fields: Fields, known: Sequence[str], usual: Sequence[str]) -> Sequence[str]:
+    """The kind of each layer: what `layer_types` says, one of `known`, or else `usual`."""
+    layers, kinds = fields.size("num_hidden_layers"), fields.raw("layer_types")
+    if kinds is None:
+        return usual
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {*known}:
+        names = " or ".join(map(repr, known))
+        raise fields.error("layer_types", f"expected {layers} times {names}, found {kinds!r}")
+    return kinds
 
 
 def windows_by_type(fields: Fields, window: int | None, windowed: Sequence[bool]) -> tuple[int | None, ...]:

@@ -80,6 +80,7 @@ MEANINGLESS = frozenset(
             "multimodal_projector_bias",
             "vision_start_token_id",
             "vision_end_token_id",
+            "video_token_id",
         ),
         "quantization_config",  # the weights' format: `engine/checkpoints/quantized/` reads it
         # Notes of tools that train.

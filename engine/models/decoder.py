@@ -15,6 +15,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.kv import KVCache
 from personae.engine.layers.attention import Attention
 from personae.engine.layers.block import BlockContext, LayerSpec
+from personae.engine.layers.latent_attention import LatentAttention
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP
 from personae.engine.layers.norm import LayerNorm, Norm, RMSNorm
@@ -40,6 +41,7 @@ from personae.kernels.decoder import (
     fuse,
 )
 from personae.kernels.quantized import QuantizedWeight
+from personae.kernels.states import plan_states
 from personae.lora.shapes import Fingerprint
 
 
@@ -196,15 +198,16 @@ class Decoder:
         ]
         self.norm = norm(config.hidden_size)
         self._attention, self._plain_attention = attention_backend(device, dtype), ReferenceAttention()
-        self._scores = {
-            index: layer.attention.scores
+        self._scores = {  # of the layers with plain attention
+            index: layer.attention.scores if isinstance(layer.attention, Attention) else None
             for index, layer in enumerate(self.layers)
-            if isinstance(layer.attention, Attention) and layer.attention.scores is not None
+            if isinstance(layer.attention, LatentAttention)
+            or (isinstance(layer.attention, Attention) and layer.attention.scores is not None)
         }
         self._attending = {
             index: (layer.attention.heads, layer.attention.kv)
             for index, layer in enumerate(self.layers)
-            if layer.attention.kv is not None
+            if layer.attention.kv is not None and layer.attention.heads
         }
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.output = Linear(
@@ -247,7 +250,9 @@ class Decoder:
                 return self._forward_fused(tokens, positions, kv, batch, adapters, overlap)
         if overlap is not None:
             overlap()
-        step = ForwardContext(positions, batch, kv.layers, attend or self.plan(kv, batch), lora)
+        states = plan_states(batch, kv.page_size) if kv.states else None
+        attend = attend or self.plan(kv, batch)
+        step = ForwardContext(positions, batch, kv.layers, kv.states, attend, lora, states)
         x, residual = F.embedding(tokens, self.embedding), None
         if lora is not None:
             lora.embed(tokens, x)

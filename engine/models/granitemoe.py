@@ -1,21 +1,23 @@
-"""Granite 3's mixtures of experts, and Granite 4 without state layers (micro, 1B, 350M): Granite's scales,
-and experts, an MLP for every token, or both."""
+"""Granite 3's mixtures of experts, and Granite 4: Granite's scales, and experts, an MLP for every token, or
+both. Granite 4's H models have Mamba-2 instead of attention in most layers."""
 
 from dataclasses import replace
+from math import inf
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.block import BlockSpec
+from personae.engine.layers.mamba import MambaSpec
 from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.moe import FusedExperts, MoeSpec
-from personae.engine.models.common import activation, decoder_config, experts, with_scales
+from personae.engine.models.common import activation, decoder_config, experts, layer_kinds, with_scales
 from personae.kernels.moe import Routing
 
 FUSED = FusedExperts("input_linear", "output_linear")
 STATE_LAYERS = ("linear_attention", "mamba")
-UNUSED = (  # of the state layers, which none of the served models has
-    *("mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state"),
-    *("mamba_expand", "mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "time_step_limit"),
+MAMBA_KEYS = (  # those that `_mamba` may read
+    *("mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_expand"),
+    *("mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "time_step_limit"),
 )
 
 
@@ -25,13 +27,9 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     hybrid, layers = architecture == "GraniteMoeHybridForCausalLM", fields.size("num_hidden_layers")
     rotated = True
     if hybrid:
-        kinds = fields.raw("layer_types") or ["linear_attention"] * layers
-        if not isinstance(kinds, list) or len(kinds) != layers:
-            raise fields.error("layer_types", f"expected a list of {layers} names, found {kinds!r}")
-        for kind in kinds:
-            if kind not in ("attention", "full_attention"):
-                raise fields.error("layer_types", f"layers of {kind!r} are not supported, only attention")
-        for name in (*UNUSED, "init_method", "normalization_function"):
+        known = (*STATE_LAYERS, "attention", "full_attention")
+        kinds = layer_kinds(fields, known, ["linear_attention"] * layers)
+        for name in (*MAMBA_KEYS, "mamba_chunk_size", "init_method", "normalization_function"):
             fields.raw(name)
         position = fields.raw("position_embedding_type")
         if position not in (None, "nope", "rope"):
@@ -50,7 +48,50 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         attention_scale=fields.number("attention_multiplier", default=1.0),
         mlps=[_mlp(architecture, fields)] * layers,
     )
+    if hybrid and {*kinds} & {*STATE_LAYERS}:
+        mamba = _mamba(fields, config)
+        specs = (
+            replace(layer, attention=mamba) if kind in STATE_LAYERS else layer
+            for kind, layer in zip(kinds, config.layer_specs, strict=True)
+        )
+        config = replace(config, layer_specs=tuple(specs))
     return with_scales(config, fields)
+
+
+def _mamba(fields: Fields, config: ModelConfig) -> MambaSpec:
+    """The state layers."""
+    heads = fields.size("mamba_n_heads", default=128)
+    inner = fields.size("mamba_expand", default=2) * config.hidden_size
+    if fields.raw("mamba_d_head") in (None, "auto"):
+        fields = fields.within({}, {"mamba_d_head": max(1, inner // heads)})
+    dim, groups = fields.size("mamba_d_head"), fields.size("mamba_n_groups", default=1)
+    if heads * dim != inner:
+        raise fields.error("mamba_d_head", f"{heads} heads of {dim} are not {inner} numbers")
+    if heads % groups:
+        raise fields.error("mamba_n_groups", f"{groups} groups do not divide {heads} heads")
+    return MambaSpec(
+        heads,
+        dim,
+        fields.size("mamba_d_state", default=256),
+        groups,
+        fields.size("mamba_d_conv", default=4),
+        fields.get("mamba_conv_bias", True),
+        fields.get("mamba_proj_bias", False),
+        limits(fields, "time_step_limit"),
+        config.eps,
+    )
+
+
+def limits(fields: Fields, name: str) -> tuple[float, float]:
+    """The least and the largest step of a token. transformers writes {"__float__": "Infinity"}."""
+    value = fields.raw(name)
+    if value is None:
+        return 0.0, inf
+    if isinstance(value, list) and len(value) == 2:
+        low, high = (inf if each == {"__float__": "Infinity"} else each for each in value)
+        if isinstance(low, int | float) and isinstance(high, int | float) and 0 <= low < high:
+            return float(low), float(high)
+    raise fields.error(name, f"expected two numbers from 0 on, found {value!r}")
 
 
 def _mlp(architecture: str, fields: Fields) -> BlockSpec:

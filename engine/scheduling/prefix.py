@@ -186,12 +186,15 @@ class PrefixCache:
         "_roots",
         "_tenants",
         "_unheld",
+        "_whole",
         "evicts",
         "kept",
         "observer",
     )
 
-    def __init__(self, pool: PagePool, page_size: int) -> None:
+    def __init__(self, pool: PagePool, page_size: int, *, whole: bool = False) -> None:
+        """`whole`: see MemoryLayout."""
+        self._whole = whole
         self.observer: CacheObserver | None = None
         self.evicts: Callable[[PageNode], None] | None = None  # called before `allocate` evicts a page
         self._pool = pool
@@ -296,6 +299,8 @@ class PrefixCache:
             nodes.append(node)
             here = node
             length += size
+        if self._whole:
+            return PrefixHit(nodes, None, 0, length)
         source, partial = self._match_inside(here, tokens, length, limit)
         return PrefixHit(nodes, source, partial, length + partial)
 

@@ -68,7 +68,7 @@ class RunningTable:
         self._page_size = layout.page_size
         self._run = layout.run
         self._pool = PagePool(layout.num_pages)
-        self._cache = PrefixCache(self._pool, layout.page_size)
+        self._cache = PrefixCache(self._pool, layout.page_size, whole=layout.whole)
         if tier is not None:
             self._cache.evicts = self._store
         self.sessions = SessionTable(self._cache)

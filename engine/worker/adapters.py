@@ -63,7 +63,7 @@ class DeviceAdapters:
 
     def lending(self, pages: tuple[int, ...]) -> Iterator[None]:
         """See AdapterMemory."""
-        before = DeviceToHostEvent(self.kv.data.device)
+        before = DeviceToHostEvent(self.kv.device)
         while not before.reached:
             yield
         yield from self.kv.giving_back(pages)

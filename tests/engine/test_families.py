@@ -6,30 +6,61 @@ from pathlib import Path
 import pytest
 import torch
 from family_checks import check_family
-from family_models import CASES, make_family_folder
+from family_models import CASES, DELTA, SIZES, make_family_folder, randomize
 from hf import hf_logits, hf_model, relative_error
 from paged import PagedSequences
+from safetensors.torch import load_file, save_file
 from tiny_models import model_folder
+from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from personae.engine.loader import load_model
 from personae.engine.models import MODEL_TYPES
 
 SAMPLE = [
     "glm4",  # interleaved rotary embedding over half of the head, four norms
-    "glm4_moe",  # routing with a correction and groups, a shared expert, a dense layer
-    "granitemoeshared",  # experts in one tensor, a merged shared MLP
+    "deepseek_v3",  # latent attention; routing with a correction and groups, a shared expert, a dense layer
+    "granitemoehybrid, Mamba",  # Mamba-2; experts in one tensor, a merged shared MLP
     "gemma2",  # soft caps
     "ministral3",  # q scaled by position
     "gpt_oss",  # sinks, clamped experts with biases
     "cohere2",  # LayerNorm, parallel halves
     "starcoder2",  # no gate
+    "lfm2",  # short convolutions
+    "qwen3_next",  # gated delta nets and gated attention
 ]
+
+
+QWEN35_SIZES = {
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+}
 
 
 @pytest.mark.parametrize("case", SAMPLE)
 def test_a_family_gives_what_transformers_and_peft_give(case: str, tmp_path: Path) -> None:
     report = check_family(case, tmp_path)
     assert report.passed, str(report)
+
+
+def test_the_decoder_of_a_model_that_reads_images_and_predicts_further_tokens_is_served(
+    tmp_path: Path,
+) -> None:
+    text = {name: value for name, value in SIZES.items() if name in QWEN35_SIZES} | DELTA
+    config = Qwen3_5Config(
+        text_config=text,
+        vision_config={"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
+    )
+    model = Qwen3_5ForConditionalGeneration(config).eval()
+    randomize(model, 0, offset=0.0)
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({**load_file(file), "mtp.fc.weight": torch.zeros(64, 128)}, file, {"format": "pt"})
+    tokens = [*range(30, 80)]
+    decoder = load_model(tmp_path, device=torch.device("cpu"), dtype="float32")
+    hidden, _ = PagedSequences(decoder).forward({"a": tokens})
+    with torch.no_grad():
+        truth = model(input_ids=torch.tensor([tokens])).logits[0]
+    assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
 
 
 def test_every_case_is_of_a_family_that_is_served() -> None:

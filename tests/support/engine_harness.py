@@ -128,10 +128,11 @@ class EngineHarness:
         draft: Path | None = None,
         answers: TenantAnswers | None = None,
         ranks: int = 1,
+        whole: bool = False,
     ) -> None:
         at = torch.device(device)
         model = load_model(folder, device=at, dtype=dtype, max_position=max_model_len, quantize=quantize)
-        layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens)
+        layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens, whole=whole)
         self.shapes = lora_shapes(model)
         self.adapters: dict[str, Adapter] = {}
         self.digests: dict[str, str] = {}
@@ -180,7 +181,10 @@ class EngineHarness:
             copies=copies,
         )
         kv = KVCache(model.config.kv_specs, layout, dtype, model.device, spare=capture is not None)
-        kv.data.fill_(torch.nan)
+        for group in kv.groups.values():
+            group.fill_(torch.nan)
+        for states in kv.states.values():
+            states.fill_(torch.nan)
         graphs = None if capture is None or prefill else DecodeGraphs(model, kv, pool, layout, capture)
         prefill_graphs = PrefillGraphs(model, kv, pool, layout, capture) if capture and prefill else None
         here = self.adapters  # not `self`, which its engine would keep alive

@@ -12,9 +12,18 @@ from typing import Any
 
 import torch
 from tiny_models import VOCAB, write_json, write_tokenizer
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    Mistral4Config,
+    Mistral4ForCausalLM,
+)
 
 from personae.engine.models import MODEL_TYPES
+
+# transformers lists it only among the models that read images. It ignores the call without `exist_ok`.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -38,6 +47,11 @@ SIZES: dict[str, Any] = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
     "shared_expert_intermediate_size": 48,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 40,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
     "shared_intermediate_size": 48,
     "bos_token_id": 0,
     "eos_token_id": 2,
@@ -56,6 +70,15 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+LATENT: dict[str, Any] = {"num_key_value_heads": 4, "head_dim": None}
+DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+}
+MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 24, "mamba_proj_bias": True}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("seed_oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
     "ministral": ("ministral", {"layer_types": MIXED}),
@@ -110,6 +133,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.3,
         },
     ),
+    "granitemoehybrid, Mamba": (
+        "granitemoehybrid",
+        {
+            **MAMBA,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.7,
+        },
+    ),
     "flex_olmo": ("flex_olmo", {}),
     "mellum": ("mellum", {"layer_types": MIXED, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
     "ernie4_5": ("ernie4_5", {"use_bias": True}),
@@ -152,8 +184,46 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("nemotron", {"mlp_bias": True}),
     "arcee": ("arcee", {}),
     "jais2": ("jais2", {}),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {**LATENT, "topk_method": "group_limited_greedy", "attention_bias": True},
+    ),
+    "deepseek_v2, as V2-Lite": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "n_group": None}),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {**LATENT, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}, "attention_bias": True},
+    ),
+    "deepseek_v3, halves": ("deepseek_v3", {**LATENT, "rope_interleave": False, "q_lora_rank": None}),
+    "glm4_moe_lite": ("glm4_moe_lite", {**LATENT, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
+    "mistral4": (
+        "mistral4",
+        {
+            **LATENT,
+            "n_group": 1,
+            "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_bias": True,
+            "block_multiple_of": 32,
+            "pad_token_id": None,
+        },
+    ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "pad_token_id": None},
+    ),
+    "qwen3_next": ("qwen3_next", {**DELTA, "mlp_only_layers": [1]}),
+    "qwen3_5": ("qwen3_5_text", DELTA),
+    "qwen3_5_moe": ("qwen3_5_moe_text", DELTA),
+    "minicpm3": ("minicpm3", {**LATENT, "scale_emb": 3, "dim_model_base": 48}),
+    # transformers zeroes the embedding of its padding token after loading it.
+    "youtu": ("youtu", {**LATENT, "pad_token_id": None}),
 }
-OFFSET_NORMS = ("gemma", "gemma2", "nemotron")
+OFFSET_NORMS = ("gemma", "gemma2", "nemotron", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """The families whose stored norms lack 1."""
 
 
@@ -167,6 +237,7 @@ def make_family_folder(path: Path, case: str, *, seed: int = 0, **overrides: Any
         if dataclasses.is_dataclass(config_class)
         else {*inspect.signature(config_class.__init__).parameters}
     )
+    known -= {"head_dim"} if wanted["head_dim"] is None else set()  # it follows from other sizes
     config = config_class(**{name: value for name, value in wanted.items() if name in known})
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model = model_class(config).eval()

@@ -35,6 +35,8 @@ class PagedSequences:
         self.kv = KVCache(decoder.config.kv_specs, layout, kv_dtype or decoder.dtype, decoder.device)
         for group in self.kv.groups.values():
             group.fill_(-1 if group.dtype is torch.int8 else torch.nan)  # then scales are NaN
+        for states in self.kv.states.values():
+            states.fill_(torch.nan)
         self.lengths: dict[str, int] = {}
         self.pages: dict[str, list[int]] = {}
         self._free = random.Random(seed).sample(range(num_pages), num_pages)

@@ -1,0 +1,117 @@
+"""Recurrent states of sequences, kept by pages.
+
+A page is a sequence of windows of 16 tokens. It has the state before each of its last two windows, and of the
+tokens of these what the state's update needs. So the state after a token follows from its window alone, as
+often as a step asks for it: the newest 12 tokens can be computed again, and a full page can be shared.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from personae.kernels import reference_states
+from personae.kernels.attention import AttentionBatch
+from personae.kernels.registry import Operator
+
+WINDOW = 16  # tokens
+
+
+def windows(page_size: int) -> tuple[int, int]:
+    """How many windows a page has in memory, and the tokens of each. page_size: a power of two."""
+    size = min(WINDOW, page_size)
+    return min(2, page_size // size), size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StatePlan:
+    """The W windows from which a step computes states: of each row those with its tokens, and the window
+    before if its first token begins one. The windows of a row are neighbours here. All tensors are on the
+    model's device, and int64 unless noted.
+
+    pages, slots: [W], where each window is: the page's id, and its number among those that the page has.
+    pages_before, slots_before: [W], those of the windows before them in their rows. begins: [W] bool, the
+    windows without one. valid: [W, window] bool, the tokens that are there. rounds: the windows that are
+    computed together, because those before them in their rows are done, by their numbers among the W.
+    onward: of each round, which of its windows the next round follows. earlier: [first round, window] bool,
+    the tokens before the step's. newest, places: the tokens of the step that are kept, and where. out: [T],
+    each token's place among W * window.
+    """
+
+    pages: Tensor
+    slots: Tensor
+    pages_before: Tensor
+    slots_before: Tensor
+    begins: Tensor
+    valid: Tensor
+    rounds: tuple[Tensor, ...]
+    onward: tuple[Tensor, ...]
+    earlier: Tensor
+    newest: Tensor
+    places: Tensor
+    out: Tensor
+
+
+def plan_states(batch: AttentionBatch, page_size: int) -> StatePlan:
+    """The plan of a step for all layers with states. Waits for the device."""
+    starts, lengths = batch.query_start.tolist(), batch.kv_length.tolist()
+    slots, size = windows(page_size)
+    rows: list[int] = []
+    numbers: list[int] = []  # of the windows in their rows
+    counts: list[int] = []
+    depths: list[list[int]] = []
+    earlier: list[int] = []  # how many tokens of each row's first window
+    newest: list[int] = []
+    out: list[int] = []
+    kept = slots * size
+    for row, (first, stop) in enumerate(pairwise(starts)):
+        end = lengths[row]
+        start = end - (stop - first)
+        lowest = max(start - 1, 0) // size
+        base = len(rows)
+        earlier.append(start - lowest * size)
+        newest += (  # not those that later ones of their page replace
+            first + position - start
+            for position in range(start, end)
+            if position + kept >= min(end, (position // page_size + 1) * page_size)
+        )
+        for number in range(lowest, -(-end // size)):
+            if number - lowest == len(depths):
+                depths.append([])
+            depths[number - lowest].append(len(rows))
+            rows.append(row)
+            numbers.append(number)
+            counts.append(min(end - number * size, size))
+        out += range((base - lowest) * size + start, (base - lowest) * size + end)
+    device = batch.page_table.device
+
+    def there(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    onward = []
+    for own, further in pairwise(depths):
+        index = {window: i for i, window in enumerate(own)}
+        onward.append(there([index[window - 1] for window in further]))
+    of_row, of_number = there(rows), there(numbers)
+    before = (of_number - 1).clamp(min=0)
+    of_window, writes = torch.arange(size, device=device), there(newest)
+    place = batch.write_index[writes]
+    return StatePlan(
+        pages=batch.page_table[of_row, of_number * size // page_size].long(),
+        slots=of_number % slots,
+        pages_before=batch.page_table[of_row, before * size // page_size].long(),
+        slots_before=before % slots,
+        begins=of_number == 0,
+        valid=of_window < there(counts).unsqueeze(1),
+        rounds=tuple(map(there, depths)),
+        onward=tuple(onward),
+        earlier=of_window < there(earlier).unsqueeze(1),
+        newest=writes,
+        places=place // page_size * kept + place % page_size % kept,
+        out=there(out),
+    )
+
+
+gated_delta = Operator(reference_states.gated_delta)
+selective_state = Operator(reference_states.selective_state)
