@@ -255,7 +255,8 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
 class Model(msgspec.Struct):
     """One name that a request may put in `model`; `parent` is the base's name for an adapter.
 
-    `quantization` says how the base's weights are stored; null means as its dtype says.
+    `quantization` says how the base's weights are stored; null means as its dtype says. `rank` is the largest rank
+    of an adapter's matrices, null for the base.
     """
 
     id: str
@@ -264,6 +265,7 @@ class Model(msgspec.Struct):
     parent: str | None
     root: str
     quantization: str | None
+    rank: int | None
     sampling_defaults: SamplingDefaults
     object: Literal["model"] = "model"
     owned_by: str = "personae"
