@@ -322,7 +322,8 @@ def context_of(request: Request) -> RequestContext:
     if not hasattr(request.state, "ignored"):
         request.state.ignored, request.state.answer_headers = [], {}
     targets = targets_of(request)
-    if targets is not None and targets.refuse and context.scaler is None and REFUSE not in request.state.ignored:
+    refuses = targets is not None and targets.refuse
+    if refuses and context.scaler is None and REFUSE not in request.state.ignored:
         request.state.ignored.append(REFUSE)  # one engine takes every request as it comes
     return replace(
         context,

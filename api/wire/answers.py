@@ -255,8 +255,8 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
 class Model(msgspec.Struct):
     """One name that a request may put in `model`; `parent` is the base's name for an adapter.
 
-    `quantization` says how the base's weights are stored; null means as its dtype says. `rank` is the largest rank
-    of an adapter's matrices, null for the base.
+    `quantization` says how the base's weights are stored; null means as its dtype says. `rank` is the largest
+    rank of an adapter's matrices, null for the base.
     """
 
     id: str

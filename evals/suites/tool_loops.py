@@ -1,7 +1,7 @@
 """Whole conversations with tools, as a program with an SDK has them: question, call, result, answer.
 
-The calls and what the answer must say are written down for each of twenty conversations. None of their tools, and
-none of their questions, is in the data that the adapter `tools` was trained on.
+The calls and what the answer must say are written down for each of twenty conversations. None of their tools,
+and none of their questions, is in the data that the adapter `tools` was trained on.
 """
 
 import json
@@ -20,9 +20,9 @@ _MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 
 class Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One question. `calls` are the calls expected, each a name and arguments, in groups of one answer; `results`
-    are what each call returns. `says` must stand in the answer, whatever the case of its letters: one of the
-    ways of each."""
+    """One question. `calls` are the calls expected, each a name and arguments, in groups of one answer;
+    `results` are what each call returns. `says` must stand in the answer, whatever the case of its letters:
+    one of the ways of each."""
 
     user: str
     says: tuple[tuple[str, ...], ...]
