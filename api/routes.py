@@ -41,7 +41,7 @@ def _model(card: ModelCard, context: RequestContext) -> Model:
         root=card.parent or (card.name if card.adapter else context.base),
         quantization=card.quantization,
         rank=card.rank,
-        sampling_defaults=sampling_defaults(context.settings.defaults),
+        sampling_defaults=sampling_defaults(context.settings.defaults, plain=card.adapter is None),
     )
 
 
