@@ -85,10 +85,11 @@ class ResponsesRequest(Sampling, kw_only=True):
         "moderation": (),
         "prompt": (),
         "prompt_cache_options": (),
-        "prompt_cache_retention": ("in_memory",),
+        "prompt_cache_retention": ("in_memory", "24h"),
         "service_tier": ("auto", "default", "flex"),
         "truncation": ("disabled",),
     }
+    unheeded: ClassVar[Mapping[str, Any]] = {"prompt_cache_retention": "24h"}
     input: str | list[Item]
     instructions: str | None = None
     max_output_tokens: int | None = None

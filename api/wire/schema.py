@@ -257,13 +257,13 @@ class ChatRequest(SamplingFields, kw_only=True):
         "modalities": (["text"],),
         "moderation": (),
         "prompt_cache_options": (),
-        "prompt_cache_retention": ("in_memory",),
+        "prompt_cache_retention": ("in_memory", "24h"),
         "service_tier": ("auto", "default", "flex"),
         "store": (True, False),
         "verbosity": ("low", "medium"),
         "web_search_options": (),
     }
-    unheeded: ClassVar[Mapping[str, Any]] = {"store": True}
+    unheeded: ClassVar[Mapping[str, Any]] = {"store": True, "prompt_cache_retention": "24h"}
 
     messages: list[Message]
     add_generation_prompt: bool | None = None
