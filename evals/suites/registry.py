@@ -31,7 +31,7 @@ ANY_MODEL = ("schemas", "bfcl", "reasoning", "lora", "determinism", "acceptance"
 DEMO = ("demo", *ANY_MODEL)
 SMOLLM2: dict[str, Settings] = {
     "finetuned": {"count": "20"},
-    "tool_loops": {},
+    "tool_loops": {"models": "tools"},
     "bfcl": {"models": "base,tools", "limit": "256"},
     "schemas": {"models": "base,extract"},
     "lora": {"tolerance": "0.4"},
