@@ -75,10 +75,10 @@ def _answered(calls: list[_Call], rng: random.Random) -> tuple[list[Step], bool]
     """The results of calls and the answer, and whether the last failed."""
     error = rng.random() < 0.17
     results = [failed(rng) if error else succeeded(rng, call["arguments"]) for call in calls]
-    return [Step([_tool(result) for result in results], _told(calls, results))], error
+    return [Step([_tool(result) for result in results], _answer(calls, results))], error
 
 
-def _told(calls: list[_Call], results: list[Result]) -> str:
+def _answer(calls: list[_Call], results: list[Result]) -> str:
     """One result's sentence, or those of several, each under what its call was about."""
     if len(results) == 1:
         return results[0].said

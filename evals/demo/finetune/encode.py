@@ -55,7 +55,7 @@ class Encoder:
 
     def row(self, scene: Scene, longest: int) -> Row | None:
         """The scene as a row of at most so many tokens; None if not even one question fits."""
-        turns = [self._spoken(scene, turn) for turn in scene.turns]
+        turns = [self._conversation(scene, turn) for turn in scene.turns]
         shared = _common([ids[:first] for ids, _, first in turns])
         begin = turns[0][0][:shared]
         row = Row(begin, list(range(shared)), [0] * shared, [IGNORED] * shared)
@@ -71,7 +71,7 @@ class Encoder:
             row.labels.extend(labels[shared:])
         return row if added else None
 
-    def _spoken(self, scene: Scene, turn: Turn) -> tuple[list[int], list[int], int]:
+    def _conversation(self, scene: Scene, turn: Turn) -> tuple[list[int], list[int], int]:
         """A whole conversation's tokens, their labels, and how many stand before the first answer."""
         ids: list[int] = []
         labels: list[int] = []
