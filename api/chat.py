@@ -138,6 +138,7 @@ async def admit(
         logprobs=logprobs,
         prompt_logprobs=of_prompt,
         left_out=await exclusions(context, body, bound_by if ready.grammar is not None else None),
+        plain=model.adapter is None and ready.grammar is None and not body.tools,
         prediction=ready.prediction,
     )
     opening, reasons = _echo(body, context.family.reasoning)

@@ -110,6 +110,7 @@ async def admit(context: RequestContext, body: CompletionRequest) -> tuple[Job, 
             logprobs=logprobs,
             prompt_logprobs=of_prompt,
             left_out=left_out,
+            plain=False,
         )
         choices = [
             Choice(

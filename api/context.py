@@ -22,7 +22,7 @@ from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
 from personae.api.sessions.store import SessionStore, session_key
 from personae.api.settings import ApiSettings
-from personae.api.targets import session_of, targets_of
+from personae.api.targets import REFUSE, session_of, targets_of
 from personae.api.telemetry.metrics import Metrics
 from personae.api.telemetry.tracing import UNTRACED, Tracing
 from personae.api.tenants.access import LOCAL_ADMIN, Caller, caller_of
@@ -386,12 +386,16 @@ def context_of(request: Request) -> RequestContext:
     arrived, patience = arrival(request), header_deadline(request)
     if not hasattr(request.state, "ignored"):
         request.state.ignored, request.state.answer_headers = [], {}
+    targets = targets_of(request)
+    refuses = targets is not None and targets.refuse
+    if refuses and context.scaler is None and REFUSE not in request.state.ignored:
+        request.state.ignored.append(REFUSE)  # one engine takes every request as it comes
     return replace(
         context,
         caller=caller_of(request),
         arrived=arrived,
         patience=patience,
-        targets=targets_of(request),
+        targets=targets,
         session=session_of(request),
         ignored=request.state.ignored,
         answer_headers=request.state.answer_headers,

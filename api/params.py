@@ -39,14 +39,16 @@ class ModelLimits(Protocol):
         """The exclusive upper bound of token ids."""
 
 
-def sampling_defaults(model: GenerationDefaults) -> SamplingDefaults:
-    """What a request is sampled with that does not say: as the model's makers recommend, or plainly."""
+def sampling_defaults(model: GenerationDefaults, *, plain: bool = True) -> SamplingDefaults:
+    """What a request is sampled with that does not say: as the model's makers recommend, or plainly.
+    `plain` is an answer of the base in a conversation, without tools, that nothing binds."""
+    usual = _pick(model.plain_repetition_penalty if plain else None, 1.0)
     return SamplingDefaults(
         temperature=_pick(model.temperature, 1.0),
         top_p=_pick(model.top_p, 1.0),
         top_k=_pick(model.top_k, 0),
         min_p=_pick(model.min_p, 0.0),
-        repetition_penalty=_pick(model.repetition_penalty, 1.0),
+        repetition_penalty=_pick(model.repetition_penalty, usual),
     )
 
 
@@ -59,12 +61,15 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
     left_out: Exclusions,
+    plain: bool,
     prediction: tuple[int, ...] = (),
 ) -> SamplingParams:
-    """The parameters of a request's first sequence. Raises RequestError naming the field that is out of
-    range."""
+    """The parameters of a request's first sequence; `plain` as for `sampling_defaults`.
+
+    Raises RequestError naming the field that is out of range.
+    """
     vocab = limits.vocab_size
-    defaults = sampling_defaults(settings.defaults)
+    defaults = sampling_defaults(settings.defaults, plain=plain)
     temperature = _between("temperature", _pick(request.temperature, defaults.temperature), 0.0, 2.0)
     top_p = _pick(request.top_p, defaults.top_p)
     if not 0.0 < top_p <= 1.0:

@@ -35,7 +35,8 @@ _OF_MESSAGES = (
 
 
 def _model(card: ModelCard, context: RequestContext, *, whole: bool = False) -> Model:
-    defaults, sampling = decode_defaults(card.defaults), sampling_defaults(context.settings.defaults)
+    defaults = decode_defaults(card.defaults)
+    sampling = sampling_defaults(context.settings.defaults, plain=card.adapter is None)
     own = {name: value for name in sampling.__struct_fields__ if (value := defaults.get(name)) is not None}
     return Model(
         card.name,
@@ -44,6 +45,7 @@ def _model(card: ModelCard, context: RequestContext, *, whole: bool = False) -> 
         card.parent,
         root=card.parent or (card.name if card.adapter else context.base),
         quantization=card.quantization,
+        rank=card.rank,
         sampling_defaults=msgspec.structs.replace(sampling, **own),
         defaults=defaults if whole and card.version is not None else UNSET,
     )

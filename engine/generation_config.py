@@ -9,7 +9,8 @@ from personae.engine.fields import Fields, read_fields
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
     """The sampling defaults that the model's makers recommend, None where they give none. `eos` ids end an
-    answer."""
+    answer. `plain_repetition_penalty` is used instead of `repetition_penalty`, if that is None, for the plain
+    answers of the base in a conversation. Adapters, bound answers and completions copy what is there."""
 
     eos: tuple[int, ...] = ()
     temperature: float | None = None
@@ -17,6 +18,7 @@ class GenerationDefaults:
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    plain_repetition_penalty: float | None = None
 
 
 def read_generation_defaults(folder: Path, vocab_size: int) -> GenerationDefaults:

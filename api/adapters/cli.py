@@ -116,7 +116,9 @@ def list_adapters(
             ]
         )
         return
-    rows: list[tuple[object, ...]] = [("", card["id"], "", "", "", "", "the server's own") for card in own]
+    rows: list[tuple[object, ...]] = [
+        ("", card["id"], "", card.get("rank") or "", "", "", "the server's own") for card in own
+    ]
     rows += [
         (
             record.get("tenant", ""),

@@ -25,8 +25,42 @@ class ImageBlock(Tolerant, tag="image", tag_field="type"):
     """An image; not supported, declared so that it is refused by name."""
 
 
+class TextSource(Tolerant, tag="text", tag_field="type"):
+    """A document's plain text."""
+
+    data: str
+
+
+class ContentSource(Tolerant, tag="content", tag_field="type"):
+    """A document in blocks."""
+
+    content: str | list[TextBlock | ImageBlock]
+
+
+class UnreadSource(Tolerant, tag_field="type"):
+    """A document that the model cannot read; declared so that it is refused by name."""
+
+
+class Base64Source(UnreadSource, tag="base64"):
+    """A PDF."""
+
+
+class UrlSource(UnreadSource, tag="url"):
+    """A PDF elsewhere."""
+
+
+class FileSource(UnreadSource, tag="file"):
+    """An uploaded file."""
+
+
 class DocumentBlock(Tolerant, tag="document", tag_field="type"):
-    """A document; not supported, declared so that it is refused by name."""
+    """A document. `title` and `context` stand before its text."""
+
+    source: TextSource | ContentSource | Base64Source | UrlSource | FileSource
+    title: str | None = None
+    context: str | None = None
+    citations: Any = None
+    cache_control: Any = None
 
 
 class ThinkingBlock(Tolerant, tag="thinking", tag_field="type"):

@@ -161,14 +161,17 @@ def _conversation(body: Asked, most: int, names: FieldNames, ignored: list[str])
 def _instructions(
     system: str | list[wire.TextBlock] | None, ignored: list[str]
 ) -> str | list[wire.TextBlock] | None:
-    """`system` without the block in which Claude Code counts its requests. Its number is new every time, so
+    """`system` without the line in which Claude Code counts its requests. Its number is new every time, so
     no prompt would begin like another one and none would be in the prefix cache."""
-    if system is None or isinstance(system, str):
+    if system is None:
+        return None
+    texts = [system] if isinstance(system, str) else [block.text for block in system]
+    if not any(text.startswith(_BILLING) for text in texts):
         return system
-    kept = [block for block in system if not block.text.startswith(_BILLING)]
-    if len(kept) < len(system):
-        ignored.append("system[].x-anthropic-billing-header")
-    return kept
+    ignored.append("system[].x-anthropic-billing-header")
+    # A proxy may have joined blocks: only the header's own line is left out.
+    rest = [text.partition("\n")[2].lstrip("\n") if text.startswith(_BILLING) else text for text in texts]
+    return [wire.TextBlock(text) for text in rest if text]
 
 
 def _text(content: str | list[wire.TextBlock]) -> Content:
@@ -206,7 +209,23 @@ def _part(block: wire.TextBlock | wire.ImageBlock | wire.DocumentBlock) -> Conte
         case wire.ImageBlock():
             return ImagePart()
         case wire.DocumentBlock():
-            return FilePart()
+            text = _document(block)
+            return FilePart() if text is None else TextPart(text)
+
+
+def _document(block: wire.DocumentBlock) -> str | None:
+    """A document's title, context and text; None if it is not text."""
+    head = [line for line in (block.title, block.context) if line]
+    match block.source:
+        case wire.TextSource(data):
+            return "\n".join([*head, data])
+        case wire.ContentSource(str(content)):
+            return "\n".join([*head, content])
+        case wire.ContentSource(content):
+            texts = [one.text for one in content if isinstance(one, wire.TextBlock)]
+            return "\n".join([*head, *texts]) if len(texts) == len(content) else None
+        case _:
+            return None
 
 
 def _result(block: wire.ToolResultBlock) -> Content:

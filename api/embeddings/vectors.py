@@ -11,7 +11,7 @@ from starlette.types import Receive
 from personae.actors.client import ModelCard
 from personae.api.completions import GivenPrompt
 from personae.api.context import RequestContext
-from personae.api.embeddings.prompts import Outcome, answered, as_completion, encoded
+from personae.api.embeddings.prompts import WINDOW, Outcome, answered, as_completion, encoded
 from personae.api.embeddings.wire import Embedding, EmbeddingRequest, Embeddings
 from personae.api.respond import encode_json
 from personae.api.wire.schema import CompletionRequest
@@ -34,7 +34,7 @@ class EmbeddingJob:
     @property
     def sequences(self) -> int:
         """How many sequences it has in the engine at a time."""
-        return min(len(self.prompts), self.context.settings.max_sequences)
+        return min(len(self.prompts), WINDOW, self.context.settings.max_sequences)
 
     async def answer(self, receive: Receive) -> bytes:
         """Compute, and build the answer. Raises what Job.gather raises."""

@@ -88,6 +88,7 @@ class ResponsesRequest(Sampling, kw_only=True):
         "service_tier": ("auto", "default", "flex"),
         "truncation": ("disabled",),
     }
+    unheeded: ClassVar[Mapping[str, Any]] = {"prompt_cache_retention": "24h"}
     input: str | list[Item]
     instructions: str | None = None
     max_output_tokens: int | None = None

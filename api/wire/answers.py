@@ -257,9 +257,9 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
 class Model(msgspec.Struct):
     """One name that a request may put in `model`; `parent` is the base's name for an adapter.
 
-    `quantization` says how the base's weights are stored; null means as its dtype says. `sampling_defaults`
-    apply where a request says nothing. `defaults` are all that an uploaded adapter has of its own; lists
-    leave them out.
+    `quantization` says how the base's weights are stored; null means as its dtype says. `rank` is the largest
+    rank of an adapter's matrices, null for the base. `sampling_defaults` apply where a request says nothing.
+    `defaults` are all that an uploaded adapter has of its own; lists leave them out.
     """
 
     id: str
@@ -268,6 +268,7 @@ class Model(msgspec.Struct):
     parent: str | None
     root: str
     quantization: str | None
+    rank: int | None
     sampling_defaults: SamplingDefaults
     defaults: RequestDefaults | UnsetType = UNSET
     object: Literal["model"] = "model"

@@ -262,7 +262,7 @@ class ChatRequest(SamplingFields, kw_only=True):
         "verbosity": ("low", "medium"),
         "web_search_options": (),
     }
-    unheeded: ClassVar[Mapping[str, Any]] = {"store": True}
+    unheeded: ClassVar[Mapping[str, Any]] = {"store": True, "prompt_cache_retention": "24h"}
 
     messages: list[Message]
     add_generation_prompt: bool | None = None

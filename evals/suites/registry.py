@@ -11,6 +11,7 @@ from personae.evals.suites.suite import Suite
 
 SUITES = {
     "finetuned": "personae.evals.suites.finetuned:Finetuned",
+    "tool_loops": "personae.evals.suites.tool_loops:ToolLoops",
     "demo": "personae.evals.suites.demo:DemoTasks",
     "schemas": "personae.evals.suites.schemas:Schemas",
     "bfcl": "personae.evals.suites.bfcl.suite:Bfcl",
@@ -30,6 +31,7 @@ ANY_MODEL = ("schemas", "bfcl", "reasoning", "lora", "determinism", "acceptance"
 DEMO = ("demo", *ANY_MODEL)
 SMOLLM2: dict[str, Settings] = {
     "finetuned": {"count": "20"},
+    "tool_loops": {"models": "tools"},
     "bfcl": {"models": "base,tools", "limit": "256"},
     "schemas": {"models": "base,extract"},
     "lora": {"tolerance": "0.4"},

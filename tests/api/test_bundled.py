@@ -6,6 +6,7 @@ import asgi
 import pytest
 from fake_engine import FakeEngine
 from tiny_models import model_folder
+from tool_chat import WEATHER
 
 from personae.api import bundled as bundled_models
 from personae.api.app import create_app
@@ -87,7 +88,7 @@ def test_the_real_model_is_sampled_as_is_recommended_for_it(
     found = bundled(None)
     assert found is not None
     plain = sampling_defaults(found.defaults(GenerationDefaults(eos=(2,))))
-    assert (plain.temperature, plain.top_p, plain.top_k, plain.repetition_penalty) == (0.2, 0.9, 0, 1.0)
+    assert (plain.temperature, plain.top_p, plain.top_k, plain.repetition_penalty) == (0.2, 0.9, 0, 1.1)
     assert found.defaults(GenerationDefaults(eos=(2,))).eos == (2,)
     own = sampling_defaults(found.defaults(GenerationDefaults(temperature=0.0, top_p=0.5)))
     assert (own.temperature, own.top_p) == (0.0, 0.5)
@@ -106,3 +107,27 @@ async def test_the_models_defaults_are_shown_and_a_request_overrides_them() -> N
             assert (await client.post("/v1/chat/completions", json=ask | fields)).status_code == 200
     assert [log.params.temperature for log in engine.submitted] == [0.2, 1.0]
     assert [log.params.top_p for log in engine.submitted] == [0.9, 0.9]
+
+
+@pytest.mark.anyio
+async def test_only_plain_answers_of_the_base_have_the_models_penalty() -> None:
+    engine = FakeEngine()
+    defaults = GenerationDefaults(plain_repetition_penalty=1.1)
+    app = create_app(engine, ApiSettings(defaults=defaults))
+    chat = {"model": "base", "messages": [{"role": "user", "content": "hi"}]}
+    asks = [
+        ("/v1/chat/completions", chat, 1.1),
+        ("/v1/chat/completions", chat | {"repetition_penalty": 1.3}, 1.3),
+        ("/v1/chat/completions", chat | {"model": "team/pirate"}, 1.0),
+        ("/v1/chat/completions", chat | {"structured_outputs": {"regex": "a"}}, 1.0),
+        ("/v1/chat/completions", chat | {"tools": [WEATHER]}, 1.0),
+        ("/v1/completions", {"model": "base", "prompt": "hi"}, 1.0),
+    ]
+    async with asgi.client(app) as client:
+        models = (await client.get("/v1/models")).json()["data"]
+        shown = [one["sampling_defaults"]["repetition_penalty"] for one in models]
+        for path, body, _ in asks:
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+    assert shown == [1.1, 1.0]
+    assert [log.params.repetition_penalty for log in engine.submitted] == [penalty for *_, penalty in asks]

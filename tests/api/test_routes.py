@@ -26,6 +26,7 @@ async def test_models_are_listed_base_first(app: Starlette) -> None:
     assert one == models[1]
     assert (one["parent"], one["max_model_len"], models[0]["parent"]) == ("base", 512, None)
     assert [model["quantization"] for model in models] == ["int8", None]
+    assert [model["rank"] for model in models] == [None, 8]
 
 
 async def test_ready_waits_for_the_engine_and_health_does_not(app: Starlette, engine: FakeEngine) -> None:

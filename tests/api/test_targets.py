@@ -32,6 +32,13 @@ async def test_targets_and_the_session_reach_the_engine() -> None:
     assert len(first.session or "") == 32
 
 
+async def test_one_engine_names_a_wish_to_be_refused_as_ignored() -> None:
+    answer, _ = await ask(FakeEngine(), {"x-slo-ttft-ms": "1", "x-slo-refuse": "true"})
+    assert (answer.status_code, answer.headers["x-personae-ignored"]) == (200, "x-slo-refuse")
+    answer, _ = await ask(FakeEngine(), {"x-slo-ttft-ms": "1"})
+    assert "x-personae-ignored" not in answer.headers
+
+
 async def test_without_headers_a_request_has_neither() -> None:
     engine = FakeEngine()
     _, metrics = await ask(engine, {})

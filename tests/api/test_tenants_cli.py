@@ -184,7 +184,7 @@ def test_push_list_and_remove(fixture: tuple[UploadFixture, str], tmp_path: Path
     assert call(f"adapters push {folder} --name all --shared --url {url}", env=env).exit_code == 2
     names, own, *listed = call(f"adapters list --url {url}", env=env).stdout.splitlines()
     assert names.split() == ["TENANT", "NAME", "VERSION", "RANK", "TARGETS", "SIZE", "NOTE"]
-    assert re.split("  +", own.strip()) == ["team/pirate", "the server's own"]
+    assert re.split("  +", own.strip()) == ["team/pirate", "8", "the server's own"]
     assert [line.split()[:4] for line in listed] == [
         ["other", "1", "2", "q_proj,v_proj"],
         ["poet", "2", "2", "q_proj,v_proj"],
@@ -233,7 +233,7 @@ def test_a_server_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 def test_the_servers_own_adapters_are_listed_and_stay(fixture: tuple[UploadFixture, str]) -> None:
     _, url = fixture
     listed = call(f"adapters list --url {url}/v1")
-    assert re.split("  +", listed.stdout.splitlines()[1].strip()) == ["team/pirate", "the server's own"]
+    assert re.split("  +", listed.stdout.splitlines()[1].strip()) == ["team/pirate", "8", "the server's own"]
     kept = call(f"adapters remove base --url {url}")
     assert (kept.exit_code, "`base` is the server's own" in kept.stderr) == (2, True)
 

@@ -253,7 +253,7 @@ export function Adapters({ models, refresh, shown }) {
       html`<div class="card">
         <h2>From the server's start</h2>
         <ul>
-          ${fixed.map((one) => html`<li>${one.id}<${Users} name=${one.id} rows=${users({ name: one.id })} /></li>`)}
+          ${fixed.map((one) => html`<li>${one.id}${one.rank && html`, rank ${one.rank}`}<${Users} name=${one.id} rows=${users({ name: one.id })} /></li>`)}
         </ul>
       </div>`}
     </div>

@@ -2,7 +2,7 @@
 
     python -m personae.evals.demo.finetune.card RUN… --runs runs --adapters evals/demo/smollm2
 
-The runs have the suites `finetuned` and `bfcl` in any order. If several have the same case, the last one counts.
+The runs have the suites `finetuned`, `tool_loops` and `bfcl` in any order. If several have the same case, the last one counts.
 """
 
 import argparse
@@ -30,7 +30,8 @@ COLUMNS = {
 """Title of each column: whether it is the adapter's, and the mode."""
 ABOUT = {
     "tools": "Chooses among one to eight tools that training never showed, fills their arguments, makes several calls "
-    "where several are asked for, and answers in text where no tool fits.",
+    "where several are asked for, says what their results are, goes on with further questions, and answers in text "
+    "where no tool fits.",
     "extract": "Turns a text and a JSON Schema, neither of which training showed, into JSON.",
     "sql": "Turns `CREATE TABLE` statements and a question into one SQLite query.",
     "triage": "Turns a support mail into a ticket with six fields.",
@@ -81,8 +82,20 @@ def table(rows: Rows, adapter: str, lines: Sequence[tuple[str, str, str]]) -> st
     return "\n".join(made)
 
 
-def card(task: str, rows: Rows, board: Rows, log: list[dict[str, Any]], config: dict[str, Any]) -> str:
-    """The card's text, from the task's outcomes and, for `tools`, the leaderboard's."""
+LOOPS = {"result": "a result", "error": "an error", "several": "two calls at once", "further": "further questions",
+         "rounds": "calls in several rounds"}  # fmt: skip
+
+
+def card(
+    task: str,
+    rows: Rows,
+    loops: Rows,
+    board: Rows,
+    log: list[dict[str, Any]],
+    config: dict[str, Any],
+    began: str,
+) -> str:
+    """The card's text, from the task's outcomes and, for `tools`, those of conversations and the leaderboard's."""
     lines = [("", "", "right")]
     if task == "tools":
         lines += [
@@ -105,6 +118,13 @@ def card(task: str, rows: Rows, board: Rows, log: list[dict[str, Any]], config: 
         "*PEFT free* is the adapter through plain transformers and PEFT in bfloat16, on the first questions of the same.",
         table(rows, task, lines),
     ]
+    if loops:
+        text += [
+            "## Conversations",
+            "Twenty conversations that training never showed (the suite `tool_loops`): every call is right, and the "
+            "answers say what the results say.",
+            table(loops, task, [("", "", "right"), *((name, "", title) for name, title in LOOPS.items())]),
+        ]
     if board:
         categories = [name for name in CATEGORIES if any(row.task == name for row in board)]
         text += [
@@ -115,7 +135,7 @@ def card(task: str, rows: Rows, board: Rows, log: list[dict[str, Any]], config: 
         ]
     text += [
         "## Training",
-        f"Rank {config['r']}, alpha {config['lora_alpha']}, all seven linear layers; {log[-1]['step'] if log else '?'} "
+        f"{began}Rank {config['r']}, alpha {config['lora_alpha']}, all seven linear layers; {log[-1]['step'] if log else '?'} "
         f"steps of AdamW in bfloat16, {tokens:,} tokens in all (what questions share is counted once), mean loss of "
         f"an answer's token over the last ten steps {loss:.3f}. All data are made by the scripts of this repository.",
     ]
@@ -150,6 +170,9 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+", help="folders of `personae eval run`")
     parser.add_argument("--runs", type=Path, required=True, help="folder of the training")
     parser.add_argument("--adapters", type=Path, required=True)
+    parser.add_argument(
+        "--began", default="", help="a sentence: what the training began with, if not with nothing"
+    )
     parser.add_argument("--task", choices=list(GENERATORS), action="append", help="else all")
     given = parser.parse_args()
     found = outcomes(given.results)
@@ -158,7 +181,9 @@ def main() -> None:
         rows = [row for row in found.get("finetuned", ()) if row.task == task]
         board = found.get("bfcl", ()) if task == "tools" else ()
         config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        made = card(task, rows, board, read_log(given.runs / task / "log.jsonl"), config)
+        loops = found.get("tool_loops", ()) if task == "tools" else ()
+        log = read_log(given.runs / task / "log.jsonl")
+        made = card(task, rows, loops, board, log, config, given.began and f"{given.began} ")
         (folder / "README.md").write_text(made, encoding="utf-8")
 
 

@@ -55,22 +55,37 @@ class Encoder:
 
     def row(self, scene: Scene, longest: int) -> Row | None:
         """The scene as a row of at most so many tokens; None if not even one question fits."""
-        pairs = [
-            (self.ids(self.prompt(scene, turn)), self.ids(turn.answer + "<|im_end|>")) for turn in scene.turns
-        ]
-        shared = _common([prompt for prompt, _ in pairs])
-        row = Row(pairs[0][0][:shared], list(range(shared)), [0] * shared, [IGNORED] * shared)
+        turns = [self._conversation(scene, turn) for turn in scene.turns]
+        shared = _common([ids[:first] for ids, _, first in turns])
+        begin = turns[0][0][:shared]
+        row = Row(begin, list(range(shared)), [0] * shared, [IGNORED] * shared)
         added = 0
-        for prompt, answer in pairs:
-            ids = prompt[shared:] + answer
-            if len(row.ids) + len(ids) > longest:
+        for ids, labels, _ in turns:
+            own = len(ids) - shared
+            if len(row.ids) + own > longest:
                 continue
             added += 1
-            row.ids.extend(ids)
-            row.positions.extend(range(shared, shared + len(ids)))
-            row.branch.extend([added] * len(ids))
-            row.labels.extend([IGNORED] * (len(prompt) - shared) + answer)
+            row.ids.extend(ids[shared:])
+            row.positions.extend(range(shared, len(ids)))
+            row.branch.extend([added] * own)
+            row.labels.extend(labels[shared:])
         return row if added else None
+
+    def _conversation(self, scene: Scene, turn: Turn) -> tuple[list[int], list[int], int]:
+        """A whole conversation's tokens, their labels, and how many stand before the first answer."""
+        ids: list[int] = []
+        labels: list[int] = []
+        text, first = "", 0
+        for messages, answer in scene.rounds(turn):
+            prompt = self.render(messages, scene.tools)
+            if not prompt.startswith(text):
+                raise ValueError(f"The template rewrites what was said: {prompt!r} after {text!r}.")
+            asked, answered = self.ids(prompt[len(text) :]), self.ids(answer + "<|im_end|>")
+            first = first or len(asked)
+            ids += asked + answered
+            labels += [IGNORED] * len(asked) + answered
+            text = prompt + answer + "<|im_end|>"
+        return ids, labels, first
 
     def ids(self, text: str) -> list[int]:
         """The tokens of a text."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from personae.evals.demo.finetune import extract, sql, tools, triage, verse
+from personae.evals.demo.finetune import dialogs, extract, sql, tools, triage, verse
 from personae.evals.demo.finetune.scene import Scene
 
 GENERATORS: dict[str, Callable[..., Scene]] = {
@@ -12,3 +12,5 @@ GENERATORS: dict[str, Callable[..., Scene]] = {
     "triage": triage.scene,
     "verse": verse.scene,
 }
+TRAINED = GENERATORS | {"tools": dialogs.mixed}
+"""What a task is trained on. The held-out questions of `tools` are single ones; `loops` measures conversations."""

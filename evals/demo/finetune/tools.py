@@ -232,12 +232,13 @@ def ask(tool: Offered, rng: random.Random, question: str | None = None) -> tuple
         missing = [name for name in sorted(required) if "{" + name + "}" not in template]
         text += " " + ", ".join(f"{name.replace('_', ' ')}: {drawn[name].said}" for name in missing) + "."
     arguments = {
-        tool.names[p.name]: _json(tool, p, drawn[p.name]) for p in tool.spec.parameters if p.name in used
+        tool.names[p.name]: argument(tool, p, drawn[p.name]) for p in tool.spec.parameters if p.name in used
     }
     return text, {"name": tool.schema["function"]["name"], "arguments": arguments}
 
 
-def _json(tool: Offered, p: Parameter, value: v.Value) -> Any:
+def argument(tool: Offered, p: Parameter, value: v.Value) -> Any:
+    """A value as the tool's format has it."""
     if p.kind == "date" and tool.dates != "%Y-%m-%d":
         year, month, day = value.json.split("-")
         return tool.dates.replace("%Y", year).replace("%m", month).replace("%d", day)
@@ -269,7 +270,7 @@ def _several(tool: Offered, rng: random.Random) -> tuple[str, list[dict[str, Any
             text = bare.replace("{" + p.name + "}", v.joined(rng, [value.said for value in drawn]))
             name = tool.schema["function"]["name"]
             key = tool.names[p.name]
-            return text, [{"name": name, "arguments": {key: _json(tool, p, value)}} for value in drawn]
+            return text, [{"name": name, "arguments": {key: argument(tool, p, value)}} for value in drawn]
     asked = [ask(tool, rng, template) for _ in range(count)]
     return _chained([text for text, _ in asked], rng), [call for _, call in asked]
 
@@ -311,7 +312,7 @@ def scene(rng: random.Random, *, test: bool, turns: int) -> Scene:
 def _turn(tools: list[Offered], rng: random.Random, *, test: bool) -> Turn:
     kind = rng.choices(("one", "same", "two", "none"), (58, 9, 9, 24))[0]
     if kind == "none":
-        return _no_call(tools, rng, test=test)
+        return no_call(tools, rng, test=test)
     if kind == "two" and len(tools) > 1:
         asked = [ask(tool, rng) for tool in rng.sample(tools, 2)]
         text, calls = _chained([text for text, _ in asked], rng), [call for _, call in asked]
@@ -324,7 +325,14 @@ def _turn(tools: list[Offered], rng: random.Random, *, test: bool) -> Turn:
     return Turn(_polished(text, rng), "", calls, kind)
 
 
-def _no_call(tools: list[Offered], rng: random.Random, *, test: bool) -> Turn:
+def any_call(tools: list[Offered], rng: random.Random, *, test: bool) -> Turn:
+    """A question that needs one call or several."""
+    while not (turn := _turn(tools, rng, test=test)).calls:
+        pass
+    return turn
+
+
+def no_call(tools: list[Offered], rng: random.Random, *, test: bool) -> Turn:
     """A question that no tool fits, or that lacks what the tool needs."""
     draw = rng.random()
     if draw < 0.2:

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 from personae.evals.demo.finetune.attention import GROUPED
 from personae.evals.demo.finetune.encode import Batch, Encoder, Row
 from personae.evals.demo.finetune.scene import Scene
-from personae.evals.demo.finetune.tasks import GENERATORS
+from personae.evals.demo.finetune.tasks import TRAINED
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 WEIGHTS, STATE, LOG = "adapter_model.safetensors", "state.pt", "log.jsonl"
@@ -151,7 +151,7 @@ def _alike(rows: list[Row]) -> list[list[Row]]:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("task", choices=sorted(GENERATORS))
+    parser.add_argument("task", choices=sorted(TRAINED))
     parser.add_argument("--model", type=Path, required=True, help="folder of the base as safetensors")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--steps", type=int, default=300, help="the rate falls until then")
@@ -172,7 +172,7 @@ def main() -> None:
     last = given.until or given.steps
     for index in range(first, last):
         began, used = time.perf_counter(), time.process_time()
-        rows = rows_of_step(GENERATORS[given.task], encoder, given.seed, index, given.tokens, given.longest)
+        rows = rows_of_step(TRAINED[given.task], encoder, given.seed, index, given.tokens, given.longest)
         loss = trainer.step(index, rows)
         answers = sum(sum(label >= 0 for label in row.labels) for row in rows)
         line = {"step": index + 1, "loss": round(loss, 4), "tokens": sum(len(row.ids) for row in rows),

@@ -214,3 +214,41 @@ async def test_a_tool_may_have_a_name_of_128_characters_and_there_may_be_many() 
     assert (await ask(app, count, max_tokens="left out", tools=many[:259])).status == 200
     visit = await ask(app, tools=many)
     assert (visit.status, visit.error["param"]) == (400, "tools")
+
+
+async def test_text_that_was_joined_with_claude_codes_count_stays_in_the_prompt() -> None:
+    engine = FakeEngine()
+    app = create_app(engine)
+    joined = "x-anthropic-billing-header: cc_version=2; cch=36ee5;\nBe brief."
+    for system in (joined, [{"type": "text", "text": joined}], "Be brief."):
+        assert (await ask(app, system=system)).status == 200
+    first, second, plain = engine.submitted
+    assert first.tokens == second.tokens == plain.tokens
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "text", "media_type": "text/plain", "data": "A note."},
+        {"type": "content", "content": "A note."},
+        {"type": "content", "content": [{"type": "text", "text": "A note."}]},
+    ],
+)
+async def test_a_document_of_text_is_in_the_prompt(source: dict[str, Any]) -> None:
+    engine = FakeEngine()
+    app = create_app(engine)
+    document = {"type": "document", "source": source, "title": "Title", "citations": {"enabled": False}}
+    whole = {"type": "text", "text": "Title\nA note."}
+    for block in (document, whole):
+        assert (await ask(app, messages=[{"role": "user", "content": [block]}])).status == 200
+    assert engine.submitted[0].tokens == engine.submitted[1].tokens
+
+
+async def test_a_document_that_is_not_text_is_refused_by_its_place() -> None:
+    for source in (
+        {"type": "base64", "media_type": "application/pdf", "data": "aa"},
+        {"type": "url", "url": "u"},
+    ):
+        blocks = [{"type": "document", "source": source}]
+        visit = await ask(create_app(FakeEngine()), messages=[{"role": "user", "content": blocks}])
+        assert (visit.status, visit.error["param"]) == (400, "messages[0].content[0].type")

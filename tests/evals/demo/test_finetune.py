@@ -7,8 +7,8 @@ import pytest
 import torch
 from tiny_models import CHATML, make_model_folder
 
-from personae.evals.demo.finetune import extract, sql
-from personae.evals.demo.finetune.encode import Batch, Encoder
+from personae.evals.demo.finetune import dialogs, extract, sql
+from personae.evals.demo.finetune.encode import IGNORED, Batch, Encoder
 from personae.evals.demo.finetune.questions import Question, grade, held_out
 from personae.evals.demo.finetune.scene import Scene
 from personae.evals.demo.finetune.tasks import GENERATORS
@@ -113,3 +113,43 @@ def test_bound_tools_are_closed_and_the_free_question_has_the_same_prompt(model:
     [function, *_] = [one["function"] for one in question.body(bound=True)["tools"]]
     assert function["strict"]
     assert function["parameters"]["additionalProperties"] is False
+
+
+def test_a_conversation_is_trained_on_all_its_answers_and_on_nothing_else(model: Path) -> None:
+    encoder, rng = Encoder(model), random.Random(5)
+    for _ in range(5):
+        scene = dialogs.scene(rng, test=False, turns=1)
+        row = encoder.row(scene, 10_000)
+        assert row is not None
+        answers = [answer for _, answer in scene.rounds(scene.turns[0])]
+        learned = [label for label in row.labels if label != IGNORED]
+        assert learned == [id for answer in answers for id in encoder.ids(answer + "<|im_end|>")]
+        said, last = [*scene.rounds(scene.turns[0])][-1]
+        assert row.ids == encoder.ids(encoder.render(said, scene.tools)) + encoder.ids(last + "<|im_end|>")
+
+
+def test_conversations_of_training_have_no_tool_that_is_held_out() -> None:
+    train, test = (
+        {
+            bare(one["function"]["name"])
+            for number in range(100)
+            for one in dialogs.scene(random.Random(f"{number} {test}"), test=test, turns=1).tools
+        }
+        for test in (False, True)
+    )
+    assert len(train) > 60
+    assert not train & test
+
+
+def test_every_result_is_followed_by_an_answer_or_another_call() -> None:
+    rng, kinds = random.Random(2), set()
+    for _ in range(100):
+        for turn in dialogs.scene(rng, test=False, turns=2).turns:
+            before = turn.first
+            for step in turn.steps:
+                results = [one for one in step.messages if one["role"] == "tool"]
+                assert len(results) == len(before.calls)
+                assert step.calls or step.text
+                kinds.add((bool(results), bool(step.calls)))
+                before = step
+    assert kinds == {(True, True), (True, False), (False, True), (False, False)}

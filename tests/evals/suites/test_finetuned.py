@@ -102,19 +102,22 @@ def test_a_card_shows_base_and_adapter_free_and_bound_with_intervals(tmp_path: P
         record("finetuned", "tools", "tools/0001/none", "tools", "constrained", False, tool=1.0),
         record("finetuned", "tools", "tools/0000/one", "tools", "transformers", True, tool=1.0),
         record("finetuned", "sql", "sql/0000", "sql", "constrained", True),
+        record("tool_loops", "error", "error/json", "tools", "constrained", True),
         record("bfcl", "multiple", "multiple_1", "tools", "constrained", True),
     ]
     with Log(tmp_path / "run", head) as log:
         log.add(records)
     found = card.outcomes([tmp_path / "run" / RESULTS])
     rows = [row for row in found["finetuned"] if row.task == "tools"]
-    text = card.card(
-        "tools", rows, found["bfcl"], card.read_log(runs / "tools" / "log.jsonl"), {"r": 16, "lora_alpha": 32}
-    )
+    log = card.read_log(runs / "tools" / "log.jsonl")
+    config = {"r": 16, "lora_alpha": 32}
+    text = card.card("tools", rows, found["tool_loops"], found["bfcl"], log, config, "From other weights. ")
     assert "| | base bound | adapter bound | PEFT free |" in text
     assert "| right | 0 % (0–79) | 50 % (9–91) | 100 % (21–100) |" in text
     assert "| right tools | 0 % (0–79) | 100 % (34–100) | 100 % (21–100) |" in text
     assert "| right: no tool fits | – | 0 % (0–79) | – |" in text
     assert "| questions | 1 | 2 | 1 |" in text
     assert "| `multiple` | 100 % (21–100) |" in text
+    assert "| an error | 100 % (21–100) |" in text
+    assert "From other weights. Rank 16" in text
     assert "2 steps of AdamW in bfloat16, 200 tokens" in text
