@@ -244,13 +244,6 @@ async def test_storing_is_accepted_and_the_answer_says_that_nothing_is_stored(ap
     assert ignored(await post(app, store=False)) == []
 
 
-async def test_a_wish_to_keep_a_prompt_for_a_day_is_accepted_and_named(app: Starlette) -> None:
-    for path in ("chat/completions", "responses"):
-        response = await post(app, path, prompt_cache_retention="24h")
-        assert (response.status_code, ignored(response)) == (200, ["prompt_cache_retention"])
-        assert ignored(await post(app, path, prompt_cache_retention="in_memory")) == []
-
-
 async def test_enable_thinking_is_obeyed_where_the_template_knows_it(
     app: Starlette, engine: FakeEngine
 ) -> None:
