@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from personae.actors.assembly import lora_shapes
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.heads.loader import is_head, load_head
 from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
 from personae.engine.launched import LaunchedStep
 from personae.engine.loader import load_model
+from personae.engine.lora_shapes import lora_shapes
 from personae.engine.models.decoder import Decoder
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan
