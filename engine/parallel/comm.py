@@ -19,7 +19,8 @@ from torch import Tensor
 
 SLOT_BYTES = 2**21  # what a rank can give at a time; larger tensors go in parts
 _LINE = 8  # 64-bit numbers in a cache line
-_SPINS = 200
+_SPINS, _YIELDS = 50, 100  # a rank that waits longer naps: it may have the core that another needs
+_NAP_SECONDS = 0.00002
 _CHECK_SECONDS = 0.05
 
 
@@ -167,9 +168,13 @@ class SharedMemory:
         for _ in range(_SPINS):
             if counters[place] >= count:
                 return
+        for _ in range(_YIELDS):
+            os.sched_yield()  # also leaves the interpreter to other threads
+            if counters[place] >= count:
+                return
         due = time.monotonic() + _CHECK_SECONDS
         while counters[place] < count:
-            os.sched_yield()  # also leaves the interpreter to other threads
+            time.sleep(_NAP_SECONDS)
             if time.monotonic() > due:
                 self._check()
                 due = time.monotonic() + _CHECK_SECONDS
