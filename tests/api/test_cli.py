@@ -380,7 +380,8 @@ def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[object, 
         (["--allowed-origin", "app.example"], "write it as https://app.example"),
         (["--allowed-origin", "https://app.example/"], "write it as https://app.example"),
         (["--max-num-seqs", "4"], "Here it is --max-seqs."),
-        (["--tensor_parallel_size=2"], "One model runs on one device here."),
+        (["--pipeline_parallel_size=2"], "A model is shared by --tensor-parallel-size here"),
+        (["--tensor-parallel-size", "0"], "--tensor-parallel-size"),
     ],
 )
 def test_a_wrong_option_is_named(arguments: list[str], named: str, asked: list[tuple[object, ...]]) -> None:
