@@ -39,7 +39,7 @@ class DecoderBaseWeights:
         model = self._model
         given = a.to(model.device, model.dtype)
         if site == "embedding":
-            own = given.split(model.vocabulary_widths, 1)[model.comm.rank]
+            own = torch.split(given, model.vocabulary_widths, 1)[model.comm.rank]
             return model.comm.all_reduce((own @ model.embedding).float().cpu())
         linear, rows = self._find(site)
         found = linear.project(given)[:, rows].float().cpu()

@@ -105,8 +105,8 @@ def main(arguments: Sequence[str]) -> int:
         same = sum(tokens[size][id] == tokens[1][id] for id in tokens[1])
         differ += len(tokens[1]) - same
         step = 1000 * statistics.median(seconds[size])
-        print(  # noqa: T201  # the program's result
-            f"{size} ranks: {same} of {len(tokens[1])} sequences equal, a decode step of {len(tokens[1])} rows "
+        print(  # the program's result
+            f"{size} ranks: {same} of {len(tokens[1])} sequences equal, a decode step "
             f"takes {step:.2f} ms (p10 {1000 * sorted(seconds[size])[len(seconds[size]) // 10]:.2f})"
         )
     return int(asked.dtype == "float32" and differ > 0)

@@ -130,7 +130,7 @@ class SharedMemory:
             part = x[start : start + rows]
             slots = self._exchange(part.reshape(-1))
             for columns, slot, width in zip(
-                found[start : start + rows].split(widths, 1), slots, widths, strict=True
+                torch.split(found[start : start + rows], widths, 1), slots, widths, strict=True
             ):
                 columns.copy_(slot[: len(part) * width].view(-1, width))
         return found

@@ -78,7 +78,7 @@ class Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lines: list[Connection[Any, Any]] = []
         self._used = False
-        self._finalizer: weakref.finalize[[], Ranks] | None = None
+        self._finalizer: weakref.finalize[..., Ranks] | None = None
         file = shared_file(size)
         self.comm = SharedMemory(file, 0, size, self.check)
         self._start(file)
