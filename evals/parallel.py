@@ -1,4 +1,4 @@
-"""A model on ranks beside the same model in one process: the same tokens, and how long a step takes.
+"""A model on ranks and the same model in one process: the same tokens, and how long a step takes.
 
     python -m personae.evals.parallel MODEL [--adapters DIR] [--sizes 2,4] [--dtype float32] [--quantize int8]
 

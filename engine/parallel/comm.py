@@ -1,7 +1,7 @@
 """What the ranks of one model exchange while they compute: sums and parts, in shared memory.
 
 Every rank makes the same calls in the same order. A sum adds the ranks' parts in the order of their numbers,
-element by element. So all ranks get the same bits, and a row's bits do not depend on the rows beside it.
+element by element. So all ranks get the same bits, and a row's bits do not depend on the other rows.
 (gloo's `all_reduce` has neither with three ranks or more.)
 """
 
