@@ -263,7 +263,7 @@ def test_every_option_is_passed_on(
         "--no-cuda-graphs --speculate auto --draft-model small --no-jump-forward --disable-any-whitespace "
         "--property-order any --no-bundled-adapters "
         "--gpu-memory-utilization 0.8 --lora-side-stream "
-        "--kv-cache-dtype fp8 --quantize int8 --default-strict "
+        "--kv-cache-dtype fp8 --quantize int8 --default-strict --tensor-parallel-size 2 "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--database-url postgresql://h/n --object-store s3://b/p/ "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
@@ -320,6 +320,7 @@ def test_every_option_is_passed_on(
         default_strict=True,
         kv_cache_dtype="fp8",
         quantize="int8",
+        tensor_parallel_size=2,
         host="::1",
         port=9,
         data_dir=Path("d"),
