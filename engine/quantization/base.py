@@ -178,9 +178,19 @@ def _load_part(name: str, place: QuantizedWeight, stored: StoredParts, shard: Sh
         elif full.shape[1] == 1:  # a scale for all inputs
             own.copy_(full)
         else:
-            try:
-                own.copy_(shard.scaled(full.shape[1], inputs).of(full))
-            except ValueError as error:
-                raise ModelLoadError(
-                    f"{name} cannot be cut for --tensor-parallel-size in this format: {error} of inputs"
-                ) from None
+            own.copy_(_inputs_of(name, full, shard, inputs, own.shape[1]))
+
+
+def _inputs_of(name: str, full: Tensor, shard: Shard, inputs: int, width: int) -> Tensor:
+    """The rank's columns of a quantized weight's tensor. Raises ModelLoadError if they are not the `width`
+    that whole blocks of inputs have."""
+    try:
+        part = shard.scaled(full.shape[1], inputs).of(full)
+    except ValueError:
+        part = None
+    if part is None or part.shape[1] != width:
+        raise ModelLoadError(
+            f"{name}: --tensor-parallel-size would cut blocks of inputs in two, which this format keeps "
+            "together; use fewer ranks or other weights"
+        )
+    return part

@@ -8,13 +8,15 @@ import pytest
 import torch
 from bundled import CHOICE, OBJECT, PROMPT, harness, tokenizer
 from engine_harness import EngineHarness, Played, comms_of
+from gguf import GGMLQuantizationType
+from gguf_files import write_gguf
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import model_folder
 
 from personae.engine.loader import load_model
-from personae.engine.parallel.comm import SharedMemory
+from personae.engine.parallel.comm import ONE_RANK, SharedMemory
 from personae.engine.speculation.policy import Always
-from personae.errors import LoadError
+from personae.errors import LoadError, ModelLoadError
 
 CPU = torch.device("cpu")
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -68,6 +70,19 @@ def test_other_kinds_of_blocks_answer_as_in_one_process(family: str) -> None:
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_weights_that_are_quantized_are_the_same_numbers_on_ranks(quantize: str) -> None:
     same_answers(model_folder("llama", intermediate_size=128), 2, quantize=quantize)
+
+
+def test_blocks_of_a_file_are_kept_by_ranks_and_not_cut(tmp_path: Path) -> None:
+    folders = {size: model_folder("llama", intermediate_size=size) for size in (128, 96)}
+    fits, cut = (
+        write_gguf(tmp_path / f"{size}.gguf", folder, GGMLQuantizationType.Q8_0)
+        for size, folder in folders.items()
+    )
+    whole, *parts = (load_model(fits, device=CPU, comm=comm) for comm in (ONE_RANK, *comms_of(2)))
+    for down in (lambda model: model.layers[0].mlp.down, lambda model: model.layers[0].attention.o):
+        assert torch.equal(torch.cat([down(part).plain() for part in parts], 1), down(whole).plain())
+    with pytest.raises(ModelLoadError, match=r"down_proj\.weight: --tensor-parallel-size would cut blocks"):
+        load_model(cut, device=CPU, comm=comms_of(2)[0])
 
 
 def test_a_bound_a_guessed_and_a_scored_answer_are_as_in_one_process() -> None:
