@@ -2,6 +2,7 @@
 them."""
 
 import errno
+import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
@@ -21,14 +22,19 @@ from personae.actors.sizing import Sizes, choose_sizes
 from personae.actors.spec import EngineSpec
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.checkpoints import open_checkpoint
-from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Checkpoint
+from personae.engine.checkpoints.base import Checkpoint
 from personae.engine.generation_config import GenerationDefaults
 from personae.engine.heads.head import Head
 from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
+from personae.engine.lora_shapes import lora_shapes, rank_shapes
 from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import NumericsClass, weights_digest
+from personae.engine.parallel.comm import ONE_RANK, Comm
+from personae.engine.parallel.messages import PoolSizes
+from personae.engine.parallel.process import preparation
+from personae.engine.parallel.ranks import Ranks
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.kv_events import KVEventRecorder
@@ -47,6 +53,7 @@ from personae.engine.tokens import Tokenizer
 from personae.engine.worker.adapters import ReadAdapter
 from personae.engine.worker.capture import CudaCapture
 from personae.engine.worker.graphs import DecodeGraphs
+from personae.engine.worker.group import as_one
 from personae.engine.worker.prefill_graphs import PrefillGraphs
 from personae.engine.worker.runner import Runner
 from personae.engine.worker.warm_up import warm_up
@@ -66,7 +73,6 @@ from personae.lora.library import AdapterFetcher, AdapterLibrary, Prepare
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
 from personae.lora.shapes import LoraShapes
-from personae.lora.stacking import stacked
 from personae.lora.stored import KINDS
 from personae.lora.throttle import no_rest
 from personae.lora.writing import made_ready
@@ -114,9 +120,12 @@ def assemble(
         _check_kernels()
     checkpoint = open_checkpoint(options.model)
     vocab_size = checkpoint.config().vocab_size
+    ranks = _other_ranks(options, checkpoint, device)
     with ThreadPoolExecutor(1, "grammars") as meanwhile:  # reading weights leaves the interpreter's lock free
         texts = meanwhile.submit(_texts, options.model, vocab_size)
-        model = _loaded(options, device, on_progress)
+        model = _loaded(options, device, on_progress, ONE_RANK if ranks is None else ranks.comm)
+        if ranks is not None:
+            ranks.loaded()
         tokenizer, compiler = texts.result()
     speculate = chosen_speculation(options, device)
     draft = load_draft_model(options, model, tokenizer, device)
@@ -124,9 +133,10 @@ def assemble(
     folders = adapter_folders(options.adapters, options.named_adapters)
     adapters = {name: _adapter(folder, shapes) for name, folder in folders.items()}
     cards = _cards(options, checkpoint, adapters, model.quantization)
-    sizes = choose_sizes(options, model, shapes, adapters.values(), draft)
+    own_shapes = rank_shapes(model)
+    sizes = choose_sizes(options, model, own_shapes, adapters.values(), draft)
     layout = sizes.layout
-    stored = KINDS[model.dtype] if device.type == "cpu" else None
+    stored = KINDS[model.dtype] if device.type == "cpu" and ranks is None else None
     known = {adapter.digest: folders[name] for name, adapter in adapters.items()}
     prepare = _preparation(model)
     library = AdapterLibrary(
@@ -140,7 +150,7 @@ def assemble(
         str(model.dtype).removeprefix("torch."),
         model.quantization,
         str(sizes.kv_dtype).removeprefix("torch."),
-        _instructions(device),
+        _instructions(device, options.tensor_parallel_size),
     )
     tier = _open_tier(options, model, sizes, draft, numerics)
 
@@ -159,7 +169,7 @@ def assemble(
     engine_spec = EngineSpec(
         build_step_engine=EngineBuilder(
             model,
-            shapes,
+            own_shapes,
             sizes,
             retokenizer,
             options.cuda_graphs,
@@ -168,6 +178,7 @@ def assemble(
             options.lora_side_stream,
             draft,
             tier,
+            ranks,
         ).build,
         build_scheduler=build_scheduler,
         build_compiler=CompilerBuilder(compiler, warm).build,
@@ -186,8 +197,10 @@ def assemble(
         checkpoint.generation_defaults(vocab_size),
         sizes.max_adapters,
         bounds_of_pool(shapes, sizes.ranks, model.dtype, stored),
-        f"{device}, {model.quantization or str(model.dtype).removeprefix('torch.')}, "
-        f"{model.weight_bytes / 2**20:.0f} MiB of weights, context {layout.max_model_len} tokens, "
+        f"{device}{'' if ranks is None else f', {model.comm.size} ranks'}, "
+        f"{model.quantization or str(model.dtype).removeprefix('torch.')}, "
+        f"{model.weight_bytes * model.comm.size / 2**20:.0f} MiB of weights, "
+        f"context {layout.max_model_len} tokens, "
         f"KV cache {layout.num_pages * layout.page_size} tokens, "
         f"{layout.max_seqs} sequences and {layout.max_batch_tokens} tokens a step",
         numerics,
@@ -227,8 +240,11 @@ def _open_tier(
     )
 
 
-def _instructions(device: torch.device) -> str:
-    """The processor's instruction set or the kind of GPU, and the version of torch."""
+def _instructions(device: torch.device, ranks: int) -> str:
+    """The processor's instruction set or the kind of GPU, the version of torch, and how many ranks add up a
+    layer's sums."""
+    if ranks > 1:
+        return f"{_instructions(device, 1)} tensor-parallel {ranks}"
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"{torch.cuda.get_device_name(device)} sm_{major}{minor} torch {torch.__version__}"
@@ -240,7 +256,7 @@ class EngineBuilder:
     """Builds the step engine for each epoch of the engine core, around the one model. `graphs`: decode steps
     are captured on a GPU. `speculate`: which drafts to use, see `--speculate`. `read_adapter` reads an
     adapter to the host. `side_stream`: see `--lora-side-stream`. `draft`: the model or the head of
-    `--draft-model`. `tier`: see `EngineSpec`."""
+    `--draft-model`. `tier`: see `EngineSpec`. `ranks`: those that compute with this one."""
 
     model: Decoder
     shapes: LoraShapes
@@ -252,6 +268,7 @@ class EngineBuilder:
     side_stream: bool = False
     draft: Decoder | Head | None = None
     tier: Tier | None = None
+    ranks: Ranks | None = None
 
     def build(self) -> StepEngine:
         """Build a step engine. Call it on the thread that will run it."""
@@ -291,7 +308,8 @@ class EngineBuilder:
         runner = Runner(model, kv, layout, pool, self.read_adapter, graphs, prefill_graphs, self.tier)
         if on_gpu:
             warm_up(runner)
-        return StepEngine(runner, self.retokenizer, self._speculator(proposer))
+        others = [] if self.ranks is None else self.ranks.build(_pool_sizes(sizes))
+        return StepEngine(as_one([runner, *others]), self.retokenizer, self._speculator(proposer))
 
     def _speculator(self, proposer: BatchProposer | None) -> Speculator | None:
         if self.speculate == "off":
@@ -314,11 +332,17 @@ class EngineBuilder:
         return DraftModel(self.draft, layout, self.model.config.vocab_size)
 
 
+def _pool_sizes(sizes: Sizes) -> PoolSizes:
+    """The sizes as the ranks get them."""
+    kv_dtype = str(sizes.kv_dtype).removeprefix("torch.")
+    return PoolSizes(sizes.layout, kv_dtype, sizes.ranks, sizes.spare_ranks, sizes.max_adapters)
+
+
 def _preparation(model: Decoder) -> Prepare:
     """The function that prepares an adapter after it is read and before it is kept on the host."""
     if model.device.type == "cuda":
         return partial(made_ready, dtype=model.dtype, host=pinned)
-    return partial(stacked, layers=model.config.layers, dtype=model.dtype)
+    return preparation(model)
 
 
 def _texts(model: Path, vocab_size: int) -> tuple[Tokenizer, GrammarCompiler]:
@@ -343,20 +367,6 @@ class CompilerBuilder:
         if self._warm:
             compiler.warm_up()
         return compiler
-
-
-def lora_shapes(model: Decoder) -> LoraShapes:
-    """The shapes that an adapter of this model must have."""
-    config = model.config
-    embedding = model.fingerprints[EMBEDDING]
-    copies = {"embedding": embedding, "output": model.fingerprints.get(OUTPUT, embedding)}
-    return LoraShapes(
-        config.layers,
-        config.lora_sites,
-        (config.vocab_size, config.hidden_size),
-        config.tie,
-        copies,
-    )
 
 
 def _device(choice: str) -> torch.device:
@@ -386,7 +396,37 @@ def _check_kernels() -> None:
         ) from error
 
 
-def _loaded(options: EngineOptions, device: torch.device, on_progress: Progress | None) -> Decoder:
+def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.device) -> Ranks | None:
+    """Start the processes of the ranks besides this one; None if the model has one. Raises LoadError for
+    what several ranks cannot do."""
+    size = options.tensor_parallel_size
+    if size == 1:
+        return None
+    option = f"--tensor-parallel-size {size}"
+    if device.type != "cpu":
+        raise LoadError(f"{option} works on a CPU only so far; use --device cpu.")
+    if sys.platform == "win32":
+        raise LoadError(f"{option} does not work on Windows.")
+    if options.draft_model is not None:
+        raise LoadError(f"{option} and --draft-model do not work together so far.")
+    if options.kv_disk is not None:
+        raise LoadError(f"{option} and --kv-disk do not work together so far.")
+    checkpoint.config().of_rank(0, size)  # says so before anything is loaded
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(torch.get_num_threads() // size, 1))
+    return Ranks(
+        options.model,
+        size,
+        dtype=options.dtype,
+        quantize=options.quantize,
+        max_position=options.max_model_len,
+        threads=torch.get_num_threads(),
+    )
+
+
+def _loaded(
+    options: EngineOptions, device: torch.device, on_progress: Progress | None, comm: Comm
+) -> Decoder:
     """Load the model to the device. Raises ModelLoadError, or LoadError if there is too little memory."""
     free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else 0
     try:
@@ -397,6 +437,7 @@ def _loaded(options: EngineOptions, device: torch.device, on_progress: Progress 
             quantize=options.quantize,
             max_position=options.max_model_len,
             on_progress=on_progress,
+            comm=comm,
         )
     except torch.OutOfMemoryError:
         raise LoadError(

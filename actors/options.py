@@ -75,6 +75,16 @@ class ModelOptions:
     ] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], OptionInfo("Where the model runs.")] = "auto"
     dtype: Annotated[Dtype, OptionInfo("The precision of weights and KV cache.")] = "auto"
+    tensor_parallel_size: Annotated[
+        int,
+        OptionInfo(
+            "Share the model between this many processes of the machine, on a CPU: each has a part of every "
+            "layer.",
+            min=1,
+            max=64,
+            metavar="RANKS",
+        ),
+    ] = 1
     quantize: Annotated[
         str | None,
         OptionInfo(

@@ -69,7 +69,7 @@ def choose_sizes(
     page_size = _page_size(model, kv_dtype)
     page_bytes = KVCache.bytes_per_page(model.config.kv_specs, page_size, kv_dtype)
     draft_bytes = 0 if draft is None else _draft_bytes(draft, page_size)
-    ranks = _ranks(options, adapters, shapes, model.dtype)
+    ranks = _ranks(options, adapters, shapes, model.dtype, model.comm.size)
     granule = granule_of(model.device)
     own = pool_bytes(shapes, ranks, model.dtype, granule or 0)
     # Adapters may have as much again in addition to their ranks: see LoraPool.
@@ -127,14 +127,10 @@ def _layout(
         memory, source = _host_memory(options)
     else:
         memory, source = _device_memory(options, reserved, partial(profile, largest))
-    num_pages = memory // (page_bytes + draft_bytes)
+    whole_page = (page_bytes + draft_bytes) * model.comm.size  # all ranks share the memory
+    num_pages = memory // whole_page
     length = _longest(
-        options.max_model_len,
-        model.config.max_position,
-        num_pages,
-        page_size,
-        page_bytes + draft_bytes,
-        source,
+        options.max_model_len, model.config.max_position, num_pages, page_size, whole_page, source
     )
     run, lendable = 1, 0
     if granule is not None:
@@ -257,15 +253,20 @@ def _kv_dtype(options: EngineOptions, model: Decoder) -> torch.dtype:
 
 
 def _ranks(
-    options: EngineOptions, adapters: Collection[Adapter], shapes: LoraShapes, dtype: torch.dtype
+    options: EngineOptions,
+    adapters: Collection[Adapter],
+    shapes: LoraShapes,
+    dtype: torch.dtype,
+    sharing: int,
 ) -> int:
     """The number of ranks per module in the pool: as configured, else those of the known adapters and some to
     spare."""
-    page_bytes = pool_bytes(shapes, RANK_PAGE, dtype)
+    own_bytes = pool_bytes(shapes, RANK_PAGE, dtype)
+    page_bytes = own_bytes * sharing
     pages = [
         max(
             -(-adapter.rank // RANK_PAGE),
-            -(-adapter_bytes(shapes, adapter.ranks, dtype.itemsize) // page_bytes) if adapter.experts else 0,
+            -(-adapter_bytes(shapes, adapter.ranks, dtype.itemsize) // own_bytes) if adapter.experts else 0,
         )
         for adapter in adapters
     ]

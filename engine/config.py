@@ -17,6 +17,8 @@ from personae.engine.fields import Fields, read_fields
 from personae.engine.layers.block import KVSpec, LayerSpec
 from personae.engine.models import FAMILIES, MODEL_TYPES, family
 from personae.engine.models.config_keys import check_unread
+from personae.errors import LoadError
+from personae.lora.shards import Shard
 from personae.lora.sites import LoraSite
 
 
@@ -77,6 +79,23 @@ class ModelConfig:
             for key, own in found.items()
             if len({*own.values()}) == 1
         }
+
+    def of_rank(self, rank: int, size: int) -> "ModelConfig":
+        """What a rank of `size` has of the layers. Raises LoadError if they cannot be cut so."""
+        if size == 1:
+            return self
+        try:
+            return self.with_layers(lambda layer: layer.of_rank(rank, size))
+        except ValueError as error:
+            raise LoadError(
+                f"--tensor-parallel-size {size}: this model has {error}, which {size} ranks cannot share "
+                "equally."
+            ) from None
+
+    @property
+    def shards(self) -> dict[str, Shard]:
+        """The rank's parts of the linear modules that adapters may change, by their short names."""
+        return {key: shard for layer in self.layer_specs for key, shard in layer.shards().items()}
 
     @property
     def kv_specs(self) -> tuple[KVSpec | None, ...]:

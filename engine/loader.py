@@ -12,6 +12,7 @@ from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Numerics, Stored
 from personae.engine.checkpoints.listing import listing
 from personae.engine.config import ModelConfig
 from personae.engine.models.decoder import Decoder
+from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.quantization.base import load
 from personae.engine.quantization.unquantized import multiplies_bfloat16
 from personae.errors import ModelLoadError
@@ -36,18 +37,21 @@ def load_model(
     max_position: int | None = None,
     quantize: str | None = None,
     on_progress: Progress | None = None,
+    comm: Comm = ONE_RANK,
 ) -> Decoder:
     """Loads a Hugging Face model folder, or a GGUF file.
 
     `dtype` is "float32", "bfloat16", "float16", or "auto" for the model's own; a CPU without instructions
     for bfloat16 then loads float32, where half of the memory has room for it. `max_position` limits the
     context. `quantize`: the format in which linear modules are kept as they are read.
-    `on_progress(done_bytes, total_bytes)` is called after each tensor, in bytes of the files. Besides the
-    parameters only one tensor at a time is in memory.
+    `comm`: the ranks that share the model; only this rank's part is loaded, and of plain safetensors only
+    that is read. `on_progress(done_bytes, total_bytes)` is called after each tensor, in bytes of the files.
+    Besides the parameters only one tensor at a time is in memory.
 
     Raises:
         ModelLoadError: names each missing, unexpected or mis-shaped tensor, or the file or field that is
         wrong; or says that the weights need more memory than is free.
+        LoadError: so many ranks cannot share the model.
     """
     checkpoint = open_checkpoint(path)
     config = checkpoint.config()
@@ -56,9 +60,14 @@ def load_model(
     _check(config, stored)
     if dtype == "auto":
         numerics = _for_this_processor(config, numerics, device)
-    _check_memory(config, numerics, device, quantize)
+    _check_memory(config, numerics, device, quantize, comm)
     decoder = Decoder(
-        config, dtype=numerics.dtype, device=device, max_position=max_position, scheme=numerics.scheme
+        config,
+        dtype=numerics.dtype,
+        device=device,
+        max_position=max_position,
+        scheme=numerics.scheme,
+        comm=comm,
     )
     _fill(decoder, stored, on_progress)
     decoder.weight_bytes = decoder.nbytes
@@ -100,18 +109,25 @@ def _for_this_processor(config: ModelConfig, numerics: Numerics, device: torch.d
     return wide if memory is None or _weights(config, wide) <= memory / 2 else numerics
 
 
-def _weights(config: ModelConfig, numerics: Numerics) -> int:
-    """Their size in bytes, once they are loaded."""
-    meta = torch.device("meta")
-    return Decoder(config, dtype=numerics.dtype, device=meta, max_position=1, scheme=numerics.scheme).nbytes
+def _weights(config: ModelConfig, numerics: Numerics, comm: Comm = ONE_RANK) -> int:
+    """The size in bytes of a rank's weights, once they are loaded."""
+    return Decoder(
+        config,
+        dtype=numerics.dtype,
+        device=torch.device("meta"),
+        max_position=1,
+        scheme=numerics.scheme,
+        comm=comm,
+    ).nbytes
 
 
 def _check_memory(
-    config: ModelConfig, numerics: Numerics, device: torch.device, quantize: str | None
+    config: ModelConfig, numerics: Numerics, device: torch.device, quantize: str | None, comm: Comm
 ) -> None:
-    """Compares the memory that the weights need with the free memory, before any is allocated."""
+    """Compares the memory that the weights of all ranks need with the free memory, before any is
+    allocated."""
     free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    size = _weights(config, numerics)
+    size = _weights(config, numerics, comm) * comm.size
     if free is None or size <= free:
         return
     form = numerics.quantization or str(numerics.dtype).removeprefix("torch.")
@@ -147,11 +163,16 @@ def _fill(decoder: Decoder, stored: Mapping[str, StoredTensor], on_progress: Pro
         _check_tied(stored)
     # A tied output matrix is the embedding.
     of = {name: stored.get(name, stored[EMBEDDING]) for name in places}
+    shards = decoder.shards()
     total, done = sum(tensor.bytes for tensor in of.values()), 0
     for name in sorted(places, key=lambda name: of[name].file):
-        load(name, places[name], of[name])
+        load(name, places[name], of[name], shards.get(name))
         if name in stored and name in (EMBEDDING, OUTPUT):
-            decoder.fingerprints[name] = _fingerprint(places[name], stored[name])
+            decoder.fingerprints[name] = (
+                fingerprint(stored[name].read())
+                if name in shards
+                else _fingerprint(places[name], stored[name])
+            )
         done += of[name].bytes
         if on_progress is not None:
             on_progress(done, total)

@@ -17,13 +17,21 @@ matrix."""
 
 
 class BaseWeights(Protocol):
-    """The base model's weights, W: [out, in] each; the embedding's is transposed, [hidden, vocabulary]."""
+    """The base model's weights, W: [out, in] each; the embedding's is transposed, [hidden, vocabulary]. Of
+    the modules of layers, a rank has its part; all ranks call the methods alike."""
 
     def squares(self, site: Site) -> Tensor:
         """The sum of squares of each row of W: [out] float32."""
 
     def project(self, site: Site, a: Tensor) -> Tensor:
         """a W^T for a few rows a: [n, in] float32 -> [n, out] float32."""
+
+    def total(self, site: Site, squares: Tensor) -> Tensor:
+        """The sum of `squares` over the ranks that share the site's inputs: sums of squares of parts of its
+        rows."""
+
+    def everywhere(self, good: bool) -> bool:
+        """Whether it is good on all ranks, so that all of them go on or none."""
 
     def bias(self, site: Site) -> Tensor | None:
         """The bias: [out] float32, or None."""

@@ -52,7 +52,7 @@ class DoraBias:
         gain = shift = None
         if self.magnitude is not None:
             gain = self.magnitude.float() / _norms(base, site, a, b)
-            if not gain.isfinite().all():
+            if not base.everywhere(bool(gain.isfinite().all())):
                 raise AdapterError(f"DoRA of {site}: a row of the changed weight is zero")
         before = base.bias(site)
         if self.bias is not None or (gain is not None and before is not None):
@@ -70,7 +70,7 @@ def _norms(base: BaseWeights, site: Site, a: Tensor | None, b: Tensor | None) ->
         wide = b.double()
         squares = squares + 2 * (wide * base.project(site, a)).sum(0)
         squares += ((a.double() @ a.double().T) @ wide * wide).sum(0)
-    return squares.clamp_min(0).sqrt().float()
+    return base.total(site, squares).clamp_min(0).sqrt().float()
 
 
 class DoraBiasTable:

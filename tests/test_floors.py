@@ -19,7 +19,7 @@ FLOORS = {
     "kernels": {"kernels"},
 }
 # Rooms of capabilities that are to come.
-PLANNED = {"engine/parallel/", "api/NAME/"}
+PLANNED = {"api/NAME/"}
 KIT_MAY_USE = set(sys.stdlib_module_names) | {"anyio", "msgspec", "sniffio"}
 
 

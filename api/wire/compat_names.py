@@ -121,7 +121,6 @@ _ALWAYS = "It is always on."
 _PROXY = "Use a proxy in front of the server for this."
 _PATH = "The model is the argument before the options: its folder, or its name on the Hub."
 _REVISION = "It is a part of the name: org/name@REVISION."
-_ONE_DEVICE = "One model runs on one device here."
 
 _OPTIONS = {
     "--alias": "Here it is --served-model-name.",
@@ -152,7 +151,7 @@ _OPTIONS = {
     "--model-path": _PATH,
     "--model-draft": "Here it is --draft-model, with --speculate auto.",
     "--parallel": "Here it is --max-seqs.",
-    "--pipeline-parallel-size": _ONE_DEVICE,
+    "--pipeline-parallel-size": "A model is shared by --tensor-parallel-size here, which cuts every layer.",
     "--quantization": "Here it is --quantize.",
     "--reasoning-parser": _FOUND.format("--reasoning-format"),
     "--revision": _REVISION,
@@ -164,7 +163,6 @@ _OPTIONS = {
     "--ssl-certfile": _PROXY,
     "--ssl-keyfile": _PROXY,
     "--structured-outputs-config": "It is chosen for each grammar, or by the request.",
-    "--tensor-parallel-size": _ONE_DEVICE,
     "--tool-call-parser": _FOUND.format("--tool-format"),
     "--trust-remote-code": "Code from models is never run.",
 }

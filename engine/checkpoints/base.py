@@ -15,6 +15,7 @@ from personae.engine.quantization.base import LinearMethod, Scheme
 from personae.engine.quantization.unquantized import Unquantized
 from personae.engine.tokenizer_files import TokenizerFiles
 from personae.errors import ModelLoadError
+from personae.lora.shards import Shard
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -42,6 +43,10 @@ class StoredTensor(ABC):
     def copy_to(self, place: Tensor) -> None:
         """Copies the tensor to `place`."""
         place.copy_(self.read())
+
+    def part(self, shard: Shard) -> Tensor:
+        """A rank's part of the tensor. Files that can be read in parts read only that."""
+        return shard.of(self.read())
 
     @property
     def kept(self) -> str | None:

@@ -24,6 +24,7 @@ from personae.engine.quantization import scheme_of
 from personae.engine.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from personae.errors import ModelLoadError
 from personae.kernels.registry import optional
+from personae.lora.shards import Shard
 
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
 BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
@@ -117,6 +118,10 @@ class _Reader:
         tensor: Tensor = self._file(file).get_slice(name)[index]
         return tensor
 
+    def part(self, file: str, name: str, shard: Shard) -> Tensor:
+        whole, before = self._file(file).get_slice(name), (slice(None),) * shard.dim
+        return torch.cat([whole[*before, start:stop] for start, stop in shard.ranges], shard.dim)
+
     def _file(self, file: str) -> Any:
         if self._open is None or self._open[0] != file:
             self._open = file, safe_open(file, framework="pt")
@@ -132,6 +137,9 @@ class _Stored(StoredTensor):
 
     def entry(self, index: int) -> Tensor:
         return self.reader.entry(self.file, self.name, index)
+
+    def part(self, shard: Shard) -> Tensor:
+        return self.reader.part(self.file, self.name, shard)
 
 
 def _multiplied(device: torch.device, dtype: torch.dtype) -> set[str]:

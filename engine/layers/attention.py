@@ -15,6 +15,7 @@ from personae.engine.layers.step import ForwardContext
 from personae.kernels.attention import ScoreChange, append_kv
 from personae.kernels.decoder import Weight
 from personae.kernels.rotary import rotary
+from personae.lora.shards import INPUTS, OUTPUTS, Shard, joined
 from personae.lora.sites import LoraSite, sites
 
 QkNorm = Literal["head", "all"]  # over each head, or over all heads of a token together
@@ -39,7 +40,8 @@ class AttentionSpec:
     `softcap`: scores s become softcap * tanh(s / softcap). `sinks`: each head has a learned score of a key
     without a value. `normed_after_rope`: where `qk_norm` stands. `position_scale`: (beta, length), q is
     multiplied by 1 + beta ln(1 + floor(position / length)). `gated`: q has a gate behind each head, whose
-    sigmoid weighs the head's result. `output`, `norms`: names in the checkpoint.
+    sigmoid weighs the head's result. `output`, `norms`: names in the checkpoint. `part`: of a rank's, the
+    first query head, the first key and value head, and the spec of the whole.
     """
 
     heads: int
@@ -60,6 +62,7 @@ class AttentionSpec:
     gated: bool = False
     output: str = "o_proj"
     norms: tuple[str, str] = ("q_norm", "k_norm")
+    part: "tuple[int, int, AttentionSpec] | None" = None
 
     @property
     def kv(self) -> KVSpec:
@@ -91,6 +94,31 @@ class AttentionSpec:
         found = sites({**sizes, "o": (self.heads * self.head_dim, hidden_size)}, merged=self.merged)
         return {**found, "o": replace(found["o"], path=f"self_attn.{self.output}")}
 
+    def of_rank(self, rank: int, size: int) -> "AttentionSpec":
+        """See BlockSpec: some of the heads. Where there are fewer keys and values than ranks, several ranks
+        have the same."""
+        if self.heads % size:
+            raise ValueError(f"{self.heads} attention heads")
+        if self.kv_heads % size and size % self.kv_heads:
+            raise ValueError(f"{self.kv_heads} key and value heads")
+        if self.qk_norm == "all":
+            raise ValueError("attention that normalises all heads together")
+        if self.gated:
+            raise ValueError("gated attention")
+        own = max(self.kv_heads // size, 1)
+        first = rank * self.heads // size, rank * self.kv_heads // size
+        return replace(self, heads=self.heads // size, kv_heads=own, part=(*first, self))
+
+    def shards(self) -> Mapping[str, Shard]:
+        """See BlockSpec."""
+        if self.part is None:
+            return {}
+        first, first_kv, dim = self.part[0], self.part[1], self.head_dim
+        query = (first * dim, (first + self.heads) * dim)
+        kv = (first_kv * dim, (first_kv + self.kv_heads) * dim)
+        outputs = {key: Shard(OUTPUTS, (own,)) for key, own in zip("qkv", (query, kv, kv), strict=True)}
+        return {**outputs, "o": Shard(INPUTS, (query,))}
+
     def build(self, context: BlockContext) -> "Attention":
         """See BlockSpec."""
         return Attention(self, context)
@@ -109,12 +137,17 @@ class Attention:
         self.scale = spec.scale or spec.head_dim**-0.5
         self.rope = context.rope(spec.rope, spec.head_dim) if spec.rope else None
         qkv = tuple(f"{self.prefix}.{name}_proj" for name in names)
-        self.qkv = context.linear(qkv, spec.inputs or context.hidden_size, spec.widths, bias=spec.qkv_bias)
+        self._comm = context.comm
+        inner, outer = self._shards()
+        self.qkv = context.linear(
+            qkv, spec.inputs or context.hidden_size, spec.widths, bias=spec.qkv_bias, shards=inner
+        )
         self.o = context.linear(
             (f"{self.prefix}.{spec.output}",),
             spec.heads * spec.head_dim,
             (context.hidden_size,),
-            bias=spec.o_bias,
+            bias=spec.o_bias and context.comm.rank == 0,
+            shards=outer,
         )
         self.qk_norms: tuple[Norm, Norm] | None = None
         if spec.qk_norm is not None:
@@ -154,7 +187,15 @@ class Attention:
         mixed = attend(q, *cache, self.scale, self.spec.window).flatten(1)
         if gate is not None:
             mixed *= torch.sigmoid(gate)
-        return step.linear(self.o, self.layer, "o", mixed)
+        return self._comm.all_reduce(step.linear(self.o, self.layer, "o", mixed))
+
+    def _shards(self) -> tuple[list[Shard], list[Shard]]:
+        """This rank's parts of the weights that read the input, and of the output's."""
+        if self.spec.part is None:
+            return [], []
+        of = self.spec.shards()
+        inner = [of[key] for key in "qkv"]
+        return [joined(inner, list(self.spec.part[2].widths))] if self.spec.merged else inner, [of["o"]]
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """q and k normalised, [T, width]: each head alone, or all heads together."""
@@ -174,6 +215,14 @@ class Attention:
                 yield from norm.tensors(f"{self.prefix}.{name}")
         if self.sinks is not None:
             yield f"{self.prefix}.sinks", self.sinks
+
+    def shards(self) -> Iterator[tuple[str, Shard]]:
+        """See Block."""
+        yield from self.qkv.shards()
+        yield from self.o.shards()
+        if self.sinks is not None and self.spec.part is not None:
+            first = self.spec.part[0]
+            yield f"{self.prefix}.sinks", Shard(OUTPUTS, ((first, first + self.heads),))
 
     def norms(self) -> Iterator[Norm]:
         """See Block."""

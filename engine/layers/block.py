@@ -4,7 +4,7 @@ A `BlockSpec` is data: it describes a block, and builds it. A `Block` has the pa
 a kind of block, write both in a file of this folder; a family then names the spec.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -16,10 +16,12 @@ from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import Norm, NormFactory
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.layers.step import ForwardContext
+from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.quantization.base import Scheme
 from personae.kernels.attention import kv_width
 from personae.kernels.decoder import Weight
 from personae.kernels.states import windows
+from personae.lora.shards import Shard
 from personae.lora.sites import LoraSite
 
 
@@ -88,6 +90,9 @@ class Block(Protocol):
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """(checkpoint name, the view to fill) of each parameter."""
 
+    def shards(self) -> Iterator[tuple[str, Shard]]:
+        """(checkpoint name, this rank's part) of each parameter of which it has only a part."""
+
     def norms(self) -> Iterator[Norm]:
         """Its norms."""
 
@@ -103,7 +108,8 @@ class BlockContext:
     """What a block is built with.
 
     `prefix`: of its layer's names in the checkpoint. `scheme`: the format of each linear module's weight.
-    `rope`: makes the tables of a rotary embedding for heads of that size.
+    `rope`: makes the tables of a rotary embedding for heads of that size. `comm`: the ranks that share the
+    block; its spec is this rank's part.
     """
 
     layer: int
@@ -114,11 +120,28 @@ class BlockContext:
     scheme: Scheme
     norm: NormFactory
     rope: Callable[[RopeConfig, int], tuple[Tensor, Tensor]]
+    comm: Comm = ONE_RANK
 
-    def linear(self, names: tuple[str, ...], inputs: int, outputs: tuple[int, ...], *, bias: bool) -> Linear:
+    def linear(
+        self,
+        names: tuple[str, ...],
+        inputs: int,
+        outputs: tuple[int, ...],
+        *,
+        bias: bool,
+        shards: Sequence[Shard] = (),
+    ) -> Linear:
         """A linear module; see `Linear`."""
-        method = self.scheme(names)
-        return Linear(names, inputs, outputs, bias=bias, method=method, dtype=self.dtype, device=self.device)
+        return Linear(
+            names,
+            inputs,
+            outputs,
+            bias=bias,
+            method=self.scheme(names),
+            dtype=self.dtype,
+            device=self.device,
+            shards=shards,
+        )
 
 
 class BlockSpec(Protocol):
@@ -136,6 +159,14 @@ class BlockSpec(Protocol):
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
         """The linear modules that adapters may change, by short names that are unique within a layer."""
 
+    def of_rank(self, rank: int, size: int) -> "BlockSpec":
+        """What a rank of `size` has of it. Raises ValueError, which names the sizes, if it cannot be cut so.
+        The ranks' results are summed."""
+
+    def shards(self) -> Mapping[str, Shard]:
+        """The rank's parts of its linear modules, by the short names of their LoRA sites, if it is one of
+        several ranks."""
+
     def build(self, context: BlockContext) -> Block:
         """The block, with its parameters allocated."""
 
@@ -150,3 +181,11 @@ class LayerSpec:
     def lora_sites(self, hidden_size: int) -> dict[str, LoraSite]:
         """The sites of its blocks."""
         return {**self.attention.lora_sites(hidden_size), **self.mlp.lora_sites(hidden_size)}
+
+    def of_rank(self, rank: int, size: int) -> "LayerSpec":
+        """See BlockSpec."""
+        return LayerSpec(self.attention.of_rank(rank, size), self.mlp.of_rank(rank, size))
+
+    def shards(self) -> dict[str, Shard]:
+        """See BlockSpec."""
+        return {**self.attention.shards(), **self.mlp.shards()}

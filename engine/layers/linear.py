@@ -1,6 +1,6 @@
 """Linear modules. Modules that share an input are merged into one matrix, which is one GEMM."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from personae.engine.quantization.base import Backend, LinearMethod, Product
 from personae.kernels.decoder import LinearWeights, PackedLinear, Weight
+from personae.lora.shards import OUTPUTS, Shard
 
 
 class Linear:
@@ -15,7 +16,7 @@ class Linear:
 
     names: the modules' names in the checkpoint; a single name if it has several of `outputs` merged. `method`
     is the weight's format (`engine/quantization/`). It is allocated here, and the loader fills it through
-    `tensors()`.
+    `tensors()`. `shards`: the part of each name's tensors that is this rank's, empty for all of them.
     """
 
     def __init__(
@@ -28,8 +29,10 @@ class Linear:
         method: type[LinearMethod],
         dtype: torch.dtype,
         device: torch.device,
+        shards: Sequence[Shard] = (),
     ) -> None:
         self.names = names
+        self._shards = shards
         self.outputs = list(outputs)
         self.method = method(sum(outputs), inputs, dtype, device)
         self.bias = torch.empty(sum(outputs), dtype=dtype, device=device) if bias else None
@@ -49,6 +52,13 @@ class Linear:
         if self.bias is not None:
             for name, bias in zip(self.names, torch.split(self.bias, sizes), strict=True):
                 yield f"{name}.bias", bias
+
+    def shards(self) -> Iterator[tuple[str, Shard]]:
+        """(checkpoint name, this rank's part) of each tensor of which it has only a part."""
+        for name, shard in zip(self.names, self._shards, strict=bool(self._shards)):
+            yield f"{name}.weight", shard
+            if self.bias is not None and shard.dim == OUTPUTS:
+                yield f"{name}.bias", shard
 
     def pack(self) -> None:
         """Packs the weight for this machine. Call it once, after loading."""

@@ -1,7 +1,7 @@
 """The feed-forward half of a layer, gated or not."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
 from personae.kernels.activation import gelu_and_mul, silu_and_mul, swiglu_clamped
 from personae.kernels.decoder import Weight
+from personae.lora.shards import INPUTS, OUTPUTS, Shard, joined
 from personae.lora.sites import LoraSite
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu2", "silu_clamped"]
@@ -37,7 +38,8 @@ class MlpSpec:
     """`size`: of the inner vectors. `merged`: the checkpoint has gate and up as one tensor. `gated`: False
     for down(act(up x)). `path`, `names`: the block's name in a layer, and those of its modules, None for the
     usual ones. `key` begins the short names of its LoRA sites, so that a layer may have two such blocks.
-    `module`: the name of the block in PEFT, None for `path`."""
+    `module`: the name of the block in PEFT, None for `path`. `part`: of a rank's, where its inner vectors
+    begin in those of the whole, and the size of the whole."""
 
     size: int
     activation: Activation = "silu"
@@ -48,6 +50,7 @@ class MlpSpec:
     names: tuple[str, ...] | None = None
     key: str = ""
     module: str | None = None
+    part: tuple[int, int] | None = None
 
     @property
     def kv(self) -> None:
@@ -82,6 +85,21 @@ class MlpSpec:
             f"{self.key}down": LoraSite(f"{block}.{narrow}", f"{self.key}down", self.size, hidden_size),
         }
 
+    def of_rank(self, rank: int, size: int) -> "MlpSpec":
+        """See BlockSpec: a part of the inner vectors."""
+        if self.size % size:
+            raise ValueError(f"an MLP with inner vectors of {self.size}")
+        own = self.size // size
+        return replace(self, size=own, part=(rank * own, self.size))
+
+    def shards(self) -> Mapping[str, Shard]:
+        """See BlockSpec."""
+        if self.part is None:
+            return {}
+        own = ((self.part[0], self.part[0] + self.size),)
+        inner = {name: Shard(OUTPUTS, own) for name in self.inner}
+        return {**inner, f"{self.key}down": Shard(INPUTS, own)}
+
     def build(self, context: BlockContext) -> "MLP":
         """See BlockSpec."""
         return MLP(self, context)
@@ -103,14 +121,33 @@ class MLP:
             hidden,
             (inner,) * len(spec.inner),
             bias=spec.bias,
+            shards=self._inner_shards(len(wide)),
         )
-        self.down = context.linear((f"{prefix}.{narrow}",), inner, (hidden,), bias=spec.bias)
+        self.down = context.linear(
+            (f"{prefix}.{narrow}",),
+            inner,
+            (hidden,),
+            bias=spec.bias and context.comm.rank == 0,
+            shards=[spec.shards()[f"{spec.key}down"]] if spec.part else (),
+        )
+        self._comm = context.comm
 
     def _plain(self, x: Tensor) -> Tensor:
         return PLAIN[self.spec.activation](x.float()).to(x.dtype)
 
+    def _inner_shards(self, modules: int) -> list[Shard]:
+        """This rank's parts of the `modules` that read the input."""
+        if self.spec.part is None:
+            return []
+        of = [self.spec.shards()[name] for name in self.spec.inner]
+        return of if modules == len(of) else [joined(of, [self.spec.part[1]] * len(of))]
+
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """See Block."""
+        return self._comm.all_reduce(self.partial(x, step))
+
+    def partial(self, x: Tensor, step: ForwardContext) -> Tensor:
+        """This rank's summand of the result."""
         key = self.spec.key
         inner = self._gate(step.linear(self.gate_up, self.layer, f"{key}gate_up", x))
         return step.linear(self.down, self.layer, f"{key}down", inner)
@@ -119,6 +156,11 @@ class MLP:
         """See Block."""
         yield from self.gate_up.tensors()
         yield from self.down.tensors()
+
+    def shards(self) -> Iterator[tuple[str, Shard]]:
+        """See Block."""
+        yield from self.gate_up.shards()
+        yield from self.down.shards()
 
     def norms(self) -> Iterator[Norm]:
         """See Block."""

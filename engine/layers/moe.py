@@ -1,7 +1,7 @@
 """Mixture of experts: a router chooses a few MLPs for each token."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -17,6 +17,7 @@ from personae.engine.quantization.unquantized import BatchInvariant, Unquantized
 from personae.kernels import reference
 from personae.kernels.decoder import PackedLinear, Weight
 from personae.kernels.moe import Routing, combine, expert_linear, grouped_linear, route, route_scored
+from personae.lora.shards import INPUTS, OUTPUTS, Shard
 from personae.lora.sites import LoraSite
 
 
@@ -41,8 +42,8 @@ class MoeSpec:
     `correction_shape` its shape in the checkpoint. `bias`: the
     experts and the router have biases. `shared`: an MLP that every token uses too, and `shared_gate` the name
     in the block of what weighs it, by a sigmoid. `fused`: how a checkpoint may have all experts as one
-    tensor. `module`, `router_module`: PEFT's
-    names for the block and its router, None for those of the checkpoint.
+    tensor. `module`, `router_module`: PEFT's names for the block and its router, None for those of the
+    checkpoint. `first`: of a rank's, where its inner vectors begin in those of the whole.
     """
 
     experts: int
@@ -60,6 +61,7 @@ class MoeSpec:
     fused: "FusedExperts | None" = None
     module: str | None = None
     router_module: str | None = None
+    first: int | None = None
 
     @property
     def kv(self) -> None:
@@ -90,6 +92,24 @@ class MoeSpec:
             **shared,
         }
 
+    def of_rank(self, rank: int, size: int) -> "MoeSpec":
+        """See BlockSpec: a part of the inner vectors of every expert. The router is whole."""
+        if self.size % size:
+            raise ValueError(f"experts with inner vectors of {self.size}")
+        shared, own = self.shared, self.size // size
+        return replace(
+            self, size=own, first=rank * own, shared=None if shared is None else shared.of_rank(rank, size)
+        )
+
+    def shards(self) -> Mapping[str, Shard]:
+        """See BlockSpec."""
+        if self.first is None:
+            return {}
+        own = ((self.first, self.first + self.size),)
+        inner = {name: Shard(OUTPUTS, own) for name in ("expert_gate", "expert_up")}
+        shared = {} if self.shared is None else self.shared.shards()
+        return {**inner, "expert_down": Shard(INPUTS, own), **shared}
+
     def build(self, context: BlockContext) -> "MoE":
         """See BlockSpec."""
         return MoE(self, context)
@@ -110,9 +130,17 @@ class ExpertLinear(Linear):
         method: type[LinearMethod],
         dtype: torch.dtype,
         device: torch.device,
+        shards: Sequence[Shard] = (),
     ) -> None:
         super().__init__(
-            names, inputs, outputs * experts, bias=bias, method=method, dtype=dtype, device=device
+            names,
+            inputs,
+            outputs * experts,
+            bias=bias,
+            method=method,
+            dtype=dtype,
+            device=device,
+            shards=shards,
         )
         self._width = sum(outputs)
         self._experts: list[Product] = []
@@ -188,6 +216,8 @@ class MoE:
             device=device,
         )
         pairs = tuple(name for pair in zip(gate, up, strict=True) for name in pair)
+        of = spec.shards()
+        self._comm = context.comm
         self.gate_up = ExpertLinear(
             pairs,
             hidden,
@@ -197,16 +227,18 @@ class MoE:
             method=context.scheme(pairs),
             dtype=dtype,
             device=device,
+            shards=[of["expert_gate"], of["expert_up"]] * spec.experts if of else (),
         )
         self.down = ExpertLinear(
             tuple(down),
             spec.size,
             (hidden,),
             spec.experts,
-            bias=spec.bias,
+            bias=spec.bias and context.comm.rank == 0,
             method=context.scheme(down),
             dtype=dtype,
             device=device,
+            shards=[of["expert_down"]] * spec.experts if of else (),
         )
         self._numbers = torch.arange(spec.experts + 1, device=device)
         self._gate = GATES[spec.activation].on(device, dtype)
@@ -256,10 +288,10 @@ class MoE:
         size, hidden = self.spec.size, x.shape[-1]
         inner = self._gate(grouped(self.gate_up, "expert_gate_up", x[tokens], [size, size]))
         y = self._combine(grouped(self.down, "expert_down", inner, [hidden]), weights, order)
-        if self.shared is None:
-            return y
-        common = self.shared(x, step)
-        return y + (common if self.shared_gate is None else self.shared_gate(x).sigmoid() * common)
+        if self.shared is not None:
+            common = self.shared.partial(x, step)
+            y = y + (common if self.shared_gate is None else self.shared_gate(x).sigmoid() * common)
+        return self._comm.all_reduce(y)
 
     @property
     def capturable(self) -> bool:
@@ -273,6 +305,11 @@ class MoE:
         if self.correction is not None:
             name = f"{self._prefix}.{self.spec.correction}"
             yield name, self.correction.view(self.spec.correction_shape)
+
+    def shards(self) -> Iterator[tuple[str, Shard]]:
+        """See Block."""
+        for linear in self.linears():
+            yield from linear.shards()
 
     def norms(self) -> Iterator[Norm]:
         """See Block."""

@@ -6,6 +6,7 @@ differences between families: the blocks of each layer, norms, scales, tying.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from personae.engine.layers.mlp import MLP
 from personae.engine.layers.norm import LayerNorm, Norm, RMSNorm
 from personae.engine.layers.rotary import RopeConfig, rotary_tables
 from personae.engine.layers.step import ForwardContext, LoraContext, LoraOutput
+from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import OUTPUT, Scheme
 from personae.engine.quantization.unquantized import batch_invariant
@@ -43,6 +45,7 @@ from personae.kernels.decoder import (
 from personae.kernels.quantized import QuantizedWeight
 from personae.kernels.states import plan_states
 from personae.lora.shapes import Fingerprint
+from personae.lora.shards import OUTPUTS, Shard
 
 
 class Layer:
@@ -97,6 +100,11 @@ class Layer:
         yield from self.mlp.tensors()
         for name, norm in self._norms.items():
             yield from norm.tensors(f"{self.prefix}.{name}")
+
+    def shards(self) -> Iterator[tuple[str, Shard]]:
+        """See Block."""
+        yield from self.attention.shards()
+        yield from self.mlp.shards()
 
     def norms(self) -> Iterator[Norm]:
         """All its norms."""
@@ -155,6 +163,10 @@ class Decoder:
     `max_position` limits the rope tables to the longest context that will run; None means the model's own.
     `scheme`: the format of each linear module's weight, None for `dtype`. The embedding is always kept in
     `dtype`, even if it is also the output matrix: a step reads only one row of it per token.
+
+    `comm`: the ranks that share the model, of which this is one. `config` is that of the whole model;
+    `self.config` has this rank's part of the layers. A rank has some rows of the embedding and of the output
+    matrix. All ranks have all hidden states and logits.
     """
 
     def __init__(
@@ -165,8 +177,10 @@ class Decoder:
         device: torch.device,
         max_position: int | None = None,
         scheme: Scheme | None = None,
+        comm: Comm = ONE_RANK,
     ) -> None:
-        self.config = config
+        self.whole, self.comm = config, comm
+        self.config = config = config.of_rank(comm.rank, comm.size)
         self.dtype = dtype
         self.device = device
         kept = scheme or scheme_of(None)
@@ -185,13 +199,18 @@ class Decoder:
             return rotary_tables(kind, head_dim, positions, device)
 
         positions = min(config.max_position, max_position or config.max_position)
-        self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        bounds = [rank * config.vocab_size // comm.size for rank in range(comm.size + 1)]
+        self._vocabulary = bounds[comm.rank], bounds[comm.rank + 1]
+        self.vocabulary_widths = [stop - start for start, stop in pairwise(bounds)]
+        tokens = self.vocabulary_widths[comm.rank]
+        rows = [Shard(OUTPUTS, (self._vocabulary,))] if comm.size > 1 else []
+        self.embedding = torch.empty(tokens, config.hidden_size, dtype=dtype, device=device)
         self.layers = [
             Layer(
                 config,
                 spec,
                 BlockContext(
-                    index, f"model.layers.{index}", config.hidden_size, dtype, device, kept, norm, rope
+                    index, f"model.layers.{index}", config.hidden_size, dtype, device, kept, norm, rope, comm
                 ),
             )
             for index, spec in enumerate(config.layer_specs)
@@ -213,11 +232,12 @@ class Decoder:
         self.output = Linear(
             (OUTPUT,),
             config.hidden_size,
-            (config.vocab_size,),
+            (tokens,),
             bias=config.output_bias,
             method=kept((OUTPUT,)),
             dtype=dtype,
             device=device,
+            shards=rows,
         )
         if config.tie:
             self.output.method.tie(self.embedding)
@@ -253,7 +273,7 @@ class Decoder:
         states = plan_states(batch, kv.page_size) if kv.states else None
         attend = attend or self.plan(kv, batch)
         step = ForwardContext(positions, batch, kv.layers, kv.states, attend, lora, states)
-        x, residual = F.embedding(tokens, self.embedding), None
+        x, residual = self._embed(tokens), None
         if lora is not None:
             lora.embed(tokens, x)
         if self._embedding_scale != 1.0:
@@ -268,6 +288,15 @@ class Decoder:
             kept += [hidden] * (len(self.layers) in kv.reader.layers)
             kv.reader.write(torch.stack(kept, 1), batch.write_index)
         return hidden
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """[T] -> [T, hidden_size]. Each token's row comes from the rank that has it."""
+        if self.comm.size == 1:
+            return F.embedding(tokens, self.embedding)
+        start, stop = self._vocabulary
+        elsewhere = (tokens < start) | (tokens >= stop)
+        x = F.embedding((tokens - start).masked_fill_(elsewhere, 0), self.embedding)
+        return self.comm.all_reduce(x.masked_fill_(elsewhere[:, None], 0))
 
     def _forward_fused(
         self,
@@ -323,7 +352,7 @@ class Decoder:
         if self._fused is not None and hidden.dtype is torch.float32:
             logits = self._fused.logits(hidden, logit_mask)
         else:
-            logits = self.output(self.norm(hidden)).float()
+            logits = self.comm.all_gather(self.output(self.norm(hidden)).float(), self.vocabulary_widths)
         if lora is not None:
             lora.output(self.norm(hidden.to(self.dtype)), logits)
         if self.config.logits_scale != 1.0:
@@ -344,6 +373,15 @@ class Decoder:
         yield from self.norm.tensors(self.config.final_norm)
         if self._own_output:
             yield from self.output.tensors()
+
+    def shards(self) -> dict[str, Shard]:
+        """This rank's part of each tensor of which it has only a part, by checkpoint name."""
+        found = dict(self.output.shards())
+        if found:
+            found["model.embed_tokens.weight"] = Shard(OUTPUTS, (self._vocabulary,))
+        for layer in self.layers:
+            found.update(layer.shards())
+        return found
 
     @property
     def nbytes(self) -> int:
@@ -367,7 +405,7 @@ class Decoder:
             norm.finish()
         for linear in self._linears():
             linear.method.loaded()
-        weights = self._weights()
+        weights = self._weights() if self.comm.size == 1 else None  # ranks sum between the halves of a layer
         self._fused = None if weights is None else fuse(weights)
         if self._fused is None:
             for linear in self._linears():

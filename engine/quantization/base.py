@@ -12,6 +12,7 @@ from torch import Tensor
 from personae.errors import ModelLoadError
 from personae.kernels.decoder import LinearWeights, PackedLinear, Weight, pack_linear
 from personae.kernels.quantized import QuantizedWeight, Stored
+from personae.lora.shards import OUTPUTS, Shard
 
 OUTPUT = "lm_head"
 """The output matrix's name in a checkpoint. Schemes recognise it by this name."""
@@ -131,18 +132,65 @@ class Backend:
         return self.packed.plain()
 
 
-def load(name: str, place: Weight, stored: Stored) -> None:
-    """Fills a parameter with a tensor of a checkpoint, and converts its dtype on the way.
+def load(name: str, place: Weight, stored: "StoredParts", shard: Shard | None = None) -> None:
+    """Fills a parameter with a tensor of a checkpoint, or with a rank's part of it, and converts its dtype on
+    the way.
 
     Raises ModelLoadError if its values do not fit.
     """
     if isinstance(place, QuantizedWeight):
-        place.load(stored)
+        if shard is None:
+            place.load(stored)
+        else:
+            _load_part(name, place, stored, shard)
         if not place.finite():
             raise ModelLoadError(
                 f"{name} has values that are not finite, which quantized weights cannot represent"
             )
         return
-    stored.copy_to(place)
+    if shard is None:
+        stored.copy_to(place)
+    else:
+        place.copy_(stored.part(shard))
     if place.dtype is torch.float16 and not place.isfinite().all():
         raise ModelLoadError(f"{name} has values that do not fit into float16; use bfloat16 or float32")
+
+
+class StoredParts(Stored, Protocol):
+    """A tensor of a checkpoint of which a rank may want a part."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole."""
+
+    def part(self, shard: Shard, /) -> Tensor:
+        """A rank's part of it in a floating dtype."""
+
+
+def _load_part(name: str, place: QuantizedWeight, stored: StoredParts, shard: Shard) -> None:
+    """Quantizes the whole, so that all ranks together have the same numbers as one, and keeps the part."""
+    outputs, inputs = stored.shape
+    whole = type(place).empty(outputs, inputs, place.device)
+    whole.load(stored)
+    for own, full in zip(place.tensors(), whole.tensors(), strict=True):
+        if shard.dim == OUTPUTS:
+            own.copy_(shard.of(full))
+        elif full.shape[1] == 1:  # a scale for all inputs
+            own.copy_(full)
+        else:
+            own.copy_(_inputs_of(name, full, shard, inputs, own.shape[1]))
+
+
+def _inputs_of(name: str, full: Tensor, shard: Shard, inputs: int, width: int) -> Tensor:
+    """The rank's columns of a quantized weight's tensor. Raises ModelLoadError if they are not the `width`
+    that whole blocks of inputs have."""
+    try:
+        part = shard.scaled(full.shape[1], inputs).of(full)
+    except ValueError:
+        part = None
+    if part is None or part.shape[1] != width:
+        raise ModelLoadError(
+            f"{name}: --tensor-parallel-size would cut blocks of inputs in two, which this format keeps "
+            "together; use fewer ranks or other weights"
+        )
+    return part

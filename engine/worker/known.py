@@ -51,6 +51,11 @@ class KnownTokens:
         """The slot's token at a position; None if the host does not know it yet."""
         return int(self._tokens[slot][position]) if position < self._lengths[slot] else None
 
+    def given(self, slot: int, position: int, count: int) -> bytes:
+        """The slot's tokens (int64) at `count` positions from `position` on, as far as the host knows
+        them."""
+        return self._tokens[slot][position : position + count].tobytes()
+
     def inputs(self, slots: Ints, starts: Ints, counts: Ints, offsets: Ints, total: int) -> tuple[Ints, Ints]:
         """The input ids [total] of packed rows, and the rows whose input is not known: their ids are 0, and
         their input is the slot's newest token, which may be only on the device."""

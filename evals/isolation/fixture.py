@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 
-from personae.actors.assembly import EngineBuilder, lora_shapes
+from personae.actors.assembly import EngineBuilder
 from personae.actors.sizing import Sizes
 from personae.engine.heads.head import Head
 from personae.engine.heads.loader import is_head, load_head
 from personae.engine.loader import load_model
+from personae.engine.lora_shapes import lora_shapes
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.fairness import VirtualTokenCounters

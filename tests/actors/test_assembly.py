@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -109,3 +110,17 @@ def test_a_context_is_limited_to_what_the_memory_holds_if_none_is_configured() -
     assembly = assemble(EngineOptions(model_folder("qwen3"), device="cpu", dtype="float32", kv_memory=2**20))
     layout = assembly.engine_spec.layout
     assert layout.max_model_len == layout.num_pages * PAGE_SIZE < 1024
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"draft_model": Path("small")}, "--tensor-parallel-size 2 and --draft-model do not work together"),
+        ({"kv_disk": Path("pages")}, "--tensor-parallel-size 2 and --kv-disk do not work together"),
+        ({"tensor_parallel_size": 3}, "--tensor-parallel-size 3: this model has 4 attention heads"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_before_they_start(options: dict[str, Any], said: str) -> None:
+    asked = {"device": "cpu", "tensor_parallel_size": 2, **options}
+    with pytest.raises(LoadError, match=said):
+        assemble(EngineOptions(model_folder("llama"), **asked))

@@ -57,8 +57,14 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
 
 def engine_cores() -> list[int]:
     """The process ids of this process's children that are engine cores."""
-    command = ["pgrep", "-P", str(os.getpid()), "-f", r"personae\.actors\.enginecore|faulty_core\.py"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    return children(os.getpid(), r"personae\.actors\.enginecore|faulty_core\.py")
+
+
+def children(of: int, command: str) -> list[int]:
+    """The process ids of a process's children with such a command."""
+    found = subprocess.run(
+        ["pgrep", "-P", str(of), "-f", command], capture_output=True, text=True, timeout=PATIENCE
+    )
     return [int(line) for line in found.stdout.split()]
 
 
@@ -111,6 +117,28 @@ async def test_streams_continue_token_for_token_when_the_engine_core_is_killed(o
         assert same(calm, after)
         stats = engine_processes.client.stats()
         assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
+
+
+async def test_streams_continue_token_for_token_when_a_rank_of_the_model_is_killed(options) -> None:
+    shared = dataclasses.replace(options, tensor_parallel_size=2)
+    async with open_multi_process(shared, max_restarts=20) as engine_processes:
+        client, logs = engine_processes.client, mixed(engine_processes)
+        calm = await play_all(client, logs)
+
+        async def kill() -> None:
+            await soon(lambda: client.stats().running > 2, "some streams have begun")
+            [core] = engine_cores()
+            [rank] = children(core, r"personae\.engine\.parallel")
+            os.kill(rank, signal.SIGKILL)
+
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(kill)
+                disturbed = await play_all(client, logs)
+        assert client.stats().restarts == 1
+        assert same(calm, disturbed)
+        [core] = engine_cores()
+    await soon(lambda: not children(core, "personae"), "the ranks end with their engine")
 
 
 async def test_an_engine_core_that_was_killed_finds_its_prefixes_on_the_disk(options, tmp_path) -> None:

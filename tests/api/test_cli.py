@@ -263,7 +263,7 @@ def test_every_option_is_passed_on(
         "--no-cuda-graphs --speculate auto --draft-model small --no-jump-forward --disable-any-whitespace "
         "--property-order any --no-bundled-adapters "
         "--gpu-memory-utilization 0.8 --lora-side-stream "
-        "--kv-cache-dtype fp8 --quantize int8 --default-strict "
+        "--kv-cache-dtype fp8 --quantize int8 --default-strict --tensor-parallel-size 2 "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--database-url postgresql://h/n --object-store s3://b/p/ "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
@@ -320,6 +320,7 @@ def test_every_option_is_passed_on(
         default_strict=True,
         kv_cache_dtype="fp8",
         quantize="int8",
+        tensor_parallel_size=2,
         host="::1",
         port=9,
         data_dir=Path("d"),
@@ -380,7 +381,8 @@ def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[object, 
         (["--allowed-origin", "app.example"], "write it as https://app.example"),
         (["--allowed-origin", "https://app.example/"], "write it as https://app.example"),
         (["--max-num-seqs", "4"], "Here it is --max-seqs."),
-        (["--tensor_parallel_size=2"], "One model runs on one device here."),
+        (["--pipeline_parallel_size=2"], "A model is shared by --tensor-parallel-size here"),
+        (["--tensor-parallel-size", "0"], "--tensor-parallel-size"),
     ],
 )
 def test_a_wrong_option_is_named(arguments: list[str], named: str, asked: list[tuple[object, ...]]) -> None:

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from tiny_adapters import make_adapter_folder
 from tiny_models import VOCAB, model_folder
 
-from personae.actors.assembly import lora_shapes
 from personae.engine.loader import load_model
+from personae.engine.lora_shapes import lora_shapes
 from personae.errors import AdapterError
 from personae.lora.mix import mixed
 from personae.lora.peft import read_adapter

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from tiny_adapters import make_adapter_folder
 from tiny_models import VOCAB, make_model_folder, model_folder
 
-from personae.actors.assembly import lora_shapes
 from personae.engine.layers.moe import MoE
 from personae.engine.loader import load_model
+from personae.engine.lora_shapes import lora_shapes
 from personae.errors import AdapterError, ModelLoadError
 from personae.kernels import reference
 from personae.lora.peft import read_adapter

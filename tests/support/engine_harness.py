@@ -5,9 +5,10 @@ each produced. Up to `lookahead` plans are in flight, and a step is read while t
 one, as the actors do it. With `capture` decode steps run as graphs, with `prefill` those
 with prompts. With a `policy` rows have drafts, also those of the model or head in `draft` and from earlier
 `answers`. With several `ranks` each
-has the whole model.
+has the whole model, or its part of it if they are `shared`.
 """
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -18,14 +19,16 @@ from typing import Any
 
 import torch
 
-from personae.actors.assembly import lora_shapes
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.heads.loader import is_head, load_head
 from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
 from personae.engine.launched import LaunchedStep
 from personae.engine.loader import load_model
+from personae.engine.lora_shapes import lora_shapes, rank_shapes
 from personae.engine.models.decoder import Decoder
+from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory, shared_file
+from personae.engine.parallel.process import preparation
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan
 from personae.engine.scheduling.fairness import VirtualTokenCounters
@@ -55,6 +58,8 @@ from personae.lora.copies import Copies
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
 from personae.lora.source import AdapterSource
+from personae.lora.stored import finished
+from personae.lora.throttle import no_rest
 
 
 @dataclass
@@ -102,6 +107,14 @@ def log_of(
     )
 
 
+def comms_of(size: int) -> list[Comm]:
+    """Ranks as threads of this process."""
+    file = shared_file(size)
+    comms: list[Comm] = [SharedMemory(file, rank, size, lambda: None) for rank in range(size)]
+    os.close(file)
+    return comms
+
+
 class EngineHarness:
     """`adapters` maps names to PEFT folders; `digests` has their digests. `steps` counts plans."""
 
@@ -129,15 +142,22 @@ class EngineHarness:
         answers: TenantAnswers | None = None,
         ranks: int = 1,
         whole: bool = False,
+        shared: bool = False,
     ) -> None:
         at = torch.device(device)
-        model = load_model(folder, device=at, dtype=dtype, max_position=max_model_len, quantize=quantize)
+        models = [
+            load_model(
+                folder, device=at, dtype=dtype, max_position=max_model_len, quantize=quantize, comm=comm
+            )
+            for comm in (comms_of(ranks) if shared else [ONE_RANK])
+        ] * (1 if shared else ranks)
+        self.shared, model = shared, models[0]
         layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens, whole=whole)
         self.shapes = lora_shapes(model)
         self.adapters: dict[str, Adapter] = {}
         self.digests: dict[str, str] = {}
         self.ranks = [
-            self._rank(model, layout, getattr(torch, dtype), capture, prefill, copies) for _ in range(ranks)
+            self._rank(each, layout, getattr(torch, dtype), capture, prefill, copies) for each in models
         ]
         drafting: BatchProposer | None = None
         if draft is not None and is_head(draft):
@@ -172,7 +192,7 @@ class EngineHarness:
         copies: Copies | None,
     ) -> Runner:
         pool = LoraPool(
-            self.shapes,
+            rank_shapes(model),
             capacity_rows=512,
             max_adapters=16,
             dtype=dtype,
@@ -190,15 +210,20 @@ class EngineHarness:
         here = self.adapters  # not `self`, which its engine would keep alive
 
         def read(digest: str, source: AdapterSource) -> Adapter:
-            return next(adapter for adapter in here.values() if adapter.digest == digest)
+            adapter = next(adapter for adapter in here.values() if adapter.digest == digest)
+            return preparation(model)(adapter, rest=no_rest) if model.comm.size > 1 else adapter
 
         return Runner(model, kv, layout, pool, read, graphs, prefill_graphs)
 
     def place(self, name: str, adapter: Adapter) -> None:
         """Load an adapter to the device under a name."""
-        assert all(rank.place(adapter) for rank in self.ranks)
         self.adapters[name] = adapter
         self.digests[name] = adapter.digest
+        if self.shared:
+            ticket = self.engine.worker.load_adapter(adapter.digest, AdapterSource(()))
+            assert finished(ticket.pieces()) is None
+        else:
+            assert all(rank.place(adapter) for rank in self.ranks)
 
     def play(self, logs: Iterable[SequenceLog]) -> dict[str, Played]:
         """Run the logs to their end. All are offered at once."""

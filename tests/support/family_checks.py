@@ -16,9 +16,9 @@ from paged import PagedSequences
 from tiny_adapters import make_adapter
 from tiny_models import VOCAB
 
-from personae.actors.assembly import lora_shapes
 from personae.engine.config import ModelConfig
 from personae.engine.loader import load_model
+from personae.engine.lora_shapes import lora_shapes
 from personae.lora.peft import read_adapter
 
 CPU = torch.device("cpu")

@@ -14,7 +14,6 @@ from tiny_heads import config_of, make_head_folder, write_head
 from tiny_models import make_model_folder, model_folder, write_json
 from tiny_mtp import LAYER, make_mtp_folder
 
-from personae.actors.assembly import lora_shapes
 from personae.actors.draft_model import load_draft_model
 from personae.actors.options import OWN_MTP, EngineOptions
 from personae.actors.sizing import choose_sizes
@@ -23,6 +22,7 @@ from personae.engine.heads.head import Head
 from personae.engine.heads.loader import is_head
 from personae.engine.heads.mtp import MtpHead
 from personae.engine.loader import load_model
+from personae.engine.lora_shapes import lora_shapes
 from personae.engine.models.decoder import Decoder
 from personae.engine.tokens import Tokenizer
 from personae.errors import AdapterError, ModelLoadError

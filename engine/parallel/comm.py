@@ -1,0 +1,180 @@
+"""What the ranks of one model exchange while they compute: sums and parts, in shared memory.
+
+Every rank makes the same calls in the same order. A sum adds the ranks' parts in the order of their numbers,
+element by element. So all ranks get the same bits, and a row's bits do not depend on the other rows.
+(gloo's `all_reduce` has neither with three ranks or more.)
+"""
+
+import mmap
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from threading import Lock
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+SLOT_BYTES = 2**21  # what a rank can give at a time; larger tensors go in parts
+_LINE = 8  # 64-bit numbers in a cache line
+_SPINS, _YIELDS = 50, 100  # a rank that waits longer naps: it may have the core that another needs
+_NAP_SECONDS = 0.00002
+_CHECK_SECONDS = 0.05
+
+
+class Comm(Protocol):
+    """The ranks that compute one model together."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's number, from 0."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+
+    def all_reduce(self, x: Tensor, /) -> Tensor:
+        """The sum of all ranks' x, of one shape and dtype: rounded once to it, and written to x if x is
+        contiguous."""
+
+    def all_gather(self, x: Tensor, widths: list[int], /) -> Tensor:
+        """[rows, width] of each rank -> [rows, sum of widths], in the order of the ranks. `widths` has the
+        width of each."""
+
+
+class OneRank:
+    """A model on one device: there is nobody to exchange anything with."""
+
+    rank, size = 0, 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See Comm."""
+        return x
+
+    def all_gather(self, x: Tensor, widths: list[int]) -> Tensor:
+        """See Comm."""
+        return x
+
+
+ONE_RANK = OneRank()
+
+
+def shared_file(size: int) -> int:
+    """The descriptor of a new file that has room for what `size` ranks exchange."""
+    if sys.platform == "linux":
+        file = os.memfd_create("personae-ranks")
+    else:
+        with tempfile.TemporaryFile() as temporary:
+            file = os.dup(temporary.fileno())
+    os.ftruncate(file, _bytes(size))
+    return file
+
+
+def _bytes(size: int) -> int:
+    return mmap.PAGESIZE * -(-8 * _LINE * size // mmap.PAGESIZE) + 2 * size * SLOT_BYTES
+
+
+class SharedMemory:
+    """Ranks as processes of one machine, which have mapped the same file. One thread of each calls it.
+
+    Each rank has a counter of the parts that it has given, and two slots, which it uses in turn: it can give
+    the next part while others still read the last one. `check` is called regularly while this rank waits; it
+    raises an error if another rank has ended.
+
+    `given`: how many bytes this rank has given so far.
+    """
+
+    def __init__(self, file: int, rank: int, size: int, check: Callable[[], None]) -> None:
+        self.rank, self.size = rank, size
+        self.given = 0
+        self._check = check
+        self._fence = Lock()
+        self.open(file)
+
+    def open(self, file: int) -> None:
+        """Begin anew with another file, which all ranks open."""
+        memory = mmap.mmap(file, _bytes(self.size))
+        self._counters = memoryview(memory).cast("q")
+        first = _bytes(self.size) - 2 * self.size * SLOT_BYTES
+        self._bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=first)
+        self._slots: dict[torch.dtype, list[list[Tensor]]] = {}
+        self._count = 0
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See Comm."""
+        whole = x.contiguous()
+        flat = whole.view(-1)
+        step = SLOT_BYTES // x.element_size()
+        for start in range(0, flat.numel(), step):
+            part = flat[start : start + step]
+            slots = self._exchange(part)
+            count = part.numel()
+            if x.dtype in (torch.float32, torch.float64):
+                torch.add(slots[0][:count], slots[1][:count], out=part)
+                for slot in slots[2:]:
+                    part += slot[:count]
+            else:
+                total = slots[0][:count].float()
+                for slot in slots[1:]:
+                    total += slot[:count]
+                part.copy_(total)
+        return whole
+
+    def all_gather(self, x: Tensor, widths: list[int]) -> Tensor:
+        """See Comm."""
+        found = torch.empty(x.shape[0], sum(widths), dtype=x.dtype)
+        rows = max(SLOT_BYTES // (max(widths) * x.element_size()), 1)
+        for start in range(0, x.shape[0], rows):
+            part = x[start : start + rows]
+            slots = self._exchange(part.reshape(-1))
+            for columns, slot, width in zip(
+                torch.split(found[start : start + rows], widths, 1), slots, widths, strict=True
+            ):
+                columns.copy_(slot[: len(part) * width].view(-1, width))
+        return found
+
+    def _exchange(self, part: Tensor) -> list[Tensor]:
+        """Give a part [n], and wait for those of all ranks. Returns the slots that have them, valid until the
+        next but one call."""
+        self._count += 1
+        self.given += part.numel() * part.element_size()
+        slots = self._typed(part.dtype)[self._count % 2]
+        slots[self.rank][: part.numel()].copy_(part)
+        self._order()
+        self._counters[self.rank * _LINE] = self._count
+        for other in range(self.size):
+            if self._counters[other * _LINE] < self._count:
+                self._wait(other)
+        self._order()
+        return slots
+
+    def _typed(self, dtype: torch.dtype) -> list[list[Tensor]]:
+        found = self._slots.get(dtype)
+        if found is None:
+            parts = self._bytes.view(dtype).view(2, self.size, -1)
+            found = self._slots[dtype] = [list(half) for half in parts]
+        return found
+
+    def _order(self) -> None:
+        """Reads and writes before this are done before those after it. Taking a lock has that effect on every
+        processor."""
+        with self._fence:
+            pass
+
+    def _wait(self, other: int) -> None:
+        place, count, counters = other * _LINE, self._count, self._counters
+        for _ in range(_SPINS):
+            if counters[place] >= count:
+                return
+        for _ in range(_YIELDS):
+            os.sched_yield()  # also leaves the interpreter to other threads
+            if counters[place] >= count:
+                return
+        due = time.monotonic() + _CHECK_SECONDS
+        while counters[place] < count:
+            time.sleep(_NAP_SECONDS)
+            if time.monotonic() > due:
+                self._check()
+                due = time.monotonic() + _CHECK_SECONDS

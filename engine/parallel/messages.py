@@ -1,0 +1,138 @@
+"""What the first rank tells the others: plain data in msgpack."""
+
+from typing import Any
+
+import msgspec
+
+from personae.engine.plan import MemoryLayout, StepPlan
+from personae.lora.source import AdapterSource
+
+
+class StartRank(msgspec.Struct, frozen=True):
+    """Load this rank's part of a model. The fields are those of `load_model`."""
+
+    rank: int
+    size: int
+    model: str
+    dtype: str
+    quantize: str | None
+    max_position: int | None
+
+
+class RankLoaded(msgspec.Struct, frozen=True):
+    """The answer: the part is loaded, or why it cannot be."""
+
+    error: str | None = None
+
+
+class PoolSizes(msgspec.Struct, frozen=True):
+    """The sizes of a rank's KV cache and of its adapter pool, which are those of every rank. `kv_dtype`: a
+    dtype of torch by its name. `ranks`, `spare_ranks`: rank rows of adapters."""
+
+    layout: MemoryLayout
+    kv_dtype: str
+    ranks: int
+    spare_ranks: int
+    max_adapters: int
+
+
+class Build(msgspec.Struct, frozen=True, tag=True):
+    """Allocate the caches."""
+
+    sizes: PoolSizes
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """Begin a step. `tokens`: by slot, the tokens (int64) of its row that the host knows. `guesses`: by row,
+    its input and its drafts."""
+
+    plan: StepPlan
+    tokens: dict[int, bytes]
+    guesses: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+class RunForward(msgspec.Struct, frozen=True, tag=True):
+    """Run the model over the rows of the step that has begun."""
+
+
+class PromptLogits(msgspec.Struct, frozen=True, tag=True):
+    """Take part in computing the logits of prompt tokens; see `Worker.prompt_logits`."""
+
+    slot: int
+    first: int
+    count: int
+
+
+class Commit(msgspec.Struct, frozen=True, tag=True):
+    """The newest tokens of slots."""
+
+    slots: list[int]
+    tokens: list[int]
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Read an adapter. The answer is its `AdapterTicket.missing`."""
+
+    digest: str
+    source: AdapterSource
+
+
+class OpenPieces(msgspec.Struct, frozen=True, tag=True):
+    """Begin memory work that is done in pieces: placing the adapter that was loaded under this digest,
+    lending these pages, or giving them back. `work`: its number."""
+
+    work: int
+    place: str | None = None
+    lend: tuple[int, ...] | None = None
+    give_back: tuple[int, ...] | None = None
+
+
+class NextPiece(msgspec.Struct, frozen=True, tag=True):
+    """Do the next piece. The answer says whether there is another."""
+
+    work: int
+
+
+class Discard(msgspec.Struct, frozen=True, tag=True):
+    """See `AdapterMemory.discard`."""
+
+    digest: str
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """See `AdapterMemory.release`."""
+
+    digest: str
+
+
+class Repay(msgspec.Struct, frozen=True, tag=True):
+    """See `AdapterMemory.repay`. The answer is the pages."""
+
+    count: int
+
+
+ToRank = (
+    Build
+    | Begin
+    | RunForward
+    | PromptLogits
+    | Commit
+    | LoadAdapter
+    | OpenPieces
+    | NextPiece
+    | Discard
+    | Release
+    | Repay
+)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A rank's answer, or an error: the name of its class and its text."""
+
+    value: Any = None
+    error: tuple[str, str] | None = None
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_message: "msgspec.msgpack.Decoder[ToRank]" = msgspec.msgpack.Decoder(ToRank)
+decode_answer: "msgspec.msgpack.Decoder[Answer]" = msgspec.msgpack.Decoder(Answer)

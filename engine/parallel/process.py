@@ -1,0 +1,229 @@
+"""The process of a rank other than the first: `python -m personae.engine.parallel.process LINE MEMORY`.
+
+It loads its part of the model, and then does what the first rank tells it, in that order. It ends when the
+first rank does, and after any error, which ends the engine.
+"""
+
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Never
+
+import msgspec
+import numpy as np
+import torch
+
+from personae.engine.base_weights import DecoderBaseWeights
+from personae.engine.kv import KVCache
+from personae.engine.loader import load_model
+from personae.engine.lora_shapes import lora_shapes, rank_shapes
+from personae.engine.models.decoder import Decoder
+from personae.engine.parallel.comm import SharedMemory
+from personae.engine.parallel.messages import (
+    Answer,
+    Begin,
+    Build,
+    Commit,
+    Discard,
+    LoadAdapter,
+    NextPiece,
+    OpenPieces,
+    PromptLogits,
+    RankLoaded,
+    Release,
+    Repay,
+    RunForward,
+    StartRank,
+    ToRank,
+    decode_message,
+    encode,
+)
+from personae.engine.worker.known import Guess, Ints, KnownTokens
+from personae.engine.worker.runner import Runner
+from personae.engine.worker.worker import AdapterTicket, Forward, PackedStep
+from personae.errors import AdapterError, LoadError, Overloaded
+from personae.kernels.malloc import give_back_freed
+from personae.kernels.memory import memory_of
+from personae.lora.adapter import Adapter
+from personae.lora.library import AdapterLibrary, Prepare
+from personae.lora.pool import LoraPool
+from personae.lora.shards import sharded
+from personae.lora.stacking import stacked
+from personae.lora.throttle import Rest
+
+CPU = torch.device("cpu")
+
+
+def preparation(model: Decoder) -> Prepare:
+    """The function that makes of an adapter what this rank's pool takes: its part, as the pool has it."""
+    first, shards = model.comm.rank == 0, model.config.shards
+
+    def prepare(adapter: Adapter, *, rest: Rest) -> Adapter:
+        part = sharded(adapter, shards, first=first) if shards else adapter
+        return stacked(part, model.config.layers, model.dtype, rest)
+
+    return prepare
+
+
+class SentTokens(KnownTokens):
+    """The tokens of the rows of one step, as the first rank has sent them."""
+
+    def __init__(self, begin: Begin) -> None:
+        self._of = {slot: np.frombuffer(tokens, np.int64) for slot, tokens in begin.tokens.items()}
+        self.guesses = {row: Guess(*guess) for row, guess in begin.guesses.items()}
+
+    def inputs(self, slots: Ints, starts: Ints, counts: Ints, offsets: Ints, total: int) -> tuple[Ints, Ints]:
+        """See KnownTokens."""
+        ids, unknown = np.zeros(total, np.int64), []
+        for i, slot in enumerate(slots.tolist()):
+            there = self._of.get(slot)
+            if there is None:
+                unknown.append(i)
+            else:
+                ids[offsets[i] : offsets[i] + len(there)] = there
+        return ids, np.array(unknown, np.int64)
+
+
+class RankServer:
+    """A rank's runner, which does what messages say."""
+
+    def __init__(self, model: Decoder, connection: "Connection[Any, Any]") -> None:
+        self._model = model
+        self._connection = connection
+        self._packed: PackedStep | None = None
+        self._forward: Forward | None = None
+        self._tickets: dict[str, AdapterTicket] = {}
+        self._work: dict[int, Iterator[None]] = {}
+
+    def run(self) -> Never:
+        """Do what arrives. Raises EOFError when the first rank has gone."""
+        while True:
+            self._receive(decode_message.decode(self._connection.recv_bytes()))
+
+    def _receive(self, message: ToRank) -> None:
+        match message:
+            case Build():
+                self._runner = _runner(self._model, message)
+            case Begin():
+                self._packed = self._runner.begin(message.plan, SentTokens(message))
+            case RunForward():
+                assert self._packed is not None
+                self._forward = self._runner.forward(self._packed)
+            case PromptLogits(slot=slot, first=first, count=count):
+                assert self._forward is not None
+                self._runner.prompt_logits(self._forward, slot, first, count)
+            case Commit(slots=slots, tokens=tokens):
+                self._runner.commit(torch.tensor(slots), torch.tensor(tokens))
+            case _:
+                self._answer(message)
+
+    def _answer(self, message: ToRank) -> None:
+        """Do what has an answer. An error that the first rank has too is one."""
+        try:
+            answer = Answer(self._call(message))
+        except (AdapterError, Overloaded) as error:
+            answer = Answer(error=(type(error).__name__, error.message))
+        self._connection.send_bytes(encode(answer))
+
+    def _call(self, message: ToRank) -> object:
+        runner = self._runner
+        match message:
+            case LoadAdapter(digest=digest, source=source):
+                self._tickets[digest] = ticket = runner.load_adapter(digest, source)
+                return ticket.missing
+            case OpenPieces(work=work, place=str() as digest):
+                self._work[work] = self._tickets.pop(digest).pieces()
+            case OpenPieces(work=work, lend=tuple() as pages):
+                self._work[work] = runner.lending(pages)
+            case OpenPieces(work=work, give_back=tuple() as pages):
+                self._work[work] = runner.giving_back(pages)
+            case NextPiece(work=work):
+                return self._piece(work)
+            case Discard(digest=digest):
+                runner.discard(digest)
+            case Release(digest=digest):
+                runner.release(digest)
+            case Repay(count=count):
+                return runner.repay(count)
+            case _:
+                raise TypeError(f"{type(message).__name__} has no answer")
+        return None
+
+    def _piece(self, work: int) -> bool:
+        done = object()
+        try:
+            if next(self._work[work], done) is not done:
+                return True
+        except (AdapterError, Overloaded):
+            del self._work[work]
+            raise
+        del self._work[work]
+        return False
+
+
+def _runner(model: Decoder, build: Build) -> Runner:
+    """A runner with empty caches."""
+    sizes, memory, dtype = build.sizes, memory_of(CPU, 0), getattr(torch, build.sizes.kv_dtype)
+    pool = LoraPool(
+        rank_shapes(model),
+        capacity_rows=sizes.ranks,
+        max_adapters=sizes.max_adapters,
+        dtype=model.dtype,
+        device=CPU,
+        base=DecoderBaseWeights(model),
+        spare_rows=sizes.spare_ranks,
+        memory=memory,
+    )
+    kv = KVCache(model.config.kv_specs, sizes.layout, dtype, CPU, memory=memory)
+    library = AdapterLibrary(lora_shapes(model), {}, None, 0, preparation(model))
+    return Runner(model, kv, sizes.layout, pool, library.take)
+
+
+def _check_parent(parent: int) -> None:
+    """End this process if the first rank's has ended."""
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def main() -> Never:
+    """Run the process."""
+    parent = os.getppid()
+    for number in (signal.SIGINT, signal.SIGTERM):  # these are for the server; this ends with the first rank
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    try:
+        start = msgspec.msgpack.decode(connection.recv_bytes(), type=StartRank)
+        comm = SharedMemory(int(sys.argv[2]), start.rank, start.size, partial(_check_parent, parent))
+        torch.set_grad_enabled(False)
+        try:
+            model = load_model(
+                Path(start.model),
+                device=CPU,
+                dtype=start.dtype,
+                quantize=start.quantize,
+                max_position=start.max_position,
+                comm=comm,
+            )
+        except LoadError as error:
+            connection.send_bytes(encode(RankLoaded(f"rank {start.rank}: {error.message}")))
+            os._exit(0)
+        connection.send_bytes(encode(RankLoaded()))
+        give_back_freed()
+        gc.freeze()
+        RankServer(model, connection).run()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # the first rank has gone
+    except BaseException:
+        logging.getLogger("personae.engine").exception("a rank of the model crashed")
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""A model on ranks and the same model in one process: the same tokens, and how long a step takes.
+
+    python -m personae.evals.parallel MODEL [--adapters DIR] [--sizes 2,4] [--dtype float32] [--quantize int8]
+
+For each size the program assembles an engine as a server does, and plays one batch: the base and every
+adapter, 64 greedy tokens and 64 drawn ones each. The tokens must be those of one process in float32; in
+bfloat16 they differ where two tokens are nearly equally likely. Then the engines play the same batch in
+alternation, and the median step of each is printed.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from personae.actors.assembly import assemble
+from personae.actors.options import EngineOptions
+from personae.engine.params import SamplingParams
+from personae.engine.plan import StepPlan
+from personae.engine.sequence import SequenceLog
+from personae.lora.stored import finished
+
+TOKENS = 64
+ROUNDS = 5
+
+
+class Engine:
+    """An engine without actors, with all its adapters on the device."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.spec = assemble(options).engine_spec
+        # The engine of a server, which a `StepRunner` describes only as far as the executor needs it.
+        self.engine: Any = self.spec.build_step_engine()
+        self.scheduler = self.spec.build_scheduler()
+        self.adapters = [card.adapter for card in self.spec.models.values() if card.adapter is not None]
+        for digest in self.adapters:
+            source = self.spec.library.find(digest) or self.spec.library.read(digest)
+            finished(self.engine.worker.load_adapter(digest, source).pieces())
+
+    def play(self, round_: int) -> tuple[dict[str, list[int]], list[float]]:
+        """The tokens of each sequence, and the seconds of each decode step."""
+        found: dict[str, list[int]] = {}
+        for number, adapter in enumerate([None, *self.adapters]):
+            prompt = tuple(random.Random(number).choices(range(10, self.spec.vocab_size), k=24))
+            for temperature in (0.0, 1.0):
+                params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=5, ignore_eos=True)
+                log = SequenceLog(
+                    f"{round_} {number} {temperature}", prompt, len(prompt), params, adapter=adapter
+                )
+                found[log.id] = []
+                self.scheduler.add(log, speculates=False)
+        seconds = []
+        while (plan := self.scheduler.plan()) is not None:
+            begun = time.perf_counter()
+            self._step(plan, found)
+            if all(row.count == 1 for row in plan.rows):
+                seconds.append(time.perf_counter() - begun)
+        return {id.partition(" ")[2]: tokens for id, tokens in found.items()}, seconds
+
+    def _step(self, plan: StepPlan, found: dict[str, list[int]]) -> None:
+        packed = self.engine.prepare(plan, {})
+        launched = self.engine.sample(plan, self.engine.forward(packed))
+        for delta in self.scheduler.commit(self.engine.finish(launched)):
+            found[delta.id] += delta.tokens
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the program. Returns 1 if tokens differ in float32."""
+    parser = argparse.ArgumentParser(prog="personae.evals.parallel")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--adapters", type=Path)
+    parser.add_argument("--sizes", default="2")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--quantize")
+    asked = parser.parse_args(arguments)
+    sizes = [1, *map(int, asked.sizes.split(","))]
+    adapters = () if asked.adapters is None else (asked.adapters,)
+    engines = {
+        size: Engine(
+            EngineOptions(
+                asked.model,
+                adapters,
+                device="cpu",
+                dtype=asked.dtype,
+                quantize=asked.quantize,
+                kv_memory=2**28,
+                speculate="off",
+                tensor_parallel_size=size,
+            )
+        )
+        for size in sizes
+    }
+    tokens: dict[int, dict[str, list[int]]] = {}
+    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    for round_ in range(ROUNDS):
+        for size, engine in engines.items():
+            tokens[size], steps = engine.play(round_)
+            seconds[size] += steps
+    differ = 0
+    for size in sizes:
+        same = sum(tokens[size][id] == tokens[1][id] for id in tokens[1])
+        differ += len(tokens[1]) - same
+        step = 1000 * statistics.median(seconds[size])
+        print(  # the program's result
+            f"{size} ranks: {same} of {len(tokens[1])} sequences equal, a decode step "
+            f"takes {step:.2f} ms (p10 {1000 * sorted(seconds[size])[len(seconds[size]) // 10]:.2f})"
+        )
+    return int(asked.dtype == "float32" and differ > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,133 @@
+"""A model that ranks share answers as one process does, for each kind of block, weight and adapter. The ranks
+are threads here; `evals/parallel` plays the same with processes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bundled import CHOICE, OBJECT, PROMPT, harness, tokenizer
+from engine_harness import EngineHarness, Played, comms_of
+from gguf import GGMLQuantizationType
+from gguf_files import write_gguf
+from tiny_adapters import ZOO, make_adapter_folder
+from tiny_models import model_folder
+
+from personae.engine.loader import load_model
+from personae.engine.parallel.comm import ONE_RANK, SharedMemory
+from personae.engine.speculation.policy import Always
+from personae.errors import LoadError, ModelLoadError
+
+CPU = torch.device("cpu")
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "attention": ZOO["rank-8-attention"],
+    "all": ZOO["rank-64"],
+    "dora": {"rank": 8, "seed": 21, "use_dora": True},
+    "lora-bias": {"rank": 4, "seed": 22, "lora_bias": True},
+    "vocabulary": {"rank": 4, "seed": 23, "targets": ("o_proj", "embed_tokens", "lm_head"), "use_dora": True},
+}
+
+
+def answers(made: EngineHarness) -> dict[str, Played]:
+    """20 tokens of the base and of each adapter in one batch, and drawn ones with log-probabilities."""
+    logs = [made.log(name or "base", range(5, 30), name, max_tokens=20) for name in (None, *made.adapters)]
+    logs.append(made.log("drawn", range(6, 40), temperature=1.0, seed=3, max_tokens=20))
+    return made.play(logs)
+
+
+def same_answers(folder: Path, size: int, adapters: dict[str, Path] | None = None, **options: Any) -> None:
+    alone = EngineHarness(folder, adapters, num_pages=64, **options)
+    together = EngineHarness(folder, adapters, num_pages=64, ranks=size, shared=True, **options)
+    assert answers(together) == answers(alone)
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "changes"),
+    [
+        ("qwen2", 2, {}),  # biases of q, k and v
+        (
+            "llama",
+            4,
+            {"num_key_value_heads": 1, "vocab_size": 511},
+        ),  # fewer keys than ranks, an uneven vocabulary
+    ],
+)
+def test_base_and_adapters_of_every_kind_answer_in_one_batch_as_in_one_process(
+    family: str, size: int, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    base = model_folder(family, **changes)
+    folders = {name: make_adapter_folder(tmp_path / name, base, **made) for name, made in ADAPTERS.items()}
+    same_answers(base, size, folders)
+
+
+@pytest.mark.parametrize(
+    "family", ["phi3", "mixtral", "gemma3"]
+)  # merged weights, experts, norms after halves
+def test_other_kinds_of_blocks_answer_as_in_one_process(family: str) -> None:
+    same_answers(model_folder(family), 2)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_weights_that_are_quantized_are_the_same_numbers_on_ranks(quantize: str) -> None:
+    same_answers(model_folder("llama", intermediate_size=128), 2, quantize=quantize)
+
+
+def test_blocks_of_a_file_are_kept_by_ranks_and_not_cut(tmp_path: Path) -> None:
+    folders = {size: model_folder("llama", intermediate_size=size) for size in (128, 96)}
+    fits, cut = (
+        write_gguf(tmp_path / f"{size}.gguf", folder, GGMLQuantizationType.Q8_0)
+        for size, folder in folders.items()
+    )
+    whole, *parts = (load_model(fits, device=CPU, comm=comm) for comm in (ONE_RANK, *comms_of(2)))
+    for down in (lambda model: model.layers[0].mlp.down, lambda model: model.layers[0].attention.o):
+        assert torch.equal(torch.cat([down(part).plain() for part in parts], 1), down(whole).plain())
+    with pytest.raises(ModelLoadError, match=r"down_proj\.weight: --tensor-parallel-size would cut blocks"):
+        load_model(cut, device=CPU, comm=comms_of(2)[0])
+
+
+def test_a_bound_a_guessed_and_a_scored_answer_are_as_in_one_process() -> None:
+    settings = {"max_tokens": 60, "eos": tokenizer().eos_ids}
+
+    def load(made: EngineHarness) -> dict[str, Played]:
+        return made.play(
+            [
+                made.log("object", PROMPT, grammar=OBJECT, jump_forward=True, **settings),
+                made.log(
+                    "choice", PROMPT, grammar=CHOICE, jump_forward=True, seed=2, temperature=1.0, **settings
+                ),
+                made.log("repeats", [*PROMPT] * 12, speculate=True, max_tokens=24),
+            ]
+        )
+
+    alone = harness(policy=Always())
+    together = harness(policy=Always(), ranks=2, shared=True)
+    assert load(together) == load(alone)
+    assert together.scheduler.counters.accepted_tokens
+
+
+def test_a_step_exchanges_what_the_documentation_says() -> None:
+    made = EngineHarness(model_folder("llama"), ranks=2, shared=True)
+    config = made.ranks[0].model.whole
+    comm = made.ranks[0].model.comm
+    assert isinstance(comm, SharedMemory)
+    made.play([made.log("warm", range(5, 9), max_tokens=1)])
+    before = comm.given
+    made.play([made.log("one", range(20, 29), max_tokens=1)])
+    tokens, sampled = 9, 1
+    sums = tokens * (2 * config.layers + 1) * config.hidden_size
+    assert comm.given - before == 4 * (sums + sampled * config.vocab_size // 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "said"),
+    [
+        ("llama", 3, "4 attention heads"),
+        ("olmo2", 2, "attention that normalises all heads together"),
+        ("mixtral", 64, "4 attention heads"),
+    ],
+)
+def test_a_model_that_so_many_ranks_cannot_share_is_refused_with_its_size(
+    family: str, size: int, said: str
+) -> None:
+    with pytest.raises(LoadError, match=f"--tensor-parallel-size {size}: this model has {said}"):
+        load_model(model_folder(family), device=CPU, comm=comms_of(size)[0])

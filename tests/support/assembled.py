@@ -1,0 +1,41 @@
+"""The engine as a server assembles it, without actors: with `--tensor-parallel-size`, its processes too."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine_harness import EngineHarness, log_of
+
+from personae.actors.assembly import assemble
+from personae.actors.options import EngineOptions
+from personae.engine.sequence import SequenceLog
+from personae.lora.stored import finished
+
+
+class Assembled(EngineHarness):
+    """An EngineHarness whose engine is that of a server with these options. `ranks`: of the model."""
+
+    def __init__(
+        self, model: Path, adapters: dict[str, Path] | None = None, ranks: int = 1, **options: Any
+    ) -> None:
+        named = tuple((adapters or {}).items())
+        asked = {"device": "cpu", "dtype": "float32", "kv_memory": 2**22, "max_model_len": 512} | options
+        assembly = assemble(EngineOptions(model, named_adapters=named, tensor_parallel_size=ranks, **asked))
+        self.spec = assembly.engine_spec
+        self.engine = self.spec.build_step_engine()
+        self.scheduler = self.spec.build_scheduler()
+        self.grammars, self.adapters, self.digests = {}, {}, {}
+        self.lookahead, self.steps, self.resumed = 2, 0, 0
+        for name, card in self.spec.models.items():
+            if card.adapter is not None:
+                source = self.spec.library.find(card.adapter) or self.spec.library.read(card.adapter)
+                ticket = self.engine.worker.load_adapter(card.adapter, source)
+                assert finished(ticket.pieces()) is None
+                self.digests[name] = card.adapter
+
+    def log(self, id: str, tokens: Sequence[int], adapter: str | None = None, **changes: Any) -> SequenceLog:
+        """A log with greedy sampling of 16 tokens, unless `changes` say otherwise."""
+        if adapter is None:
+            return log_of(id, tokens, **changes)
+        card = self.spec.models[adapter]
+        return log_of(id, tokens, card.adapter, card.invocation, **changes)
