@@ -7,7 +7,7 @@ a kind of block, write both in a file of this folder; a family then names the sp
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import ClassVar, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -169,6 +169,29 @@ class BlockSpec(Protocol):
 
     def build(self, context: BlockContext) -> Block:
         """The block, with its parameters allocated."""
+
+
+class UndividedSpec:
+    """The part of a `BlockSpec` for a block that ranks cannot share. `kind` says what it is."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    def of_rank(self, rank: int, size: int) -> NoReturn:
+        """See BlockSpec. Always raises ValueError."""
+        raise ValueError(self.kind)
+
+    def shards(self) -> Mapping[str, Shard]:
+        """See BlockSpec."""
+        return {}
+
+
+class UndividedBlock:
+    """The part of a `Block` for one that ranks cannot share."""
+
+    def shards(self) -> Iterator[tuple[str, Shard]]:
+        """See Block."""
+        return iter(())
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from personae.engine.layers.block import BlockContext, KVSpec
+from personae.engine.layers.block import BlockContext, KVSpec, UndividedBlock, UndividedSpec
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import Norm, RMSNorm
 from personae.engine.layers.step import ForwardContext
@@ -25,10 +25,12 @@ INTERLEAVED = ("in_proj_qkvz", "in_proj_ba")
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaNetSpec:
+class DeltaNetSpec(UndividedSpec):
     """`heads` value heads of `value_dim` numbers share `key_heads` queries and keys of `key_dim`. `length`:
     of the convolution. `interleaved`: one module has q, k, v and the gate z of each key head, another b and a
     of each key head; else they are four modules. `eps`: of the norm of results."""
+
+    kind = "gated delta nets"
 
     heads: int
     key_heads: int
@@ -81,7 +83,7 @@ class DeltaNetSpec:
         return DeltaNet(self, context)
 
 
-class DeltaNet:
+class DeltaNet(UndividedBlock):
     """y = W_out (norm(o) * silu(z)), o = gated delta rule over convolved q, k, v with gates b and a. All are
     linear in x."""
 

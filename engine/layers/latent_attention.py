@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from personae.engine.layers.attention import halves_first
-from personae.engine.layers.block import BlockContext, KVSpec
+from personae.engine.layers.block import BlockContext, KVSpec, UndividedBlock, UndividedSpec
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import Norm, RMSNorm
 from personae.engine.layers.rotary import RopeConfig, score_scale
@@ -24,12 +24,14 @@ from personae.lora.sites import LoraSite
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttentionSpec:
+class LatentAttentionSpec(UndividedSpec):
     """`heads` heads, each with a key of `plain_dim` numbers without and `rope_dim` with rotary embedding, and
     a value of `value_dim`. `latent`: the width of what keys and values are computed from. `query_latent`: the
     same of queries, None if they are computed from x. `bias`: of the modules that read x (but q_proj) and of
     o. `eps`: of the norms of latent vectors. `position_scale`: see AttentionSpec.
     """
+
+    kind = "latent attention"
 
     heads: int
     plain_dim: int
@@ -91,7 +93,7 @@ class LatentAttentionSpec:
         return LatentAttention(self, context)
 
 
-class LatentAttention:
+class LatentAttention(UndividedBlock):
     """q = W_qb norm(W_qa x), (c, k_r) = W_kva x, (k_h, v_h) = W_kvb,h norm(c) of each head h.
 
     The cache has norm(c) and the rotated k_r. W_kvb is absorbed: q_h . (K_h c) = (K_h^T q_h) . c, and the sum

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from personae.engine.layers.block import BlockContext, KVSpec
+from personae.engine.layers.block import BlockContext, KVSpec, UndividedBlock, UndividedSpec
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
@@ -22,10 +22,12 @@ from personae.lora.sites import LoraSite
 
 
 @dataclass(frozen=True, slots=True)
-class MambaSpec:
+class MambaSpec(UndividedSpec):
     """`heads` heads of `head_dim` numbers have states of `state` times as many. They share the b and c of
     `groups`. `length`: of the convolution, which has a bias with `conv_bias`. `bias`: of the linear modules.
     `limits`: of a token's step. `eps`: of the norm of results. `path`: the block's name in a layer."""
+
+    kind = "Mamba-2 layers"
 
     heads: int
     head_dim: int
@@ -71,7 +73,7 @@ class MambaSpec:
         return Mamba(self, context)
 
 
-class Mamba:
+class Mamba(UndividedBlock):
     """y = W_out norm(state space(x, b, c, step) * silu(gate)); all of them are linear in the input. The norm
     is over the heads of each group."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from personae.engine.layers.block import BlockContext, KVSpec
+from personae.engine.layers.block import BlockContext, KVSpec, UndividedBlock, UndividedSpec
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
@@ -44,8 +44,10 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True)
-class ShortConvolutionSpec:
+class ShortConvolutionSpec(UndividedSpec):
     """LFM2's. `length`: the tokens that a token sees, itself included. `bias`: of all modules."""
+
+    kind = "short convolutions"
 
     width: int
     length: int
@@ -73,7 +75,7 @@ class ShortConvolutionSpec:
         return ShortConvolution(self, context)
 
 
-class ShortConvolution:
+class ShortConvolution(UndividedBlock):
     """(b, c, x) = W_in h, y = W_out (c * convolution(b * x))."""
 
     heads, capturable = 0, False

@@ -8,6 +8,7 @@ import pytest
 import torch
 from bundled import CHOICE, OBJECT, PROMPT, harness, tokenizer
 from engine_harness import EngineHarness, Played, comms_of
+from family_models import make_family_folder
 from gguf import GGMLQuantizationType
 from gguf_files import write_gguf
 from tiny_adapters import ZOO, make_adapter_folder
@@ -131,3 +132,19 @@ def test_a_model_that_so_many_ranks_cannot_share_is_refused_with_its_size(
 ) -> None:
     with pytest.raises(LoadError, match=f"--tensor-parallel-size {size}: this model has {said}"):
         load_model(model_folder(family), device=CPU, comm=comms_of(size)[0])
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("deepseek_v3", "latent attention"),
+        ("lfm2", "short convolutions"),
+        ("qwen3_next", "gated delta nets"),
+        ("granitemoehybrid, Mamba", "Mamba-2 layers"),
+    ],
+)
+def test_layers_that_ranks_cannot_share_are_refused_by_their_kind(
+    case: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(LoadError, match=f"--tensor-parallel-size 2: this model has {said}"):
+        load_model(make_family_folder(tmp_path / "model", case), device=CPU, comm=comms_of(2)[0])
