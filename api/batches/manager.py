@@ -23,6 +23,7 @@ from anyio import CancelScope, Lock, to_thread
 from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
+from personae.actors.kit.background import background_tasks
 from personae.api.batches.call import BatchCall
 from personae.api.batches.input import ENDPOINTS, Checked, Requests, check
 from personae.api.batches.journal import CANCELLED, ERRORS, EXPIRED, OUTPUT, Journal
@@ -129,16 +130,12 @@ class BatchManager:
 
     @asynccontextmanager
     async def running(self, context: RequestContext) -> AsyncIterator[None]:
-        """Run batches while the block runs: those that an earlier server left, and new ones.
-
-        The block's own error is raised as it is, not in a group, because the exit code depends on it.
-        """
-        failure: Exception | None = None
+        """Run batches while the block runs: those that an earlier server left, and new ones."""
         self._checks = Workers(threads=1)  # separate ones, because checking a file takes long
         self._context, self._room = context, SequenceSemaphore(context.settings.batch_concurrency)
         leases = self._data.leases
         with nullcontext() if leases is None else leases.running():
-            async with anyio.create_task_group() as tasks:
+            async with background_tasks() as tasks:
                 self._tasks = tasks
                 tasks.start_soon(self._sweep)
                 if leases is not None:
@@ -149,13 +146,8 @@ class BatchManager:
                         self._begin(entry)
                 try:
                     yield
-                except Exception as error:
-                    failure = error
                 finally:
                     self._tasks = None
-                    tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
 
     async def create(self, who: Identity, body: CreateBatch, settings: ApiSettings) -> Batch:
         """Accept a batch. Raises RequestError, or QuotaExceeded if the tenant has too many at a time."""

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 
 import anyio
 
+from personae.actors.kit.background import background_tasks
+
 logger = logging.getLogger(__name__)
 
 SECONDS = 60.0
@@ -33,21 +35,10 @@ class LiveHistory:
 
     @asynccontextmanager
     async def running(self, sample: Callable[[], bytes]) -> AsyncIterator[None]:
-        """Keep a sample now and every minute while the block runs.
-
-        The block's own error is raised as it is, not in a group: the exit code depends on it.
-        """
-        failure: Exception | None = None
-        async with anyio.create_task_group() as tasks:
+        """Keep a sample now and every minute while the block runs."""
+        async with background_tasks() as tasks:
             tasks.start_soon(self._regularly, sample)
-            try:
-                yield
-            except Exception as error:
-                failure = error
-            finally:
-                tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+            yield
 
     async def _regularly(self, sample: Callable[[], bytes]) -> None:
         while True:

@@ -19,6 +19,7 @@ import msgspec
 from anyio import CancelScope, to_thread
 from anyio.abc import TaskGroup
 
+from personae.actors.kit.background import background_tasks
 from personae.api.context import RequestContext
 from personae.api.database.leases import LOOK_SECONDS
 from personae.api.generation import Job
@@ -82,26 +83,17 @@ class BackgroundResponses:
 
     @asynccontextmanager
     async def runs(self, context: RequestContext) -> AsyncIterator[None]:
-        """Run responses while the block runs: those that an earlier server left, and those that come.
-
-        The block's own error is raised as it is, not in a group: the exit code depends on it.
-        """
-        failure: Exception | None = None
+        """Run responses while the block runs: those that an earlier server left, and those that come."""
         self._context = context
-        async with anyio.create_task_group() as tasks:
+        async with background_tasks() as tasks:
             self._tasks, self._store.background = tasks, self
             await self._take_over()
             if self._store.shared:
                 tasks.start_soon(self._look)
             try:
                 yield
-            except Exception as error:
-                failure = error
             finally:
                 self._tasks = self._store.background = None
-                tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
 
     async def _take_over(self) -> None:
         """Run what no server works on."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from personae.actors.kit.background import background_tasks
 from personae.api.tenants.store import Identity, TenantStore
 from personae.errors import Unauthorized
 
@@ -78,21 +79,10 @@ class Revocations:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Check regularly while the block runs.
-
-        The block's own error is raised as it is, not in a group: the exit code depends on it.
-        """
-        failure: Exception | None = None
-        async with anyio.create_task_group() as tasks:
+        """Check regularly while the block runs."""
+        async with background_tasks() as tasks:
             tasks.start_soon(self._check_regularly)
-            try:
-                yield
-            except Exception as error:
-                failure = error
-            finally:
-                tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+            yield
 
     async def _check_regularly(self) -> None:
         while True:
