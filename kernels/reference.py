@@ -286,7 +286,8 @@ def attend(
     scores: ScoreChange | None = None,
 ) -> Tensor:
     """`paged_attention` of a batch with known groups, with changed scores."""
-    out = q.new_empty(*q.shape[:2], v_cache.shape[3])
+    width = v_cache.shape[3] - (2 if v_cache.dtype is torch.int8 else 0)  # without the scale
+    out = q.new_empty(*q.shape[:2], width)
     for rows, first, count, lengths in groups:
         tokens = torch.tensor(first, device=q.device).unsqueeze(1) + torch.arange(count, device=q.device)
         pages = batch.page_table[torch.tensor(rows, device=q.device)]

@@ -88,7 +88,7 @@ def test_the_real_model_is_sampled_as_is_recommended_for_it(
     found = bundled(None)
     assert found is not None
     plain = sampling_defaults(found.defaults(GenerationDefaults(eos=(2,))))
-    assert (plain.temperature, plain.top_p, plain.top_k, plain.repetition_penalty) == (0.2, 0.9, 0, 1.1)
+    assert (plain.temperature, plain.top_p, plain.top_k, plain.repetition_penalty) == (0.2, 0.9, 0, 1.05)
     assert found.defaults(GenerationDefaults(eos=(2,))).eos == (2,)
     own = sampling_defaults(found.defaults(GenerationDefaults(temperature=0.0, top_p=0.5)))
     assert (own.temperature, own.top_p) == (0.0, 0.5)
@@ -112,7 +112,7 @@ async def test_the_models_defaults_are_shown_and_a_request_overrides_them() -> N
 @pytest.mark.anyio
 async def test_only_plain_answers_of_the_base_have_the_models_penalty() -> None:
     engine = FakeEngine()
-    defaults = GenerationDefaults(plain_repetition_penalty=1.1)
+    defaults = GenerationDefaults(plain_repetition_penalty=1.05)
     app = create_app(engine, ApiSettings(defaults=defaults))
     chat = {"model": "base", "messages": [{"role": "user", "content": "hi"}]}
     asks = [

@@ -160,7 +160,7 @@ def test_the_sliding_window_is_that_of_each_layer(
             "text_config: model_type",
             {
                 "architectures": ["Mistral3ForConditionalGeneration"],
-                "text_config": {"model_type": "mistral4"},
+                "text_config": {"model_type": "qwen2"},
             },
         ),
         ("final_logit_softcapping", {**GEMMA, "final_logit_softcapping": 30.0}),

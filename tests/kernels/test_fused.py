@@ -468,8 +468,8 @@ def test_what_lies_beyond_a_sequence_may_be_nan(way: Way) -> None:
 
 
 IN_INT8 = (
-    *(Way(name, halves=False) for name in INSTRUCTIONS[:3]),
-    *(Way("floats", halves=False, machine=machine) for machine in ("skylake", "laptop")),
+    *(Way(name) for name in INSTRUCTIONS[:3]),
+    *(Way("floats", machine=machine) for machine in ("skylake", "laptop")),
 )
 
 

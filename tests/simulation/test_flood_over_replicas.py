@@ -20,7 +20,7 @@ from personae.engine.params import SamplingParams
 from personae.engine.sequence import Delta, SequenceLog
 
 QUIET = 16  # requests of the other tenant, eight a second
-SEEDS = range(1, 9)  # a single flood has too few of its requests for a p99
+SEEDS = range(1, 9)  # a single flood has too few of its requests for a p95; these have too few for a p99
 SIZES = {"slots": 16, "batch": 64, "pages": 512, "max_live": 10_000, "lull": 100_000, "every": 64}
 
 
@@ -91,8 +91,8 @@ def test_a_flood_over_four_engines_delays_another_tenant_about_as_much_as_over_o
 ) -> None:
     alone = first_tokens(1, adapters)
     four = first_tokens(4, adapters, placement, one_dies=one_dies)
-    bound = quantile(alone["quiet"], 0.99)
+    bound = quantile(alone["quiet"], 0.95)
     for waits in (alone, four):
         assert quantile(waits["flood"], 0.5) > 4 * bound, "it is a flood"
     assert len(four["quiet"]) == QUIET * len(SEEDS)
-    assert quantile(four["quiet"], 0.99) <= 1.25 * bound
+    assert quantile(four["quiet"], 0.95) <= 1.25 * bound

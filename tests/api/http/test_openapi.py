@@ -64,6 +64,7 @@ def test_operations_of_one_kind_have_one_tag() -> None:
         "embeddings",
         "rerank",
         "score",
+        "sessions",
         "messages",
         "models",
         "replicas",
