@@ -1,4 +1,4 @@
-"""Tasks that run beside a block."""
+"""Tasks that run while a block does."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
