@@ -116,7 +116,7 @@ async def test_only_plain_answers_of_the_base_have_the_models_penalty() -> None:
     app = create_app(engine, ApiSettings(defaults=defaults))
     chat = {"model": "base", "messages": [{"role": "user", "content": "hi"}]}
     asks = [
-        ("/v1/chat/completions", chat, 1.1),
+        ("/v1/chat/completions", chat, 1.05),
         ("/v1/chat/completions", chat | {"repetition_penalty": 1.3}, 1.3),
         ("/v1/chat/completions", chat | {"model": "team/pirate"}, 1.0),
         ("/v1/chat/completions", chat | {"structured_outputs": {"regex": "a"}}, 1.0),
