@@ -32,6 +32,7 @@ SLOW = frozenset(
         "test_neon.py",
         "test_smollm2.py",
         "test_speculation.py",
+        "test_triton.py",
         "test_triton_compiles.py",
         "test_wheel.py",
     )
