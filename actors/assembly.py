@@ -256,7 +256,7 @@ class EngineBuilder:
     """Builds the step engine for each epoch of the engine core, around the one model. `graphs`: decode steps
     are captured on a GPU. `speculate`: which drafts to use, see `--speculate`. `read_adapter` reads an
     adapter to the host. `side_stream`: see `--lora-side-stream`. `draft`: the model or the head of
-    `--draft-model`. `tier`: see `EngineSpec`. `ranks`: those that compute with this one."""
+    `--draft-model`. `tier`: see `EngineSpec`. `ranks`: the other ranks of the model."""
 
     model: Decoder
     shapes: LoraShapes

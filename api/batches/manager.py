@@ -130,7 +130,7 @@ class BatchManager:
 
     @asynccontextmanager
     async def running(self, context: RequestContext) -> AsyncIterator[None]:
-        """Run batches while the block runs: those that an earlier server left, and new ones."""
+        """Run new batches, and the ones that an earlier server left, while the block runs."""
         self._checks = Workers(threads=1)  # separate ones, because checking a file takes long
         self._context, self._room = context, SequenceSemaphore(context.settings.batch_concurrency)
         leases = self._data.leases

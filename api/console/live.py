@@ -54,7 +54,7 @@ CHARTED = (
     "vllm:request_success",
     "vllm:time_to_first_token_seconds_bucket",
 )
-"""How the names begin of those that `point` in `console/static/live.js` reads."""
+"""Prefixes of the metrics that `point` in `console/static/live.js` reads."""
 _ADDED_UP = "model_name"
 """A label of which only the sum is drawn: there may be hundreds of names."""
 

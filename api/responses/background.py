@@ -83,7 +83,7 @@ class BackgroundResponses:
 
     @asynccontextmanager
     async def runs(self, context: RequestContext) -> AsyncIterator[None]:
-        """Run responses while the block runs: those that an earlier server left, and those that come."""
+        """Run new responses, and the ones that an earlier server left, while the block runs."""
         self._context = context
         async with background_tasks() as tasks:
             self._tasks, self._store.background = tasks, self

@@ -46,7 +46,7 @@ class Budgets:
         self._held: dict[str, DayUse] = {}
 
     def hold(self, who: Identity, model: str, prompt: int, answers: int) -> BudgetHold:
-        """Hold a prompt's tokens, and those that its answers may have at most, with what they cost. Raises
+        """Hold the tokens of a prompt and the most that its answers may have, and what they cost. Raises
         BudgetExceeded if the prompt does not fit into what is left of the day."""
         limits = who.limits
         if limits.tokens_per_day is not None or limits.spend_per_day is not None:

@@ -15,7 +15,7 @@ from personae.kernels.moe import Routing
 
 FUSED = FusedExperts("input_linear", "output_linear")
 STATE_LAYERS = ("linear_attention", "mamba")
-MAMBA_KEYS = (  # those that `_mamba` may read
+MAMBA_KEYS = (  # the keys that `_mamba` may read
     *("mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_expand"),
     *("mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "time_step_limit"),
 )

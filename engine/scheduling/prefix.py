@@ -40,8 +40,8 @@ _SCAN = 16  # children examined for a hit inside a page, youngest first
 
 class TenantPages:
     """A tenant's pages: `pages` of them, those of its running sequences included, below `roots` roots.
-    `evictable` are those that no sequence holds, the least recently used first. Those among them that a
-    session keeps are in `kept` instead."""
+    No sequence holds the pages in `evictable` and `kept`, the least recently used first. A session keeps
+    the pages in `kept`."""
 
     __slots__ = ("digest", "evictable", "kept", "name", "pages", "roots", "weight")
 
