@@ -20,6 +20,7 @@ from personae.actors.draft_model import chosen_speculation, load_draft_model
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import Sizes, choose_sizes
 from personae.actors.spec import EngineSpec
+from personae.actors.start_adapters import read_start_adapters
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.base import Checkpoint
@@ -57,7 +58,7 @@ from personae.engine.worker.group import as_one
 from personae.engine.worker.prefill_graphs import PrefillGraphs
 from personae.engine.worker.runner import Runner
 from personae.engine.worker.warm_up import warm_up
-from personae.errors import AdapterError, DriverError, LoadError
+from personae.errors import DriverError, LoadError
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.cgroup import keep_to_share
@@ -70,7 +71,6 @@ from personae.lora.bounds import AdapterBounds
 from personae.lora.copies import StreamCopies, pinned
 from personae.lora.fit import bounds_of_pool
 from personae.lora.library import AdapterFetcher, AdapterLibrary, Prepare
-from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
 from personae.lora.shapes import LoraShapes
 from personae.lora.stored import KINDS
@@ -112,7 +112,7 @@ def assemble(
 
     Raises ModelLoadError, AdapterError or LoadError with the problem and where it is.
     """
-    device = _device(options.device)
+    device = chosen_device(options.device)
     _check_quantization(options.quantize, device)
     if device.type == "cpu":
         keep_to_share()
@@ -131,10 +131,10 @@ def assemble(
     draft = load_draft_model(options, model, tokenizer, device)
     shapes = lora_shapes(model)
     folders = adapter_folders(options.adapters, options.named_adapters)
-    adapters = {name: _adapter(folder, shapes) for name, folder in folders.items()}
+    adapters = read_start_adapters(folders, shapes)
     cards = _cards(options, checkpoint, adapters, model.quantization)
     own_shapes = rank_shapes(model)
-    sizes = choose_sizes(options, model, own_shapes, adapters.values(), draft)
+    sizes = choose_sizes(options, model, own_shapes, adapters.values(), draft, device=device)
     layout = sizes.layout
     stored = KINDS[model.dtype] if device.type == "cpu" and ranks is None else None
     known = {adapter.digest: folders[name] for name, adapter in adapters.items()}
@@ -369,7 +369,8 @@ class CompilerBuilder:
         return compiler
 
 
-def _device(choice: str) -> torch.device:
+def chosen_device(choice: str) -> torch.device:
+    """The device of `--device`. Raises LoadError if it is not there."""
     if choice == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if choice == "cuda" and not torch.cuda.is_available():
@@ -455,14 +456,6 @@ def _is_out_of_memory(error: Exception) -> bool:
     """Whether the system refused memory. On a CPU, torch has no error type for that."""
     refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
     return refused or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
-
-
-def _adapter(folder: Path, shapes: LoraShapes) -> Adapter:
-    """Read one adapter. Raises AdapterError that names the folder, since there may be many."""
-    try:
-        return read_adapter(folder, shapes)
-    except AdapterError as error:
-        raise AdapterError(f"adapter {folder}: {error.message}") from error
 
 
 def _cards(

@@ -59,23 +59,29 @@ def choose_sizes(
     shapes: LoraShapes,
     adapters: Collection[Adapter],
     draft: Decoder | Head | None = None,
+    *,
+    device: torch.device,
+    loaded: bool = True,
 ) -> Sizes:
     """Choose the sizes for a model on its device and the adapters that it serves from the start. A page of
-    the cache has a part for the model and one for the `draft` model or head.
+    the cache has a part for the model and one for the `draft` model or head. `loaded`: the device has the
+    weights. If not, a GPU's memory for a step is not measured, and what the weights need is left free.
 
     Raises LoadError, with the option to change, if the memory is too small.
     """
-    kv_dtype = _kv_dtype(options, model)
+    kv_dtype = _kv_dtype(options, model, device)
     page_size = _page_size(model, kv_dtype)
     page_bytes = KVCache.bytes_per_page(model.config.kv_specs, page_size, kv_dtype)
     draft_bytes = 0 if draft is None else _draft_bytes(draft, page_size)
     ranks = _ranks(options, adapters, shapes, model.dtype, model.comm.size)
-    granule = granule_of(model.device)
+    granule = granule_of(device)
     own = pool_bytes(shapes, ranks, model.dtype, granule or 0)
     # Adapters may have as much again in addition to their ranks: see LoraPool.
     reserved = own + pool_bytes(shapes, ranks, model.dtype)
     profile = partial(_step_bytes, options, model, shapes, kv_dtype, ranks)
-    layout = _layout(options, model, page_size, page_bytes, draft_bytes, reserved, granule, profile)
+    if not loaded:
+        profile = partial(_weight_bytes, model)
+    layout = _layout(options, model, device, page_size, page_bytes, draft_bytes, reserved, granule, profile)
     spare = _spare_ranks(shapes, model.dtype, ranks, layout.lendable * page_bytes)
     return Sizes(layout, kv_dtype, page_bytes, ranks, spare, own)
 
@@ -103,6 +109,7 @@ def _draft_bytes(draft: Decoder | Head, page_size: int) -> int:
 def _layout(
     options: EngineOptions,
     model: Decoder,
+    device: torch.device,
     page_size: int,
     page_bytes: int,
     draft_bytes: int,
@@ -113,7 +120,7 @@ def _layout(
     """Choose what fits next to `reserved` bytes of adapters. A page has `page_bytes` of the model, which can
     be lent, and `draft_bytes` of the draft model. `granule`: see `granule_of`. `profile`: the
     bytes that a step of a layout takes on a GPU."""
-    on_cpu = model.device.type == "cpu"
+    on_cpu = device.type == "cpu"
     max_seqs = options.max_seqs or (64 if on_cpu else 256)
     largest = MemoryLayout(
         num_pages=0,
@@ -216,6 +223,11 @@ def _step_bytes(
         ) from None
 
 
+def _weight_bytes(model: Decoder, _layout: MemoryLayout) -> int:
+    """What the weights take that are not loaded yet."""
+    return model.nbytes
+
+
 def _longest(
     asked: int | None, max_position: int, num_pages: int, page_size: int, page_bytes: int, source: str
 ) -> int:
@@ -235,7 +247,7 @@ def _longest(
     return length
 
 
-def _kv_dtype(options: EngineOptions, model: Decoder) -> torch.dtype:
+def _kv_dtype(options: EngineOptions, model: Decoder, device: torch.device) -> torch.dtype:
     """The dtype of keys and values."""
     if options.kv_cache_dtype == "auto":
         return model.dtype
@@ -244,10 +256,10 @@ def _kv_dtype(options: EngineOptions, model: Decoder) -> torch.dtype:
             f"--kv-cache-dtype {options.kv_cache_dtype} does not work for models with convolutions or states."
         )
     if options.kv_cache_dtype == "int8":
-        if model.device.type != "cpu":
+        if device.type != "cpu":
             raise LoadError("--kv-cache-dtype int8 needs a CPU; a GPU has fp8.")
         return torch.int8
-    if model.device.type == "cpu" or torch.cuda.get_device_capability() < FP8_CAPABILITY:
+    if device.type == "cpu" or torch.cuda.get_device_capability() < FP8_CAPABILITY:
         raise LoadError("--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or later (Ada, Hopper).")
     return FP8
 

@@ -39,6 +39,15 @@ app.add_typer(adapters_app, name="adapters")
 _START_UP_ERROR = 2
 _ENGINE_LOST = 3
 
+DryRunOption = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Show what the model would take, from its files' headers, and exit: with 1 if that does not fit "
+        "into the memory that is free.",
+    ),
+]
+
 
 def main() -> None:
     """The entry point of the `personae` command."""
@@ -62,8 +71,11 @@ def _personae(
 
 @app.command(cls=OptionsCommand)
 @expand_options
-def serve(options: ServeOptions, config: ConfigOption = None) -> None:
+def serve(options: ServeOptions, config: ConfigOption = None, dry_run: DryRunOption = False) -> None:
     """Serve a model and its adapters over HTTP (OpenAI's API)."""
+    if dry_run:
+        _dry_run(options)
+        return
     one_here = not options.one_process and options.ray is None
     one_here = one_here and max(options.replicas, options.max_replicas or 1) == 1
     try:
@@ -78,6 +90,28 @@ def serve(options: ServeOptions, config: ConfigOption = None) -> None:
     except EngineLost as error:
         typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
         raise typer.Exit(_ENGINE_LOST) from None
+
+
+def _dry_run(options: ServeOptions) -> None:
+    from personae.api.commands.dry_run import run
+
+    try:
+        fits = run(options)
+    except LoadError as error:
+        typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(_START_UP_ERROR) from None
+    if not fits:
+        raise typer.Exit(1)
+
+
+@app.command("models")
+def models(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List the families of models that can be served, and the formats of their weights.
+
+    GET /v1/models shows what a running server serves."""
+    from personae.api.commands.models import run
+
+    run(json=json)
 
 
 @app.command("check-template")

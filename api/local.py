@@ -25,6 +25,7 @@ from personae.api.hub.names import adapter_source
 from personae.api.hub.resolve import names_the_hub, on_disk
 from personae.api.opened import Opened
 from personae.api.options import ServeOptions, shared
+from personae.engine.generation_config import GenerationDefaults
 from personae.errors import LoadError
 
 SECRET_BYTES = 32
@@ -56,25 +57,9 @@ async def open_engine(
         raise LoadError("--one-process has its engine here; --ray has engines on other machines.")
     if names_the_hub(options):
         options = await to_thread.run_sync(on_disk, options, abandon_on_cancel=True)
-    asked = shared(options, EngineOptions)
-    model, (adapters, named) = options.model, _split(options.adapters)
-    asked_for = adapter_folders(adapters, named)
-    if (ours := bundled(model)) is not None:
-        model = ours.model
-        if options.bundled_adapters:
-            others = adapter_folders(ours.adapters, ()).items()
-            named = (*((name, folder) for name, folder in others if name not in asked_for), *named)
-        asked["served_model_name"] = options.served_model_name or ours.name
-        if options.dtype == "auto" and options.device != "cuda" and options.quantize is None:
-            asked["dtype"] = ours.dtype
-    if options.kv_disk is None and options.kv_disk_bytes is not None:
-        raise LoadError("--kv-disk-bytes needs --kv-disk.")
     if options.kv_disk is not None and secret is None:
         secret = await to_thread.run_sync(_kept_secret, options.kv_disk)
-    recommended = (lambda read: read) if ours is None else ours.defaults
-    assert model is not None
-    asked["record_kv_events"] = options.kv_events is not None
-    engine_options = EngineOptions(model, adapters, adapter_store, secret, named_adapters=named, **asked)
+    engine_options, recommended = engine_options_of(options, adapter_store, secret)
     if options.one_process and options.kv_events is not None:
         raise LoadError("--kv-events needs an engine process; leave out --one-process.")
     if not options.one_process:
@@ -85,7 +70,7 @@ async def open_engine(
             engines = _open_processes(options, engine_options, on_progress, hear, keeper)
             async with engines as engine_processes:
                 opened = _opened(engine_processes)
-                yield replace(opened, model=model, defaults=recommended(opened.defaults))
+                yield replace(opened, model=engine_options.model, defaults=recommended(opened.defaults))
         return
     from personae.actors.assembly import assemble  # it loads torch
     from personae.actors.in_process import open_in_process
@@ -93,9 +78,8 @@ async def open_engine(
     assembly = await to_thread.run_sync(assemble, engine_options, on_progress)
     async with open_in_process(assembly.engine_spec, max_restarts=options.max_restarts) as client:
         facts = (recommended(assembly.defaults), assembly.max_adapters, assembly.bounds)
-        yield Opened(
-            client, *facts, client.lost, client.end_all, client.describe, assembly.about, model=model
-        )
+        about, model = assembly.about, engine_options.model
+        yield Opened(client, *facts, client.lost, client.end_all, client.describe, about, model=model)
     if assembly.engine_spec.tier is not None:
         await to_thread.run_sync(assembly.engine_spec.tier.close)
 
@@ -151,6 +135,31 @@ def _publishing(options: ServeOptions) -> Iterator[HearKVEvents | None]:
         return
     with publishing(options.kv_events, options.kv_events_replay, options.kv_events_topic) as publisher:
         yield publisher.publish
+
+
+def engine_options_of(
+    options: ServeOptions, adapter_store: Path | None = None, secret: bytes | None = None
+) -> tuple[EngineOptions, Callable[[GenerationDefaults], GenerationDefaults]]:
+    """The options of an engine, and what makes the sampling defaults of those that the model's files
+    recommend. A bundled model brings its file, its adapters and its defaults. Models and adapters must be on
+    this machine. Raises LoadError."""
+    asked = shared(options, EngineOptions)
+    model, (adapters, named) = options.model, _split(options.adapters)
+    asked_for = adapter_folders(adapters, named)
+    if (ours := bundled(model)) is not None:
+        model = ours.model
+        if options.bundled_adapters:
+            others = adapter_folders(ours.adapters, ()).items()
+            named = (*((name, folder) for name, folder in others if name not in asked_for), *named)
+        asked["served_model_name"] = options.served_model_name or ours.name
+        if options.dtype == "auto" and options.device != "cuda" and options.quantize is None:
+            asked["dtype"] = ours.dtype
+    if options.kv_disk is None and options.kv_disk_bytes is not None:
+        raise LoadError("--kv-disk-bytes needs --kv-disk.")
+    assert model is not None
+    asked["record_kv_events"] = options.kv_events is not None
+    told = EngineOptions(model, adapters, adapter_store, secret, named_adapters=named, **asked)
+    return told, (lambda read: read) if ours is None else ours.defaults
 
 
 def _split(sources: tuple[Path, ...]) -> tuple[tuple[Path, ...], tuple[tuple[str, Path], ...]]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -29,6 +29,45 @@ HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$")
 Progress = Callable[[int, int], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A model as its files' headers describe it. `stored`: its tensors by the names of `Decoder.tensors`."""
+
+    name: str
+    config: ModelConfig
+    stored: Mapping[str, StoredTensor]
+    numerics: Numerics
+
+    @property
+    def form(self) -> str:
+        """The name of the format that most weights have in memory."""
+        return self.numerics.quantization or str(self.numerics.dtype).removeprefix("torch.")
+
+    def decoder(self, comm: Comm = ONE_RANK) -> Decoder:
+        """The decoder of a rank, with shapes and without values: on torch's device "meta"."""
+        return Decoder(
+            self.config,
+            dtype=self.numerics.dtype,
+            device=torch.device("meta"),
+            max_position=1,
+            scheme=self.numerics.scheme,
+            comm=comm,
+        )
+
+
+def describe(path: Path, *, device: torch.device, dtype: str, quantize: str | None) -> Described:
+    """Read the headers of a model's files, and compare its tensors with its config; see `load_model`.
+
+    Raises ModelLoadError as `load_model` does, but not for a lack of memory."""
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.config()
+    stored = checkpoint.tensors(config)
+    numerics = checkpoint.numerics(config, stored, device, dtype, quantize)
+    _check(config, stored)
+    described = Described(checkpoint.name, config, stored, numerics)
+    return _for_this_processor(described, device) if dtype == "auto" else described
+
+
 def load_model(
     path: Path,
     *,
@@ -53,14 +92,9 @@ def load_model(
         wrong; or says that the weights need more memory than is free.
         LoadError: so many ranks cannot share the model.
     """
-    checkpoint = open_checkpoint(path)
-    config = checkpoint.config()
-    stored = checkpoint.tensors(config)
-    numerics = checkpoint.numerics(config, stored, device, dtype, quantize)
-    _check(config, stored)
-    if dtype == "auto":
-        numerics = _for_this_processor(config, numerics, device)
-    _check_memory(config, numerics, device, quantize, comm)
+    described = describe(path, device=device, dtype=dtype, quantize=quantize)
+    _check_memory(described, device, quantize, comm)
+    config, stored, numerics = described.config, described.stored, described.numerics
     decoder = Decoder(
         config,
         dtype=numerics.dtype,
@@ -99,38 +133,24 @@ def _check(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
         raise ModelLoadError(f"The weights do not match the model's config. Tensors {'; '.join(found)}")
 
 
-def _for_this_processor(config: ModelConfig, numerics: Numerics, device: torch.device) -> Numerics:
+def _for_this_processor(described: Described, device: torch.device) -> Described:
     """Float32 for weights in bfloat16 that the processor cannot multiply. The memory in all decides and not
     what is free, so that a restarted engine computes the same."""
+    numerics = described.numerics
     if numerics.dtype is not torch.bfloat16 or numerics.quantization or multiplies_bfloat16(device):
-        return numerics
-    wide = replace(numerics, dtype=torch.float32)
+        return described
+    wide = replace(described, numerics=replace(numerics, dtype=torch.float32))
     memory = main_memory()
-    return wide if memory is None or _weights(config, wide) <= memory / 2 else numerics
+    return wide if memory is None or wide.decoder().nbytes <= memory / 2 else described
 
 
-def _weights(config: ModelConfig, numerics: Numerics, comm: Comm = ONE_RANK) -> int:
-    """The size in bytes of a rank's weights, once they are loaded."""
-    return Decoder(
-        config,
-        dtype=numerics.dtype,
-        device=torch.device("meta"),
-        max_position=1,
-        scheme=numerics.scheme,
-        comm=comm,
-    ).nbytes
-
-
-def _check_memory(
-    config: ModelConfig, numerics: Numerics, device: torch.device, quantize: str | None, comm: Comm
-) -> None:
+def _check_memory(described: Described, device: torch.device, quantize: str | None, comm: Comm) -> None:
     """Compares the memory that the weights of all ranks need with the free memory, before any is
     allocated."""
     free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    size = _weights(config, numerics, comm) * comm.size
+    size = described.decoder(comm).nbytes * comm.size
     if free is None or size <= free:
         return
-    form = numerics.quantization or str(numerics.dtype).removeprefix("torch.")
     if device.type == "cpu":
         where = "in this machine or its container"
         hint = (
@@ -141,7 +161,7 @@ def _check_memory(
     else:
         where, hint = "on the GPU", ", or choose a smaller model"
     raise ModelLoadError(
-        f"The weights need {_gib(size)} in {form}, but {_gib(free)} of memory are free {where}. "
+        f"The weights need {_gib(size)} in {described.form}, but {_gib(free)} of memory are free {where}. "
         f"Free some memory{hint}."
     )
 

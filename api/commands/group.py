@@ -18,7 +18,6 @@ COMMANDS = {
 ELSEWHERE = {
     "list": "`personae adapters list` shows the adapters of a running server, GET /v1/models all its models.",
     "ls": "`personae adapters list` shows the adapters of a running server, GET /v1/models all its models.",
-    "models": "GET /v1/models shows what a running server serves.",
     "ps": "GET /v1/models shows what a running server serves.",
     "pull": "`personae serve org/name` downloads the model and serves it.",
     "run": "`personae serve` serves a model, and `personae chat` talks to it.",

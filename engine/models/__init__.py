@@ -88,6 +88,11 @@ FAMILIES = {architecture: file for _, architecture, file in _TABLE}
 """The file of each architecture."""
 MODEL_TYPES = {kind: architecture for kind, architecture, _ in _TABLE}
 """The architecture of a config.json that only has a `model_type`."""
+WHOLE = frozenset(
+    ("gemma3", "gemma3_text", "granite", "llama", "mimo", "mistral", "mistral3", "mixtral", "olmo2", "olmo3")
+) | {"olmoe", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3"}
+"""Those, by `model_type`, that the tests compare with transformers in every dtype. The others they compare in
+float32."""
 
 
 def family(architecture: str) -> Translate | None:

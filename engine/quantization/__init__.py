@@ -20,11 +20,10 @@ QUANTIZATIONS = ("int8", "int4", "fp8")
 WEIGHT_ONLY = ("int8", "int4")
 """Those that are formats of weights, and work with any dtype of activations."""
 
-_METHODS = {
-    "int8": "int8",
-    "fp8": "fp8",
-    **dict.fromkeys(("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"), "gguf"),
-}
+KEPT = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+"""The types of GGUF tensors that stay in their bits. Each is a format of `gguf.py`."""
+
+_METHODS = {"int8": "int8", "fp8": "fp8", **dict.fromkeys(KEPT, "gguf")}
 
 
 def method_of(kind: str) -> type[LinearMethod]:

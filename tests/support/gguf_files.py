@@ -1,11 +1,12 @@
 """Small GGUF files, written by the package `gguf` from the folders of `tiny_models`.
 
 Names come from the package's own table, so that ours is tested against it. This does to tensors what a
-converter does: it permutes q and k, and adds one to Gemma's norms.
+converter does: it permutes q and k, adds one to Gemma's norms, and stacks the experts of a layer.
 """
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,20 @@ from tiny_models import CHATML, SPECIALS
 from tokenizers import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PERMUTED = ("llama", "granite", "smollm3")
-ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "mistral": "llama"}
+PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
+ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "olmo3": "olmo2",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
+    "glm4_moe": "glm4moe",
+}
+EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.weight")
+PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+PLAIN = ("ffn_gate_inp", "attn_sinks", "norm", "bias")  # never quantized
 # The positions of the float16 scales in a block of a type that the package cannot make.
 SCALES = {
     Type.Q2_K: (80, 82),
@@ -88,17 +101,21 @@ def write_gguf(
         config["num_hidden_layers"],
     )
     meant = {}
-    for place, (name, tensor) in enumerate(load_file(folder / "model.safetensors").items()):
+    stored = dict(converted(load_file(folder / "model.safetensors")))
+    for place, (name, tensor) in enumerate(stored.items()):
         stem, _, end = name.rpartition(".")
         own = f"{names.get_name(stem)}.{end}"
         weight = tensor.float().numpy()
-        kept = (types(own) if types else type) if weight.ndim == 2 else Type.F32
-        raw = blocks(weight, kept, place)
+        matrices = weight.ndim > 1 and not any(part in own for part in PLAIN)
+        kept = (types(own) if types else type) if matrices else Type.F32
+        flat = weight.reshape(-1, weight.shape[-1]) if weight.ndim > 2 else weight
+        raw = blocks(flat, kept, place)
         meant[name] = torch.from_numpy(np.array(gguf.quants.dequantize(raw, kept))).reshape(tensor.shape)
+        raw = raw.reshape(*weight.shape[:-1], -1) if weight.ndim > 2 else raw
         if kind in PERMUTED and any(f".{part}_proj." in name for part in "qk"):
             heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
             raw = raw.reshape(heads, 2, raw.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(raw.shape)
-        if kind == "gemma3" and "norm" in name:
+        if kind in ("gemma", "gemma2", "gemma3") and "norm" in name:
             raw = raw + 1
         if tensors is not None:
             for other, changed in tensors({own: raw}).items():
@@ -115,6 +132,37 @@ def write_gguf(
             (truth / file.name).write_bytes(file.read_bytes())
         save_file(meant, truth / "model.safetensors", metadata={"format": "pt"})
     return path if not split else next(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
+
+
+def converted(stored: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors with names that the package's table knows: one of all experts for each of gate, up and
+    down, whatever the family has."""
+    experts: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in stored.items():
+        if (match := EXPERT.fullmatch(name)) is not None:
+            block = match[1].replace("block_sparse_moe", "mlp")
+            own = f"{block}.experts.{PARTS.get(match[3], match[3])}.weight"
+            experts.setdefault(own, []).append(tensor)  # safetensors sorts names as texts: below 10 experts
+        elif ".experts.gate_up_proj" in name or ".experts.down_proj" in name:  # gpt-oss
+            prefix, end = name.split(".experts.")[0], "bias" if name.endswith("_bias") else "weight"
+            whole = tensor if end == "bias" else tensor.transpose(1, 2)
+            if "down_proj" in name:
+                yield f"{prefix}.experts.down_proj.{end}", whole.contiguous()
+            else:
+                yield f"{prefix}.experts.gate_proj.{end}", whole[:, 0::2].contiguous()
+                yield f"{prefix}.experts.up_proj.{end}", whole[:, 1::2].contiguous()
+        elif name.endswith("block_sparse_moe.input_linear.weight"):  # Granite
+            prefix, half = name.split(".block_sparse_moe.")[0], tensor.shape[1] // 2
+            yield f"{prefix}.mlp.experts.gate_proj.weight", tensor[:, :half].contiguous()
+            yield f"{prefix}.mlp.experts.up_proj.weight", tensor[:, half:].contiguous()
+        elif name.endswith("block_sparse_moe.output_linear.weight"):
+            yield f"{name.split('.block_sparse_moe.')[0]}.mlp.experts.down_proj.weight", tensor
+        elif name.endswith(".sinks"):
+            yield f"{name}.weight", tensor
+        else:
+            yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
+    for name, parts in experts.items():
+        yield name, torch.stack(parts)
 
 
 def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -135,9 +183,13 @@ def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_key_length(head)
         writer.add_value_length(head)
     kind = config["model_type"]
-    if kind in ("gemma3_text", "phi3", "olmo3") and config.get("sliding_window"):
+    if kind in ("gemma2", "gemma3_text", "gpt_oss", "phi3", "olmo3") and config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
-    if kind == "granite":
+    write_experts(writer, config)
+    if kind == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if kind in ("granite", "granitemoe"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
@@ -148,6 +200,31 @@ def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_factor(scaling["factor"])
         if "original_max_position_embeddings" in scaling:
             writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+
+
+def write_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """What a converter writes of experts, if there are some."""
+    counts = (config.get(name) for name in ("num_local_experts", "n_routed_experts", "num_experts"))
+    count = next((count for count in counts if count), None)
+    if count is None:
+        return
+    kind = config["model_type"]
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    if kind not in ("mixtral", "olmoe", "granitemoe"):
+        writer.add_expert_feed_forward_length(
+            config["intermediate_size"] if kind == "gpt_oss" else config["moe_intermediate_size"]
+        )
+    if kind == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if kind == "glm4_moe":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
 
 
 def write_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:

@@ -46,6 +46,8 @@ YARN = {  # below `rope.scaling`, by config.json's names
     "yarn_beta_slow": "beta_slow",
     "yarn_log_multiplier": "mscale_all_dim",
 }
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+SOFTMAX, SIGMOID = 1, 2  # what makes the weights of experts of a router's scores
 SCALES = ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")  # Granite's
 
 Translate = Callable[[Metadata, str, dict[str, Any]], None]
@@ -54,11 +56,14 @@ Translate = Callable[[Metadata, str, dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """name: in `config.json`. permuted: in q and k, the two rows that are rotated together are neighbours."""
+    """name: in `config.json`. permuted: in q and k, the two rows that are rotated together are neighbours.
+    reads: which of `UNSERVED` and `SCALES` `translate` reads. partial: a part of each head is rotated."""
 
     name: str
     permuted: bool = False
     translate: Translate | None = None
+    reads: tuple[str, ...] = ()
+    partial: bool = False
 
 
 def read_gguf_config(
@@ -72,7 +77,7 @@ def read_gguf_config(
     """
     architecture = architecture_of(metadata)
     prefix = metadata.text("general.architecture")
-    values = _common(metadata, prefix, tensors)
+    values = _common(metadata, prefix, architecture, tensors)
     if "rope_factors_long.weight" in tensors:
         values["rope_scaling"] = {
             **values.pop("rope_scaling", {}),
@@ -99,23 +104,21 @@ def read_gguf_config(
 
 
 def _with_biases(tensors: Mapping[str, TensorInfo], layer: LayerSpec) -> LayerSpec:
-    """The layer with the biases that the file has."""
-    attention, mlp = _dense(layer)
-    return LayerSpec(
-        replace(
-            attention,
-            qkv_bias=_any(tensors, "attn_q.bias", "attn_qkv.bias"),
-            o_bias=_any(tensors, "attn_output.bias"),
-        ),
-        replace(mlp, bias=_any(tensors, "ffn_up.bias")),
+    """The layer with the biases that the file has. Experts have them or not by their family."""
+    attention = replace(
+        _attention(layer),
+        qkv_bias=_any(tensors, "attn_q.bias", "attn_qkv.bias"),
+        o_bias=_any(tensors, "attn_output.bias"),
     )
+    if not isinstance(layer.mlp, MlpSpec):
+        return LayerSpec(attention, layer.mlp)
+    return LayerSpec(attention, replace(layer.mlp, bias=_any(tensors, "ffn_up.bias")))
 
 
-def _dense(layer: LayerSpec) -> tuple[AttentionSpec, MlpSpec]:
-    """The layer's blocks. Other kinds of blocks are not supported in GGUF."""
+def _attention(layer: LayerSpec) -> AttentionSpec:
+    """The layer's attention. Other blocks in its place are not supported in GGUF."""
     assert isinstance(layer.attention, AttentionSpec)
-    assert isinstance(layer.mlp, MlpSpec)
-    return layer.attention, layer.mlp
+    return layer.attention
 
 
 def _any(tensors: Mapping[str, TensorInfo], *names: str) -> bool:
@@ -142,15 +145,16 @@ def architecture_of(metadata: Metadata) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def _common(metadata: Metadata, prefix: str, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+def _common(
+    metadata: Metadata, prefix: str, architecture: Architecture, tensors: Mapping[str, TensorInfo]
+) -> dict[str, Any]:
     for field in UNSERVED:
         key = f"{prefix}.{field}"
-        if metadata.raw(key) not in (None, 0, False):
+        if field not in architecture.reads and metadata.raw(key) not in (None, 0, False):
             raise metadata.error(key, "is not supported")
-    if prefix != "granite":
-        for field in SCALES:
-            if f"{prefix}.{field}" in metadata:
-                raise metadata.error(f"{prefix}.{field}", "is supported in Granite only")
+    for field in SCALES:
+        if field not in architecture.reads and f"{prefix}.{field}" in metadata:
+            raise metadata.error(f"{prefix}.{field}", "is supported in Granite only")
     if not metadata.flag(f"{prefix}.attention.causal", default=True):
         raise metadata.error(f"{prefix}.attention.causal", "attention in both directions is not supported")
     _check_pooling(metadata, f"{prefix}.pooling_type")
@@ -182,8 +186,9 @@ def _common(metadata: Metadata, prefix: str, tensors: Mapping[str, TensorInfo]) 
         "rms_norm_eps": metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.number(f"{prefix}.rope.freq_base", default=10000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
     }
-    head = _head_size(metadata, prefix, values)
+    head = _head_size(metadata, prefix, values, partial=architecture.partial)
     _rope(metadata, prefix, values, head)
     return values
 
@@ -196,7 +201,7 @@ def _check_pooling(metadata: Metadata, key: str) -> None:
         raise metadata.error(key, f"{kind} is not supported, only mean (1) and last (3)")
 
 
-def _head_size(metadata: Metadata, prefix: str, values: dict[str, Any]) -> int:
+def _head_size(metadata: Metadata, prefix: str, values: dict[str, Any], *, partial: bool) -> int:
     """The size of a head. Adds it, and its rotated part, to `values`."""
     heads = values["num_attention_heads"]
     if not heads:
@@ -210,7 +215,7 @@ def _head_size(metadata: Metadata, prefix: str, values: dict[str, Any]) -> int:
     values["head_dim"] = head
     turned = metadata.integer(f"{prefix}.rope.dimension_count", default=head)
     if turned != head:
-        if prefix != "phi3":
+        if not partial:
             raise metadata.error(f"{prefix}.rope.dimension_count", f"{turned} of {head} is not supported")
         values["partial_rotary_factor"] = turned / head
     return head
@@ -256,7 +261,7 @@ def _rope(metadata: Metadata, prefix: str, values: dict[str, Any], head: int) ->
 
 def _with_factors(metadata: Metadata, config: ModelConfig, factors: tuple[float, ...]) -> ModelConfig:
     """Llama 3's rope scaling: each pair's frequency is divided by its own factor."""
-    pairs = _dense(config.layer_specs[0])[0].head_dim // 2
+    pairs = _attention(config.layer_specs[0]).head_dim // 2
     if len(factors) != pairs:
         raise ModelLoadError(
             f"{metadata.where}: rope_freqs.weight has {len(factors)} factors for {pairs} pairs"
@@ -279,8 +284,8 @@ def _with_factors(metadata: Metadata, config: ModelConfig, factors: tuple[float,
         )
 
     def layer(spec: LayerSpec) -> LayerSpec:
-        attention, mlp = _dense(spec)
-        return LayerSpec(replace(attention, rope=stretched(attention.rope)), mlp)
+        attention = _attention(spec)
+        return LayerSpec(replace(attention, rope=stretched(attention.rope)), spec.mlp)
 
     return config.with_layers(layer)
 
@@ -334,13 +339,101 @@ def _phi3(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
         del values["rope_scaling"]  # an attention factor without scaling has no effect
 
 
+def _gemma2(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    for name in CAPS:
+        values[name] = metadata.number(f"{prefix}.{name}")
+    values["sliding_window"] = metadata.integer(f"{prefix}.attention.sliding_window", default=4096)
+    heads, largest = values["num_attention_heads"], values["num_hidden_layers"] == 46
+    # Not in the file, as in Gemma 3.
+    values["query_pre_attn_scalar"] = float(values["hidden_size"] // heads if largest else values["head_dim"])
+
+
+def _experts(
+    metadata: Metadata, prefix: str, values: dict[str, Any], *, renormalize: bool, gating: int = SOFTMAX
+) -> None:
+    """Adds what the file says of experts. `renormalize`: whether the weights of a token's experts add up to
+    1, where the file does not say it."""
+    key = f"{prefix}.expert_gating_func"
+    if metadata.integer(key, default=gating) != gating:
+        raise metadata.error(key, f"only {gating} is supported")
+    values["num_experts"] = metadata.integer(f"{prefix}.expert_count")
+    values["num_experts_per_tok"] = metadata.integer(f"{prefix}.expert_used_count")
+    values["norm_topk_prob"] = metadata.flag(f"{prefix}.expert_weights_norm", default=renormalize)
+    size = metadata.integer(f"{prefix}.expert_feed_forward_length", default=values["intermediate_size"])
+    values["moe_intermediate_size"] = size
+    if metadata.number(f"{prefix}.expert_weights_scale", default=1.0) != 1.0 and gating == SOFTMAX:
+        raise metadata.error(f"{prefix}.expert_weights_scale", "only 1 is supported")
+
+
+def _llama(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """Mixtral is a llama with experts."""
+    if metadata.integer(f"{prefix}.expert_count", default=0):
+        values["architecture"] = "MixtralForCausalLM"
+        _all_experts(metadata, prefix, values, renormalize=True)
+
+
+def _all_experts(metadata: Metadata, prefix: str, values: dict[str, Any], *, renormalize: bool) -> None:
+    """Families in which every layer has experts, so that their size is config.json's only one."""
+    _experts(metadata, prefix, values, renormalize=renormalize)
+    values["intermediate_size"] = values["moe_intermediate_size"]
+
+
+def _granitemoe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    _granite(metadata, prefix, values)
+    _all_experts(metadata, prefix, values, renormalize=True)
+
+
+def _gpt_oss(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    _all_experts(metadata, prefix, values, renormalize=True)
+    values["sliding_window"] = metadata.integer(f"{prefix}.attention.sliding_window")
+    # Not in the file: its makers do not round the bounds of YaRN's ramp.
+    values.setdefault("rope_scaling", {"rope_type": "default"})["truncate"] = False
+
+
+def _qwen2moe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    _experts(metadata, prefix, values, renormalize=False)
+    values["shared_expert_intermediate_size"] = metadata.integer(
+        f"{prefix}.expert_shared_feed_forward_length", default=values["intermediate_size"]
+    )
+
+
+def _glm4moe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    _experts(metadata, prefix, values, renormalize=True, gating=SIGMOID)
+    further = metadata.integer(f"{prefix}.nextn_predict_layers", default=0)
+    if further >= values["num_hidden_layers"]:
+        raise metadata.error(f"{prefix}.nextn_predict_layers", f"{further} are as many as there are layers")
+    values["num_hidden_layers"] -= further
+    values["num_nextn_predict_layers"] = further
+    values["first_k_dense_replace"] = metadata.integer(f"{prefix}.leading_dense_block_count", default=0)
+    values["n_shared_experts"] = metadata.integer(f"{prefix}.expert_shared_count")
+    values["routed_scaling_factor"] = metadata.number(f"{prefix}.expert_weights_scale", default=1.0)
+    values["n_group"] = metadata.integer(f"{prefix}.expert_group_count", default=1)
+    values["topk_group"] = metadata.integer(f"{prefix}.expert_group_used_count", default=1)
+
+
+EXPERTS = ("expert_count",)
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture("LlamaForCausalLM", permuted=True),
+    "llama": Architecture("LlamaForCausalLM", permuted=True, translate=_llama, reads=EXPERTS),
     "qwen2": Architecture("Qwen2ForCausalLM"),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", translate=_qwen2moe, reads=EXPERTS),
     "qwen3": Architecture("Qwen3ForCausalLM"),
+    "qwen3moe": Architecture(
+        "Qwen3MoeForCausalLM", translate=partial(_experts, renormalize=True), reads=EXPERTS
+    ),
+    "gemma": Architecture("GemmaForCausalLM"),
+    "gemma2": Architecture("Gemma2ForCausalLM", translate=_gemma2, reads=CAPS),
     "gemma3": Architecture("Gemma3ForCausalLM", translate=_gemma3),
-    "phi3": Architecture("Phi3ForCausalLM", translate=_phi3),
-    "granite": Architecture("GraniteForCausalLM", permuted=True, translate=_granite),
+    "phi3": Architecture("Phi3ForCausalLM", translate=_phi3, partial=True),
+    "granite": Architecture("GraniteForCausalLM", permuted=True, translate=_granite, reads=SCALES),
+    "granitemoe": Architecture(
+        "GraniteMoeForCausalLM", permuted=True, translate=_granitemoe, reads=(*SCALES, *EXPERTS)
+    ),
     "smollm3": Architecture("SmolLM3ForCausalLM", permuted=True),
     "olmo2": Architecture("Olmo2ForCausalLM", translate=_olmo),
+    "olmoe": Architecture(
+        "OlmoeForCausalLM", translate=partial(_all_experts, renormalize=False), reads=EXPERTS
+    ),
+    "gpt-oss": Architecture("GptOssForCausalLM", translate=_gpt_oss, reads=EXPERTS),
+    "glm4moe": Architecture("Glm4MoeForCausalLM", translate=_glm4moe, reads=EXPERTS, partial=True),
+    "seed_oss": Architecture("SeedOssForCausalLM"),
 }

@@ -1,7 +1,7 @@
 """The tensors of GGUF files, with the decoder's names and in its order of rows."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,8 @@ from personae.engine.checkpoints.base import StoredTensor
 from personae.engine.checkpoints.gguf.header import Header, TensorInfo
 from personae.engine.config import ModelConfig
 from personae.engine.layers.attention import AttentionSpec
+from personae.engine.layers.mlp import GATED
+from personae.engine.layers.moe import MoeSpec
 from personae.engine.quantization.gguf import METHODS
 from personae.errors import ModelLoadError
 
@@ -44,19 +46,26 @@ LAYER = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+SINKS = "attn_sinks.weight"
+EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # tensors of all experts of a layer
+SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
+ROUTER, SHARED_GATE, CORRECTION = "ffn_gate_inp", "ffn_gate_inp_shexp", "exp_probs_b"
 MERGED = {"ffn_up": "mlp.gate_up_proj"}  # if gate and up are one tensor
 POST_NORMS = {"ffn_norm": "pre_feedforward_layernorm"}  # if there are norms before and after each half
 _OF_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)")
+_ANY_OF_LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _CHUNK = 2**22  # elements that are dequantized at a time
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor(StoredTensor):
-    """order: for each row, its row in the file; None for the same order."""
+    """order: for each row, its row in the file; None for the same order. part_of: which part of the file's
+    tensor it is, and of how many, along the first dimension."""
 
     header: Header
     info: TensorInfo
-    order: Tensor | None
+    order: Tensor | None = None
+    part_of: tuple[int, int] = (0, 1)
 
     def read(self) -> Tensor:
         """See `StoredTensor`: float32."""
@@ -87,8 +96,9 @@ class GgufTensor(StoredTensor):
     def _rows(self) -> Tensor:
         """The file's bytes, [rows, bytes] uint8."""
         rows = self.shape[0] if len(self.shape) > 1 else 1
-        raw = torch.from_numpy(np.array(self.header.bytes_of(self.info)))
-        raw = raw.view(rows, -1)
+        index, parts = self.part_of
+        own = self.header.bytes_of(self.info).reshape(parts, -1)[index]
+        raw = torch.from_numpy(np.array(own)).view(rows, -1)
         return raw if self.order is None else raw.view(self.order.shape[0], -1)[self.order].view(rows, -1)
 
 
@@ -105,38 +115,88 @@ def named(headers: Iterable[Header], config: ModelConfig, *, permuted: bool) -> 
     found: dict[str, StoredTensor] = {}
     for header in headers:
         for info in header.tensors.values():
-            if info.name in STRETCHING:
+            if info.name in STRETCHING or _further(info.name, config):
                 continue
-            name = _name(info.name, config)
-            if name in found:
-                raise ModelLoadError(f"{info.name} is in {header.path.name} and in another file of the model")
-            order = _order(name, info, config) if permuted else None
-            served = info.type in (SERVED if len(info.shape) == 2 else FLOATS)
-            found[name] = GgufTensor(
-                info.name,
-                str(header.path),
-                info.shape,
-                info.type.name,
-                served,
-                info.bytes,
-                header,
-                info,
-                order,
-            )
+            for name, tensor in _tensors(header, info, config, permuted=permuted):
+                if name in found:
+                    raise ModelLoadError(
+                        f"{info.name} is in {header.path.name} and in another file of the model"
+                    )
+                found[name] = tensor
     return found
 
 
-def _name(name: str, config: ModelConfig) -> str:
+def _further(name: str, config: ModelConfig) -> bool:
+    """Whether the tensor is of a layer that predicts further tokens, which the decoder does without."""
+    match = _ANY_OF_LAYER.match(name)
+    return match is not None and config.layers <= int(match[1]) < config.layers + config.mtp_layers
+
+
+def _tensors(
+    header: Header, info: TensorInfo, config: ModelConfig, *, permuted: bool
+) -> Iterator[tuple[str, StoredTensor]]:
+    """The decoder's tensors that one of the file becomes, by their names there."""
+    names = _names(info.name, config)
+    shape = info.shape[1:] if len(names) > 1 else info.shape
+    if info.name.endswith(f".{SHARED_GATE}.weight") and len(shape) == 1:
+        shape = (1, *shape)  # a matrix of one row
+    served = info.type in (SERVED if len(shape) == 2 else FLOATS)
+    if len(names) > 1 and info.shape[0] != len(names):
+        raise ModelLoadError(
+            f"{header.path.name}: {info.name}: expected {len(names)} experts, found {list(info.shape)}"
+        )
+    for index, name in enumerate(names):
+        yield (
+            name,
+            GgufTensor(
+                info.name,
+                str(header.path),
+                shape,
+                info.type.name,
+                served,
+                info.bytes // len(names),
+                header,
+                info,
+                _order(name, info, config) if permuted else None,
+                (index, len(names)),
+            ),
+        )
+
+
+def _names(name: str, config: ModelConfig) -> list[str]:
+    """The decoder's names for a tensor: one, or one for each expert."""
     part, _, kind = name.rpartition(".")
     if part in TOP:
-        return f"{TOP[part]}.{kind}"
+        return [f"{TOP[part]}.{kind}"]
     match = _OF_LAYER.fullmatch(name)
     if match is None:
-        return name
-    layer, part, kind = match.groups()
+        return [name]
+    layer, part, kind = int(match[1]), match[2], match[3]
+    prefix = f"model.layers.{layer}"
+    if f"{part}.{kind}" == SINKS:
+        return [f"{prefix}.self_attn.sinks"]
+    moe = config.layer_specs[layer].mlp if layer < config.layers else None
+    if isinstance(moe, MoeSpec):
+        if part in EXPERTS:
+            own = moe.names[EXPERTS.index(part)]
+            return [f"{prefix}.{moe.path}.experts.{expert}.{own}.{kind}" for expert in range(moe.experts)]
+        if part == CORRECTION and moe.correction:
+            return [f"{prefix}.{moe.path}.{moe.correction}"]
+        if part in (found := dict(_of_moe(moe))):
+            return [f"{prefix}.{found[part]}.{kind}"]
     merged = _attention(config).merged
     names = LAYER | (MERGED if merged else {}) | (POST_NORMS if _both_norms(config) else {})
-    return f"model.layers.{int(layer)}.{names[part]}.{kind}" if part in names else name
+    return [f"{prefix}.{names[part]}.{kind}" if part in names else name]
+
+
+def _of_moe(moe: MoeSpec) -> Iterator[tuple[str, str]]:
+    """The names of what a layer with experts has besides them."""
+    yield ROUTER, f"{moe.path}.{moe.router}"
+    if moe.shared is not None and not moe.shared.merged:
+        for part, own in zip(SHARED, moe.shared.names or GATED, strict=True):
+            yield part, f"{moe.shared.path}.{own}"
+    if moe.shared_gate is not None:
+        yield SHARED_GATE, f"{moe.path}.{moe.shared_gate}"
 
 
 def _attention(config: ModelConfig) -> AttentionSpec:

@@ -154,7 +154,7 @@ def test_files_that_are_no_models_are_named(type: str, why: str, tmp_path: Path)
     ("change", "why"),
     [
         (lambda w: without(w, "llama.block_count"), "llama.block_count: is missing"),
-        (lambda w: w.add_expert_count(8), "llama.expert_count: is not supported"),
+        (lambda w: w.add_expert_count(8), "llama.expert_used_count: is missing"),
         (lambda w: w.add_logit_scale(2.0), "llama.logit_scale: is supported in Granite only"),
         (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "which longrope needs"),
         (lambda w: w.add_value_length(24), "llama.attention.value_length: differs from"),

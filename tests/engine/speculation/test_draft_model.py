@@ -190,7 +190,9 @@ def test_the_pages_of_both_models_fit_into_the_memory_of_the_cache(small: Path) 
     )
     assert draft is not None
     asked = options(kv_memory=2**26)
-    alone, both = (choose_sizes(asked, model, made.shapes, (), each) for each in (None, draft))
+    alone, both = (
+        choose_sizes(asked, model, made.shapes, (), each, device=model.device) for each in (None, draft)
+    )
     assert alone.page_bytes == both.page_bytes
     # Two layers of draft for six layers of model.
     assert both.layout.num_pages == pytest.approx(alone.layout.num_pages * 6 / 8, rel=0.01)

@@ -135,7 +135,9 @@ def test_the_pages_of_the_model_and_the_head_fit_into_the_memory_of_the_cache(
     head = loaded(make_head_folder(tmp_path, MODEL), served)
     assert isinstance(head, Eagle3Head)
     asked = EngineOptions(MODEL, dtype="float32", kv_memory=2**26)
-    alone, both = (choose_sizes(asked, served, made.shapes, (), each) for each in (None, head))
+    alone, both = (
+        choose_sizes(asked, served, made.shapes, (), each, device=served.device) for each in (None, head)
+    )
     token = 6 * 2 * 2 * 64  # numbers that the model keeps of each token: keys and values
     more = 2 * 2 * 16 + 256  # the head's keys and values, and the hidden state
     assert both.layout.num_pages == pytest.approx(alone.layout.num_pages * token / (token + more), rel=0.01)

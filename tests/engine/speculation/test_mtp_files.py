@@ -207,7 +207,10 @@ def test_the_pages_of_the_model_and_the_layer_fit_into_the_memory_of_the_cache(
 ) -> None:
     head = loaded(mimo, served, OWN_MTP)
     asked = EngineOptions(mimo, dtype="float32", kv_memory=2**26)
-    alone, both = (choose_sizes(asked, served, lora_shapes(served), (), each) for each in (None, head))
+    alone, both = (
+        choose_sizes(asked, served, lora_shapes(served), (), each, device=served.device)
+        for each in (None, head)
+    )
     token = 3 * 2 * 2 * 24  # numbers that the model keeps of each token: keys and values of three layers
     more = 2 * 2 * 24 + 64  # the layer's keys and values, and the hidden state
     assert both.layout.num_pages == pytest.approx(alone.layout.num_pages * token / (token + more), rel=0.01)

@@ -1,0 +1,141 @@
+"""What a model would take, before it is loaded: `personae serve --dry-run`.
+
+Of the model only the files' headers are read; of adapters everything, and then the base's embedding, too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from personae.actors.adapter_folders import adapter_folders
+from personae.actors.options import EngineOptions
+from personae.actors.sizing import choose_sizes
+from personae.actors.start_adapters import read_start_adapters
+from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, StoredTensor
+from personae.engine.layers.moe import MoeSpec
+from personae.engine.loader import Described, describe
+from personae.engine.lora_shapes import lora_shapes, rank_shapes
+from personae.engine.models.decoder import Decoder
+from personae.engine.parallel.comm import ONE_RANK, OneRank
+from personae.kernels.cgroup import free_memory
+from personae.lora.base import fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a model takes, with all ranks together. Sizes are in bytes.
+
+    parameters: how many numbers the weights have. file_bytes: the tensors in the files. format: that of most
+    weights in memory. read_bytes: what a decode step of one row reads of the weights, which is less than
+    `weight_bytes` with experts. token_bytes: the keys, values and states of a token. kv_tokens: how many
+    tokens the cache holds. max_model_len: the longest sequence, in tokens. adapter_bytes: of the pool of
+    adapters, with room for `adapter_ranks` ranks in every module. adapters: how many were read. free_bytes:
+    what is free on the device now, None if that is unknown.
+    """
+
+    model: str
+    architecture: str
+    device: str
+    ranks: int
+    parameters: int
+    file_bytes: int
+    format: str
+    weight_bytes: int
+    read_bytes: int
+    kv_dtype: str
+    token_bytes: int
+    kv_bytes: int
+    kv_tokens: int
+    max_model_len: int
+    max_seqs: int
+    max_batch_tokens: int
+    adapters: int
+    adapter_ranks: int
+    adapter_bytes: int
+    free_bytes: int | None
+
+    @property
+    def needed_bytes(self) -> int:
+        """Weights, cache and adapters."""
+        return self.weight_bytes + self.kv_bytes + self.adapter_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory that is free now holds it all."""
+        return self.free_bytes is None or self.needed_bytes <= self.free_bytes
+
+
+class _First(OneRank):
+    """The first of several ranks, to ask what it would have."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+def footprint(options: EngineOptions, device: torch.device) -> Footprint:
+    """What the model of the options would take on the device.
+
+    Raises ModelLoadError, AdapterError or LoadError for what `personae serve` would refuse, except too little
+    memory for the weights.
+    """
+    described = describe(options.model, device=device, dtype=options.dtype, quantize=options.quantize)
+    ranks = options.tensor_parallel_size
+    decoder = described.decoder(ONE_RANK if ranks == 1 else _First(ranks))
+    folders = adapter_folders(options.adapters, options.named_adapters)
+    _set_fingerprints(decoder, described.stored, read=bool(folders))
+    shapes = lora_shapes(decoder)
+    adapters = read_start_adapters(folders, shapes)
+    sizes = choose_sizes(
+        options, decoder, rank_shapes(decoder), adapters.values(), device=device, loaded=False
+    )
+    layout = sizes.layout
+    stored = _used(described, decoder)
+    return Footprint(
+        model=described.name,
+        architecture=described.config.architecture,
+        device=str(device),
+        ranks=ranks,
+        parameters=sum(prod(tensor.shape) for tensor in stored),
+        file_bytes=sum(tensor.bytes for tensor in stored),
+        format=described.form,
+        weight_bytes=decoder.nbytes * ranks,
+        read_bytes=_read_bytes(decoder) * ranks,
+        kv_dtype=str(sizes.kv_dtype).removeprefix("torch."),
+        token_bytes=sizes.page_bytes * ranks // layout.page_size,
+        kv_bytes=sizes.page_bytes * ranks * layout.num_pages,
+        kv_tokens=layout.num_pages * layout.page_size,
+        max_model_len=layout.max_model_len,
+        max_seqs=layout.max_seqs,
+        max_batch_tokens=layout.max_batch_tokens,
+        adapters=len(adapters),
+        adapter_ranks=sizes.ranks,
+        adapter_bytes=sizes.pool_bytes * ranks,
+        free_bytes=free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0],
+    )
+
+
+def _set_fingerprints(decoder: Decoder, stored: Mapping[str, StoredTensor], *, read: bool) -> None:
+    """The fingerprints with which copies of the base's matrices in adapters are recognized; of nothing, if no
+    adapter is read."""
+    nothing = torch.zeros(1, 1)
+    for name in (EMBEDDING, OUTPUT):
+        if name in stored or name == EMBEDDING:
+            decoder.fingerprints[name] = fingerprint(stored[name].read() if read else nothing)
+
+
+def _used(described: Described, decoder: Decoder) -> list[StoredTensor]:
+    """The files' tensors that the decoder has; a tied matrix once."""
+    return [described.stored[name] for name, _ in decoder.tensors() if name in described.stored]
+
+
+def _read_bytes(decoder: Decoder) -> int:
+    """What a decode step of one row reads of a rank's weights: of the embedding one row, and as many experts
+    as a token uses."""
+    total = decoder.nbytes - (0 if decoder.config.tie else decoder.embedding.nbytes)
+    for layer, spec in zip(decoder.layers, decoder.config.layer_specs, strict=True):
+        if isinstance(spec.mlp, MoeSpec):
+            experts = sum(tensor.nbytes for name, tensor in layer.mlp.tensors() if ".experts." in name)
+            total -= experts - experts * spec.mlp.routing.top_k // spec.mlp.experts
+    return total

@@ -1,0 +1,112 @@
+"""GGUF files of the families with experts, and of others that are made by transformers' own classes."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from family_models import make_family_folder
+from gguf import GGMLQuantizationType as Type
+from gguf_files import write_gguf
+from hf import hf_logits, hf_model, relative_error
+from paged import PagedSequences
+from tiny_models import VOCAB, make_model_folder
+
+from personae.engine.layers.moe import MoE
+from personae.engine.loader import load_model
+from personae.errors import ModelLoadError
+
+CPU = torch.device("cpu")
+PROMPT = random.Random(5).choices(range(VOCAB), k=60)
+OF_TINY = ("qwen3_moe", "mixtral", "olmoe")
+OF_FAMILIES = ("qwen2_moe", "granitemoe", "gpt_oss", "glm4_moe", "gemma", "gemma2", "seed_oss")
+
+
+def folder_of(name: str, path: Path) -> Path:
+    if name in OF_TINY:
+        return make_model_folder(path, name)
+    folder = make_family_folder(path, name)
+    config = json.loads((folder / "config.json").read_text())
+    rope = config.get("rope_parameters") or {}
+    changed: dict[str, Any] = {"rope_theta": rope.get("rope_theta", 10000.0)}
+    if rope.get("rope_type") == "yarn":
+        changed["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
+    if name == "gemma2":
+        changed["query_pre_attn_scalar"] = config["head_dim"]  # as in all but the largest; it is not in files
+    (folder / "config.json").write_text(json.dumps(config | changed))
+    return folder
+
+
+def logits_of(path: Path, dtype: str = "float32") -> torch.Tensor:
+    decoder = load_model(path, device=CPU, dtype=dtype)
+    hidden, _ = PagedSequences(decoder, page_size=8).forward({"a": PROMPT})
+    return decoder.logits(hidden).clone()
+
+
+@pytest.mark.parametrize("name", [*OF_TINY, *OF_FAMILIES])
+def test_a_family_has_the_logits_of_the_folder_that_the_file_was_made_from(name: str, tmp_path: Path) -> None:
+    folder = folder_of(name, tmp_path / "folder")
+    truth = hf_logits(hf_model(folder), PROMPT)
+    file = write_gguf(tmp_path / "model.gguf", folder, Type.F32)
+    assert max(map(relative_error, logits_of(file), truth)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("type", [Type.Q8_0, Type.Q4_0, Type.Q4_1])
+def test_experts_keep_the_files_bits(name: str, type: Type, tmp_path: Path) -> None:
+    folder = folder_of(name, tmp_path / "folder")
+    file = write_gguf(tmp_path / "model.gguf", folder, type)
+    kept, plain = load_model(file, device=CPU), load_model(file, device=CPU, dtype="float32")
+    assert kept.quantization == type.name
+    assert kept.weight_bytes < 0.5 * plain.weight_bytes
+    ours, theirs = kept.layers[1].mlp, plain.layers[1].mlp
+    assert isinstance(ours, MoE)
+    assert isinstance(theirs, MoE)
+    for here, there in ((ours.gate_up, theirs.gate_up), (ours.down, theirs.down)):
+        assert here.plain().float().equal(there.plain().bfloat16().float())
+    error = sum(map(relative_error, logits_of(file, "auto"), logits_of(file))) / len(PROMPT)
+    assert error < 0.15  # inputs are rounded to 8 bits, and a router's close calls fall otherwise
+
+
+def test_a_layer_for_further_tokens_is_left_out(tmp_path: Path) -> None:
+    folder = folder_of("glm4_moe", tmp_path / "folder")
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+
+    def with_one_more(writer: gguf.GGUFWriter) -> None:
+        writer.add_key_value("glm4moe.nextn_predict_layers", 1, gguf.GGUFValueType.UINT32)
+        writer.kv_data[0]["glm4moe.block_count"].value = layers + 1
+        writer.add_tensor(f"blk.{layers}.nextn.eh_proj.weight", np.zeros((8, 8), np.float32))
+        writer.add_tensor(f"blk.{layers}.attn_norm.weight", np.zeros(8, np.float32))
+
+    plain = write_gguf(tmp_path / "plain.gguf", folder)
+    more = write_gguf(tmp_path / "more.gguf", folder, change=with_one_more)
+    assert logits_of(more).equal(logits_of(plain))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("expert_gating_func", 2, gguf.GGUFValueType.UINT32),
+        ("expert_weights_scale", 2.0, gguf.GGUFValueType.FLOAT32),
+        ("expert_count", 7, gguf.GGUFValueType.UINT32),
+        ("expert_used_count", 9, gguf.GGUFValueType.UINT32),
+        ("expert_group_count", 2, gguf.GGUFValueType.UINT32),
+        ("expert_shared_count", 1, gguf.GGUFValueType.UINT32),
+    ],
+)
+def test_what_does_not_fit_the_experts_is_refused_by_name(
+    key: str, value: Any, kind: gguf.GGUFValueType, tmp_path: Path
+) -> None:
+    folder = folder_of("qwen3_moe", tmp_path / "folder")
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop(f"qwen3moe.{key}", None)
+        writer.add_key_value(f"qwen3moe.{key}", value, kind)
+
+    file = write_gguf(tmp_path / "model.gguf", folder, change=change)
+    with pytest.raises(ModelLoadError, match=f"{key}|expected 7 experts|num_experts_per_tok"):
+        load_model(file, device=CPU)
