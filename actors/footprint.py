@@ -13,6 +13,7 @@ from personae.actors.adapter_folders import adapter_folders
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import choose_sizes
 from personae.actors.start_adapters import read_start_adapters
+from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, StoredTensor
 from personae.engine.layers.moe import MoeSpec
 from personae.engine.loader import Described, describe
@@ -80,7 +81,8 @@ def footprint(options: EngineOptions, device: torch.device) -> Footprint:
     Raises ModelLoadError, AdapterError or LoadError for what `personae serve` would refuse, except too little
     memory for the weights.
     """
-    described = describe(options.model, device=device, dtype=options.dtype, quantize=options.quantize)
+    checkpoint = open_checkpoint(options.model)
+    described = describe(checkpoint, device=device, dtype=options.dtype, quantize=options.quantize)
     ranks = options.tensor_parallel_size
     decoder = described.decoder(ONE_RANK if ranks == 1 else _First(ranks))
     folders = adapter_folders(options.adapters, options.named_adapters)

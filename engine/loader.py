@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from personae.engine.checkpoints import open_checkpoint
-from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Numerics, StoredTensor
+from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Checkpoint, Numerics, StoredTensor
 from personae.engine.checkpoints.listing import listing
 from personae.engine.config import ModelConfig
 from personae.engine.models.decoder import Decoder
@@ -55,11 +55,10 @@ class Described:
         )
 
 
-def describe(path: Path, *, device: torch.device, dtype: str, quantize: str | None) -> Described:
+def describe(checkpoint: Checkpoint, *, device: torch.device, dtype: str, quantize: str | None) -> Described:
     """Read the headers of a model's files, and compare its tensors with its config; see `load_model`.
 
     Raises ModelLoadError as `load_model` does, but not for a lack of memory."""
-    checkpoint = open_checkpoint(path)
     config = checkpoint.config()
     stored = checkpoint.tensors(config)
     numerics = checkpoint.numerics(config, stored, device, dtype, quantize)
@@ -92,7 +91,7 @@ def load_model(
         wrong; or says that the weights need more memory than is free.
         LoadError: so many ranks cannot share the model.
     """
-    described = describe(path, device=device, dtype=dtype, quantize=quantize)
+    described = describe(open_checkpoint(path), device=device, dtype=dtype, quantize=quantize)
     _check_memory(described, device, quantize, comm)
     config, stored, numerics = described.config, described.stored, described.numerics
     decoder = Decoder(
