@@ -29,10 +29,11 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
+    "lfm2_moe": "lfm2moe",
 }
 EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.weight")
 PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-PLAIN = ("ffn_gate_inp", "attn_sinks", "norm", "bias")  # never quantized
+PLAIN = ("ffn_gate_inp", "attn_sinks", "shortconv.conv", "norm", "bias")  # never quantized
 # The positions of the float16 scales in a block of a type that the package cannot make.
 SCALES = {
     Type.Q2_K: (80, 82),
@@ -92,6 +93,10 @@ def write_gguf(
     kind = ARCHITECTURES.get(config["model_type"], config["model_type"])
     options = {"split_max_tensors": split} if split else {}
     writer = gguf.GGUFWriter(path, kind, **options)
+    stored = dict(converted(load_file(folder / "model.safetensors")))
+    inner = stored.get("model.layers.0.feed_forward.w1.weight")
+    if inner is not None:  # LFM2's config.json has another size
+        config["intermediate_size"] = inner.shape[0]
     write_config(writer, config)
     write_tokenizer(writer, folder)
     if change is not None:
@@ -101,13 +106,13 @@ def write_gguf(
         config["num_hidden_layers"],
     )
     meant = {}
-    stored = dict(converted(load_file(folder / "model.safetensors")))
     for place, (name, tensor) in enumerate(stored.items()):
         stem, _, end = name.rpartition(".")
         own = f"{names.get_name(stem)}.{end}"
         weight = tensor.float().numpy()
         matrices = weight.ndim > 1 and not any(part in own for part in PLAIN)
         kept = (types(own) if types else type) if matrices else Type.F32
+        weight = weight.squeeze(1) if own.endswith("shortconv.conv.weight") else weight
         flat = weight.reshape(-1, weight.shape[-1]) if weight.ndim > 2 else weight
         raw = blocks(flat, kept, place)
         meant[name] = torch.from_numpy(np.array(gguf.quants.dequantize(raw, kept))).reshape(tensor.shape)
@@ -140,7 +145,7 @@ def converted(stored: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.T
     experts: dict[str, list[torch.Tensor]] = {}
     for name, tensor in stored.items():
         if (match := EXPERT.fullmatch(name)) is not None:
-            block = match[1].replace("block_sparse_moe", "mlp")
+            block = re.sub("block_sparse_moe|feed_forward", "mlp", match[1])
             own = f"{block}.experts.{PARTS.get(match[3], match[3])}.weight"
             experts.setdefault(own, []).append(tensor)  # safetensors sorts names as texts: below 10 experts
         elif ".experts.gate_up_proj" in name or ".experts.down_proj" in name:  # gpt-oss
@@ -160,7 +165,8 @@ def converted(stored: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.T
         elif name.endswith(".sinks"):
             yield f"{name}.weight", tensor
         else:
-            yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
+            renamed = name.replace("e_score_correction_bias", "e_score_correction.bias")
+            yield renamed.replace(".expert_bias", ".expert_bias.bias"), tensor
     for name, parts in experts.items():
         yield name, torch.stack(parts)
 
@@ -174,8 +180,12 @@ def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    kinds = config["layer_types"] if config["model_type"].startswith("lfm2") else []
+    own = [0 if kind == "conv" else config["num_key_value_heads"] for kind in kinds]
+    writer.add_head_count_kv(own or config["num_key_value_heads"])
+    if kinds:
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    writer.add_layer_norm_rms_eps(config["norm_eps"] if kinds else config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(int(head * config.get("partial_rotary_factor", 1.0)))
     writer.add_vocab_size(config["vocab_size"])
@@ -217,6 +227,9 @@ def write_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         )
     if kind == "qwen2_moe":
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if kind == "lfm2_moe":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
     if kind == "glm4_moe":
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_shared_count(config["n_shared_experts"])

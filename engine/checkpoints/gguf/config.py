@@ -15,6 +15,7 @@ from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import LayerSpec
 from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.rotary import RopeConfig
+from personae.engine.layers.short_convolution import ShortConvolutionSpec
 from personae.engine.models import family
 from personae.errors import ModelLoadError
 
@@ -64,6 +65,7 @@ class Architecture:
     translate: Translate | None = None
     reads: tuple[str, ...] = ()
     partial: bool = False
+    mixed: bool = False
 
 
 def read_gguf_config(
@@ -105,6 +107,9 @@ def read_gguf_config(
 
 def _with_biases(tensors: Mapping[str, TensorInfo], layer: LayerSpec) -> LayerSpec:
     """The layer with the biases that the file has. Experts have them or not by their family."""
+    if isinstance(layer.attention, ShortConvolutionSpec):
+        bias = any(name.endswith(".shortconv.conv.bias") for name in tensors)
+        return replace(layer, attention=replace(layer.attention, bias=bias))
     attention = replace(
         _attention(layer),
         qkv_bias=_any(tensors, "attn_q.bias", "attn_qkv.bias"),
@@ -181,7 +186,7 @@ def _common(
         "intermediate_size": metadata.integer(f"{prefix}.feed_forward_length"),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.integer(f"{prefix}.attention.head_count_kv", default=heads),
+        "num_key_value_heads": _kv_heads(metadata, prefix, architecture, heads),
         "max_position_embeddings": longest,
         "rms_norm_eps": metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.number(f"{prefix}.rope.freq_base", default=10000.0),
@@ -191,6 +196,17 @@ def _common(
     head = _head_size(metadata, prefix, values, partial=architecture.partial)
     _rope(metadata, prefix, values, head)
     return values
+
+
+def _kv_heads(metadata: Metadata, prefix: str, architecture: Architecture, heads: int) -> int:
+    """The heads of keys and values, of all layers that have some."""
+    key = f"{prefix}.attention.head_count_kv"
+    if not architecture.mixed:
+        return metadata.integer(key, default=heads)
+    found = {*metadata.integers(key, default=[heads])} - {0}
+    if len(found) != 1:
+        raise metadata.error(key, "must be one number, or 0, for every layer")
+    return found.pop()
 
 
 def _check_pooling(metadata: Metadata, key: str) -> None:
@@ -411,6 +427,24 @@ def _glm4moe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
     values["topk_group"] = metadata.integer(f"{prefix}.expert_group_used_count", default=1)
 
 
+def _lfm2(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    key, layers = f"{prefix}.attention.head_count_kv", values["num_hidden_layers"]
+    heads = metadata.integers(key, default=[])
+    if len(heads) != layers:
+        raise metadata.error(key, f"expected a number for each of {layers} layers, found {len(heads)}")
+    values["layer_types"] = ["full_attention" if each else "conv" for each in heads]
+    values["conv_L_cache"] = metadata.integer(f"{prefix}.shortconv.l_cache")
+    values["norm_eps"] = values["rms_norm_eps"]
+    values["block_auto_adjust_ff_dim"] = False  # the file has the size that comes of it
+
+
+def _lfm2moe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    _lfm2(metadata, prefix, values)
+    _experts(metadata, prefix, values, renormalize=True, gating=SIGMOID)
+    values["num_dense_layers"] = metadata.integer(f"{prefix}.leading_dense_block_count", default=0)
+    values["routed_scaling_factor"] = metadata.number(f"{prefix}.expert_weights_scale", default=1.0)
+
+
 EXPERTS = ("expert_count",)
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", permuted=True, translate=_llama, reads=EXPERTS),
@@ -436,4 +470,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt-oss": Architecture("GptOssForCausalLM", translate=_gpt_oss, reads=EXPERTS),
     "glm4moe": Architecture("Glm4MoeForCausalLM", translate=_glm4moe, reads=EXPERTS, partial=True),
     "seed_oss": Architecture("SeedOssForCausalLM"),
+    "lfm2": Architecture("Lfm2ForCausalLM", translate=_lfm2, mixed=True),
+    "lfm2moe": Architecture("Lfm2MoeForCausalLM", translate=_lfm2moe, reads=EXPERTS, mixed=True),
 }

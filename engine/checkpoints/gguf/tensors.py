@@ -14,8 +14,10 @@ from personae.engine.checkpoints.base import StoredTensor
 from personae.engine.checkpoints.gguf.header import Header, TensorInfo
 from personae.engine.config import ModelConfig
 from personae.engine.layers.attention import AttentionSpec
-from personae.engine.layers.mlp import GATED
+from personae.engine.layers.block import LayerSpec
+from personae.engine.layers.mlp import GATED, MlpSpec
 from personae.engine.layers.moe import MoeSpec
+from personae.engine.layers.short_convolution import ShortConvolutionSpec
 from personae.engine.quantization.gguf import METHODS
 from personae.errors import ModelLoadError
 
@@ -29,30 +31,17 @@ SERVED = frozenset(
 FLOATS = frozenset({Type.F32, Type.F16, Type.BF16})
 STRETCHING = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
-TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+TOP = {"token_embd": "model.embed_tokens", "output": "lm_head"}
+FINAL_NORMS = ("output_norm", "token_embd_norm")  # the second is LFM2's
 SINKS = "attn_sinks.weight"
 EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # tensors of all experts of a layer
 SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
 ROUTER, SHARED_GATE, CORRECTION = "ffn_gate_inp", "ffn_gate_inp_shexp", "exp_probs_b"
 MERGED = {"ffn_up": "mlp.gate_up_proj"}  # if gate and up are one tensor
 POST_NORMS = {"ffn_norm": "pre_feedforward_layernorm"}  # if there are norms before and after each half
-_OF_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)")
+MLP_PARTS = ("ffn_gate", "ffn_up", "ffn_down")
+CONVOLUTION = "shortconv.conv"
+_OF_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_.]+)\.(weight|bias)")
 _ANY_OF_LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _CHUNK = 2**22  # elements that are dequantized at a time
 
@@ -140,6 +129,8 @@ def _tensors(
     shape = info.shape[1:] if len(names) > 1 else info.shape
     if info.name.endswith(f".{SHARED_GATE}.weight") and len(shape) == 1:
         shape = (1, *shape)  # a matrix of one row
+    if info.name.endswith(f".{CONVOLUTION}.weight") and len(shape) == 2:
+        shape = (shape[0], 1, shape[1])
     served = info.type in (SERVED if len(shape) == 2 else FLOATS)
     if len(names) > 1 and info.shape[0] != len(names):
         raise ModelLoadError(
@@ -166,8 +157,8 @@ def _tensors(
 def _names(name: str, config: ModelConfig) -> list[str]:
     """The decoder's names for a tensor: one, or one for each expert."""
     part, _, kind = name.rpartition(".")
-    if part in TOP:
-        return [f"{TOP[part]}.{kind}"]
+    if part in TOP or part in FINAL_NORMS:
+        return [f"{TOP.get(part, config.final_norm)}.{kind}"]
     match = _OF_LAYER.fullmatch(name)
     if match is None:
         return [name]
@@ -182,11 +173,33 @@ def _names(name: str, config: ModelConfig) -> list[str]:
             return [f"{prefix}.{moe.path}.experts.{expert}.{own}.{kind}" for expert in range(moe.experts)]
         if part == CORRECTION and moe.correction:
             return [f"{prefix}.{moe.path}.{moe.correction}"]
-        if part in (found := dict(_of_moe(moe))):
-            return [f"{prefix}.{found[part]}.{kind}"]
-    merged = _attention(config).merged
-    names = LAYER | (MERGED if merged else {}) | (POST_NORMS if _both_norms(config) else {})
-    return [f"{prefix}.{names[part]}.{kind}" if part in names else name]
+        if part in (others := dict(_of_moe(moe))):
+            return [f"{prefix}.{others[part]}.{kind}"]
+    found = dict(_of_layer(config, config.layer_specs[layer])) if layer < config.layers else {}
+    return [f"{prefix}.{found[part]}.{kind}" if part in found else name]
+
+
+def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]:
+    """The names of a layer's norms and modules, but for those of experts."""
+    if config.pre_norms is not None:
+        yield from zip(("attn_norm", "ffn_norm"), config.pre_norms, strict=True)
+    if config.post_norms is not None:
+        yield from zip(("post_attention_norm", "post_ffw_norm"), config.post_norms, strict=True)
+    elif config.pre_norms is not None:
+        yield "post_attention_norm", config.pre_norms[1]  # gpt-oss, GLM-4.5 and Seed-OSS
+    if isinstance(spec.attention, AttentionSpec):
+        names = {"attn_output": spec.attention.output, "attn_qkv": "qkv_proj"}
+        names |= dict(zip(("attn_q_norm", "attn_k_norm"), spec.attention.norms, strict=True))
+        for part, own in (names | {f"attn_{part}": f"{part}_proj" for part in "qkv"}).items():
+            yield part, f"self_attn.{own}"
+    elif isinstance(spec.attention, ShortConvolutionSpec):
+        for part in ("conv", "in_proj", "out_proj"):
+            yield f"shortconv.{part}", f"conv.{part}"
+    if isinstance(spec.mlp, MlpSpec):
+        for part, own in zip(MLP_PARTS, spec.mlp.names or GATED, strict=True):
+            yield part, f"{spec.mlp.path}.{own}"
+        if spec.mlp.merged or _merged(spec):
+            yield "ffn_up", f"{spec.mlp.path}.gate_up_proj"
 
 
 def _of_moe(moe: MoeSpec) -> Iterator[tuple[str, str]]:
@@ -199,21 +212,16 @@ def _of_moe(moe: MoeSpec) -> Iterator[tuple[str, str]]:
         yield SHARED_GATE, f"{moe.path}.{moe.shared_gate}"
 
 
-def _attention(config: ModelConfig) -> AttentionSpec:
-    """The attention of the first layer. All layers have the same heads."""
-    attention = config.layer_specs[0].attention
-    assert isinstance(attention, AttentionSpec)
-    return attention
-
-
-def _both_norms(config: ModelConfig) -> bool:
-    return config.pre_norms is not None and config.post_norms is not None
+def _merged(spec: LayerSpec) -> bool:
+    """Whether gate and up are one tensor, as q, k and v are."""
+    return isinstance(spec.attention, AttentionSpec) and spec.attention.merged
 
 
 def _order(name: str, info: TensorInfo, config: ModelConfig) -> Tensor | None:
     """The order of the rows of q and k. The decoder has a head's first half, then its second; the file
     alternates between the two halves."""
-    attention = _attention(config)
+    attention = config.layer_specs[0].attention
+    assert isinstance(attention, AttentionSpec)  # all layers have the same heads
     heads = {"q_proj": attention.heads, "k_proj": attention.kv_heads}.get(name.split(".")[-2])
     if heads is None or info.shape[0] != heads * attention.head_dim:
         return None  # a wrong shape is reported later

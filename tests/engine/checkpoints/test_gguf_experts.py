@@ -23,7 +23,17 @@ from personae.errors import ModelLoadError
 CPU = torch.device("cpu")
 PROMPT = random.Random(5).choices(range(VOCAB), k=60)
 OF_TINY = ("qwen3_moe", "mixtral", "olmoe")
-OF_FAMILIES = ("qwen2_moe", "granitemoe", "gpt_oss", "glm4_moe", "gemma", "gemma2", "seed_oss")
+OF_FAMILIES = (
+    "qwen2_moe",
+    "granitemoe",
+    "gpt_oss",
+    "glm4_moe",
+    "gemma",
+    "gemma2",
+    "seed_oss",
+    "lfm2",
+    "lfm2_moe",
+)
 
 
 def folder_of(name: str, path: Path) -> Path:
