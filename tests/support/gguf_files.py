@@ -30,6 +30,9 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
     "lfm2_moe": "lfm2moe",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
 }
 EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.weight")
 PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -81,19 +84,22 @@ def write_gguf(
     change: Callable[[gguf.GGUFWriter], object] | None = None,
     truth: Path | None = None,
     split: int = 0,
+    joined: bool = True,
     tensors: Callable[[dict[str, Array]], dict[str, Array]] | None = None,
 ) -> Path:
     """Write a folder's model as GGUF, with its matrices in `type`, or as `types` says by their names.
 
     `truth`: the folder for the same model with the weights that the file means. `change` adds metadata,
-    `tensors` changes float32 tensors by GGUF's names. `split`: tensors per part. Returns the path of the
-    first file.
+    `tensors` changes float32 tensors by GGUF's names. `split`: tensors per part. `joined`:
+    kv_b_proj is one tensor, as in older files. Returns the path of the first file.
     """
     config = json.loads((folder / "config.json").read_text())
     kind = ARCHITECTURES.get(config["model_type"], config["model_type"])
     options = {"split_max_tensors": split} if split else {}
     writer = gguf.GGUFWriter(path, kind, **options)
     stored = dict(converted(load_file(folder / "model.safetensors")))
+    if not joined:
+        stored = dict(apart(stored, config))
     inner = stored.get("model.layers.0.feed_forward.w1.weight")
     if inner is not None:  # LFM2's config.json has another size
         config["intermediate_size"] = inner.shape[0]
@@ -171,6 +177,18 @@ def converted(stored: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.T
         yield name, torch.stack(parts)
 
 
+def apart(stored: Mapping[str, torch.Tensor], config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors, with the keys and values of kv_b_proj apart, as newer converters write them."""
+    for name, tensor in stored.items():
+        if not name.endswith("kv_b_proj.weight"):
+            yield name, tensor
+            continue
+        heads, plain = config["num_attention_heads"], config["qk_nope_head_dim"]
+        keys, values = tensor.view(heads, -1, tensor.shape[1]).split([plain, config["v_head_dim"]], 1)
+        yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2).contiguous()
+        yield name.replace("kv_b_proj", "v_b_proj"), values.contiguous()
+
+
 def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     """The fields of config.json under GGUF's names, as the converter writes them."""
     heads = config["num_attention_heads"]
@@ -187,9 +205,16 @@ def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
     writer.add_layer_norm_rms_eps(config["norm_eps"] if kinds else config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_rope_dimension_count(int(head * config.get("partial_rotary_factor", 1.0)))
+    turned = int(head * config.get("partial_rotary_factor", 1.0))
+    writer.add_rope_dimension_count(config.get("qk_rope_head_dim") or turned)
     writer.add_vocab_size(config["vocab_size"])
-    if "head_dim" in config:
+    if "kv_lora_rank" in config:
+        writer.add_kv_lora_rank(config["kv_lora_rank"])
+        if config["q_lora_rank"]:
+            writer.add_q_lora_rank(config["q_lora_rank"])
+        writer.add_key_length(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+        writer.add_value_length(config["v_head_dim"])
+    elif "head_dim" in config:
         writer.add_key_length(head)
         writer.add_value_length(head)
     kind = config["model_type"]
@@ -210,6 +235,8 @@ def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_factor(scaling["factor"])
         if "original_max_position_embeddings" in scaling:
             writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+        if "mscale_all_dim" in scaling:
+            writer.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
 
 
 def write_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -230,14 +257,17 @@ def write_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if kind == "lfm2_moe":
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_leading_dense_block_count(config["num_dense_layers"])
-    if kind == "glm4_moe":
+    if kind in ("deepseek_v3", "glm4_moe", "glm4_moe_lite"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if "n_shared_experts" in config:
         writer.add_expert_shared_count(config["n_shared_experts"])
-        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        kinds = config.get("mlp_layer_types") or []
+        writer.add_leading_dense_block_count(config.get("first_k_dense_replace", kinds.count("dense")))
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config["norm_topk_prob"])
-        writer.add_expert_group_count(config["n_group"])
-        writer.add_expert_group_used_count(config["topk_group"])
+        if config.get("n_group"):
+            writer.add_expert_group_count(config["n_group"])
+            writer.add_expert_group_used_count(config["topk_group"])
 
 
 def write_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:

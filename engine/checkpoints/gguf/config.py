@@ -13,6 +13,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import LayerSpec
+from personae.engine.layers.latent_attention import LatentAttentionSpec
 from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.layers.short_convolution import ShortConvolutionSpec
@@ -66,6 +67,7 @@ class Architecture:
     reads: tuple[str, ...] = ()
     partial: bool = False
     mixed: bool = False
+    latent: bool = False
 
 
 def read_gguf_config(
@@ -107,6 +109,9 @@ def read_gguf_config(
 
 def _with_biases(tensors: Mapping[str, TensorInfo], layer: LayerSpec) -> LayerSpec:
     """The layer with the biases that the file has. Experts have them or not by their family."""
+    if isinstance(layer.attention, LatentAttentionSpec):
+        bias = _any(tensors, "attn_kv_a_mqa.bias")
+        return replace(layer, attention=replace(layer.attention, bias=bias))
     if isinstance(layer.attention, ShortConvolutionSpec):
         bias = any(name.endswith(".shortconv.conv.bias") for name in tensors)
         return replace(layer, attention=replace(layer.attention, bias=bias))
@@ -193,7 +198,7 @@ def _common(
         "tie_word_embeddings": "output.weight" not in tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
     }
-    head = _head_size(metadata, prefix, values, partial=architecture.partial)
+    head = 0 if architecture.latent else _head_size(metadata, prefix, values, partial=architecture.partial)
     _rope(metadata, prefix, values, head)
     return values
 
@@ -377,7 +382,12 @@ def _experts(
     values["norm_topk_prob"] = metadata.flag(f"{prefix}.expert_weights_norm", default=renormalize)
     size = metadata.integer(f"{prefix}.expert_feed_forward_length", default=values["intermediate_size"])
     values["moe_intermediate_size"] = size
-    if metadata.number(f"{prefix}.expert_weights_scale", default=1.0) != 1.0 and gating == SOFTMAX:
+    grouped = f"{prefix}.expert_shared_count" in metadata
+    if (
+        metadata.number(f"{prefix}.expert_weights_scale", default=1.0) != 1.0
+        and not grouped
+        and gating == SOFTMAX
+    ):
         raise metadata.error(f"{prefix}.expert_weights_scale", "only 1 is supported")
 
 
@@ -414,17 +424,58 @@ def _qwen2moe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
 
 
 def _glm4moe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
-    _experts(metadata, prefix, values, renormalize=True, gating=SIGMOID)
     further = metadata.integer(f"{prefix}.nextn_predict_layers", default=0)
     if further >= values["num_hidden_layers"]:
         raise metadata.error(f"{prefix}.nextn_predict_layers", f"{further} are as many as there are layers")
     values["num_hidden_layers"] -= further
     values["num_nextn_predict_layers"] = further
+    _grouped_experts(metadata, prefix, values, renormalize=True, gating=SIGMOID)
+
+
+def _grouped_experts(
+    metadata: Metadata, prefix: str, values: dict[str, Any], *, renormalize: bool, gating: int
+) -> None:
+    """Experts in groups, with dense first layers and experts that every token uses."""
+    _experts(metadata, prefix, values, renormalize=renormalize, gating=gating)
     values["first_k_dense_replace"] = metadata.integer(f"{prefix}.leading_dense_block_count", default=0)
     values["n_shared_experts"] = metadata.integer(f"{prefix}.expert_shared_count")
     values["routed_scaling_factor"] = metadata.number(f"{prefix}.expert_weights_scale", default=1.0)
     values["n_group"] = metadata.integer(f"{prefix}.expert_group_count", default=1)
     values["topk_group"] = metadata.integer(f"{prefix}.expert_group_used_count", default=1)
+
+
+def _deepseek2(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash: with experts chosen by sigmoid it is V3."""
+    gating = metadata.integer(f"{prefix}.expert_gating_func", default=SOFTMAX)
+    _grouped_experts(metadata, prefix, values, renormalize=False, gating=gating or SOFTMAX)
+    if gating == SIGMOID:
+        values["architecture"] = "DeepseekV3ForCausalLM"
+    elif values["n_group"] > 1:
+        values["topk_method"] = "group_limited_greedy"
+    # Newer files describe keys as the cache has them, and those of a head by further names.
+    wide, value = (
+        metadata.integer(f"{prefix}.attention.{name}_length_mla", default=length)
+        for name, length in (
+            ("key", metadata.integer(f"{prefix}.attention.key_length")),
+            ("value", metadata.integer(f"{prefix}.attention.value_length")),
+        )
+    )
+    turned = metadata.integer(f"{prefix}.rope.dimension_count")
+    if not 0 < turned < wide <= LARGEST_HEAD or not 0 < value <= LARGEST_HEAD:
+        raise metadata.error(f"{prefix}.rope.dimension_count", f"{turned} of {wide} is no plausible part")
+    queries = metadata.integer(f"{prefix}.attention.q_lora_rank", default=0)
+    values |= {
+        "num_key_value_heads": values["num_attention_heads"],
+        "q_lora_rank": queries or None,
+        "kv_lora_rank": metadata.integer(f"{prefix}.attention.kv_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": wide - turned,
+        "v_head_dim": value,
+    }
+    rope = values.get("rope_scaling", {})
+    if "mscale_all_dim" in rope:  # of this architecture the file has a tenth
+        rope["mscale_all_dim"] *= 10
+        rope["mscale"] = rope["mscale_all_dim"]
 
 
 def _lfm2(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
@@ -470,6 +521,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt-oss": Architecture("GptOssForCausalLM", translate=_gpt_oss, reads=EXPERTS),
     "glm4moe": Architecture("Glm4MoeForCausalLM", translate=_glm4moe, reads=EXPERTS, partial=True),
     "seed_oss": Architecture("SeedOssForCausalLM"),
+    "deepseek2": Architecture("DeepseekV2ForCausalLM", translate=_deepseek2, reads=EXPERTS, latent=True),
     "lfm2": Architecture("Lfm2ForCausalLM", translate=_lfm2, mixed=True),
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", translate=_lfm2moe, reads=EXPERTS, mixed=True),
 }

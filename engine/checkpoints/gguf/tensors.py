@@ -15,6 +15,7 @@ from personae.engine.checkpoints.gguf.header import Header, TensorInfo
 from personae.engine.config import ModelConfig
 from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import LayerSpec
+from personae.engine.layers.latent_attention import LatentAttentionSpec
 from personae.engine.layers.mlp import GATED, MlpSpec
 from personae.engine.layers.moe import MoeSpec
 from personae.engine.layers.short_convolution import ShortConvolutionSpec
@@ -39,7 +40,20 @@ SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
 ROUTER, SHARED_GATE, CORRECTION = "ffn_gate_inp", "ffn_gate_inp_shexp", "exp_probs_b"
 MERGED = {"ffn_up": "mlp.gate_up_proj"}  # if gate and up are one tensor
 POST_NORMS = {"ffn_norm": "pre_feedforward_layernorm"}  # if there are norms before and after each half
+KEYS, VALUES = "k_b_proj", "v_b_proj"  # of each head, which newer files have apart
 MLP_PARTS = ("ffn_gate", "ffn_up", "ffn_down")
+LATENT = {
+    "attn_q": "q_proj",
+    "attn_q_a": "q_a_proj",
+    "attn_q_a_norm": "q_a_layernorm",
+    "attn_q_b": "q_b_proj",
+    "attn_kv_a_mqa": "kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "kv_a_layernorm",
+    "attn_kv_b": "kv_b_proj",
+    "attn_k_b": KEYS,
+    "attn_v_b": VALUES,
+    "attn_output": "o_proj",
+}
 CONVOLUTION = "shortconv.conv"
 _OF_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_.]+)\.(weight|bias)")
 _ANY_OF_LAYER = re.compile(r"blk\.(\d{1,6})\.")
@@ -112,7 +126,45 @@ def named(headers: Iterable[Header], config: ModelConfig, *, permuted: bool) -> 
                         f"{info.name} is in {header.path.name} and in another file of the model"
                     )
                 found[name] = tensor
+    for layer, spec in enumerate(config.layer_specs):
+        if isinstance(spec.attention, LatentAttentionSpec):
+            _join(found, f"model.layers.{layer}.self_attn", spec.attention)
     return found
+
+
+def _join(found: dict[str, StoredTensor], prefix: str, spec: LatentAttentionSpec) -> None:
+    """Puts kv_b_proj in the place of its two parts, if the file has those."""
+    keys, values = (found.get(f"{prefix}.{part}.weight") for part in (KEYS, VALUES))
+    if keys is None or values is None:
+        return  # one without the other is reported later, as unexpected
+    shapes = (spec.heads, spec.latent, spec.plain_dim), (spec.heads, spec.value_dim, spec.latent)
+    for tensor, shape in zip((keys, values), shapes, strict=True):
+        if tensor.shape != shape:
+            raise ModelLoadError(f"{tensor.name}: expected {list(shape)}, found {list(tensor.shape)}")
+    del found[f"{prefix}.{KEYS}.weight"], found[f"{prefix}.{VALUES}.weight"]
+    found[f"{prefix}.kv_b_proj.weight"] = _KeysAndValues(
+        keys.name,
+        keys.file,
+        (spec.heads * (spec.plain_dim + spec.value_dim), spec.latent),
+        keys.dtype,
+        keys.served and values.served,
+        keys.bytes + values.bytes,
+        keys,
+        values,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _KeysAndValues(StoredTensor):
+    """kv_b_proj of its parts, `keys` [heads, latent, plain_dim] and `values` [heads, value_dim, latent]."""
+
+    keys: StoredTensor
+    values: StoredTensor
+
+    def read(self) -> Tensor:
+        """See `StoredTensor`."""
+        parts = self.keys.read().transpose(1, 2), self.values.read()
+        return torch.cat(parts, 1).reshape(self.shape)
 
 
 def _further(name: str, config: ModelConfig) -> bool:
@@ -131,7 +183,7 @@ def _tensors(
         shape = (1, *shape)  # a matrix of one row
     if info.name.endswith(f".{CONVOLUTION}.weight") and len(shape) == 2:
         shape = (shape[0], 1, shape[1])
-    served = info.type in (SERVED if len(shape) == 2 else FLOATS)
+    served = info.type in (FLOATS if len(shape) == 1 else SERVED)
     if len(names) > 1 and info.shape[0] != len(names):
         raise ModelLoadError(
             f"{header.path.name}: {info.name}: expected {len(names)} experts, found {list(info.shape)}"
@@ -191,6 +243,9 @@ def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]
         names = {"attn_output": spec.attention.output, "attn_qkv": "qkv_proj"}
         names |= dict(zip(("attn_q_norm", "attn_k_norm"), spec.attention.norms, strict=True))
         for part, own in (names | {f"attn_{part}": f"{part}_proj" for part in "qkv"}).items():
+            yield part, f"self_attn.{own}"
+    elif isinstance(spec.attention, LatentAttentionSpec):
+        for part, own in LATENT.items():
             yield part, f"self_attn.{own}"
     elif isinstance(spec.attention, ShortConvolutionSpec):
         for part in ("conv", "in_proj", "out_proj"):

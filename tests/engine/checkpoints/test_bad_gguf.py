@@ -165,7 +165,7 @@ def test_files_that_are_no_models_are_named(type: str, why: str, tmp_path: Path)
         ),
         (
             lambda w: w.add_tensor("blk.9.attn_q.weight", np.zeros((4, 4), np.float32)),
-            "unexpected: model.layers.9",
+            "unexpected: blk.9.attn_q.weight",
         ),
         (lambda w: w.add_tensor("rope_freqs.weight", np.zeros(8, np.float32)), "not numbers over 0"),
         (lambda w: w.add_tensor("rope_freqs.weight", np.ones(9, np.float32)), "has 9 factors for 8 pairs"),

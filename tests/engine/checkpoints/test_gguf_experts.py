@@ -45,6 +45,9 @@ def folder_of(name: str, path: Path) -> Path:
     changed: dict[str, Any] = {"rope_theta": rope.get("rope_theta", 10000.0)}
     if rope.get("rope_type") == "yarn":
         changed["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
+    if name == "deepseek_v3":  # a file has one of both
+        changed["rope_scaling"]["mscale"] = changed["rope_scaling"]["mscale_all_dim"]
+        changed["rope_parameters"] = changed["rope_scaling"] | {"rope_theta": changed["rope_theta"]}
     if name == "gemma2":
         changed["query_pre_attn_scalar"] = config["head_dim"]  # as in all but the largest; it is not in files
     (folder / "config.json").write_text(json.dumps(config | changed))
@@ -62,6 +65,27 @@ def test_a_family_has_the_logits_of_the_folder_that_the_file_was_made_from(name:
     folder = folder_of(name, tmp_path / "folder")
     truth = hf_logits(hf_model(folder), PROMPT)
     file = write_gguf(tmp_path / "model.gguf", folder, Type.F32)
+    assert max(map(relative_error, logits_of(file), truth)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2, as V2-Lite", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
+@pytest.mark.parametrize("joined", [True, False])
+def test_latent_attention_has_the_logits_of_the_folder(name: str, joined: bool, tmp_path: Path) -> None:
+    folder = folder_of(name, tmp_path / "folder")
+    truth = hf_logits(hf_model(folder), PROMPT)
+    config = json.loads((folder / "config.json").read_text())
+
+    def as_the_cache_has_them(writer: gguf.GGUFWriter) -> None:
+        fields, latent = writer.kv_data[0], config["kv_lora_rank"]
+        fields["deepseek2.attention.head_count_kv"].value = 1
+        for name, width in (("key", latent + config["qk_rope_head_dim"]), ("value", latent)):
+            field = fields[f"deepseek2.attention.{name}_length"]
+            writer.add_key_value(f"deepseek2.attention.{name}_length_mla", field.value, field.type)
+            field.value = width
+
+    file = write_gguf(
+        tmp_path / "model.gguf", folder, joined=joined, change=None if joined else as_the_cache_has_them
+    )
     assert max(map(relative_error, logits_of(file), truth)) < 1e-4
 
 
