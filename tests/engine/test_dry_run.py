@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 from dry_engine import DryEngine  # noqa: E402  # below the mark, which says what they need
 from engine_harness import EngineHarness, Played  # noqa: E402
+from family_models import make_family_folder  # noqa: E402
 from paper_gpu import Late, PaperGpu  # noqa: E402
 from tiny_adapters import ZOO, make_adapter_folder  # noqa: E402
 from tiny_models import model_folder  # noqa: E402
@@ -236,7 +237,21 @@ def test_an_adapter_with_dora_is_placed_without_waiting_for_steps_launched_meanw
     "family", ["gemma3", "granite", "mixtral", "olmo3", "phi3", "qwen2", "qwen3_moe", "smollm3"]
 )
 def test_every_family_answers_as_on_a_cpu_without_a_wait_in_its_layers(family: str) -> None:
-    folder = model_folder(family)
+    answers_as_on_a_cpu(model_folder(family))
+
+
+@pytest.mark.parametrize("case", ["deepseek_v2", "gpt_oss", "granitemoehybrid, Mamba", "lfm2", "qwen3_next"])
+def test_blocks_without_kernels_of_their_own_answer_as_on_a_cpu_and_never_wait(
+    case: str, tmp_path: Path
+) -> None:
+    """Latent attention, sinks, states and convolutions run in torch, whose tensors are made on the device."""
+    engine = answers_as_on_a_cpu(make_family_folder(tmp_path, case))
+    assert engine.waits["forward"] == []
+    assert not engine.gpu.machine.captures, "a graph would freeze what the host decides"
+
+
+def answers_as_on_a_cpu(folder: Path) -> DryEngine:
+    """Plays two sequences, and holds them to a CPU's answers."""
     asked = {"a": [*range(40, 112)], "b": [7, 8]}  # past a window, and a decode step beside a prompt
     with reference_only():
         harness = EngineHarness(folder)
@@ -250,6 +265,7 @@ def test_every_family_answers_as_on_a_cpu_without_a_wait_in_its_layers(family: s
         assert engine.waits["prepare"] == engine.waits["sample"] == []
         assert all("graphs.py" in wait.where[0] for wait in engine.waits["forward"])  # on trial
         assert gpu.machine.compiled == ready
+        return engine
 
 
 def test_half_precision_with_keys_and_values_in_8_bits_runs_to_its_end(base, adapters) -> None:
