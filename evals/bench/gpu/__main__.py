@@ -43,18 +43,23 @@ from personae.evals.bench.gpu.checks import (
     step_graph_checks,
 )
 from personae.evals.bench.gpu.engine import SHAPE, Rig, engine_checks, engine_table
+from personae.evals.bench.gpu.few_bits import few_bits_checks
+from personae.evals.bench.gpu.goals import DECODE_STEPS
 from personae.evals.bench.gpu.lending import lending_checks, lending_table
+from personae.evals.bench.gpu.repeats import repeat_checks
 from personae.evals.bench.gpu.report import check_entry, markdown
 from personae.evals.bench.gpu.served import served_checks
 from personae.evals.bench.gpu.tables import (
     Row,
     attention_table,
     pointwise_table,
+    product_table,
     sampling_table,
     sgmv_table,
     step_table,
 )
-from personae.evals.bench.gpu.timing import Deadline, copy_bandwidth
+from personae.evals.bench.gpu.timing import Deadline, Roofline, copy_bandwidth, product_rate
+from personae.evals.bench.gpu.torch_blocks import block_checks
 from personae.kernels import registry
 from personae.kernels.reference import FP8, OPERATORS
 from personae.kernels.side_stream import SideStream
@@ -75,10 +80,13 @@ def check_parts(
         yield f"attention, {dtype}", partial(attention_checks, operators, dtype, generator)
         yield f"experts, {dtype}", partial(expert_checks, operators, dtype, generator)
         yield f"between the products, {dtype}", partial(pointwise_checks, operators, dtype, generator)
-    if torch.cuda.get_device_capability() >= FP8_CAPABILITY:
+        yield f"weights in few bits, {dtype}", partial(few_bits_checks, dtype, generator)
+    if fp8 := torch.cuda.get_device_capability() >= FP8_CAPABILITY:
         kept = partial(attention_checks, operators, torch.bfloat16, generator, kept=FP8)
         yield "attention, keys and values in fp8", kept
     yield "choosing tokens", partial(sampling_checks, operators, generator)
+    yield "the same bits again", partial(repeat_checks, operators, generator, fp8=fp8)
+    yield "blocks in torch", partial(block_checks, generator)
     yield "sgmv as a graph", partial(graph_checks, operators, generator)
     yield "a layer as a graph", partial(step_graph_checks, generator)
     yield "the engine's steps as graphs", lambda: engine_checks(rig(generator))
@@ -88,7 +96,7 @@ def check_parts(
 
 
 def table_parts(
-    bandwidth: float, generator: torch.Generator, deadline: Deadline
+    roofline: Roofline, generator: torch.Generator, deadline: Deadline
 ) -> dict[str, Callable[[], Iterable[Row]]]:
     """The tables by their titles, the most important first."""
     return {
@@ -99,11 +107,12 @@ def table_parts(
         "A decode step while an adapter of rank 64 comes": lambda: arriving_table(
             rig(generator, StreamCopies()), pinned
         ),
-        "A decode step, context 1024, with adapters": partial(step_table, bandwidth, generator, deadline),
-        "SGMV alone, cold weights": partial(sgmv_table, bandwidth, generator, deadline),
-        "Attention": partial(attention_table, bandwidth, generator, deadline),
-        "Between the products": partial(pointwise_table, bandwidth, generator),
-        "Choosing tokens": partial(sampling_table, bandwidth, generator),
+        DECODE_STEPS: partial(step_table, roofline, generator, deadline),
+        "SGMV alone, cold weights": partial(sgmv_table, roofline, generator, deadline),
+        "Attention": partial(attention_table, roofline, generator, deadline),
+        "Products of a layer": partial(product_table, roofline, generator, deadline),
+        "Between the products": partial(pointwise_table, roofline, generator),
+        "Choosing tokens": partial(sampling_table, roofline, generator),
     }
 
 
@@ -136,6 +145,7 @@ class Findings:
             "versions": {"torch": torch.__version__, "triton": triton.__version__},
             "seed": seed,
             "bandwidth": copy_bandwidth(),
+            "rate": product_rate(),
             "begun": time.time(),
         }
         return cls(folder, {**known, "parts": [], "checks": [], "tables": {}}, again)
@@ -146,9 +156,9 @@ class Findings:
         return time.time() - float(self._report["begun"])
 
     @property
-    def bandwidth(self) -> float:
-        """Bytes per microsecond."""
-        return float(self._report["bandwidth"])
+    def roofline(self) -> Roofline:
+        """What the device does at most."""
+        return Roofline(float(self._report["bandwidth"]), float(self._report["rate"]))
 
     def part(self, name: str, items: Callable[[], Iterable[Any]], take: Callable[[Any], object]) -> None:
         """Add a part's findings one by one; a failure is a finding too. Does nothing if the part was begun
@@ -216,7 +226,7 @@ def measure(findings: Findings, seconds: float, seed: int, only: str = "") -> No
     for name, checks in check_parts(operators, generator):
         if only in name:
             findings.part(name, checks, findings.check)
-    for title, table in table_parts(findings.bandwidth, generator, deadline).items():
+    for title, table in table_parts(findings.roofline, generator, deadline).items():
         if only not in title:
             continue
         rows = findings.tables.setdefault(title, [])

@@ -11,22 +11,25 @@ set -u
 OUT=${1:?where the findings go}
 shift
 PYTHON=${PYTHON:-python3}
-MOST=${MOST:-210}               # seconds for the kit
+MOST=${MOST:-230}               # seconds for the kit
 KEPT=${KEPT:-/tmp/personae-gpu} # OUT may be emptied between two calls
 cd "$(dirname "$0")/../../.." || exit
-mkdir -p "$OUT" "$KEPT"
+mkdir -p "$OUT" "$KEPT/found"
 export PYTHONPATH="$PWD/.pkg:$KEPT/kernel-packages" PYTHONUNBUFFERED=1 TRITON_CACHE_DIR="$KEPT/triton"
 say() { echo "== $SECONDS s: $*"; }
-keep() { cp -r "$OUT"/. "$KEPT/found/" 2>/dev/null || { mkdir -p "$KEPT/found" && cp -r "$OUT"/. "$KEPT/found/"; }; }
+keep() { cp -r "$OUT"/. "$KEPT/found/"; }
 trap keep EXIT
 
 for file in gpu.json gpu.md; do [ -e "$OUT/$file" ] || cp "$KEPT/found/$file" "$OUT/" 2>/dev/null; done
 { timeout 20 nvidia-smi; uname -r; lscpu; free -g; timeout 20 gcc --version; timeout 60 "$PYTHON" -m pip list; } \
     > "$OUT/machine.txt" 2>&1
-if ! "$PYTHON" -c "import msgspec" 2>/dev/null; then
-    timeout -k 5 60 "$PYTHON" -m pip install --quiet --no-index --find-links build/gpu/wheels \
-        --target "$KEPT/kernel-packages" msgspec || exit
-fi
+# install PACKAGE: from the wheels, unless it is there.
+install() {
+    "$PYTHON" -c "import $1" 2>/dev/null || timeout -k 5 60 "$PYTHON" -m pip install --quiet --no-index --no-deps \
+        --find-links build/gpu/wheels --target "$KEPT/kernel-packages" "$1"
+}
+install msgspec || { echo "msgspec is missing, and build/gpu/wheels has no wheel of it for this Python"; exit 3; }
+install gguf || echo "gguf is missing: weights in GGUF's blocks are left out"
 say "one operator"
 timeout -k 5 60 "$PYTHON" -m personae.evals.bench.gpu --only "sgmv, torch.bfloat16" --seconds 20 --out "$OUT/first" \
     > "$OUT/first.log" 2>&1

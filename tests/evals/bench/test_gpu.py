@@ -187,8 +187,9 @@ def test_the_report_names_what_failed_and_what_was_left_out() -> None:
             "versions": {"torch": "2.11"},
             "seconds": 3.0,
             "bandwidth": 4.3e6,
+            "rate": 8e8,
             "checks": [{"name": failed.name, "error": failed.error, "limit": 0.01, "passed": False}],
-            "tables": {"Steps": [{"rows": 1, "us": 2.345}, {"rows": 16, "left out": "no time left"}]},
+            "tables": {"Steps": [{"rows": 1, "us": 2.347}, {"rows": 16, "left out": "no time left"}]},
         }
     )
     assert "4.30 TB/s" in text
@@ -196,7 +197,7 @@ def test_the_report_names_what_failed_and_what_was_left_out() -> None:
     assert text.splitlines()[-4:] == [
         "| rows | us | left out |",
         "|---|---|---|",
-        "| 1 | 2.3 |  |",
+        "| 1 | 2.35 |  |",
         "| 16 |  | no time left |",
     ]
 
