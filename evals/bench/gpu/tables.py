@@ -285,7 +285,7 @@ def sampling_table(roofline: Roofline, generator: torch.Generator) -> Iterator[R
                 "tokens": name,
                 "us": ours,
                 "torch us": torchs,
-                ROOFLINE: roofline.floor(4 * count * VOCAB) / ours,
+                ROOFLINE: roofline.floor(4 * count * VOCAB) / max(ours, 1e-9),
             }
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,17 +43,40 @@ def on_paper(gpu: PaperGpu, monkeypatch: pytest.MonkeyPatch, folder: Path, *opti
     return status, json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
 
 
-def test_the_first_call_passes_all_checks_where_kernels_are_their_references(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(PAPER_PYTHON, encoding="utf-8")
-    python.chmod(0o755)
-    done = subprocess.run(
-        ["bash", ROOT / "evals/bench/gpu/day1.sh", tmp_path / "out", "--seconds", "0", "--seed", "5"],
-        env={**os.environ, "PYTHON": str(python), "KEPT": str(tmp_path / "kept"), "MOST": "1000"},
+def on_paper_in_a_call(folder: Path, script: str, *arguments: str, **environment: str) -> Any:
+    """The script's process, ended."""
+    programs = folder / "programs"
+    programs.mkdir()
+    for name, text in {"python": PAPER_PYTHON, "compute-sanitizer": "#!/bin/sh\n"}.items():
+        (programs / name).write_text(text, encoding="utf-8")
+        (programs / name).chmod(0o755)
+    own = {"PYTHON": str(programs / "python"), "KEPT": str(folder / "kept"), "MOST": "1000"}
+    own["PATH"] = f"{programs}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", ROOT / "evals/bench/gpu" / script, folder / "out", *arguments],
+        env={**os.environ, **own, **environment},
         capture_output=True,
         text=True,
         timeout=4 * PATIENCE,
     )
+
+
+def test_the_second_call_serves_a_made_model_and_tells_which_goals_are_met(tmp_path: Path) -> None:
+    small = {"SHAPE": "--tiny", "DEVICE": "cpu", "PROMPT": "16", "ANSWER": "48", "CLIENTS": "2", "BOUND": "2"}
+    done = on_paper_in_a_call(tmp_path, "day2.sh", **small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = (tmp_path / "out" / "summary.md").read_text(encoding="utf-8")
+    assert "| requests that failed | 0 | 0.00 | pass |" in text
+    assert "| 64 rows of 64 adapters of rank 16 | 31 % |  | not measured |" in text
+    served = text.split("## Served")[1].split("##")[0]
+    assert [line.split(" | ")[0] for line in served.splitlines()[4:7]] == ["| adapters", "| base", "| bound"]
+    peer = json.loads((tmp_path / "out" / "transformers.json").read_text(encoding="utf-8"))
+    assert {row["adapters"] for row in peer} == {"none", "one", "mixed"}
+    assert all(row["tokens/s"] > 0 for row in peer)
+
+
+def test_the_first_call_passes_all_checks_where_kernels_are_their_references(tmp_path: Path) -> None:
+    done = on_paper_in_a_call(tmp_path, "day1.sh", "--seconds", "0", "--seed", "5")
     assert done.returncode == 0, done.stdout + done.stderr
     # SGMV alone; a layer with shrink behind the product, and beside; steps of an engine, the second of base
     # rows; one of an engine that lends.
