@@ -200,9 +200,11 @@ class Findings:
         """Writes gpu.json and gpu.md. Returns the text of the latter."""
         self._report["seconds"] = self.seconds
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / "gpu.json").write_text(json.dumps(self._report, indent=1), encoding="utf-8")
         text = markdown(self._report)
-        (self._folder / "gpu.md").write_text(text, encoding="utf-8")
+        for name, content in {"gpu.json": json.dumps(self._report, indent=1), "gpu.md": text}.items():
+            part = self._folder / f"{name}.part"
+            part.write_text(content, encoding="utf-8")
+            part.replace(self._folder / name)  # at once: the process may be killed at any time
         return text
 
 

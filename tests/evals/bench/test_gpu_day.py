@@ -78,8 +78,8 @@ def test_the_first_call_asks_one_operator_then_everything_and_keeps_the_log(tmp_
     assert status == 0
     kit = [line for line in asked if "bench.gpu" in line]
     assert kit == [
-        f"-m personae.evals.bench.gpu --only sgmv, torch.bfloat16 --seconds 20 --out {tmp_path}/out/first",
-        f"-m personae.evals.bench.gpu --seconds 170 --out {tmp_path}/out --seed 7",
+        f"-m personae.evals.bench.gpu --only sgmv, torch.bfloat16 --seconds 20 --out {tmp_path}/kept/found/first",
+        f"-m personae.evals.bench.gpu --seconds 170 --out {tmp_path}/kept/found --seed 7",
     ]
     assert (tmp_path / "out" / "log.txt").read_text(encoding="utf-8") == "a finding\n"
     assert (tmp_path / "kept" / "found" / "log.txt").exists()
@@ -93,7 +93,7 @@ def test_a_first_call_again_goes_on_with_what_was_found_although_its_folder_was_
     for file in (tmp_path / "out").iterdir():
         file.unlink()
     _, asked = call("day1.sh", tmp_path)
-    assert asked[-1].endswith(f"--out {tmp_path}/out --resume")
+    assert asked[-1].endswith(f"--out {tmp_path}/kept/found --resume")
     assert (tmp_path / "out" / "gpu.json").read_text(encoding="utf-8") == "{}"
 
 
