@@ -125,19 +125,40 @@ class Findings:
     """The report (see `markdown` for its fields) in a folder. It is written before and after each part, and
     read again by a process that resumes it.
 
-    again: continues in a new process; any thread may call it.
+    again: continues in a new process, given when this one's call began; any thread may call it.
     """
 
-    def __init__(self, folder: Path, report: dict[str, Any], again: Callable[[], Never]) -> None:
+    def __init__(self, folder: Path, report: dict[str, Any], again: Callable[[float], Never]) -> None:
         self._folder, self._report, self._again = folder, report, again
         self.checks: list[dict[str, Any]] = report["checks"]
         self.tables: dict[str, list[Row]] = report["tables"]
 
     @classmethod
-    def of(cls, folder: Path, seed: int, again: Callable[[], Never], *, resume: bool) -> "Findings":
-        """The folder's findings if they are to be resumed, otherwise empty ones."""
+    def of(
+        cls, folder: Path, seed: int, again: Callable[[float], Never], *, resume: bool, begun: float | None
+    ) -> "Findings":
+        """The folder's findings if they are to be resumed, otherwise empty ones.
+
+        begun: when this call's first process began; None: this one is the first. Then a part that an earlier
+        call was cut off in is begun anew.
+        """
         if resume:
-            return cls(folder, json.loads((folder / "gpu.json").read_text(encoding="utf-8")), again)
+            report = json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
+            cut = report["cut"]
+            if begun is None and cut is not None:
+                report["parts"].remove(cut["part"])
+                del report["checks"][cut["checks"] :]
+            if begun is None:  # tables that an earlier call had no time for, or was cut off in
+                left = {
+                    title: rows
+                    for title, rows in report["tables"].items()
+                    if (cut is None or title != cut["part"]) and not any("left out" in row for row in rows)
+                }
+                report["parts"] = [
+                    part for part in report["parts"] if part in left or part not in report["tables"]
+                ]
+                report["tables"] = left
+            return cls(folder, report | {"begun": begun or time.time(), "cut": None}, again)
         import triton
 
         known = {
@@ -146,13 +167,13 @@ class Findings:
             "seed": seed,
             "bandwidth": copy_bandwidth(),
             "rate": product_rate(),
-            "begun": time.time(),
+            "begun": begun or time.time(),
         }
-        return cls(folder, {**known, "parts": [], "checks": [], "tables": {}}, again)
+        return cls(folder, {**known, "cut": None, "parts": [], "checks": [], "tables": {}}, again)
 
     @property
     def seconds(self) -> float:
-        """The seconds since the first process began."""
+        """The seconds since this call's first process began."""
         return time.time() - float(self._report["begun"])
 
     @property
@@ -166,6 +187,7 @@ class Findings:
         if name in self._report["parts"]:
             return
         self._report["parts"].append(name)
+        self._report["cut"] = {"part": name, "checks": len(self.checks)}  # where it is, if it is killed
         self.write()
         print(f"{self.seconds:5.0f} s  {name}", flush=True)
         watch = Timer(LONGEST, self._hangs, (name,))
@@ -181,14 +203,16 @@ class Findings:
             self.check(Check(f"{name}: {what[:300]}", nan, 0))
         finally:
             watch.cancel()
+        self._report["cut"] = None
         self.write()
         if not device_answers():
-            self._again()
+            self._again(float(self._report["begun"]))
 
     def _hangs(self, name: str) -> None:
         self.check(Check(f"{name}: it has not ended after {LONGEST:.0f} s", nan, 0))
+        self._report["cut"] = None
         self.write()
-        self._again()
+        self._again(float(self._report["begun"]))
 
     def check(self, check: Check) -> None:
         """Add a check."""
@@ -246,23 +270,24 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="fresh by default")
     parser.add_argument("--only", default="", help="parts whose names contain this")
     parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
+    parser.add_argument("--begun", type=float, default=None, help=argparse.SUPPRESS)  # of its own processes
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("there is no CUDA GPU on this machine: nothing to check, nothing to measure", file=sys.stderr)
         return 2
     seed = secrets.randbits(32) if options.seed is None else options.seed
 
-    def again() -> Never:
+    def again(begun: float) -> Never:
         """Replaces this process, which releases the device whatever its threads do."""
         sys.stdout.flush()
         for number in range(3, OPEN_FILES):  # the driver's open files would keep the old context alive
             with suppress(OSError):
                 os.set_inheritable(number, False)
         own = [*("--out", str(options.out), "--seconds", str(options.seconds)), *("--seed", str(seed))]
-        own += ["--only", options.only]
+        own += ["--only", options.only, "--begun", str(begun)]
         os.execv(sys.executable, [sys.executable, "-m", "personae.evals.bench.gpu", *own, "--resume"])  # noqa: S606
 
-    findings = Findings.of(options.out, seed, again, resume=options.resume)
+    findings = Findings.of(options.out, seed, again, resume=options.resume, begun=options.begun)
     measure(findings, options.seconds, seed, options.only)
     print(findings.write())
     return 0 if all(check["passed"] for check in findings.checks) else 1

@@ -77,9 +77,10 @@ def test_the_first_call_asks_one_operator_then_everything_and_keeps_the_log(tmp_
     status, asked = call("day1.sh", tmp_path, "--seed", "7")
     assert status == 0
     kit = [line for line in asked if "bench.gpu" in line]
+    found = tmp_path / "kept" / "found"
     assert kit == [
-        f"-m personae.evals.bench.gpu --only sgmv, torch.bfloat16 --seconds 20 --out {tmp_path}/kept/found/first",
-        f"-m personae.evals.bench.gpu --seconds 170 --out {tmp_path}/kept/found --seed 7",
+        f"-m personae.evals.bench.gpu --only sgmv, torch.bfloat16 --seconds 20 --out {found}/first",
+        f"-m personae.evals.bench.gpu --seconds 170 --out {found} --seed 7",
     ]
     assert (tmp_path / "out" / "log.txt").read_text(encoding="utf-8") == "a finding\n"
     assert (tmp_path / "kept" / "found" / "log.txt").exists()

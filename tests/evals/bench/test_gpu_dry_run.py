@@ -151,6 +151,37 @@ def test_a_part_that_spoils_the_device_is_a_failed_check_and_the_others_go_on_in
     assert (status, report["seed"]) == (1, 5)
 
 
+def test_a_later_call_begins_the_part_anew_that_a_call_was_cut_off_in(monkeypatch, tmp_path: Path) -> None:
+    class Cut(BaseException):
+        pass
+
+    cut = True
+
+    def second():
+        yield checks.Check("half", 0.0, 1.0)
+        if cut:
+            raise Cut
+        yield checks.Check("whole", 0.0, 1.0)
+
+    def table():
+        yield {"us": 1.0}
+
+    parts = [("first", lambda: [checks.Check("before", 0.0, 1.0)]), ("second", second)]
+    monkeypatch.setattr(bench, "check_parts", lambda *_: parts)
+    monkeypatch.setattr(bench, "table_parts", lambda *_: {"Steps": table})
+    with PaperGpu() as gpu, pytest.raises(Cut):
+        on_paper(gpu, monkeypatch, tmp_path)
+    cut = False
+    for seconds in ("0", "100"):  # the first of these has no time for tables
+        with PaperGpu() as gpu:
+            status, report = on_paper(gpu, monkeypatch, tmp_path, "--resume", "--seconds", seconds)
+        assert [check["name"] for check in report["checks"]] == ["before", "half", "whole"]
+        assert report["tables"] == {
+            "Steps": [{"left out": "no time left"} if seconds == "0" else {"us": 1.0}]
+        }
+        assert (status, report["cut"]) == (0, None)
+
+
 def test_a_part_that_does_not_end_is_a_failed_check_and_a_new_process_takes_over(tmp_path: Path) -> None:
     """The new one finds that there is no GPU here."""
     code = """
