@@ -291,7 +291,10 @@ def attention_groups(batch: AttentionBatch) -> list[AttentionGroup]:
     for rows, first, count, ends in groups:
         arrays += np.array(rows), np.add.outer(first, np.arange(count)), np.array(ends).reshape(-1, 1)
     there = uploads(arrays, batch.page_table.device) if arrays else ()
-    return [AttentionGroup(*there[3 * at : 3 * at + 3], lengths=ends) for at, (*_, ends) in enumerate(groups)]
+    return [
+        AttentionGroup(there[3 * at], there[3 * at + 1], there[3 * at + 2], ends)
+        for at, (*_, ends) in enumerate(groups)
+    ]
 
 
 def attend(

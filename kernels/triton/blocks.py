@@ -91,20 +91,21 @@ class Repacked:
         scale = self.scales[own].float().repeat_interleave(share, 1)
         if self.codes is not None:
             scale = scale * self.codes[own]
-        wide = (level.int() - layout.zero).float().unflatten(1, (-1, layout.group)) * scale.unsqueeze(2)
+        wide = (level.int() - layout.zero).float().view(*scale.shape, layout.group) * scale.unsqueeze(2)
         if self.least is not None:
             least = self.least[own].float().repeat_interleave(share, 1)
             if self.least_codes is not None:
                 least = least * self.least_codes[own]
             wide = wide - least.unsqueeze(2)
-        return wide.flatten(1)
+        flat: Tensor = wide.flatten(1)
+        return flat
 
 
 def repack(kind: str, rows: Tensor, inputs: int) -> Repacked:
     """kind: in `LAYOUTS`. rows: [outputs, bytes] uint8, the blocks of each output as in a GGUF file."""
     layout = LAYOUTS[kind]
     parts = [
-        _PARTS[kind](part.unflatten(1, (-1, layout.size)))
+        _PARTS[kind](part.view(len(part), -1, layout.size))
         for part in torch.split(rows, max(1, _CHUNK // inputs))
     ]
     levels, high, scales, least, codes, least_codes = (
@@ -149,10 +150,10 @@ def _q4_1(blocks: Tensor) -> Parts:
 
 def _q4_k(blocks: Tensor) -> Parts:
     # Of eight groups, six bits each: four as they are, and four in two parts.
-    low, middle, rest = blocks[:, :, 4:16].split(4, -1)
+    low, middle, rest = torch.split(blocks[:, :, 4:16], 4, -1)
     codes = torch.cat((low & 63, rest & 15 | low >> 6 << 4), -1)
     least_codes = torch.cat((middle & 63, rest >> 4 | middle >> 6 << 4), -1)
-    levels = _nibbles(blocks[:, :, 16:].unflatten(2, (4, 32)))
+    levels = _nibbles(blocks[:, :, 16:].reshape(*blocks.shape[:2], 4, 32))
     return (
         _pairs(levels),
         None,
@@ -166,10 +167,10 @@ def _q4_k(blocks: Tensor) -> Parts:
 def _q6_k(blocks: Tensor) -> Parts:
     # Of each half of a block: 64 bytes with the lower bits of 128 inputs, 32 with the two above of four times
     # 32 inputs.
-    low = _nibbles(blocks[:, :, :128].unflatten(2, (2, 64)))
-    four = blocks[:, :, 128:192].unflatten(2, (2, 32))
-    high = torch.cat([four >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(1)
-    high = sum(high[:, at::4] << 2 * at for at in range(4))
+    low = _nibbles(blocks[:, :, :128].reshape(*blocks.shape[:2], 2, 64))
+    four = blocks[:, :, 128:192].reshape(*blocks.shape[:2], 2, 32)
+    two = torch.cat([four >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(1)
+    high = two[:, ::4] | two[:, 1::4] << 2 | two[:, 2::4] << 4 | two[:, 3::4] << 6
     codes = blocks[:, :, 192:208].contiguous().view(torch.int8).flatten(1)
     return _pairs(low), high, _halves(blocks, 208), None, codes, None
 

@@ -39,7 +39,7 @@ def random_weight(kind: str, outputs: int, inputs: int, generator: torch.Generat
     size, *places = HALVES.get(kind, (0,))
     for at in places:
         (rows,) = weight.tensors()
-        blocks = rows.unflatten(1, (-1, size))
+        blocks = rows.view(outputs, -1, size)
         blocks[:, :, at], blocks[:, :, at + 1] = 0, 16  # 2^-11
     return weight
 

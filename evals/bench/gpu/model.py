@@ -54,7 +54,7 @@ class Maker:
         made = torch.randn(
             outputs, inputs, generator=self._generator, device=self._device, dtype=torch.bfloat16
         )
-        return (made * inputs**-0.5).cpu()
+        return made.mul_(inputs**-0.5).cpu()
 
     def modules(self) -> dict[str, tuple[int, int]]:
         """The linear modules of a layer: outputs and inputs."""

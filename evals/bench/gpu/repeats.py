@@ -33,7 +33,7 @@ from personae.kernels.reference import FP8
 Operators = dict[str, Callable[..., Any]]
 Again = Callable[[], Tensor]
 REPEATS = 100
-BUSY = 1 << 27  # bytes that are copied beside each launch
+BUSY = 1 << 27  # bytes that are copied while a kernel runs
 LONG = 2048  # tokens of a prompt
 
 

@@ -185,7 +185,7 @@ ATTENTION: dict[str, list[tuple[int, int]]] = {
 
 
 def attention_table(roofline: Roofline, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
-    """One layer's attention beside torch's own, which has no pages and takes only rows of one length, and
+    """One layer's attention, torch's own, which has no pages and takes only rows of one length, and
     vLLM's Triton kernel."""
     for name, rows in ATTENTION.items():
         if deadline.passed:
@@ -230,7 +230,7 @@ def attention_calls(q: Tensor, caches: list[Tensor], batch: AttentionBatch) -> l
 
 
 def product_table(roofline: Roofline, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
-    """The products of a layer with weights in 8 and 4 bits beside cuBLAS's with plain weights."""
+    """The products of a layer with weights in few bits, and cuBLAS's with plain weights."""
     for tokens in (1, 16, 64, 2048):
         x = {
             group: noise((tokens, inputs), torch.bfloat16, generator) for group, (inputs, _) in GROUPS.items()

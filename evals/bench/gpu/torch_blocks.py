@@ -11,7 +11,7 @@ from torch import Tensor
 
 from personae.engine.config import ModelConfig
 from personae.engine.kv import KVCache
-from personae.engine.layers.block import LayerSpec
+from personae.engine.layers.block import BlockSpec, LayerSpec
 from personae.engine.layers.delta_net import DeltaNetSpec
 from personae.engine.layers.latent_attention import LatentAttentionSpec
 from personae.engine.layers.mamba import MambaSpec
@@ -25,7 +25,7 @@ from personae.evals.bench.gpu.shapes import PAGE, attention_batch, noise
 
 WIDTH = 256
 LIMIT = 1e-4  # float32, and sums in other orders
-BLOCKS = {
+BLOCKS: dict[str, BlockSpec] = {
     "latent attention": LatentAttentionSpec(8, 32, 16, 32, 64, RopeConfig(theta=10000.0), query_latent=96),
     "short convolutions": ShortConvolutionSpec(WIDTH, 3),
     "gated delta nets": DeltaNetSpec(8, 4, 32, 32, 4, interleaved=False, eps=1e-6),
@@ -50,8 +50,9 @@ def block_checks(generator: torch.Generator, width: int = WIDTH) -> Iterator[Che
         there, here = (_Runner(config, device) for device in (generator.device, torch.device("cpu")))
         for (_, own), (_, same) in zip(there.model.tensors(), here.model.tensors(), strict=True):
             values = noise(tuple(same.shape), torch.float32, generator)
-            own.copy_(values * (0.3 if values.dim() == 1 else values.shape[1] ** -0.5))
-            same.copy_(own.cpu())
+            values *= 0.3 if values.dim() == 1 else values.shape[1] ** -0.5
+            own.copy_(values)
+            same.copy_(values.cpu())
         errors = []
         for rows in STEPS:
             tokens = torch.randint(
