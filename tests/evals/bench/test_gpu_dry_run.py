@@ -1,6 +1,7 @@
 """The benchmark for GPUs, end to end on one made of paper, so that its one call on a real one does not end
 early."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -21,7 +22,8 @@ from paper_gpu import Late, PaperGpu  # noqa: E402  # below the mark, which says
 from paper_kit import double_events, shrink  # noqa: E402
 
 from personae.evals.bench.gpu import __main__ as bench  # noqa: E402
-from personae.evals.bench.gpu import checks, served, shapes, tables, timing  # noqa: E402
+from personae.evals.bench.gpu import checks, repeats, served, shapes, tables, timing  # noqa: E402
+from personae.kernels import registry  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 PAPER_PYTHON = f"""#!/bin/sh
@@ -149,6 +151,20 @@ def test_a_part_that_spoils_the_device_is_a_failed_check_and_the_others_go_on_in
     ]
     assert report["tables"] == {"Steps": [{"us": 1.0}]}
     assert (status, report["seed"]) == (1, 5)
+
+
+def test_a_kernel_with_other_bits_on_another_run_fails(monkeypatch) -> None:
+    count = itertools.count()
+
+    def sometimes(x: torch.Tensor, weight: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(x), weight.shape[1]), 1.0 if next(count) else 2.0, device=x.device)
+
+    with PaperGpu():
+        operators = {name: own.run for name, own in registry.operators("triton").items()}
+        generator = torch.Generator("cuda").manual_seed(1)
+        found = list(repeats.repeat_checks({**operators, "expert_linear": sometimes}, generator, fp8=False))
+    assert [check.name for check in found if not check.passed] == ["the same bits again, experts"]
+    assert len(found) == 10
 
 
 def test_a_later_call_begins_the_part_anew_that_a_call_was_cut_off_in(monkeypatch, tmp_path: Path) -> None:
