@@ -60,6 +60,7 @@ gpu-day: gpu-wheels
 	done
 	@echo 'Call 1, at most 340 s:  bash evals/bench/gpu/day1.sh "$$OUT"    (bring build/gpu/wheels along)'
 	@echo 'Call 2, at most 460 s:  bash evals/bench/gpu/day2.sh "$$OUT"    (on the same machine; it goes on by itself)'
+	@echo 'A further call:         bash evals/bench/gpu/day3.sh "$$OUT" [NAME...]'
 	@echo 'Afterwards: make gpu-day-over'
 gpu-day-over:
 	git reset -q -- $(GPU_LEFT)

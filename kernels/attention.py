@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from personae.kernels import reference
@@ -38,6 +40,13 @@ class AttentionBatch:
     """The most tokens of one row in this step."""
     max_kv: int
     """The largest kv_length."""
+    host: tuple[NDArray[np.integer], NDArray[np.integer]] | None = None
+    """`query_start` and `kv_length` where the host has them, too."""
+
+    def sizes(self) -> tuple[list[int], list[int]]:
+        """`query_start` and `kv_length` as numbers. Waits for the device unless the host has them."""
+        starts, lengths = (self.query_start, self.kv_length) if self.host is None else self.host
+        return starts.tolist(), lengths.tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +117,7 @@ class ReferenceAttention(AttentionBackend):
     def planned(self, batch: AttentionBatch) -> "Callable[[ScoreChange | None], AttentionPlan]":
         """The plans of layers of any shape, by what changes their scores. No backend has an operator for
         changed scores."""
-        groups = list(reference.attention_groups(batch))
+        groups = reference.attention_groups(batch)
 
         def of(scores: ScoreChange | None) -> AttentionPlan:
             return lambda q, k_cache, v_cache, scale, window: reference.attend(

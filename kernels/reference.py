@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from personae.kernels.counter_rng import uniforms
 from personae.kernels.masks import Scratch, apply_bitmask
 from personae.kernels.reference_sampler import draw, greatest, thresholds
+from personae.kernels.upload import uploads
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -252,27 +254,47 @@ def paged_attention(
     Scores, softmax and sums are in float32. Values may have another width than keys, then the result has it,
     too.
     """
-    return attend(q, k_cache, v_cache, batch, list(attention_groups(batch)), scale, window)
+    return attend(q, k_cache, v_cache, batch, attention_groups(batch), scale, window)
 
 
-AttentionGroup = tuple[list[int], list[int], int, list[int]]
-"""Rows that are computed together: (rows, each row's first packed token, tokens per row, each row's keys)."""
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """n rows that are computed together, m tokens of each.
+
+    rows: [n] their numbers, tokens: [n, m] the places of their tokens in the step, ends: [n, 1] int64, all on
+    the model's device. lengths: the tokens of each row up to the last of these, which `ends` has, too.
+    """
+
+    rows: Tensor
+    tokens: Tensor
+    ends: Tensor
+    lengths: list[int]
 
 
-def attention_groups(batch: AttentionBatch) -> Iterator[AttentionGroup]:
+def attention_groups(batch: AttentionBatch) -> list[AttentionGroup]:
     """Decode rows are grouped and padded to the longest. A prefill row is alone, in blocks of queries.
 
-    Waits for the device.
+    Waits for the device only where `AttentionBatch.sizes` does.
     """
-    starts, lengths = batch.query_start.tolist(), batch.kv_length.tolist()
+    starts, lengths = batch.sizes()
     counts = [stop - start for start, stop in pairwise(starts)]
     decode = [row for row, count in enumerate(counts) if count == 1]
+    # Rows, each row's first token, tokens of a row, and each row's length.
+    groups: list[tuple[list[int], list[int], int, list[int]]] = []
     if decode:
-        yield decode, [starts[row] for row in decode], 1, [lengths[row] for row in decode]
+        groups.append((decode, [starts[row] for row in decode], 1, [lengths[row] for row in decode]))
     for row, count in enumerate(counts):
         for done in range(0, count if count > 1 else 0, QUERY_BLOCK):
             block = min(QUERY_BLOCK, count - done)
-            yield [row], [starts[row] + done], block, [lengths[row] - count + done + block]
+            groups.append(([row], [starts[row] + done], block, [lengths[row] - count + done + block]))
+    arrays: list[NDArray[np.generic]] = []
+    for rows, first, count, ends in groups:
+        arrays += np.array(rows), np.add.outer(first, np.arange(count)), np.array(ends).reshape(-1, 1)
+    there = uploads(arrays, batch.page_table.device) if arrays else ()
+    return [
+        AttentionGroup(there[3 * at], there[3 * at + 1], there[3 * at + 2], ends)
+        for at, (*_, ends) in enumerate(groups)
+    ]
 
 
 def attend(
@@ -288,10 +310,9 @@ def attend(
     """`paged_attention` of a batch with known groups, with changed scores."""
     width = v_cache.shape[3] - (2 if v_cache.dtype is torch.int8 else 0)  # without the scale
     out = q.new_empty(*q.shape[:2], width)
-    for rows, first, count, lengths in groups:
-        tokens = torch.tensor(first, device=q.device).unsqueeze(1) + torch.arange(count, device=q.device)
-        pages = batch.page_table[torch.tensor(rows, device=q.device)]
-        out[tokens] = _attend(q[tokens], k_cache, v_cache, pages, lengths, scale, window, scores)
+    for group in groups:
+        pages = batch.page_table[group.rows]
+        out[group.tokens] = _attend(q[group.tokens], k_cache, v_cache, pages, group, scale, window, scores)
     return out
 
 
@@ -300,15 +321,15 @@ def _attend(
     k_cache: Tensor,
     v_cache: Tensor,
     pages: Tensor,
-    lengths: list[int],
+    group: AttentionGroup,
     scale: float,
     window: int | None,
     change: ScoreChange | None,
 ) -> Tensor:
-    """Attention of n rows with m queries each: q [n, m, heads, D], the last m of `lengths` [n] tokens."""
+    """Attention of n rows with m queries each: q [n, m, heads, D], the last m tokens of `group.lengths`."""
     n, m, heads, dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
-    pages = pages[:, : -(-max(lengths) // page_size)].long()
+    pages = pages[:, : -(-max(group.lengths) // page_size)].long()
     # [n, pages, kv_heads, page_size, D] -> [n, kv_heads, tokens, D]
     k, v = (
         floats.transpose(1, 2)
@@ -316,10 +337,10 @@ def _attend(
         .reshape(n, kv_heads, -1, floats.shape[-1])
         for floats in (_floats(cache, pages) for cache in (k_cache, v_cache))
     )
-    length = torch.tensor(lengths, device=q.device).unsqueeze(1)
+    length = group.ends
     key = torch.arange(k.shape[2], device=q.device)
     # After a row's end are values of earlier owners, perhaps NaN. They are masked, because 0 * NaN is NaN.
-    shared = min(lengths)
+    shared = min(group.lengths)
     v[:, :, shared:].masked_fill_((key[shared:] >= length).view(n, 1, -1, 1), 0.0)
     query = (length - m + torch.arange(m, device=q.device)).unsqueeze(-1)
     hidden = key > query

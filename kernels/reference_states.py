@@ -72,7 +72,7 @@ def _by_windows(
     """
     own = plan.rounds[0]
     before = states[plan.pages[own], plan.slots[own]]
-    before[plan.begins[own]] = 0.0
+    before.masked_fill_(plan.begins[own].view(-1, 1, 1, 1), 0.0)
     alone = len(plan.out) == len(own)  # one token of each row
     if alone:
         queries, local = (

@@ -8,12 +8,14 @@ often as a step asks for it: the newest 12 tokens can be computed again, and a f
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from personae.kernels import reference_states
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.registry import Operator
+from personae.kernels.upload import uploads
 
 WINDOW = 16  # tokens
 
@@ -54,8 +56,9 @@ class StatePlan:
 
 
 def plan_states(batch: AttentionBatch, page_size: int) -> StatePlan:
-    """The plan of a step for all layers with states. Waits for the device."""
-    starts, lengths = batch.query_start.tolist(), batch.kv_length.tolist()
+    """The plan of a step for all layers with states. Waits for the device only where `AttentionBatch.sizes`
+    does."""
+    starts, lengths = batch.sizes()
     slots, size = windows(page_size)
     rows: list[int] = []
     numbers: list[int] = []  # of the windows in their rows
@@ -84,18 +87,17 @@ def plan_states(batch: AttentionBatch, page_size: int) -> StatePlan:
             numbers.append(number)
             counts.append(min(end - number * size, size))
         out += range((base - lowest) * size + start, (base - lowest) * size + end)
-    device = batch.page_table.device
-
-    def there(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
-
     onward = []
     for own, further in pairwise(depths):
         index = {window: i for i, window in enumerate(own)}
-        onward.append(there([index[window - 1] for window in further]))
-    of_row, of_number = there(rows), there(numbers)
+        onward.append([index[window - 1] for window in further])
+    device = batch.page_table.device
+    lists = (rows, numbers, counts, earlier, newest, out, *depths, *onward)
+    there = uploads([np.array(values, np.int64) for values in lists], device)
+    of_row, of_number, present, present_before, writes, places = there[:6]
+    rounds, onwards = there[6 : 6 + len(depths)], there[6 + len(depths) :]
     before = (of_number - 1).clamp(min=0)
-    of_window, writes = torch.arange(size, device=device), there(newest)
+    of_window = torch.arange(size, device=device)
     place = batch.write_index[writes]
     return StatePlan(
         pages=batch.page_table[of_row, of_number * size // page_size].long(),
@@ -103,13 +105,13 @@ def plan_states(batch: AttentionBatch, page_size: int) -> StatePlan:
         pages_before=batch.page_table[of_row, before * size // page_size].long(),
         slots_before=before % slots,
         begins=of_number == 0,
-        valid=of_window < there(counts).unsqueeze(1),
-        rounds=tuple(map(there, depths)),
-        onward=tuple(onward),
-        earlier=of_window < there(earlier).unsqueeze(1),
+        valid=of_window < present.unsqueeze(1),
+        rounds=rounds,
+        onward=onwards,
+        earlier=of_window < present_before.unsqueeze(1),
         newest=writes,
         places=place // page_size * kept + place % page_size % kept,
-        out=there(out),
+        out=places,
     )
 
 

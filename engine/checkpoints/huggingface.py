@@ -145,10 +145,8 @@ class _Stored(StoredTensor):
 def _multiplied(device: torch.device, dtype: torch.dtype) -> set[str]:
     """The kinds of weights, apart from FP8, that the device multiplies in their bits; see
     `StoredTensor.kept`."""
-    if device.type == "cpu":
-        there = optional("pack_linear", device, torch.bfloat16) is not None
-        return {"int8", "Q8_0", "Q4_0"} if there else set()
-    return {"int8"} if optional("pack_linear", device, dtype) is not None else set()
+    there = optional("pack_linear", device, torch.bfloat16 if device.type == "cpu" else dtype) is not None
+    return {"int8", "Q8_0", "Q4_0"} if there else set()
 
 
 def _named(packed: Sequence[PackedTensor], kinds: Collection[str]) -> str | None:

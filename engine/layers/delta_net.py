@@ -87,7 +87,7 @@ class DeltaNet(UndividedBlock):
     """y = W_out (norm(o) * silu(z)), o = gated delta rule over convolved q, k, v with gates b and a. All are
     linear in x."""
 
-    heads, capturable = 0, False  # the plan of a step waits for the device
+    heads, capturable = 0, False  # the host makes the plan of a step from its lengths
 
     def __init__(self, spec: DeltaNetSpec, context: BlockContext) -> None:
         self.spec, self.kv, self.layer = spec, spec.kv, context.layer

@@ -100,7 +100,7 @@ class LatentAttention(UndividedBlock):
     of V_h c_j with weights w_j is V_h times that of the c_j. So no key and no value is computed.
     """
 
-    capturable = False  # the plain attention asks the device for lengths
+    capturable = False  # plain attention is planned on the host from lengths
 
     def __init__(self, spec: LatentAttentionSpec, context: BlockContext) -> None:
         dtype, device, hidden = context.dtype, context.device, context.hidden_size

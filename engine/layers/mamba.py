@@ -77,7 +77,7 @@ class Mamba(UndividedBlock):
     """y = W_out norm(state space(x, b, c, step) * silu(gate)); all of them are linear in the input. The norm
     is over the heads of each group."""
 
-    heads, capturable = 0, False  # the plan of a step waits for the device
+    heads, capturable = 0, False  # the host makes the plan of a step from its lengths
 
     def __init__(self, spec: MambaSpec, context: BlockContext) -> None:
         self.spec, self.kv, self.layer = spec, spec.kv, context.layer

@@ -100,19 +100,26 @@ class ComputedPages:
         lengths = starts + counts
         tokens = np.fromiter((token for span in spans for token in span.tokens), np.int64, int(ends[-1]))
         tokens[tokens >= vocab_size] = 0
+        row_starts, max_kv = np.concatenate(([0], ends)).astype(np.int32), int(lengths.max())
         there = uploads(
             (
                 tokens,
                 positions,
                 self._tables.places(np.repeat(slots, counts), positions),
-                np.concatenate(([0], ends)).astype(np.int32),
+                row_starts,
                 lengths.astype(np.int32),
-                self._tables.rows(slots, int(lengths.max())),
+                self._tables.rows(slots, max_kv),
             ),
             device,
         )
         known, at, places, query_start, kv_length, page_table = there
         batch = AttentionBatch(
-            query_start, kv_length, page_table, places, max_query=int(counts.max()), max_kv=int(lengths.max())
+            query_start,
+            kv_length,
+            page_table,
+            places,
+            max_query=int(counts.max()),
+            max_kv=max_kv,
+            host=(row_starts, lengths),
         )
         return Packed(known, at, places, batch)

@@ -191,6 +191,7 @@ class Runner(DeviceAdapters):
         if known.guesses:
             newest = newest[[order[i] not in known.guesses for i in newest]]
             chosen, drafts = _write_guesses(known, order, samples, ends, ids)
+        row_starts = np.concatenate(([0], ends)).astype(np.int32)
         own = uploads(
             (
                 ids,
@@ -199,7 +200,7 @@ class Runner(DeviceAdapters):
                 positions,
                 chosen,
                 write_index,
-                np.concatenate(([0], ends)).astype(np.int32),
+                row_starts,
                 lengths.astype(np.int32),
                 self._tables.rows(slots, max_kv),
             ),
@@ -212,7 +213,13 @@ class Runner(DeviceAdapters):
             newest_slots=newest_slots,
             positions=there,
             attention=AttentionBatch(
-                query_start, kv_length, page_table, places, max_query=int(counts.max()), max_kv=max_kv
+                query_start,
+                kv_length,
+                page_table,
+                places,
+                max_query=int(counts.max()),
+                max_kv=max_kv,
+                host=(row_starts, lengths),
             ),
             lora=self._lora(slots, starts, counts),
             sampled=sampled,

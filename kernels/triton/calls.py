@@ -106,7 +106,7 @@ class TritonOperators:
         return triton_moe.expert_linear(x, weight, starts)
 
     def pack_linear(self, linear: LinearWeights, dtype: torch.dtype) -> PackedLinear | None:
-        """See `kernels.decoder.pack_linear`: weights in 8 and 4 bits."""
+        """See `kernels.decoder.pack_linear`: weights in 8 and 4 bits, and in GGUF's blocks."""
         return triton_quantized.pack_linear(linear, dtype)
 
     def choose(

@@ -3,20 +3,20 @@
 import torch
 from torch import Tensor
 
-from personae.kernels.decoder import LinearWeights
+from personae.kernels.decoder import LinearWeights, PackedLinear
 from personae.kernels.quantized import QuantizedWeight
+from personae.kernels.triton.blocks import LAYOUTS, BlockLinear
 from personae.kernels.triton.device.quantized import int4_linear_kernel, int8_linear_kernel
-from personae.kernels.triton.sizes import ceil_div
+from personae.kernels.triton.sizes import ceil_div, product_tile
 
 KERNELS = {"int8": int8_linear_kernel, "int4": int4_linear_kernel}
 """By `QuantizedWeight.kind`."""
-FEW = 16  # rows up to which a program takes a narrow block of outputs, so that all multiprocessors read
 
 
 class TritonLinear:
     """A linear module whose weight stays in 8 or 4 bits, and is widened in registers as it is multiplied.
 
-    weight: of a kind in `KERNELS`. A row's bits depend on the number of rows only through `FEW`.
+    weight: of a kind in `KERNELS`. A row's bits depend on the number of rows only through `sizes.FEW`.
     """
 
     def __init__(self, linear: LinearWeights, dtype: torch.dtype) -> None:
@@ -34,10 +34,8 @@ class TritonLinear:
         y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
         if not rows:
             return y
-        plain = x.dtype is torch.float32  # which has no tensor cores, and whose large tiles would spill
-        tile = 16 if rows <= FEW or plain else 64
-        columns = 32 if tile == 16 else 64
-        self._kernel[ceil_div(outputs, columns), ceil_div(rows, tile)](
+        tile = product_tile(rows, x.dtype)
+        self._kernel[ceil_div(outputs, tile.columns), ceil_div(rows, tile.rows)](
             x,
             *self._tensors,
             self._tensors[-1] if self.bias is None else self.bias,
@@ -46,11 +44,11 @@ class TritonLinear:
             x.stride(0),
             *self._sizes,
             BIAS=self.bias is not None,
-            ROWS=tile,
-            COLUMNS=columns,
-            DEPTH=32 if plain else 128 if tile == 16 else 64,
+            ROWS=tile.rows,
+            COLUMNS=tile.columns,
+            DEPTH=tile.depth,
             num_warps=4,
-            num_stages=3 if tile == 16 else 1,  # see `sizes.FENCES`: with one stage no copy is in flight
+            num_stages=tile.stages,
         )
         return y
 
@@ -59,7 +57,10 @@ class TritonLinear:
         return self.weight.plain(self.dtype)
 
 
-def pack_linear(linear: LinearWeights, dtype: torch.dtype) -> TritonLinear | None:
-    """See `kernels.decoder.pack_linear`: weights in 8 and 4 bits."""
-    known = isinstance(linear.weight, QuantizedWeight) and linear.weight.kind in KERNELS
-    return TritonLinear(linear, dtype) if known else None
+def pack_linear(linear: LinearWeights, dtype: torch.dtype) -> PackedLinear | None:
+    """See `kernels.decoder.pack_linear`: weights in 8 and 4 bits, and in GGUF's blocks."""
+    if not isinstance(linear.weight, QuantizedWeight):
+        return None
+    if linear.weight.kind in LAYOUTS:
+        return BlockLinear(linear, dtype)
+    return TritonLinear(linear, dtype) if linear.weight.kind in KERNELS else None

@@ -6,6 +6,7 @@ for its tokens.
 """
 
 import os
+import shutil
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,9 +20,13 @@ pytestmark = pytest.mark.skipif(
 )
 from dry_engine import DryEngine  # noqa: E402  # below the mark, which says what they need
 from engine_harness import EngineHarness, Played  # noqa: E402
+from family_models import make_family_folder  # noqa: E402
+from gguf_files import Type as GgufType  # noqa: E402
+from gguf_files import write_gguf  # noqa: E402
 from paper_gpu import Late, PaperGpu  # noqa: E402
+from quantized_checkpoints import DATA, NAMES  # noqa: E402
 from tiny_adapters import ZOO, make_adapter_folder  # noqa: E402
-from tiny_models import model_folder  # noqa: E402
+from tiny_models import model_folder, write_tokenizer  # noqa: E402
 
 from personae.actors.assembly import assemble  # noqa: E402
 from personae.actors.options import EngineOptions  # noqa: E402
@@ -236,7 +241,21 @@ def test_an_adapter_with_dora_is_placed_without_waiting_for_steps_launched_meanw
     "family", ["gemma3", "granite", "mixtral", "olmo3", "phi3", "qwen2", "qwen3_moe", "smollm3"]
 )
 def test_every_family_answers_as_on_a_cpu_without_a_wait_in_its_layers(family: str) -> None:
-    folder = model_folder(family)
+    answers_as_on_a_cpu(model_folder(family))
+
+
+@pytest.mark.parametrize("case", ["deepseek_v2", "gpt_oss", "granitemoehybrid, Mamba", "lfm2", "qwen3_next"])
+def test_blocks_without_kernels_of_their_own_answer_as_on_a_cpu_and_never_wait(
+    case: str, tmp_path: Path
+) -> None:
+    """Latent attention, sinks, states and convolutions run in torch, whose tensors are made on the device."""
+    engine = answers_as_on_a_cpu(make_family_folder(tmp_path, case))
+    assert engine.waits["forward"] == []
+    assert not engine.gpu.machine.captures, "a graph would freeze what the host decides"
+
+
+def answers_as_on_a_cpu(folder: Path) -> DryEngine:
+    """Plays two sequences, and holds them to a CPU's answers."""
     asked = {"a": [*range(40, 112)], "b": [7, 8]}  # past a window, and a decode step beside a prompt
     with reference_only():
         harness = EngineHarness(folder)
@@ -250,6 +269,7 @@ def test_every_family_answers_as_on_a_cpu_without_a_wait_in_its_layers(family: s
         assert engine.waits["prepare"] == engine.waits["sample"] == []
         assert all("graphs.py" in wait.where[0] for wait in engine.waits["forward"])  # on trial
         assert gpu.machine.compiled == ready
+        return engine
 
 
 def test_half_precision_with_keys_and_values_in_8_bits_runs_to_its_end(base, adapters) -> None:
@@ -284,6 +304,35 @@ def test_a_base_in_fewer_bits_answers_as_on_a_cpu(quantize: str, base, adapters)
         assert runner.prefill_graphs._capture is not None
         assert runner.prefill_graphs._graphs[128, False].trials < TRIALS, "the prompt ran without a graph"
         assert gpu.machine.compiled == ready
+
+
+@pytest.mark.parametrize("name", ["autoawq", "gguf Q4_K"])
+def test_a_checkpoint_in_few_bits_stays_so_and_answers_as_its_plain_weights(
+    name: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    if name in NAMES:
+        shutil.copytree(DATA / name, folder)
+        write_tokenizer(folder)
+    else:
+        sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+        folder = write_gguf(tmp_path / "a.gguf", model_folder("llama", **sizes), GgufType[name[5:]])
+    few = {"max_seqs": 1, "max_batch_tokens": 32, "max_model_len": 64}
+    answers, sizes_of_weights = [], []
+    dtype = "auto"
+    for in_bits in (True, False):
+        with PaperGpu(SMALL) as gpu:
+            engine = DryEngine(gpu, folder, dtype=dtype, cuda_graphs=in_bits, **few)
+            ready = set(gpu.machine.compiled)
+            answers.append(engine.play([engine.log("a", [*range(40, 80)], max_tokens=6)])["a"].tokens)
+            runner = engine.engine.worker
+            sizes_of_weights.append(runner.model.weight_bytes)
+            dtype = str(runner.model.dtype).removeprefix("torch.")
+            assert (gpu.machine.launches["block_linear_kernel"] > 0) == in_bits
+            assert gpu.machine.compiled == ready
+            assert not in_bits or runner.graphs._capture is not None
+    assert answers[0] == answers[1]
+    assert sizes_of_weights[0] < sizes_of_weights[1]
 
 
 TIGHT = {

@@ -1,5 +1,8 @@
 """Weights in few bits: what is kept, and that it is near enough."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +13,9 @@ from personae.engine.quantization import QUANTIZATIONS, scheme_of
 from personae.engine.quantization.int4 import GROUP, Int4Weight
 from personae.engine.quantization.int8 import STEPS, Int8Weight
 from personae.engine.quantization.scaled import ScaledWeight
+from personae.evals.bench.gpu import shapes
 
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32)
 
@@ -135,3 +140,25 @@ def test_merged_modules_are_filled_one_by_one(quantization: str) -> None:
     for part, own in zip(merged.split([4, 8]), weight.split([4, 8]), strict=True):
         part.copy_(own)
     assert torch.equal(merged.plain(torch.float32), kept(weight, quantization).plain(torch.float32))
+
+
+@pytest.mark.parametrize(("name", "kept"), [("int8", Int8Weight), ("int4", Int4Weight), ("bfloat16", None)])
+def test_the_memory_of_an_8b_model_that_the_docs_give_is_that_of_its_tensors(name: str, kept: Any) -> None:
+    meta = torch.device("meta")
+
+    def octets(kind: Any, outputs: int, inputs: int) -> tuple[int, int]:
+        """Of the weight, and of its scales."""
+        if kind is None:
+            return 2 * outputs * inputs, 0
+        weight = kind.empty(outputs, inputs, meta)
+        return weight.nbytes - weight.scales.nbytes, weight.scales.nbytes
+
+    modules = [octets(kept, sum(outputs), inputs) for inputs, outputs in shapes.GROUPS.values()]
+    layers = shapes.LAYERS * sum(size for size, _ in modules)
+    scales = shapes.LAYERS * sum(size for _, size in modules)
+    output, of_output = octets(kept and Int8Weight, shapes.VOCAB, shapes.HIDDEN)
+    embedding = 2 * shapes.VOCAB * shapes.HIDDEN
+    figures = [f"{size / 1e9:.2f} GB" for size in (layers, output, embedding, layers + output + embedding)]
+    text = (ROOT / "docs/internals/kernels_gpu.md").read_text(encoding="utf-8")
+    assert f"| {name} | {' | '.join(figures)} |" in text
+    assert kept is None or f"({(scales + of_output) / 1e6:.0f} MB)" in text

@@ -10,15 +10,17 @@ from personae.evals.bench.gpu import (
     arriving,
     checks,
     engine,
+    few_bits,
     layer,
     lending,
     peers,
+    repeats,
     shapes,
     tables,
     timing,
 )
 
-MODULES = (arriving, bench, checks, engine, layer, lending, peers, shapes, tables)
+MODULES = (arriving, bench, checks, engine, few_bits, layer, lending, peers, repeats, shapes, tables)
 TINY: dict[str, Any] = {
     "HIDDEN": 64,
     "INNER": 96,
@@ -35,6 +37,9 @@ TINY: dict[str, Any] = {
     },
     "RANKS": (16, 8, 64, 1) * 4,
     "STEPS": 6,
+    "REPEATS": 2,
+    "BUSY": 1 << 12,
+    "LONG": 64,
     "LAYERS": 6,
     "SHAPE": engine.replace(
         engine.SHAPE,
@@ -62,6 +67,7 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
         checks.sgmv_checks: (64,),
         checks.attention_checks: (64, *checks.attention_checks.__defaults__[1:]),
         checks.expert_checks: (64,),
+        few_bits.few_bits_checks: (256,),
         checks.sampling_checks: (512,),
         timing.replay_time: (1,),
         timing.event_time: (1,),
@@ -69,6 +75,7 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(function, "__defaults__", defaults)
 
     patch.setattr(bench, "copy_bandwidth", lambda: 1e6)
+    patch.setattr(bench, "product_rate", lambda: 1e8)
     patch.setattr(bench, "LIMITS", (torch.bfloat16,))
     patch.setattr(bench, "served_checks", tuple)  # it takes half a minute, and has a test of its own
 

@@ -1,6 +1,8 @@
 """Python on a machine with a GPU made of paper, for the scripts of evals/bench/gpu: the kit runs with small
-shapes and each time is measured once. `-m pip` does nothing, because what it would install is here."""
+shapes and each time is measured once. `-m pip` does nothing, because what it would install is here. Other
+modules run as they are: what serves has processes and threads of its own, which know no paper."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +17,8 @@ def main(kind: str, named: str, *arguments: str) -> None:
     """Run what Python would have run."""
     if named == "pip":
         return
+    if kind == "-m" and named != "personae.evals.bench.gpu":
+        os.execv(sys.executable, [sys.executable, kind, named, *arguments])
     import paper_kit
     from paper_gpu import PaperGpu
 

@@ -114,7 +114,7 @@ class GgufFile:
             )
         types = {tensor.dtype for tensor in stored.values() if len(tensor.shape) == 2}
         plain = PLAIN.get(next(iter(types), "")) if len(types) == 1 else None
-        keeps = device.type == "cpu" and optional("pack_linear", device, torch.bfloat16) is not None
+        keeps = optional("pack_linear", device, torch.bfloat16) is not None
         if plain is not None or not keeps:
             return Numerics(dtype_of("dtype", plain or "bfloat16"), scheme_of(None))
         kinds = Counter(tensor.dtype for tensor in stored.values() if tensor.dtype in METHODS)

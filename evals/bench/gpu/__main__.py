@@ -43,18 +43,23 @@ from personae.evals.bench.gpu.checks import (
     step_graph_checks,
 )
 from personae.evals.bench.gpu.engine import SHAPE, Rig, engine_checks, engine_table
+from personae.evals.bench.gpu.few_bits import few_bits_checks
+from personae.evals.bench.gpu.goals import DECODE_STEPS
 from personae.evals.bench.gpu.lending import lending_checks, lending_table
+from personae.evals.bench.gpu.repeats import repeat_checks
 from personae.evals.bench.gpu.report import check_entry, markdown
 from personae.evals.bench.gpu.served import served_checks
 from personae.evals.bench.gpu.tables import (
     Row,
     attention_table,
     pointwise_table,
+    product_table,
     sampling_table,
     sgmv_table,
     step_table,
 )
-from personae.evals.bench.gpu.timing import Deadline, copy_bandwidth
+from personae.evals.bench.gpu.timing import Deadline, Roofline, copy_bandwidth, product_rate
+from personae.evals.bench.gpu.torch_blocks import block_checks
 from personae.kernels import registry
 from personae.kernels.reference import FP8, OPERATORS
 from personae.kernels.side_stream import SideStream
@@ -75,10 +80,13 @@ def check_parts(
         yield f"attention, {dtype}", partial(attention_checks, operators, dtype, generator)
         yield f"experts, {dtype}", partial(expert_checks, operators, dtype, generator)
         yield f"between the products, {dtype}", partial(pointwise_checks, operators, dtype, generator)
-    if torch.cuda.get_device_capability() >= FP8_CAPABILITY:
+        yield f"weights in few bits, {dtype}", partial(few_bits_checks, dtype, generator)
+    if fp8 := torch.cuda.get_device_capability() >= FP8_CAPABILITY:
         kept = partial(attention_checks, operators, torch.bfloat16, generator, kept=FP8)
         yield "attention, keys and values in fp8", kept
     yield "choosing tokens", partial(sampling_checks, operators, generator)
+    yield "the same bits again", partial(repeat_checks, operators, generator, fp8=fp8)
+    yield "blocks in torch", partial(block_checks, generator)
     yield "sgmv as a graph", partial(graph_checks, operators, generator)
     yield "a layer as a graph", partial(step_graph_checks, generator)
     yield "the engine's steps as graphs", lambda: engine_checks(rig(generator))
@@ -88,7 +96,7 @@ def check_parts(
 
 
 def table_parts(
-    bandwidth: float, generator: torch.Generator, deadline: Deadline
+    roofline: Roofline, generator: torch.Generator, deadline: Deadline
 ) -> dict[str, Callable[[], Iterable[Row]]]:
     """The tables by their titles, the most important first."""
     return {
@@ -99,11 +107,12 @@ def table_parts(
         "A decode step while an adapter of rank 64 comes": lambda: arriving_table(
             rig(generator, StreamCopies()), pinned
         ),
-        "A decode step, context 1024, with adapters": partial(step_table, bandwidth, generator, deadline),
-        "SGMV alone, cold weights": partial(sgmv_table, bandwidth, generator, deadline),
-        "Attention": partial(attention_table, bandwidth, generator, deadline),
-        "Between the products": partial(pointwise_table, bandwidth, generator),
-        "Choosing tokens": partial(sampling_table, bandwidth, generator),
+        DECODE_STEPS: partial(step_table, roofline, generator, deadline),
+        "SGMV alone, cold weights": partial(sgmv_table, roofline, generator, deadline),
+        "Attention": partial(attention_table, roofline, generator, deadline),
+        "Products of a layer": partial(product_table, roofline, generator, deadline),
+        "Between the products": partial(pointwise_table, roofline, generator),
+        "Choosing tokens": partial(sampling_table, roofline, generator),
     }
 
 
@@ -116,19 +125,40 @@ class Findings:
     """The report (see `markdown` for its fields) in a folder. It is written before and after each part, and
     read again by a process that resumes it.
 
-    again: continues in a new process; any thread may call it.
+    again: continues in a new process, given when this one's call began; any thread may call it.
     """
 
-    def __init__(self, folder: Path, report: dict[str, Any], again: Callable[[], Never]) -> None:
+    def __init__(self, folder: Path, report: dict[str, Any], again: Callable[[float], Never]) -> None:
         self._folder, self._report, self._again = folder, report, again
         self.checks: list[dict[str, Any]] = report["checks"]
         self.tables: dict[str, list[Row]] = report["tables"]
 
     @classmethod
-    def of(cls, folder: Path, seed: int, again: Callable[[], Never], *, resume: bool) -> "Findings":
-        """The folder's findings if they are to be resumed, otherwise empty ones."""
+    def of(
+        cls, folder: Path, seed: int, again: Callable[[float], Never], *, resume: bool, begun: float | None
+    ) -> "Findings":
+        """The folder's findings if they are to be resumed, otherwise empty ones.
+
+        begun: when this call's first process began; None: this one is the first. Then a part that an earlier
+        call was cut off in is begun anew.
+        """
         if resume:
-            return cls(folder, json.loads((folder / "gpu.json").read_text(encoding="utf-8")), again)
+            report = json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
+            cut = report["cut"]
+            if begun is None and cut is not None:
+                report["parts"].remove(cut["part"])
+                del report["checks"][cut["checks"] :]
+            if begun is None:  # tables that an earlier call had no time for, or was cut off in
+                left = {
+                    title: rows
+                    for title, rows in report["tables"].items()
+                    if (cut is None or title != cut["part"]) and not any("left out" in row for row in rows)
+                }
+                report["parts"] = [
+                    part for part in report["parts"] if part in left or part not in report["tables"]
+                ]
+                report["tables"] = left
+            return cls(folder, report | {"begun": begun or time.time(), "cut": None}, again)
         import triton
 
         known = {
@@ -136,19 +166,20 @@ class Findings:
             "versions": {"torch": torch.__version__, "triton": triton.__version__},
             "seed": seed,
             "bandwidth": copy_bandwidth(),
-            "begun": time.time(),
+            "rate": product_rate(),
+            "begun": begun or time.time(),
         }
-        return cls(folder, {**known, "parts": [], "checks": [], "tables": {}}, again)
+        return cls(folder, {**known, "cut": None, "parts": [], "checks": [], "tables": {}}, again)
 
     @property
     def seconds(self) -> float:
-        """The seconds since the first process began."""
+        """The seconds since this call's first process began."""
         return time.time() - float(self._report["begun"])
 
     @property
-    def bandwidth(self) -> float:
-        """Bytes per microsecond."""
-        return float(self._report["bandwidth"])
+    def roofline(self) -> Roofline:
+        """What the device does at most."""
+        return Roofline(float(self._report["bandwidth"]), float(self._report["rate"]))
 
     def part(self, name: str, items: Callable[[], Iterable[Any]], take: Callable[[Any], object]) -> None:
         """Add a part's findings one by one; a failure is a finding too. Does nothing if the part was begun
@@ -156,6 +187,7 @@ class Findings:
         if name in self._report["parts"]:
             return
         self._report["parts"].append(name)
+        self._report["cut"] = {"part": name, "checks": len(self.checks)}  # where it is, if it is killed
         self.write()
         print(f"{self.seconds:5.0f} s  {name}", flush=True)
         watch = Timer(LONGEST, self._hangs, (name,))
@@ -171,14 +203,16 @@ class Findings:
             self.check(Check(f"{name}: {what[:300]}", nan, 0))
         finally:
             watch.cancel()
+        self._report["cut"] = None
         self.write()
         if not device_answers():
-            self._again()
+            self._again(float(self._report["begun"]))
 
     def _hangs(self, name: str) -> None:
         self.check(Check(f"{name}: it has not ended after {LONGEST:.0f} s", nan, 0))
+        self._report["cut"] = None
         self.write()
-        self._again()
+        self._again(float(self._report["begun"]))
 
     def check(self, check: Check) -> None:
         """Add a check."""
@@ -190,9 +224,11 @@ class Findings:
         """Writes gpu.json and gpu.md. Returns the text of the latter."""
         self._report["seconds"] = self.seconds
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / "gpu.json").write_text(json.dumps(self._report, indent=1), encoding="utf-8")
         text = markdown(self._report)
-        (self._folder / "gpu.md").write_text(text, encoding="utf-8")
+        for name, content in {"gpu.json": json.dumps(self._report, indent=1), "gpu.md": text}.items():
+            part = self._folder / f"{name}.part"
+            part.write_text(content, encoding="utf-8")
+            part.replace(self._folder / name)  # at once: the process may be killed at any time
         return text
 
 
@@ -216,7 +252,7 @@ def measure(findings: Findings, seconds: float, seed: int, only: str = "") -> No
     for name, checks in check_parts(operators, generator):
         if only in name:
             findings.part(name, checks, findings.check)
-    for title, table in table_parts(findings.bandwidth, generator, deadline).items():
+    for title, table in table_parts(findings.roofline, generator, deadline).items():
         if only not in title:
             continue
         rows = findings.tables.setdefault(title, [])
@@ -234,23 +270,24 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="fresh by default")
     parser.add_argument("--only", default="", help="parts whose names contain this")
     parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
+    parser.add_argument("--begun", type=float, default=None, help=argparse.SUPPRESS)  # of its own processes
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("there is no CUDA GPU on this machine: nothing to check, nothing to measure", file=sys.stderr)
         return 2
     seed = secrets.randbits(32) if options.seed is None else options.seed
 
-    def again() -> Never:
+    def again(begun: float) -> Never:
         """Replaces this process, which releases the device whatever its threads do."""
         sys.stdout.flush()
         for number in range(3, OPEN_FILES):  # the driver's open files would keep the old context alive
             with suppress(OSError):
                 os.set_inheritable(number, False)
         own = [*("--out", str(options.out), "--seconds", str(options.seconds)), *("--seed", str(seed))]
-        own += ["--only", options.only]
+        own += ["--only", options.only, "--begun", str(begun)]
         os.execv(sys.executable, [sys.executable, "-m", "personae.evals.bench.gpu", *own, "--resume"])  # noqa: S606
 
-    findings = Findings.of(options.out, seed, again, resume=options.resume)
+    findings = Findings.of(options.out, seed, again, resume=options.resume, begun=options.begun)
     measure(findings, options.seconds, seed, options.only)
     print(findings.write())
     return 0 if all(check["passed"] for check in findings.checks) else 1

@@ -1,13 +1,20 @@
 """The tables: a decode step with adapters compared with the same step without, attention, and the other
-kernels."""
+kernels.
+
+A row's `ROOFLINE` is the least time that its bytes and operations take on this device, over the time that was
+measured.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from personae.evals.bench.gpu.few_bits import PLAIN, bench_linear, kinds
+from personae.evals.bench.gpu.goals import ROOFLINE, SLOWER
 from personae.evals.bench.gpu.layer import BenchLayer, BenchStep, step_inputs
 from personae.evals.bench.gpu.peers import vllm_attention, vllm_lora
 from personae.evals.bench.gpu.shapes import (
@@ -30,7 +37,7 @@ from personae.evals.bench.gpu.shapes import (
     sampling_rows,
     work_list,
 )
-from personae.evals.bench.gpu.timing import Call, Deadline, event_time, replay_time
+from personae.evals.bench.gpu.timing import Call, Deadline, Roofline, event_time, replay_time
 from personae.kernels import reference
 from personae.kernels.activation import silu_and_mul
 from personae.kernels.attention import AttentionBatch, paged_attention
@@ -47,7 +54,7 @@ NOBODY = "none, by the graph for adapters (the engine has one without)"
 CUDA = torch.device("cuda")
 
 
-def step_table(bandwidth: float, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
+def step_table(roofline: Roofline, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
     """Decode steps with context 1024: per layer, the base alone and with adapters on all seven modules;
     shrink in parallel with the base's products as in the engine's graphs, and after them on one stream.
 
@@ -62,9 +69,9 @@ def step_table(bandwidth: float, generator: torch.Generator, deadline: Deadline)
         inputs = step_inputs(batch, CONTEXT, generator)
         alone = BenchStep(layers, attention, None, None)
         base = replay_time([partial(alone.run, *inputs)]) / LAYERS
-        cache_bytes = 2 * 2 * batch * CONTEXT * KV_HEADS * DIM
-        floor = (WEIGHT_BYTES + cache_bytes) / bandwidth
-        yield {"rows": batch, "adapters": "none", "us a layer": base, "of the floor": base / floor}
+        base_bytes = WEIGHT_BYTES + 2 * 2 * batch * CONTEXT * KV_HEADS * DIM
+        floor = roofline.floor(base_bytes, batch * WEIGHT_BYTES)  # two bytes and two operations a weight
+        yield {"rows": batch, "adapters": "none", "us a layer": base, ROOFLINE: floor / base}
         for mix in [Mix(NOBODY, (None,) * batch, (16,)), *mixes(batch, seed=1)]:
             if deadline.passed:
                 yield {"rows": batch, "adapters": mix.name, "left out": "no time left"}
@@ -76,11 +83,10 @@ def step_table(bandwidth: float, generator: torch.Generator, deadline: Deadline)
                 / LAYERS
                 for own in (side_stream, None)
             )
-            row = {"rows": batch, "adapters": mix.name, "us a layer": time, "slower by %": slower(time, base)}
+            row = {"rows": batch, "adapters": mix.name, "us a layer": time, SLOWER: slower(time, base)}
             row["shrink behind, slower by %"] = slower(behind, base)
-            if mix.lora_bytes:
-                row["floor %"] = 100 * mix.lora_bytes / bandwidth / base
-                row["LoRA bandwidth %"] = 100 * mix.lora_bytes / bandwidth / max(time - base, 1e-9)
+            row["floor %"] = 100 * roofline.floor(mix.lora_bytes) / base
+            row[ROOFLINE] = roofline.floor(base_bytes + mix.lora_bytes, batch * WEIGHT_BYTES) / time
             yield row
             del adapters
         del few, layers, alone
@@ -92,8 +98,9 @@ def slower(time: float, base: float) -> float:
     return 100 * (time / base - 1)
 
 
-def sgmv_table(bandwidth: float, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
-    """SGMV alone, all four groups of a layer, compared with cuBLAS (one adapter) and vLLM's kernels."""
+def sgmv_table(roofline: Roofline, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
+    """SGMV alone, all four groups of a layer, compared with cuBLAS in a loop over adapters and modules, and
+    with vLLM's kernels."""
     for batch in (1, 16, 64):
         x = {
             group: noise((batch, inputs), torch.bfloat16, generator) for group, (inputs, _) in GROUPS.items()
@@ -110,9 +117,8 @@ def sgmv_table(bandwidth: float, generator: torch.Generator, deadline: Deadline)
             adapters = make_adapters(mix.ranks, copies, torch.bfloat16, generator)
             time = replay_time(sgmv_calls(adapters, work_list(mix.rows, batch, CUDA), copies, x, ys))
             row: Row = {"rows": batch, "adapters": mix.name, "us a layer": time}
-            row["bandwidth %"] = 100 * mix.lora_bytes / bandwidth / time
-            if len(mix.ranks) == 1:
-                row["cuBLAS us"] = replay_time(cublas(mix.ranks[0], copies, x, ys, generator))
+            row[ROOFLINE] = roofline.floor(mix.lora_bytes) / time
+            row["torch, one by one us"] = replay_time(one_by_one(mix, x, ys, generator))
             row["vLLM us"] = vllm_lora(mix, copies, x, ys, generator)
             yield row
             del adapters
@@ -131,35 +137,38 @@ def sgmv_calls(
     return [partial(call, layer) for layer in range(copies)]
 
 
-def cublas(
-    rank: int,
-    copies: int,
-    x: dict[str, Tensor],
-    ys: dict[str, Tensor],
-    generator: torch.Generator,
+def one_by_one(
+    mix: Mix, x: dict[str, Tensor], ys: dict[str, Tensor], generator: torch.Generator
 ) -> list[Call]:
-    """The same update for one adapter as two dense products per module."""
-    weights = [
-        {
-            group: [
-                (
-                    noise((inputs, rank), torch.bfloat16, generator),
-                    noise((rank, out), torch.bfloat16, generator),
-                )
-                for out in outputs
-            ]
-            for group, (inputs, outputs) in GROUPS.items()
-        }
-        for _ in range(copies)
-    ]
+    """Two layers of the same work in torch: of each adapter and module two products of cuBLAS, with dense
+    weights of its own rank."""
+    spans = {a: [row for row, own in enumerate(mix.rows) if own == a] for a in set(mix.rows) - {None}}
 
-    def call(layer: int) -> None:
+    def call(layer: dict[str, dict[int, list[tuple[Tensor, Tensor]]]]) -> None:
         for group, (_, outputs) in GROUPS.items():
             slices = torch.split(ys[group], list(outputs), 1)
-            for y, (a, b) in zip(slices, weights[layer][group], strict=True):
-                y.addmm_(x[group] @ a, b)
+            for adapter, pairs in layer[group].items():
+                first, last = spans[adapter][0], spans[adapter][-1] + 1
+                for y, (a, b) in zip(slices, pairs, strict=True):
+                    y[first:last].addmm_(x[group][first:last] @ a, b)
 
-    return [partial(call, layer) for layer in range(copies)]
+    def layer() -> dict[str, dict[int, list[tuple[Tensor, Tensor]]]]:
+        return {
+            group: {
+                adapter: [
+                    (
+                        noise((inputs, mix.ranks[adapter]), torch.bfloat16, generator) * inputs**-0.5,
+                        noise((mix.ranks[adapter], out), torch.bfloat16, generator),
+                    )
+                    for out in outputs
+                ]
+                for adapter in spans
+                if adapter is not None
+            }
+            for group, (inputs, outputs) in GROUPS.items()
+        }
+
+    return [partial(call, layer()) for _ in range(2)]
 
 
 ATTENTION: dict[str, list[tuple[int, int]]] = {
@@ -175,8 +184,9 @@ ATTENTION: dict[str, list[tuple[int, int]]] = {
 }
 
 
-def attention_table(bandwidth: float, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
-    """One layer's attention: decode against bandwidth, prefill in TFLOP/s, and vLLM's Triton kernel."""
+def attention_table(roofline: Roofline, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
+    """One layer's attention, torch's own, which has no pages and takes only rows of one length, and
+    vLLM's Triton kernel."""
     for name, rows in ATTENTION.items():
         if deadline.passed:
             yield {"batch": name, "left out": "no time left"}
@@ -194,11 +204,24 @@ def attention_table(bandwidth: float, generator: torch.Generator, deadline: Dead
         yield {
             "batch": name,
             "us": time,
-            "bandwidth %": 100 * moved / bandwidth / time,
+            ROOFLINE: roofline.floor(moved, operations) / time,
             "TFLOP/s": operations / time / 1e6,
+            "torch SDPA us": sdpa(rows, copies, generator),
             "vLLM us": vllm_attention(q, caches, batch),
         }
         del caches
+
+
+def sdpa(rows: list[tuple[int, int]], copies: int, generator: torch.Generator) -> float | None:
+    """Microseconds of torch's scaled_dot_product_attention over dense keys and values; None where rows have
+    several lengths, or a prompt follows earlier tokens."""
+    (queries, keys), *others = set(rows)
+    if others or queries not in (1, keys):
+        return None
+    dense = [noise((2, len(rows), KV_HEADS, keys, DIM), torch.bfloat16, generator) for _ in range(copies)]
+    q = noise((len(rows), HEADS, queries, DIM), torch.bfloat16, generator)
+    own = partial(F.scaled_dot_product_attention, is_causal=queries > 1, enable_gqa=True)
+    return replay_time([partial(own, q, k, v) for k, v in dense])
 
 
 def attention_calls(q: Tensor, caches: list[Tensor], batch: AttentionBatch) -> list[Call]:
@@ -206,7 +229,29 @@ def attention_calls(q: Tensor, caches: list[Tensor], batch: AttentionBatch) -> l
     return [partial(paged_attention, q, c[0], c[1], batch, DIM**-0.5) for c in caches]
 
 
-def pointwise_table(bandwidth: float, generator: torch.Generator) -> Iterator[Row]:
+def product_table(roofline: Roofline, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
+    """The products of a layer with weights in few bits, and cuBLAS's with plain weights."""
+    for tokens in (1, 16, 64, 2048):
+        x = {
+            group: noise((tokens, inputs), torch.bfloat16, generator) for group, (inputs, _) in GROUPS.items()
+        }
+        for kind in (PLAIN, *kinds()):
+            if deadline.passed:
+                yield {"tokens": tokens, "weights": kind, "left out": "no time left"}
+                continue
+            calls: list[Call] = []
+            size = 0
+            for group, (inputs, outputs) in GROUPS.items():
+                product, octets = bench_linear(kind, sum(outputs), inputs, generator)
+                size += octets
+                calls.append(partial(product, x[group]))
+            time = len(calls) * replay_time(calls)
+            floor = roofline.floor(size, tokens * WEIGHT_BYTES)
+            yield {"tokens": tokens, "weights": kind, "us a layer": time, ROOFLINE: floor / time}
+            del calls
+
+
+def pointwise_table(roofline: Roofline, generator: torch.Generator) -> Iterator[Row]:
     """The fused norm and the activation against the bytes they must move."""
     for tokens in (64, 2048):
         x, residual = (noise((tokens, HIDDEN), torch.bfloat16, generator) for _ in "xr")
@@ -214,16 +259,15 @@ def pointwise_table(bandwidth: float, generator: torch.Generator) -> Iterator[Ro
         wide = noise((tokens, 2 * INNER), torch.bfloat16, generator)
         norm = replay_time([partial(add_rms_norm, x, residual, weight, 1e-5)] * 8)
         gated = replay_time([partial(silu_and_mul, wide)] * 8)
-        yield {
-            "tokens": tokens,
-            "add_rms_norm us": norm,
-            "its floor us": 8 * tokens * HIDDEN / bandwidth,
-            "silu_and_mul us": gated,
-            "the floor us": 6 * tokens * INNER / bandwidth,
-        }
+        for name, time, moved in (
+            ("add_rms_norm", norm, 8 * tokens * HIDDEN),
+            ("silu_and_mul", gated, 6 * tokens * INNER),
+        ):
+            floor = roofline.floor(moved)
+            yield {"tokens": tokens, "operator": name, "us": time, "floor us": floor, ROOFLINE: floor / time}
 
 
-def sampling_table(bandwidth: float, generator: torch.Generator) -> Iterator[Row]:
+def sampling_table(roofline: Roofline, generator: torch.Generator) -> Iterator[Row]:
     """Tokens from logits over 128256 ids, and torch's; copies of parameters and launches are included."""
     for count in (1, 64, 256):
         logits = 3 * noise((count, VOCAB), torch.float32, generator)
@@ -241,7 +285,7 @@ def sampling_table(bandwidth: float, generator: torch.Generator) -> Iterator[Row
                 "tokens": name,
                 "us": ours,
                 "torch us": torchs,
-                "one read us": 4 * count * VOCAB / bandwidth,
+                ROOFLINE: roofline.floor(4 * count * VOCAB) / max(ours, 1e-9),
             }
 
 

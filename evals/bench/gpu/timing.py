@@ -60,6 +60,25 @@ def copy_bandwidth(size: int = 1 << 32) -> float:
     return size / replay_time([lambda: target.copy_(source)])
 
 
+def product_rate(size: int = 8192) -> float:
+    """Operations per microsecond of cuBLAS's product of two square matrices in bfloat16."""
+    a, b = (torch.randn(size, size, dtype=torch.bfloat16, device="cuda") for _ in "ab")
+    return 2 * size**3 / replay_time([lambda: a @ b])
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """What this device does at most. bandwidth: bytes per microsecond of a large copy. rate: operations per
+    microsecond of a large product in bfloat16."""
+
+    bandwidth: float
+    rate: float
+
+    def floor(self, moved: float, operations: float = 0.0) -> float:
+        """The least microseconds in which so many bytes can be moved and so many operations done."""
+        return max(moved / self.bandwidth, operations / self.rate)
+
+
 @dataclass(slots=True)
 class Deadline:
     """The end of the run's time. Parts that would begin after it are left out, and the report says so."""

@@ -40,7 +40,8 @@ def int8_linear_kernel(
         b = tl.load(values[:, None] + depth[None, :], mask=there[:, None] & inside[None, :], other=0)
         b = b.to(tl.int32).to(tl.float32).to(a.dtype)
         acc = tl.dot(a, tl.trans(b), acc, input_precision="ieee")
-    _finish(acc, scales_ptr, bias_ptr, y_ptr, row, column, live, there, outputs, BIAS)
+    acc *= tl.load(scales_ptr + column, mask=there, other=0.0)[None, :]
+    store_sums(acc, bias_ptr, y_ptr, row, column, live, there, outputs, BIAS)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -88,13 +89,13 @@ def int4_linear_kernel(
         # Eight significant bits: exact in bfloat16 and float16.
         b = (level.to(tl.float32) * step[:, :, None]).to(a.dtype).reshape(COLUMNS, DEPTH)
         acc = tl.dot(a, tl.trans(b), acc, input_precision="ieee")
-    _finish(acc, scales_ptr, bias_ptr, y_ptr, row, column, live, there, outputs, BIAS)
+    acc *= tl.load(scales_ptr + column, mask=there, other=0.0)[None, :]
+    store_sums(acc, bias_ptr, y_ptr, row, column, live, there, outputs, BIAS)
 
 
 @triton.jit
-def _finish(acc, scales_ptr, bias_ptr, y_ptr, row, column, live, there, outputs, BIAS: tl.constexpr):
-    """Scales the sums, adds the bias, rounds once and stores."""
-    acc *= tl.load(scales_ptr + column, mask=there, other=0.0)[None, :]
+def store_sums(acc, bias_ptr, y_ptr, row, column, live, there, outputs, BIAS: tl.constexpr):
+    """Adds the bias to the sums, rounds once and stores."""
     if BIAS:
         acc += tl.load(bias_ptr + column, mask=there, other=0.0).to(tl.float32)[None, :]
     y = y_ptr + row.to(tl.int64)[:, None] * outputs + column[None, :]

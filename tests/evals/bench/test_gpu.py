@@ -1,5 +1,6 @@
 """What of the GPU benchmark needs no GPU: its checks find errors, its cases are what they say, its report."""
 
+import json
 import math
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from recorded_graphs import RecordedGraphs
 
 from personae.engine.layers.block import LayerSpec
 from personae.engine.layers.mlp import MlpSpec
-from personae.evals.bench.gpu import arriving, checks, engine, layer, shapes
+from personae.evals.bench.gpu import arriving, checks, engine, goals, layer, shapes
 from personae.evals.bench.gpu.report import markdown
 from personae.evals.bench.gpu.tables import slower
 from personae.evals.bench.gpu.timing import Deadline
@@ -187,8 +188,9 @@ def test_the_report_names_what_failed_and_what_was_left_out() -> None:
             "versions": {"torch": "2.11"},
             "seconds": 3.0,
             "bandwidth": 4.3e6,
+            "rate": 8e8,
             "checks": [{"name": failed.name, "error": failed.error, "limit": 0.01, "passed": False}],
-            "tables": {"Steps": [{"rows": 1, "us": 2.345}, {"rows": 16, "left out": "no time left"}]},
+            "tables": {"Steps": [{"rows": 1, "us": 2.347}, {"rows": 16, "left out": "no time left"}]},
         }
     )
     assert "4.30 TB/s" in text
@@ -196,7 +198,7 @@ def test_the_report_names_what_failed_and_what_was_left_out() -> None:
     assert text.splitlines()[-4:] == [
         "| rows | us | left out |",
         "|---|---|---|",
-        "| 1 | 2.3 |  |",
+        "| 1 | 2.35 |  |",
         "| 16 |  | no time left |",
     ]
 
@@ -218,3 +220,44 @@ def test_without_a_gpu_it_says_so_and_ends_with_2() -> None:
     )
     assert done.returncode == 2
     assert "no CUDA GPU" in done.stderr
+
+
+def steps(rows: int, adapters: str, slower: float, share: float) -> dict:
+    return {
+        "rows": rows,
+        "adapters": adapters,
+        "us a layer": 100.0,
+        "slower by %": slower,
+        "of the roofline": share,
+    }
+
+
+def test_goals_are_passed_missed_or_not_measured_and_low_rows_need_a_reason() -> None:
+    rows = [
+        steps(16, "one adapter, r16", 4.0, 0.9),
+        steps(64, "one adapter, r16", 6.0, 0.6),
+        steps(64, "all different, r16", 31.0, 0.95),
+    ]
+    found = goals.kernel_goals({goals.DECODE_STEPS: rows})
+    assert [goal.verdict for goal in found] == ["not measured", "MISS", "pass", "MISS"]
+    assert goals.Goal("a goal", 1.0, math.nan).verdict == "MISS"
+    assert len(goals.low_lines({"Steps": rows})) == 1
+    assert goals.low_lines({"Steps": rows})[0].endswith("0.60; NO REASON IS KNOWN")
+    short = [{"tokens": 1, "us": 10.0, "of the roofline": 0.2}]
+    assert "is about what launches take" in goals.low_lines({"Norms": short})[0]
+
+
+def test_the_price_of_a_schema_and_wrong_answers_are_told_from_what_was_served(tmp_path: Path) -> None:
+    for name, tokens in {"adapters-64": 1000, "bound-64": 970}.items():
+        spread = {"p50": 0.1, "p99": 0.2}
+        figures = {"output_tokens": tokens, "seconds": 1.0, "requests": 2, "completed": 2}
+        played = {"figures": {**figures, "first": spread, "gap": spread}}
+        (tmp_path / f"load-{name}").mkdir()
+        (tmp_path / f"load-{name}" / "report.json").write_text(json.dumps({"played": [played]}))
+    (tmp_path / "bundled").mkdir()
+    checked = {"checks": [{"passed": True}, {"passed": False}]}
+    (tmp_path / "bundled" / "gpu.json").write_text(json.dumps(checked))
+    text = goals.summary(tmp_path)
+    assert "| the price of a schema at 64 clients | 2 % | 3.09 % | MISS |" in text
+    assert "| answers of the bundled model that differ from a CPU's | 0 | 1.00 | MISS |" in text
+    assert "| requests that failed | 0 | 0.00 | pass |" in text

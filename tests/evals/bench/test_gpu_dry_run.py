@@ -1,12 +1,14 @@
 """The benchmark for GPUs, end to end on one made of paper, so that its one call on a real one does not end
 early."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +22,8 @@ from paper_gpu import Late, PaperGpu  # noqa: E402  # below the mark, which says
 from paper_kit import double_events, shrink  # noqa: E402
 
 from personae.evals.bench.gpu import __main__ as bench  # noqa: E402
-from personae.evals.bench.gpu import checks, served, shapes, tables, timing  # noqa: E402
+from personae.evals.bench.gpu import checks, repeats, served, shapes, tables, timing  # noqa: E402
+from personae.kernels import registry  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 PAPER_PYTHON = f"""#!/bin/sh
@@ -42,17 +45,40 @@ def on_paper(gpu: PaperGpu, monkeypatch: pytest.MonkeyPatch, folder: Path, *opti
     return status, json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
 
 
-def test_the_first_call_passes_all_checks_where_kernels_are_their_references(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(PAPER_PYTHON, encoding="utf-8")
-    python.chmod(0o755)
-    done = subprocess.run(
-        ["bash", ROOT / "evals/bench/gpu/day1.sh", tmp_path / "out", "--seconds", "0", "--seed", "5"],
-        env={**os.environ, "PYTHON": str(python), "KEPT": str(tmp_path / "kept"), "MOST": "1000"},
+def on_paper_in_a_call(folder: Path, script: str, *arguments: str, **environment: str) -> Any:
+    """The script's process, ended."""
+    programs = folder / "programs"
+    programs.mkdir()
+    for name, text in {"python": PAPER_PYTHON, "compute-sanitizer": "#!/bin/sh\n"}.items():
+        (programs / name).write_text(text, encoding="utf-8")
+        (programs / name).chmod(0o755)
+    own = {"PYTHON": str(programs / "python"), "KEPT": str(folder / "kept"), "MOST": "1000"}
+    own["PATH"] = f"{programs}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", ROOT / "evals/bench/gpu" / script, folder / "out", *arguments],
+        env={**os.environ, **own, **environment},
         capture_output=True,
         text=True,
         timeout=4 * PATIENCE,
     )
+
+
+def test_the_second_call_serves_a_made_model_and_tells_which_goals_are_met(tmp_path: Path) -> None:
+    small = {"SHAPE": "--tiny", "DEVICE": "cpu", "PROMPT": "16", "ANSWER": "48", "CLIENTS": "2", "BOUND": "2"}
+    done = on_paper_in_a_call(tmp_path, "day2.sh", **small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = (tmp_path / "out" / "summary.md").read_text(encoding="utf-8")
+    assert "| requests that failed | 0 | 0.00 | pass |" in text
+    assert "| 64 rows of 64 adapters of rank 16 | 31 % |  | not measured |" in text
+    served = text.split("## Served")[1].split("##")[0]
+    assert [line.split(" | ")[0] for line in served.splitlines()[4:7]] == ["| adapters", "| base", "| bound"]
+    peer = json.loads((tmp_path / "out" / "transformers.json").read_text(encoding="utf-8"))
+    assert {row["adapters"] for row in peer} == {"none", "one", "mixed"}
+    assert all(row["tokens/s"] > 0 for row in peer)
+
+
+def test_the_first_call_passes_all_checks_where_kernels_are_their_references(tmp_path: Path) -> None:
+    done = on_paper_in_a_call(tmp_path, "day1.sh", "--seconds", "0", "--seed", "5")
     assert done.returncode == 0, done.stdout + done.stderr
     # SGMV alone; a layer with shrink behind the product, and beside; steps of an engine, the second of base
     # rows; one of an engine that lends.
@@ -61,7 +87,7 @@ def test_the_first_call_passes_all_checks_where_kernels_are_their_references(tmp
         report = json.loads((tmp_path / folder / "gpu.json").read_text(encoding="utf-8"))
         assert len(report["checks"]) > 40
         assert all(check["passed"] for check in report["checks"])
-        assert list(report["tables"].values()) == [[{"left out": "no time left"}]] * 8
+        assert list(report["tables"].values()) == [[{"left out": "no time left"}]] * 9
     first = json.loads((tmp_path / "out/first/gpu.json").read_text(encoding="utf-8"))
     assert first["checks"]
 
@@ -127,6 +153,51 @@ def test_a_part_that_spoils_the_device_is_a_failed_check_and_the_others_go_on_in
     assert (status, report["seed"]) == (1, 5)
 
 
+def test_a_kernel_with_other_bits_on_another_run_fails(monkeypatch) -> None:
+    count = itertools.count()
+
+    def sometimes(x: torch.Tensor, weight: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(x), weight.shape[1]), 1.0 if next(count) else 2.0, device=x.device)
+
+    with PaperGpu():
+        operators = {name: own.run for name, own in registry.operators("triton").items()}
+        generator = torch.Generator("cuda").manual_seed(1)
+        found = list(repeats.repeat_checks({**operators, "expert_linear": sometimes}, generator, fp8=False))
+    assert [check.name for check in found if not check.passed] == ["the same bits again, experts"]
+    assert len(found) == 10
+
+
+def test_a_later_call_begins_the_part_anew_that_a_call_was_cut_off_in(monkeypatch, tmp_path: Path) -> None:
+    class Cut(BaseException):
+        pass
+
+    cut = True
+
+    def second():
+        yield checks.Check("half", 0.0, 1.0)
+        if cut:
+            raise Cut
+        yield checks.Check("whole", 0.0, 1.0)
+
+    def table():
+        yield {"us": 1.0}
+
+    parts = [("first", lambda: [checks.Check("before", 0.0, 1.0)]), ("second", second)]
+    monkeypatch.setattr(bench, "check_parts", lambda *_: parts)
+    monkeypatch.setattr(bench, "table_parts", lambda *_: {"Steps": table})
+    with PaperGpu() as gpu, pytest.raises(Cut):
+        on_paper(gpu, monkeypatch, tmp_path)
+    cut = False
+    for seconds in ("0", "100"):  # the first of these has no time for tables
+        with PaperGpu() as gpu:
+            status, report = on_paper(gpu, monkeypatch, tmp_path, "--resume", "--seconds", seconds)
+        assert [check["name"] for check in report["checks"]] == ["before", "half", "whole"]
+        assert report["tables"] == {
+            "Steps": [{"left out": "no time left"} if seconds == "0" else {"us": 1.0}]
+        }
+        assert (status, report["cut"]) == (0, None)
+
+
 def test_a_part_that_does_not_end_is_a_failed_check_and_a_new_process_takes_over(tmp_path: Path) -> None:
     """The new one finds that there is no GPU here."""
     code = """
@@ -136,7 +207,7 @@ from personae.evals.bench.gpu import __main__ as bench
 torch.cuda.is_available = lambda: True
 torch.cuda.empty_cache = lambda: time.sleep(1000)
 torch.cuda.get_device_name = lambda: "a GPU"
-bench.copy_bandwidth = lambda: 1e6
+bench.copy_bandwidth = bench.product_rate = lambda: 1e6
 bench.LONGEST = 0.1
 bench.measure = lambda findings, seconds, seed, only: findings.part("endless", list, print)
 bench.main()

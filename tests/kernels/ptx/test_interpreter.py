@@ -304,3 +304,27 @@ def test_registers_of_a_product_that_threads_have_touched_need_a_fence(before: s
             multiply()
     else:
         multiply()
+
+
+OCTETS = """
+    ld.global.b32 %r2, [%rd3];
+    {
+    .reg .s8 s<4>;
+    .reg .f32 f<4>;
+    mov.b32 {s0, s1, s2, s3}, %r2;
+    cvt.rn.f32.s8 f0, s0;
+    cvt.rn.f32.s8 f1, s1;
+    prmt.b32 %r3, f0, f1, 0x7632;
+    }
+    st.global.b32 [%rd4], %r3;"""
+
+
+def test_registers_of_inline_assembly_have_the_types_that_it_declares() -> None:
+    """As Triton makes bfloat16 of int8. A guess of 16 bits for each name made all results zero."""
+    found = run(OCTETS, NUMBERS).view(np.uint16).astype(np.uint32).reshape(-1, 2)
+    assert ((found << 16).view(np.float32) == NUMBERS.view(np.int8).reshape(-1, 4)[:, :2]).all()
+
+
+def test_a_register_that_nothing_declares_is_refused() -> None:
+    with pytest.raises(Fault, match="f1 is used, but not declared"):
+        run(OCTETS.replace("f<4>", "f0"), NUMBERS)

@@ -5,7 +5,7 @@ refuses what it does not know. The rest is checked here: that pointers are on th
 its block, that CUDA accepts the grid, that a kernel with an early start directly follows one that allows it,
 that a launch past Triton (`kernels/triton/launch.py`) has the kernel that Triton would have found.
 The numbers are the references', as a job of the operator; for SGMV, whose kernels may be on two streams, and
-for weights in 8 and 4 bits, each kernel's own (`lowrank.py`, `quantized.py`).
+for weights in few bits, each kernel's own (`lowrank.py`, `quantized.py`).
 """
 
 from collections.abc import Callable

@@ -32,7 +32,7 @@ Job = Callable[[], None]
 ALLOCATOR = "the allocator"  # its jobs stand for the next user of the memory
 BLOCK = 512  # bytes; the allocator rounds up to this, and aligns every block to it
 TESTS = Path(__file__).resolve().parent
-TORCH = Path(torch.__file__).resolve().parent
+TORCH = Path(torch.__file__).parent  # as frames name it, through links
 
 
 class Mistake(AssertionError):

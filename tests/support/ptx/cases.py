@@ -10,18 +10,16 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from quantized_weights import KINDS, weight_of, whole_blocks
 from torch import Tensor
 
-from personae.engine.quantization.int4 import Int4Weight
-from personae.engine.quantization.int8 import Int8Weight
 from personae.kernels import reference
 from personae.kernels.decoder import LinearWeights
 from personae.kernels.triton import moe, pointwise
-from personae.kernels.triton.quantized import TritonLinear
+from personae.kernels.triton.quantized import pack_linear
 from ptx.launches import unwritten
 
 PAGE = 16
-KINDS = {"int8": Int8Weight, "int4": Int4Weight}
 TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1.5e-3, torch.float32: 3e-6}
 
 
@@ -186,12 +184,13 @@ def quantized(
     shape: tuple[int, int] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Case:
-    """A product with a weight in 8 or 4 bits. shape: outputs and inputs."""
+    """A product with a weight in few bits. shape: outputs, and inputs at least."""
     dice = random.Random(seed)
-    drawn = dice.choice((*KINDS,)), dice.choice((1, 5, 16, 17, 70))
+    drawn = dice.choice(KINDS), dice.choice((1, 5, 16, 17, 70))
     kind, rows = kind or drawn[0], rows or drawn[1]
     drawn_shape = dice.choice((33, 64, 130)), dice.choice((32, 72, 256))
-    outputs, inputs = shape or drawn_shape
+    outputs, least = shape or drawn_shape
+    inputs = whole_blocks(kind, least)
     dtype = dtype or dice.choice((torch.bfloat16, torch.float16))
     has_bias = bool(seed % 2)
 
@@ -199,11 +198,11 @@ def quantized(
         torch.manual_seed(seed)
         x = unwritten(rows, inputs + 16, dtype=dtype)[:, :inputs]
         x.copy_(torch.randn(x.shape))
-        weight = KINDS[kind].empty(outputs, inputs, x.device)
-        weight.copy_(torch.randn(outputs, inputs) * inputs**-0.5)
+        weight = weight_of(kind, outputs, inputs, seed)
         bias = torch.randn(outputs).to(dtype) if has_bias else None
-        product = TritonLinear(LinearWeights(weight, bias), dtype)
-        truth = F.linear(x.float(), weight.plain(torch.float32), None if bias is None else bias.float())
+        product = pack_linear(LinearWeights(weight, bias), dtype)
+        assert product is not None
+        truth = F.linear(x.float(), weight.plain(dtype).float(), None if bias is None else bias.float())
         return [Check(product(x), truth, TOLERANCE[dtype])]
 
     return Case(

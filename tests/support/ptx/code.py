@@ -6,12 +6,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ptx.faults import Fault
+from ptx.numbers import BITS, TYPES
+
 _REGISTER = re.compile(r"%([a-z]+)(\d+)$")
 _DTYPES = {"p": np.bool_, "rs": np.uint16, "r": np.uint32, "f": np.uint32, "rd": np.uint64, "fd": np.uint64}
 _PREDICATE = re.compile(r"@(!?)(%p\d+)\s+(.*)")
 _PARAMETER = re.compile(r"\.param\s+\.(\w+)[^,\n]*?(\w+_param_\d+)")
 _LABEL = re.compile(r"(\$\w+):$")
 _SCOPE = re.compile(r"^\{\s*(?=$|[@.a-z])")  # of inline assembly
+_DECLARED = re.compile(r"\.reg\s+\.(\w+)\s+([A-Za-z].*)")  # within inline assembly
+_NAME = re.compile(r"(?<![\w%$.])([A-Za-z_]+)(\d*)\b")
 _LOCATION = re.compile(r"\.loc\s.*//\s*(\S+)")
 
 
@@ -33,7 +38,8 @@ class Line:
 
 @dataclass
 class Code:
-    """A kernel. parameters: (type, name) in order; registers: numbered as they first occur."""
+    """A kernel. parameters: (type, name) in order; registers: numbered as they first occur. Those of inline
+    assembly are named "name:type", by their declaration."""
 
     name: str
     parameters: list[tuple[str, str]]
@@ -45,8 +51,13 @@ class Code:
     def register(self, name: str) -> int:
         """The number of a register."""
         if name not in self.registers:
-            match = _REGISTER.match(name)
-            dtype = _DTYPES[match[1]] if match else np.uint32 if len(name) == 1 else np.uint16
+            _, declared, kind = name.partition(":")
+            if declared:
+                dtype = np.bool_ if kind == "pred" else BITS[TYPES[kind].itemsize]
+            elif match := _REGISTER.match(name):
+                dtype = _DTYPES[match[1]]
+            else:
+                raise Fault(f"{name} is used, but not declared")
             self.registers[name] = len(self.dtypes)
             self.dtypes.append(np.dtype(dtype))
         return self.registers[name]
@@ -59,14 +70,17 @@ def read(ptx: str) -> Code:
     name = re.search(r"\.entry\s+(\w+)", head)
     assert name is not None
     code = Code(name[1], _PARAMETER.findall(head))
-    source = ""
+    source, inline = "", dict[str, str]()  # types by the beginning of a name, or by the name
     for text in _statements(body.split("$L__func_end")[0]):
         if location := _LOCATION.match(text):
             source = location[1]
         elif label := _LABEL.match(text):
             code.labels[label[1]] = len(code.lines)
+        elif declared := _DECLARED.match(text):
+            for name in declared[2].split(","):
+                inline[name.split("<")[0].strip()] = declared[1]
         elif not text.startswith("."):
-            code.lines.append(_line(text, source))
+            code.lines.append(_line(text, source, inline))
     return code
 
 
@@ -82,15 +96,19 @@ def _statements(body: str) -> Iterator[str]:
                 yield statement
 
 
-def _line(text: str, source: str) -> Line:
+def _line(text: str, source: str, inline: dict[str, str]) -> Line:
     predicate = None
     rest = text
     if match := _PREDICATE.match(text):
         predicate, rest = (match[2], match[1] == "!"), match[3]
     opcode, *operands = rest.split(None, 1)
-    return Line(
-        tuple(opcode.split(".")), tuple(split(operands[0] if operands else "")), predicate, text, source
-    )
+
+    def typed(match: re.Match[str]) -> str:
+        kind = inline.get(match[0]) or inline.get(match[1])
+        return match[0] if kind is None else f"{match[0]}:{kind}"
+
+    named = _NAME.sub(typed, operands[0] if operands else "")
+    return Line(tuple(opcode.split(".")), tuple(split(named)), predicate, text, source)
 
 
 def split(operands: str) -> list[str]:

@@ -132,6 +132,14 @@ CONTRACT: dict[str, list[Maker]] = {
         lambda _: quantized(3, "int4", 70, (130, 256), B),
         lambda _: quantized(4, "int4", 70, (130, 72), H),
     ],
+    "blocks": [
+        lambda _: quantized(0, "Q8_0", 5, (33, 224), B),
+        lambda _: quantized(1, "Q4_0", 70, (130, 160), B),
+        lambda _: quantized(2, "Q4_1", 5, (33, 224), H),
+        lambda _: quantized(3, "Q4_K", 70, (130, 256), B),
+        lambda _: quantized(4, "Q6_K", 5, (33, 512), B),
+        lambda _: quantized(5, "Q6_K", 70, (66, 256), H),
+    ],
     "decode": [
         lambda capability: _decode(capability, 16, plain=True),
         lambda capability: _decode(capability, 2, plain=True),

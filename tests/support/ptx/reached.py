@@ -11,7 +11,8 @@ from ptx.launches import Run
 _NO_INPUTS = "the loop of a product without inputs is passed over"
 UNREACHABLE = {
     "experts": (_NO_INPUTS, "moe.py:44", "moe.py:51"),
-    "quantized": (_NO_INPUTS, "quantized.py:36", "quantized.py:76", "quantized.py:101"),
+    "quantized": (_NO_INPUTS, "quantized.py:36", "quantized.py:77", "quantized.py:102"),
+    "blocks": (_NO_INPUTS, "blocks.py:51", "quantized.py:102"),
 }
 """By name of the contract: why, and the lines of the source."""
 
