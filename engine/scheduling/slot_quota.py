@@ -98,6 +98,15 @@ class SlotQuota:
             del self._recent[next(iter(self._recent))]
         return len(self._live) + len(self._recent) > 1
 
+    def tenants(self) -> dict[str, float]:
+        """The weight of each tenant that is here or has just left."""
+        left = {
+            tenant: weight
+            for tenant, (step, weight) in self._recent.items()
+            if step + JUST_LEFT >= self._step
+        }
+        return left | self._weights
+
     def over_quota_tenants(self, prompts: Mapping[str, int]) -> list[str]:
         """The tenants that ask for more than their share, in the step that is being planned, the least served
         first. `prompts`: the prompt tokens of each tenant that has some to plan."""
