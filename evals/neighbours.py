@@ -84,10 +84,11 @@ def sandbox_processes(server: int) -> list[int]:
             with suppress(OSError):
                 if b"sandbox.forkserver" in (entry / "cmdline").read_bytes():
                     found.append(int(entry.name))
-    return [pid for pid in found if _descends(pid, server)]
+    return [pid for pid in found if descends(pid, server)]
 
 
-def _descends(pid: int, ancestor: int) -> bool:
+def descends(pid: int, ancestor: int) -> bool:
+    """Whether a process is another one, or comes from it."""
     while pid > 1:
         if pid == ancestor:
             return True
