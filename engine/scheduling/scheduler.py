@@ -29,7 +29,7 @@ from personae.engine.scheduling.output_processor import OutputProcessor
 from personae.engine.scheduling.prefix import CacheObserver
 from personae.engine.scheduling.sequence_table import PageFetch, SequenceTable
 from personae.engine.scheduling.step_builder import Chunks, StepBuilder, TokenBudget
-from personae.engine.scheduling.step_time import StepTime
+from personae.engine.scheduling.step_time import FEWEST_TOKENS, StepTime
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tiers.tier import TierIndex
 
@@ -304,7 +304,8 @@ class Scheduler:
         longest = min(longest, self._sequences.row_shares.longest or longest)
         room = min(self._times.room(decoding, longest), self.layout.max_batch_tokens) - others
         self._held_back = others > 0 and not self._held_back
-        return max(int(room), 0 if self._held_back else self.layout.page_size)
+        least = FEWEST_TOKENS if now else self.layout.page_size
+        return max(int(room), 0 if self._held_back else least)
 
     # Statistics
 

@@ -23,16 +23,17 @@ LONG = 4000
 class Rows:
     """Plays steps with one plan ahead, and notes which tenants' rows they have."""
 
-    def __init__(self, *, each: float = EACH, sharing: bool = True) -> None:
+    def __init__(self, *, each: float = EACH, token: float = 0.0003, sharing: bool = True) -> None:
         layout = MemoryLayout(
             num_pages=20_000, page_size=16, max_seqs=64, max_model_len=8192, max_batch_tokens=512
         )
-        self.each = each
+        self.each, self.token = each, token
         self.scheduler = Scheduler(layout, VirtualTokenCounters(), sharing=sharing)
         self.tenants: dict[int, str] = {}
         self.ids: dict[int, str] = {}
         self.planned: list[StepPlan] = []
         self.rows: list[Counter[str]] = []
+        self.prompts: list[int] = []  # the tokens of prompts of each step
         self.tokens: Counter[str] = Counter()
         self.ended: set[str] = set()
 
@@ -52,12 +53,13 @@ class Rows:
             self.ids |= {a.slot: a.log.id for a in plan.admissions}
             self.planned.append(plan)
             self.rows.append(Counter(self.tenants[row.slot] for row in plan.rows))
+            self.prompts.append(sum(row.count for row in plan.rows if row.count > 1))
         if len(self.planned) > 1 or (plan is None and self.planned):
             done = self.planned.pop(0)
             tokens = tuple((7,) if row.samples else () for row in done.rows)
             prompts = sum(row.count for row in done.rows if row.count > 1)
             decoding = sum(row.count == 1 for row in done.rows)
-            took = FIXED + self.each * decoding + 0.0003 * prompts
+            took = FIXED + self.each * decoding + self.token * prompts
             for delta in self.scheduler.commit(StepResult(done.step, tokens), took):
                 self.tokens[delta.id] += len(delta.tokens)
                 if delta.finish:
@@ -173,6 +175,18 @@ def test_a_first_token_has_a_step_without_the_rows_of_many_answers_but_only_one_
     assert held
     assert held[0] == 0, "the step after the arrival"
     assert all(later - earlier >= HOLD_STEPS for earlier, later in pairwise(held))
+
+
+def test_a_long_prompt_whose_tokens_are_costly_has_few_in_a_step_beside_another_tenants_answer() -> None:
+    here = Rows(token=0.0008)
+    here.add("quiet", 1)
+    here.play(50)
+    here.add("loud", 1, 1, prompt=3000)
+    before = len(here.rows)
+    while "loud-0" not in here.ended:
+        here.step()
+    took = [FIXED + here.each + here.token * tokens for tokens in here.prompts[before + 4 :]]
+    assert max(took) <= 2.3 * here.seconds(1)
 
 
 @settings(max_examples=40)
