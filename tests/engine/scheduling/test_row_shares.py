@@ -189,6 +189,25 @@ def test_a_long_prompt_whose_tokens_are_costly_has_few_in_a_step_beside_another_
     assert max(took) <= 2.3 * here.seconds(1)
 
 
+def test_new_prompts_of_a_tenant_whose_rows_are_left_out_do_not_make_steps_long() -> None:
+    here = Rows(token=0.0008)
+    here.add("loud", 20)
+    here.play(50)
+    here.add("quiet", 1)
+    here.play(50)
+    before = len(here.rows)
+    for number in range(20):
+        params = SamplingParams(max_tokens=4, temperature=0.0, seed=0, ignore_eos=True)
+        prompt = tuple(range(number, number + 60))
+        here.scheduler.add(SequenceLog(f"new-{number}", prompt, 60, params, tenant="loud", salt=b"loud"))
+        here.play(3)
+    took = [
+        here.seconds(rows.total()) + here.token * tokens
+        for rows, tokens in zip(here.rows[before:], here.prompts[before:], strict=True)
+    ]
+    assert max(took) <= 3.6 * here.seconds(1), "with the rows of prompts, which count twice here"
+
+
 @settings(max_examples=40)
 @given(
     tenants=st.lists(
