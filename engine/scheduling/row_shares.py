@@ -1,4 +1,4 @@
-"""Which decode rows a step has beside those of other tenants.
+"""Which decode rows a step has when several tenants have some.
 
 On a CPU each row makes a step longer. A tenant with many answers would make every token of another tenant's
 only answer as late as its own, although that tenant asks for little. So a step takes at most as many times as

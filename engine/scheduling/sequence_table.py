@@ -120,8 +120,8 @@ class SequenceTable:
         for sequence in self.waiting.heads():
             prompts[sequence.key.tenant] += len(sequence.tokens)
         self.left_out = self.row_shares.left_out(self.running.decoding, self._quota.tenants(), prompts)
-        crowded = {sequence.key.tenant for sequence in self.left_out}
-        self.over_quota_tenants = self._quota.over_quota_tenants(prompts, crowded)
+        limited = {sequence.key.tenant for sequence in self.left_out}
+        self.over_quota_tenants = self._quota.over_quota_tenants(prompts, limited)
 
     def serve_prompt(self, sequence: LiveSequence, tokens: int) -> None:
         """A prompt has so many tokens in the step that is being planned."""

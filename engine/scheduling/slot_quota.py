@@ -108,16 +108,16 @@ class SlotQuota:
         }
         return left | self._weights
 
-    def over_quota_tenants(self, prompts: Mapping[str, int], crowded: Set[str] = frozenset()) -> list[str]:
+    def over_quota_tenants(self, prompts: Mapping[str, int], limited: Set[str] = frozenset()) -> list[str]:
         """The tenants that ask for more than their share, in the step that is being planned, the least served
-        first. `prompts`: the prompt tokens of each tenant that has some to plan. `crowded`: the tenants some
+        first. `prompts`: the prompt tokens of each tenant that has some to plan. `limited`: the tenants some
         of whose rows are left out of the step."""
         weights = sum(self._weights.values()) + sum(weight for _, weight in self._recent.values())
         asking = sum(self._weights[tenant] for tenant in prompts)
         left = max((step for step, _ in self._recent.values()), default=-RECENT)
         if len(prompts) < len(self._live) or left + JUST_LEFT >= self._step:
             asking += 1.0  # for a prompt of the others
-        found = crowded | {
+        found = limited | {
             tenant
             for tenant, live in self._live.items()
             if live > max(self._slots_total * (weight := self._weights[tenant]) / weights, 1)

@@ -76,7 +76,7 @@ class Rows:
         return FIXED + self.each * rows
 
 
-def beside(loud: int, **quiet: float) -> tuple[Rows, list[Counter[str]]]:
+def flooded(loud: int, **quiet: float) -> tuple[Rows, list[Counter[str]]]:
     """A tenant's many answers, then another's only one: the steps after a while."""
     here = Rows()
     here.add("loud", loud)
@@ -87,10 +87,10 @@ def beside(loud: int, **quiet: float) -> tuple[Rows, list[Counter[str]]]:
 
 
 @pytest.mark.parametrize("loud", [12, 20, 60])
-def test_beside_many_answers_of_one_tenant_anothers_step_takes_at_most_twice_as_long_as_alone(
+def test_with_many_answers_of_one_tenant_anothers_step_takes_at_most_twice_as_long_as_alone(
     loud: int,
 ) -> None:
-    here, steps = beside(loud)
+    here, steps = flooded(loud)
     assert all(rows["quiet"] == 1 for rows in steps)
     took = [here.seconds(rows.total()) for rows in steps]
     assert max(took) <= 2.1 * here.seconds(1)
@@ -98,7 +98,7 @@ def test_beside_many_answers_of_one_tenant_anothers_step_takes_at_most_twice_as_
 
 
 def test_rows_that_are_left_out_have_their_turn() -> None:
-    here, _ = beside(20)
+    here, _ = flooded(20)
     before = here.tokens.copy()
     here.play(100)
     gained = [here.tokens[f"loud-{i}"] - before[f"loud-{i}"] for i in range(20)]
@@ -107,7 +107,7 @@ def test_rows_that_are_left_out_have_their_turn() -> None:
 
 
 def test_a_tenant_with_more_weight_waits_less() -> None:
-    here, steps = beside(20, weight=3.0)
+    here, steps = flooded(20, weight=3.0)
     assert max(here.seconds(rows.total()) for rows in steps) <= 1.05 * 4 / 3 * here.seconds(1)
 
 
