@@ -161,12 +161,12 @@ class Play:
 
     async def _patiently(self, client: httpx.AsyncClient, number: int) -> Any:
         """Ask, and again if the frontend was killed."""
-        ends = time.monotonic() + _READY_SECONDS
+        begun = time.monotonic()
         while True:
             try:
                 return await self.answer(client, number)
             except _Broken:
-                if self.kind != "frontend" or time.monotonic() > ends:
+                if self.kind != "frontend" or time.monotonic() > max(begun, self._struck) + _READY_SECONDS:
                     raise
             self.found.again += 1
             await anyio.sleep(_AGAIN_SECONDS)
