@@ -39,16 +39,17 @@ def _regex(number: int) -> dict[str, Any]:
 
 def _set(number: int) -> dict[str, Any]:
     items = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 4}
-    return _strict({f"list_{number}": items})
+    return _ANSWER | strict({f"list_{number}": items})
 
 
 def _checked(number: int) -> dict[str, Any]:
     rows = {"type": "array", "items": {"type": "integer"}, "maxItems": 4}
     barred = {"not": {"properties": {f"count_{number}": {"multipleOf": 7}}}}
-    return _strict({"rows": rows, f"count_{number}": {"type": "integer"}}, barred)
+    return _ANSWER | strict({"rows": rows, f"count_{number}": {"type": "integer"}}, barred)
 
 
-def _strict(properties: dict[str, Any], more: dict[str, Any] | None = None) -> dict[str, Any]:
+def strict(properties: dict[str, Any], more: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The fields that bind an answer to an object with these properties."""
     schema = {
         "type": "object",
         "properties": properties,
@@ -57,7 +58,7 @@ def _strict(properties: dict[str, Any], more: dict[str, Any] | None = None) -> d
         **(more or {}),
     }
     named = {"name": "answer", "schema": schema, "strict": True}
-    return _ANSWER | {"response_format": {"type": "json_schema", "json_schema": named}}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
 def _choice(number: int) -> dict[str, Any]:

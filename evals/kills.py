@@ -34,6 +34,7 @@ import typer
 
 from personae.api import sse
 from personae.api.bundled import NAMED
+from personae.evals.floods import strict
 from personae.evals.neighbours import descends, sandbox_processes
 from personae.evals.served import Served
 
@@ -43,23 +44,12 @@ _AGAIN_SECONDS = 0.5
 _PATH = "/v1/completions"
 
 
-def _schema(properties: dict[str, Any]) -> dict[str, Any]:
-    schema = {
-        "type": "object",
-        "properties": properties,
-        "required": [*properties],
-        "additionalProperties": False,
-    }
-    named = {"name": "answer", "schema": schema, "strict": True}
-    return {"response_format": {"type": "json_schema", "json_schema": named}}
-
-
 _WAYS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 1, "logprobs": 2},
     {"temperature": 1, "n": 2},
-    _schema({"id": {"type": "integer"}, "status": {"enum": ["open", "paid", "sent"]}}),
-    _schema({"set": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 3}}),
+    strict({"id": {"type": "integer"}, "status": {"enum": ["open", "paid", "sent"]}}),
+    strict({"set": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 3}}),
     {"structured_outputs": {"regex": "(ab|c)*[0-9]{2}(x|y)*"}},
     {"structured_outputs": {"grammar": 'root ::= word ("," word)*\nword ::= [a-z]+ | "(" word ")"'}},
     {"structured_outputs": {"grammar": 'root ::= "[" [0-9]+ ("," [0-9]+)* "]"'}, "temperature": 1},
