@@ -3,7 +3,8 @@ await.
 
 There is one token budget for everything. Each plan first gives one row to each decoding sequence, then chunks
 to prompts that have begun, then chunks to sequences that the fairness policy admits. Prompts of tenants that
-ask for more than their share come after all others, whether they have begun or not (`slot_quota.py`).
+ask for more than their share come after all others, whether they have begun or not (`slot_quota.py`). Where
+rows are costly, tenants with many have theirs in turn (`row_shares.py`).
 
 A sequence gets all pages for its log when it is admitted, so only decode rows can find the memory full. Then
 the sequence admitted last is preempted: it drops its pages and waits again with its log. Its computed pages
@@ -28,7 +29,7 @@ from personae.engine.scheduling.output_processor import OutputProcessor
 from personae.engine.scheduling.prefix import CacheObserver
 from personae.engine.scheduling.sequence_table import PageFetch, SequenceTable
 from personae.engine.scheduling.step_builder import Chunks, StepBuilder, TokenBudget
-from personae.engine.scheduling.step_time import StepTime
+from personae.engine.scheduling.step_time import FEWEST_TOKENS, StepTime
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tiers.tier import TierIndex
 
@@ -96,9 +97,7 @@ class Scheduler:
         self._drafts = drafts
         self._times = StepTime()
         self._tier = tier
-        self._sequences = SequenceTable(
-            layout, policy, sharing=sharing, tier=tier, seconds_of=lambda tokens: tokens * self._times.each
-        )
+        self._sequences = SequenceTable(layout, policy, sharing=sharing, tier=tier, times=self._times)
         self.counters = self._sequences.counters
         self._running = self._sequences.running
         self._outputs = OutputProcessor(policy, self._sequences, self._rows_in_flight)
@@ -302,9 +301,11 @@ class Scheduler:
         steps in a row."""
         full, now = (self._times.of(rows, 0) for rows in (self.layout.max_seqs, max(decoding, 1)))
         longest = min(OVER_QUOTA_FACTORS[0] * full, OVER_QUOTA_FACTORS[1] * now)
+        longest = min(longest, self._sequences.row_shares.longest or longest)
         room = min(self._times.room(decoding, longest), self.layout.max_batch_tokens) - others
         self._held_back = others > 0 and not self._held_back
-        return max(int(room), 0 if self._held_back else self.layout.page_size)
+        least = FEWEST_TOKENS if now else self.layout.page_size
+        return max(int(room), 0 if self._held_back else least)
 
     # Statistics
 

@@ -1,14 +1,15 @@
 """The state of every sequence, and all transitions between states."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import NamedTuple
 
 from personae.engine.plan import FetchPage, MemoryLayout, PageKey
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages
+from personae.engine.scheduling.row_shares import RowShares
 from personae.engine.scheduling.running import RunningTable
 from personae.engine.scheduling.slot_quota import SlotQuota
+from personae.engine.scheduling.step_time import StepTime
 from personae.engine.scheduling.waiting import WaitingQueue
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import EngineCounters
@@ -29,8 +30,7 @@ class SequenceTable:
     """All sequences that have not ended, each in exactly one state (see `SequenceState`).
 
     `news` are endings that no step's result contains. They are cleared when they are delivered. `counters`
-    are the engine's. `fetches` are to be begun, and cleared then. `seconds_of` returns how long it takes to
-    compute so many tokens of a prompt, 0 if that is not known.
+    are the engine's. `fetches` are to be begun, and cleared then. `times` are the engine's step times.
     """
 
     __slots__ = (
@@ -39,15 +39,17 @@ class SequenceTable:
         "_layout",
         "_policy",
         "_quota",
-        "_seconds_of",
         "_sharing",
         "_tier",
+        "_times",
         "counters",
         "fetches",
         "fetching",
+        "left_out",
         "news",
         "over_quota_tenants",
         "returning",
+        "row_shares",
         "running",
         "sequences",
         "waiting",
@@ -60,7 +62,7 @@ class SequenceTable:
         *,
         sharing: bool = False,
         tier: TierIndex | None = None,
-        seconds_of: Callable[[int], float] = lambda tokens: 0.0,
+        times: StepTime | None = None,
     ) -> None:
         self._layout = layout
         self._policy = policy
@@ -69,11 +71,13 @@ class SequenceTable:
         self._quota = SlotQuota(layout.max_seqs, layout.max_batch_tokens)
         self._sharing = sharing
         self.over_quota_tenants: list[str] = []  # see SlotQuota
+        self.left_out: set[LiveSequence] = set()  # see RowShares
         self.counters = EngineCounters()
         self.sequences: dict[str, LiveSequence] = {}
         self.running = RunningTable(layout, tier)
         self._tier = tier
-        self._seconds_of = seconds_of
+        self._times = times or StepTime()
+        self.row_shares = RowShares(self._times)
         self.fetching: dict[int, LiveSequence] = {}  # by ticket
         self.fetches: list[PageFetch] = []
         self.waiting = WaitingQueue(policy)
@@ -105,6 +109,7 @@ class SequenceTable:
     def begin_step(self) -> None:
         """Call it once for each step that is planned."""
         self.over_quota_tenants = []
+        self.left_out = set()
         if not self._sharing or not self._quota.begin_step():
             return
         prompts: Counter[str] = Counter()
@@ -114,7 +119,9 @@ class SequenceTable:
                 prompts[sequence.key.tenant] += sequence.known - sequence.cached
         for sequence in self.waiting.heads():
             prompts[sequence.key.tenant] += len(sequence.tokens)
-        self.over_quota_tenants = self._quota.over_quota_tenants(prompts)
+        self.left_out = self.row_shares.left_out(self.running.decoding, self._quota.tenants(), prompts)
+        limited = {sequence.key.tenant for sequence in self.left_out}
+        self.over_quota_tenants = self._quota.over_quota_tenants(prompts, limited)
 
     def serve_prompt(self, sequence: LiveSequence, tokens: int) -> None:
         """A prompt has so many tokens in the step that is being planned."""
@@ -346,7 +353,7 @@ class SequenceTable:
         seconds = tier.seconds(len(keys))
         if seconds is None:
             return False
-        computing = self._seconds_of(len(keys) * self._layout.page_size)
+        computing = len(keys) * self._layout.page_size * self._times.each
         sequence.tried_tier = True
         if 0 < computing <= seconds:
             return False

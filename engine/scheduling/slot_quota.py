@@ -12,14 +12,15 @@ sequence that it admitted last. They go to a tenant that stays within its own sh
 
 A step that has begun cannot be interrupted, and new requests wait for it. So a tenant is *over quota* if it
 asks for more than its share of the slots, with shares kept for other tenants that were here recently, or if
-its prompts need more tokens than its share of a step. These prompts come after all others, whether they have
-begun or not, and are spread over several steps. None of these takes much longer than a step in which all
-slots decode, or than twice one without prompts. Among tenants over quota, the one whose prompts had the
-fewest tokens goes first in each step.
+its prompts need more tokens than its share of a step, or if some of its rows are left out of the step
+(`row_shares.py`). These prompts come after all others, whether they have begun or not, and are spread over
+several steps. None of these takes much longer than a step in which all slots decode, or than twice one
+without prompts. Among tenants over quota, the one whose prompts had the fewest tokens goes first in each
+step.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from personae.engine.scheduling.fairness import FairnessKey
 
@@ -98,15 +99,25 @@ class SlotQuota:
             del self._recent[next(iter(self._recent))]
         return len(self._live) + len(self._recent) > 1
 
-    def over_quota_tenants(self, prompts: Mapping[str, int]) -> list[str]:
+    def tenants(self) -> dict[str, float]:
+        """The weight of each tenant that is here or has just left."""
+        left = {
+            tenant: weight
+            for tenant, (step, weight) in self._recent.items()
+            if step + JUST_LEFT >= self._step
+        }
+        return left | self._weights
+
+    def over_quota_tenants(self, prompts: Mapping[str, int], limited: Set[str] = frozenset()) -> list[str]:
         """The tenants that ask for more than their share, in the step that is being planned, the least served
-        first. `prompts`: the prompt tokens of each tenant that has some to plan."""
+        first. `prompts`: the prompt tokens of each tenant that has some to plan. `limited`: the tenants some
+        of whose rows are left out of the step."""
         weights = sum(self._weights.values()) + sum(weight for _, weight in self._recent.values())
         asking = sum(self._weights[tenant] for tenant in prompts)
         left = max((step for step, _ in self._recent.values()), default=-RECENT)
         if len(prompts) < len(self._live) or left + JUST_LEFT >= self._step:
             asking += 1.0  # for a prompt of the others
-        found = {
+        found = limited | {
             tenant
             for tenant, live in self._live.items()
             if live > max(self._slots_total * (weight := self._weights[tenant]) / weights, 1)

