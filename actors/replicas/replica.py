@@ -51,10 +51,20 @@ class Placed:
 
 class Replica:
     """A step of this replica has at most `seqs` sequences and `batch` tokens; the engine core reports both
-    when it has loaded."""
+    when it has loaded. With `prefill` it only computes prompts, while others go on with the answers. Other
+    engines ask for its pages at `page_address`."""
 
-    def __init__(self, index: int, frontend: ReplicaFrontend) -> None:
+    def __init__(
+        self,
+        index: int,
+        frontend: ReplicaFrontend,
+        *,
+        prefill: bool = False,
+        page_address: str | None = None,
+    ) -> None:
         self.index = index
+        self.prefill = prefill
+        self.page_address = page_address
         self.frontend = frontend
         self.state = ReplicaState.STARTING
         self.seqs = 64
@@ -136,6 +146,11 @@ class Replica:
         # the adapter loads while the prompts before this one are computed
         waits = max(self.queue_seconds, self.load_seconds(group.key.adapter))
         return waits + self.uncached(group) * self.token_seconds
+
+    def takes_along(self, group: Group) -> bool:
+        """Whether its steps can compute the group's prompt beside their answers: it makes a step take at most
+        twice as long, as measured."""
+        return self.uncached(group) * self.token_seconds <= self.step_seconds
 
     @property
     def step_seconds(self) -> float:
