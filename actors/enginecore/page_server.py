@@ -17,6 +17,7 @@ from anyio import CapacityLimiter, to_thread
 
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import HoldPages, LetGo, Message
+from personae.engine.scheduling.running import HeldPages
 from personae.engine.tiers.transfer import (
     PageSource,
     PagesWanted,
@@ -74,7 +75,7 @@ async def _answer(
         if refusal := source.refusal(wanted):
             await to_thread.run_sync(refuse_pages, connection, refusal, limiter=threads)
             return
-        held = await scheduler.ask(lambda reply: HoldPages(wanted.root, wanted.chunks, reply))
+        held: HeldPages = await scheduler.ask(lambda reply: HoldPages(wanted.root, wanted.chunks, reply))
         try:
             pages = held.pages[wanted.first :]
             await to_thread.run_sync(

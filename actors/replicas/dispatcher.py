@@ -407,6 +407,7 @@ class Dispatcher(Actor[Message]):
             return (), False
         here = min(answering, key=lambda replica: replica.first_token_seconds(group))
         there = min(replica.first_token_seconds(group) for replica in computing)
+        there += here.step_seconds  # to go on here with the pages costs a step more
         if here.takes_along(group) and here.first_token_seconds(group) <= there:
             return answering, False
         return computing, True
@@ -435,8 +436,9 @@ class Dispatcher(Actor[Message]):
         """Where a replica can get pages of the group's prompt that it has not got; None: nowhere."""
         if replica.page_address is None:
             return None
-        if group.source in self._replicas and group.source != replica.index:
-            return self._replicas[group.source].page_address
+        source = None if group.source is None else self._replicas.get(group.source)
+        if source is not None and source is not replica:
+            return source.page_address
         best, fewest = None, replica.uncached(group) - BLOCK
         for other in self._replicas.values():
             serves = other.state in (ReplicaState.UP, ReplicaState.DRAINING)

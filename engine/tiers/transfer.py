@@ -105,7 +105,7 @@ def fetch_pages(
             answer = msgspec.msgpack.decode(_receive_frame(connection, _MOST_ANSWER), type=PagesComing)
             if answer.refusal or not 0 <= answer.count <= len(pages):
                 return pages[:0], answer.refusal or "it offered more pages than were wanted"
-            buffer = memoryview(pages[: answer.count].reshape(-1))
+            buffer = pages[: answer.count].reshape(-1).data
             while got < len(buffer):
                 connection.settimeout(_left(deadline))
                 if not (count := connection.recv_into(buffer[got:])):

@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 from crash_harness import NAMES, mixed, play_all, same
+from engine_harness import Played
 from msgspec import structs
 from patience import PATIENCE
 from tiny_adapters import ZOO, make_adapter_folder
@@ -25,6 +26,7 @@ from personae.actors.multi_process import MultiProcessEngine
 from personae.actors.options import EngineOptions
 from personae.actors.replicas.launch import open_replicas
 from personae.engine.params import SamplingParams
+from personae.engine.scheduling.page_names import page_keys, root_key
 from personae.engine.sequence import SequenceLog
 from personae.engine.tiers import transfer
 from personae.errors import LoadError
@@ -95,6 +97,12 @@ def long_prompts(count: int, tokens: int = 150) -> list[SequenceLog]:
     ]
 
 
+def longer(log: SequenceLog) -> SequenceLog:
+    """The log with 100 more tokens before its prompt."""
+    before = tuple(random.Random(2).choices(range(4, VOCAB), k=100))
+    return structs.replace(log, tokens=before + log.tokens, prompt_length=100 + log.prompt_length)
+
+
 async def answers(client: LocalClient, logs: list[SequenceLog]) -> tuple[dict[str, list[int]], int]:
     """The tokens of each log, and how many prompt tokens were cached."""
     found: dict[str, list[int]] = {log.id: [] for log in logs}
@@ -117,47 +125,99 @@ async def alone(options: EngineOptions, logs: list[SequenceLog]) -> dict[str, li
         return (await answers(client, logs))[0]  # type: ignore[arg-type]  # a LocalClient, too
 
 
-async def test_a_prefill_engine_computes_prompts_and_the_other_fetches_their_pages(options) -> None:
+async def killing(
+    engines: MultiProcessEngine, processes: list[int], victim: int, sequences: list[list[SequenceLog]]
+) -> dict[str, Played]:
+    """What the sequences answer while an engine is killed, which then comes back."""
+    client, started = engines.client, len(processes)
+    before = client.stats().replicas[victim].counters.tokens
+    played: list[dict[str, Played]] = []
+
+    async def play() -> None:
+        played.append(await play_all(client, [[renamed(log, victim) for log in logs] for logs in sequences]))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(play)
+        with anyio.fail_after(PATIENCE):
+            while client.stats().replicas[victim].counters.tokens < before + 20:  # noqa: ASYNC110 - a process
+                await anyio.sleep(0.005)
+        os.kill(processes[victim], signal.SIGKILL)
+    with anyio.fail_after(PATIENCE):
+        while not all(each.ready for each in client.stats().replicas.values()):  # noqa: ASYNC110 - a process
+            await anyio.sleep(0.05)
+    assert len(processes) == started + 1
+    processes[victim] = processes.pop()
+    return {id.removeprefix(f"{victim}-"): one for id, one in played[0].items()}
+
+
+def renamed(log: SequenceLog, number: int) -> SequenceLog:
+    after = None if log.after is None else f"{number}-{log.after}"
+    return structs.replace(log, id=f"{number}-{log.id}", after=after, salt=str(number).encode())
+
+
+async def drained(engines: MultiProcessEngine, options: EngineOptions) -> None:
+    logs = [
+        structs.replace(log, id=f"drained-{log.id}", params=structs.replace(log.params, max_tokens=90))
+        for log in long_prompts(4, 151)
+    ]
+    expected = await alone(options, logs)
+    client, scaler, before = engines.client, engines.scaler, engines.client.stats()
+    assert scaler is not None
+
+    async def drain() -> None:
+        with anyio.fail_after(PATIENCE):
+            while client.stats().replicas[1].running < 4:  # noqa: ASYNC110 - steps of a process
+                await anyio.sleep(0.005)
+        await scaler.scale(1, 0.0)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(drain)
+        found, hits = await answers(client, logs)
+    moved = client.stats().moved - before.moved
+    assert found == expected
+    assert moved
+    assert hits - before.counters.tier_hits >= moved * (151 // PAGE) * PAGE
+
+
+async def test_two_engines_share_the_work_and_their_pages_and_every_token_is_as_from_one(
+    options, processes: list[int]
+) -> None:
     logs = long_prompts(6)
     expected = await alone(options, logs)
     async with two(options, prefill=1) as engines:
         found, hits = await answers(engines.client, logs)
         stats = engines.client.stats()
-    assert found == expected
-    assert stats.prefilled == 6
-    assert hits == 6 * (150 // PAGE) * PAGE
-    prompts = [each.counters.tokens for each in stats.replicas.values()]
-    assert prompts[0] == 6 * 150, "the prefill engine computes prompts, and no answer"
-    assert prompts[1] < 6 * (PAGE + 12), "the other one computes the ends of prompts, and the answers"
-    assert stats.counters.tier_errors == 0
+        assert found == expected
+        assert stats.prefilled == 6
+        assert hits == 6 * (150 // PAGE) * PAGE
+        tokens = [each.counters.tokens for each in stats.replicas.values()]
+        assert tokens[0] == 6 * 150, "the prefill engine computes prompts, and no answer"
+        assert tokens[1] < 6 * (PAGE + 12), "the other one computes the ends of prompts, and the answers"
+        assert stats.counters.tier_errors == 0
 
+        # Adapters, grammars, siblings, logprobs; and each engine is killed once.
+        sequences = [[longer(log) for log in logs] for logs in mixed(engines)]
+        calm = await play_all(engines.client, sequences)
+        for victim in (0, 1):
+            seen = await killing(engines, processes, victim, sequences)
+            assert same(seen, calm)
+        assert engines.client.stats().moved
+        async with open_in_process(assemble(replace(options, kv_transfer=False)).engine_spec) as client:
+            assert same(await play_all(client, sequences), calm)
 
-async def test_adapters_grammars_and_speculation_give_the_same_answers_with_a_prefill_engine(
-    options,
-) -> None:
-    async with two(options, prefill=1) as engines:
-        client = engines.client
-        sequences = mixed(client.models("default"), 24)
-        seen = await play_all(client, sequences)
-        prefilled = client.stats().prefilled
-    async with two(replace(options, kv_transfer=False), prefill=0) as engines:
-        expected = await play_all(engines.client, sequences)
-    assert prefilled
-    same(seen, expected)
+        # Streams that leave a drained engine take their pages along.
+        await drained(engines, options)
 
 
 async def test_a_page_socket_that_answers_nonsense_or_closes_costs_nothing_but_time(
-    options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    assert options
     nonsense = tmp_path / "nonsense"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(nonsense))
         listener.listen()
 
         def fetch(seconds: float) -> tuple[int, str]:
-            from personae.engine.scheduling.page_names import page_keys, root_key
-
             path = page_keys(root_key(b"", None), range(64), PAGE)
             pages, problem = transfer.fetch_pages(str(nonsense), b"x" * 32, path, 1, 100, seconds)
             return len(pages), problem
@@ -194,67 +254,6 @@ async def test_another_model_gives_no_pages() -> None:
     wanted = transfer.PagesWanted(theirs.identity, b"root", (b"i",), 0)
     assert ours.refusal(wanted)
     assert not theirs.refusal(wanted)
-
-
-async def test_streams_of_a_drained_engine_take_their_pages_along(options) -> None:
-    logs = [structs.replace(log, params=structs.replace(log.params, max_tokens=90)) for log in long_prompts(4)]
-    expected = await alone(options, logs)
-    async with two(options, prefill=0) as engines:
-        client, scaler = engines.client, engines.scaler
-        assert scaler is not None
-
-        async def drain() -> None:
-            while client.stats().counters.tokens < 4 * 150 + 60:  # noqa: ASYNC110 - steps of processes
-                await anyio.sleep(0.01)
-            await scaler.scale(1, 0.0)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(drain)
-            found, _ = await answers(client, logs)
-        stats = client.stats()
-    assert found == expected
-    assert stats.moved
-    assert stats.counters.tier_hits >= stats.moved * (150 // PAGE) * PAGE
-    assert stats.counters.tier_errors == 0
-
-
-async def test_a_session_that_goes_to_another_engine_finds_its_pages_there(options) -> None:
-    (log,) = long_prompts(1)
-    async with two(options, prefill=0) as engines:
-        client = engines.client
-        first, _ = await answers(client, [structs.replace(log, session="s")])
-        busy = max(client.stats().replicas.items(), key=lambda item: item[1].counters.tokens)[0]
-        # The other engine becomes the only one with room.
-        dispatcher = client._frontend._dispatcher  # type: ignore[attr-defined]  # a ReplicaSet
-        dispatcher._replicas[busy].seqs = 0
-        dispatcher._replicas[busy].live = {**dispatcher._replicas[busy].live}
-        dispatcher._placement.choose = lambda request, replicas: next(
-            each for each in replicas if each.index != busy
-        )
-        again, hits = await answers(client, [structs.replace(log, id="again", session="s")])
-    assert again["again"] == first[log.id]
-    assert hits == (150 - 1) // PAGE * PAGE
-
-
-@pytest.mark.parametrize("victim", [0, 1], ids=["prefill", "decode"])
-async def test_a_death_on_either_side_loses_no_answer_and_changes_no_token(
-    options, processes: list[int], victim: int
-) -> None:
-    logs = [structs.replace(log, params=structs.replace(log.params, max_tokens=60)) for log in long_prompts(8)]
-    expected = await alone(options, logs)
-    async with two(options, prefill=1) as engines:
-        client = engines.client
-
-        async def kill() -> None:
-            while client.stats().counters.tokens < 300:  # noqa: ASYNC110 - steps of processes
-                await anyio.sleep(0.005)
-            os.kill(processes[victim], signal.SIGKILL)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(kill)
-            found, _ = await answers(client, logs)
-        assert client.stats().moved
-    assert found == expected
 
 
 async def test_an_engine_for_answers_has_to_be_left(options) -> None:

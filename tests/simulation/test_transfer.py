@@ -1,0 +1,132 @@
+"""Pages that travel between engines, under the virtual clock: transfers that are slow or cut, and engines
+that die, lose no request and change no token."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from personae.actors.simulation.peers import SimulatedPeers
+from personae.actors.simulation.scenario import Scenario
+from personae.actors.simulation.swarm import draw_several
+from personae.actors.simulation.trouble import Costs
+from personae.actors.simulation.workload import SimulatedWorkload
+from personae.actors.simulation.world import InvariantViolated, simulate
+from personae.engine.scheduling.running import HeldPages, RunningTable
+
+LOAD = SimulatedWorkload(
+    requests=100,
+    rate=50.0,
+    adapters=3,
+    prompt=(60, 200),
+    answer=(5, 40),
+    leaves=0.0,
+    grammars=4,
+    sessions=0.3,
+)
+CALM = Scenario(
+    1,
+    LOAD,
+    Costs(token=0.0005),
+    pages=600,
+    page_size=8,
+    batch=64,
+    every=1,
+    lull=50,
+    replicas=3,
+    transfer=True,
+    prefill=1,
+)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_invariants_hold_with_transfers_that_fail_and_prefill_engines_that_die(seed: int) -> None:
+    dice, scenario = Random(seed), draw_several(seed, requests=50)
+    costs = replace(
+        scenario.costs, transfer=dice.choice((0.00001, 0.0005, 0.02)), connect=dice.choice((0.0001, 0.1))
+    )
+    report = simulate(
+        replace(
+            scenario,
+            workload=replace(scenario.workload, sessions=0.5),
+            costs=costs,
+            transfer=True,
+            transfer_fails=dice.choice((0.0, 0.05, 0.4)),
+            prefill=dice.randrange(scenario.replicas),
+            tier_pages=dice.choice((0, 4, 4000)),
+            tier_fails=dice.choice((0.0, 0.2)),
+        )
+    )
+    assert sum(report.outcomes.values()) >= report.requests == 50
+    assert report.lulls
+
+
+def test_a_prefill_engine_computes_long_prompts_and_their_pages_follow() -> None:
+    report = simulate(CALM)
+    assert report.outcomes.keys() <= {"stop", "length"}
+    assert report.prefilled >= 90
+    assert 90 * 60 < report.tier_hits <= 8 * report.transferred
+
+
+def test_short_prompts_stay_where_they_are_answered() -> None:
+    report = simulate(replace(CALM, workload=replace(LOAD, prompt=(2, 6), prefixed=0.0)))
+    assert report.prefilled < 10
+
+
+@pytest.mark.parametrize("kind", ["kill", "stop", "silent", "drag", "scale", "load"])
+def test_every_kind_of_fault_strikes_prefill_engines_and_others(kind: str) -> None:
+    load = replace(LOAD, requests=200, rate=30.0)
+    report = simulate(
+        replace(CALM, seed=3, workload=load, faults_every=1.0, kinds=(kind,), transfer_fails=0.05, prefill=2)
+    )
+    assert report.faults[kind]
+    assert report.prefilled
+    assert report.outcomes.keys() <= {"stop", "length", "unlucky"}
+    assert report.outcomes.get("unlucky", 0) <= 3
+
+
+def test_a_transfer_that_takes_too_long_is_given_up_and_the_prompt_computed() -> None:
+    slow = replace(CALM, costs=replace(CALM.costs, transfer=3.0), longest_wait=60.0)
+    report = simulate(slow)
+    assert report.outcomes.keys() <= {"stop", "length"}
+    assert max(report.pauses) < 10.0
+
+
+def test_without_a_tier_of_its_own_an_engine_finds_a_sessions_pages_at_another() -> None:
+    load = replace(LOAD, requests=300, prefixed=1.0, prefix=(100, 101), prompt=(8, 16))
+    report = simulate(replace(CALM, workload=load, placement="random", prefill=0))
+    assert report.transferred
+    assert 0 < report.tier_hits <= 8 * report.transferred
+
+
+def test_streams_that_leave_a_drained_engine_take_their_pages_along() -> None:
+    load = replace(LOAD, requests=200, answer=(40, 60))
+    scaled = replace(CALM, workload=load, faults_every=0.5, kinds=("scale",), prefill=0, placement="random")
+    report = simulate(scaled)
+    assert report.moved
+    assert report.transferred
+
+
+def test_pages_that_are_given_away_while_they_are_sent_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = RunningTable.hold
+
+    def no_hold(self: RunningTable, root: bytes, chunks: list[bytes]) -> HeldPages:
+        held = hold(self, root, chunks)
+        self.let_go(held.number)
+        return held
+
+    monkeypatch.setattr(RunningTable, "hold", no_hold)
+    tight = replace(CALM, pages=60, costs=replace(CALM.costs, transfer=0.05))
+    with pytest.raises(InvariantViolated, match="changed while they were sent"):
+        simulate(tight)
+
+
+def test_a_page_of_another_content_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch = SimulatedPeers._from_peer
+
+    def wrong(self: SimulatedPeers, wanted, source):  # type: ignore[no-untyped-def]  # as the original
+        return [[-1] * len(cells) for cells in fetch(self, wanted, source)]
+
+    monkeypatch.setattr(SimulatedPeers, "_from_peer", wrong)
+    with pytest.raises(InvariantViolated, match="another's KV"):
+        simulate(CALM)
