@@ -8,7 +8,7 @@ from typing import TypeVar
 from personae.actors.frontend.live_stream import LiveStream
 from personae.actors.replicas.exact import ExactPrefixes
 from personae.actors.replicas.frontend import ReplicaFrontend
-from personae.actors.replicas.prefixes import PrefixIndex
+from personae.actors.replicas.prefixes import BLOCK, PrefixIndex
 from personae.actors.replicas.waiting import Group
 from personae.actors.wire import Facts
 from personae.engine.numerics import NumericsClass
@@ -150,7 +150,8 @@ class Replica:
     def takes_along(self, group: Group) -> bool:
         """Whether its steps can compute the group's prompt beside their answers: it makes a step take at most
         twice as long, as measured."""
-        return self.uncached(group) * self.token_seconds <= self.step_seconds
+        tokens, seconds = self.uncached(group), self.step_seconds
+        return tokens * self.token_seconds <= seconds if seconds else tokens <= BLOCK
 
     @property
     def step_seconds(self) -> float:

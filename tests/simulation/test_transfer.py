@@ -15,7 +15,7 @@ from personae.actors.simulation.world import InvariantViolated, simulate
 from personae.engine.scheduling.running import HeldPages, RunningTable
 
 LOAD = SimulatedWorkload(
-    requests=100,
+    requests=60,
     rate=50.0,
     adapters=3,
     prompt=(60, 200),
@@ -31,7 +31,7 @@ CALM = Scenario(
     pages=600,
     page_size=8,
     batch=64,
-    every=1,
+    every=16,
     lull=50,
     replicas=3,
     transfer=True,
@@ -39,9 +39,9 @@ CALM = Scenario(
 )
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_invariants_hold_with_transfers_that_fail_and_prefill_engines_that_die(seed: int) -> None:
-    dice, scenario = Random(seed), draw_several(seed, requests=50)
+    dice, scenario = Random(seed), draw_several(seed, requests=30)
     costs = replace(
         scenario.costs, transfer=dice.choice((0.00001, 0.0005, 0.02)), connect=dice.choice((0.0001, 0.1))
     )
@@ -57,15 +57,15 @@ def test_invariants_hold_with_transfers_that_fail_and_prefill_engines_that_die(s
             tier_fails=dice.choice((0.0, 0.2)),
         )
     )
-    assert sum(report.outcomes.values()) >= report.requests == 50
+    assert sum(report.outcomes.values()) >= report.requests == 30
     assert report.lulls
 
 
 def test_a_prefill_engine_computes_long_prompts_and_their_pages_follow() -> None:
     report = simulate(CALM)
     assert report.outcomes.keys() <= {"stop", "length"}
-    assert report.prefilled >= 90
-    assert 90 * 60 < report.tier_hits <= 8 * report.transferred
+    assert report.prefilled >= 50
+    assert 50 * 60 < report.tier_hits <= 8 * report.transferred
 
 
 def test_short_prompts_stay_where_they_are_answered() -> None:
@@ -73,9 +73,9 @@ def test_short_prompts_stay_where_they_are_answered() -> None:
     assert report.prefilled < 10
 
 
-@pytest.mark.parametrize("kind", ["kill", "stop", "silent", "drag", "scale", "load"])
+@pytest.mark.parametrize("kind", ["kill", "silent", "scale"])
 def test_every_kind_of_fault_strikes_prefill_engines_and_others(kind: str) -> None:
-    load = replace(LOAD, requests=200, rate=30.0)
+    load = replace(LOAD, requests=80, rate=20.0)
     report = simulate(
         replace(CALM, seed=3, workload=load, faults_every=1.0, kinds=(kind,), transfer_fails=0.05, prefill=2)
     )
@@ -93,14 +93,14 @@ def test_a_transfer_that_takes_too_long_is_given_up_and_the_prompt_computed() ->
 
 
 def test_without_a_tier_of_its_own_an_engine_finds_a_sessions_pages_at_another() -> None:
-    load = replace(LOAD, requests=300, prefixed=1.0, prefix=(100, 101), prompt=(8, 16))
+    load = replace(LOAD, requests=100, prefixed=1.0, prefix=(100, 101), prompt=(8, 16))
     report = simulate(replace(CALM, workload=load, placement="random", prefill=0))
     assert report.transferred
     assert 0 < report.tier_hits <= 8 * report.transferred
 
 
 def test_streams_that_leave_a_drained_engine_take_their_pages_along() -> None:
-    load = replace(LOAD, requests=200, answer=(40, 60))
+    load = replace(LOAD, requests=80, answer=(40, 60))
     scaled = replace(CALM, workload=load, faults_every=0.5, kinds=("scale",), prefill=0, placement="random")
     report = simulate(scaled)
     assert report.moved
