@@ -46,6 +46,7 @@ log = logging.getLogger("personae.actors")
 
 INITIAL_ANSWER = 128.0  # tokens that an answer is expected to have, until some have ended
 SMOOTHING = 0.05  # weight of each new answer in the mean
+LONGEST_QUEUE = 10.0  # seconds of prompts for prefill engines, beyond which the other engines compute some
 MAX_SKIPPED = 32  # keys without room that are skipped in a row
 
 
@@ -408,6 +409,9 @@ class Dispatcher(Actor[Message]):
         here = min(answering, key=lambda replica: replica.first_token_seconds(group))
         there = min(replica.first_token_seconds(group) for replica in computing)
         there += here.step_seconds  # to go on here with the pages costs a step more
+        queued = self._waiting.prompts.total() * self._token_seconds() / len(computing)
+        if queued > LONGEST_QUEUE and not returns:
+            return answering, False
         if here.takes_along(group) and here.first_token_seconds(group) <= there:
             return answering, False
         return computing, True

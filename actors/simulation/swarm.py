@@ -95,12 +95,14 @@ def busy(
     memory is short, and a third of the requests belongs to sessions. With `replicas`, engines fetch pages
     from one another, and prompts are longer."""
     prompts = _short_prompts(requests, rate, adapters, poison=0.00001)
+    costs = Costs(step=0.004, adapter=0.00001, start=1.0, read=0.004, place=0.0004)
     if replicas > 1:
-        prompts = replace(prompts, prompt=(4, 200), sessions=0.3)
+        prompts = replace(prompts, prompt=(4, 120), sessions=0.3)
+        costs = replace(costs, token=0.0001)
     return Scenario(
         seed,
         replace(prompts, sessions=0.3) if tier_pages else prompts,
-        Costs(step=0.004, adapter=0.00001, start=1.0, read=0.004, place=0.0004),
+        costs,
         faults_every=faults_every,
         pages=2048 if tier_pages else 4096,
         slots=256,

@@ -4,8 +4,10 @@ that die, lose no request and change no token."""
 from dataclasses import replace
 from random import Random
 
+import anyio
 import pytest
 
+from personae.actors.simulation.faults import Faults
 from personae.actors.simulation.peers import SimulatedPeers
 from personae.actors.simulation.scenario import Scenario
 from personae.actors.simulation.swarm import draw_several
@@ -99,12 +101,33 @@ def test_without_a_tier_of_its_own_an_engine_finds_a_sessions_pages_at_another()
     assert 0 < report.tier_hits <= 8 * report.transferred
 
 
-def test_streams_that_leave_a_drained_engine_take_their_pages_along() -> None:
-    load = replace(LOAD, requests=80, answer=(40, 60))
-    scaled = replace(CALM, workload=load, faults_every=0.5, kinds=("scale",), prefill=0, placement="random")
-    report = simulate(scaled)
+def test_streams_that_leave_a_drained_engine_take_their_pages_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(self: Faults) -> None:
+        await anyio.sleep(3.0)
+        self._scale(Leaving())
+
+    class Leaving(Random):
+        """Asks for one replica, at once."""
+
+        def randint(self, a: int, b: int) -> int:
+            return a
+
+        def choice(self, seq):  # type: ignore[no-untyped-def]  # as Random's
+            return seq[0]
+
+    monkeypatch.setattr(Faults, "run", run)
+    load = replace(LOAD, requests=60, rate=200.0, answer=(50, 60), prompt=(60, 100))
+    costs = replace(CALM.costs, step=0.05)
+    report = simulate(replace(CALM, workload=load, costs=costs, prefill=0))
     assert report.moved
-    assert report.transferred
+    assert report.transferred > report.moved
+
+
+def test_engines_that_answer_compute_prompts_too_when_too_many_wait_for_a_prefill_engine() -> None:
+    load = replace(LOAD, requests=60, rate=100.0, prompt=(150, 200))
+    slow = replace(CALM, workload=load, costs=replace(CALM.costs, token=0.01), longest_wait=300.0)
+    report = simulate(slow)
+    assert 0 < report.prefilled < 60
 
 
 def test_pages_that_are_given_away_while_they_are_sent_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
