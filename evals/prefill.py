@@ -1,4 +1,4 @@
-"""Answers beside long prompts: engines that do all, compared with prefill engines and others, in alternation.
+"""Engines that do all compared with prefill engines and others, while long prompts come, in alternation.
 
     python -m personae.evals.prefill --rounds 6
     python -m personae.evals.prefill --model models/smol135 --prompt 2000 --every 1.5

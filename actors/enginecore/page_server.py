@@ -1,7 +1,7 @@
 """Gives pages of this engine's prefix cache to other engines of the same server, by key.
 
 Each listens on a Unix socket in a folder that only this user may enter. The scheduler keeps the pages from
-eviction while they are sent. They are read and sent on worker threads, beside the steps: nobody writes to a
+eviction while they are sent. They are read and sent on worker threads while steps run: nobody writes to a
 page that is in the prefix cache.
 """
 

@@ -148,8 +148,8 @@ class Replica:
         return waits + self.uncached(group) * self.token_seconds
 
     def takes_along(self, group: Group) -> bool:
-        """Whether its steps can compute the group's prompt beside their answers: it makes a step take at most
-        twice as long, as measured."""
+        """Whether its steps can compute the group's prompt together with their answers: it makes a step take
+        at most twice as long, as measured."""
         tokens, seconds = self.uncached(group), self.step_seconds
         return tokens * self.token_seconds <= seconds if seconds else tokens <= BLOCK
 

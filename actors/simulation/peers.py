@@ -20,7 +20,7 @@ LONGEST_HOLD = 5.0  # seconds that an engine keeps pages for another
 class SimulatedPeers:
     """Implements `engine.tiers.tier.Tier`, as `PeerTier` does, over other simulated engines and the tier
     `below`. Of the transfers, `fails` (a share) find nobody, stall, or are cut in the middle. The addresses
-    of engines end with their numbers. `wrong` is told what must never happen."""
+    of engines end with their numbers. `wrong` gets what must never happen."""
 
     def __init__(
         self,
