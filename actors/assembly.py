@@ -36,6 +36,7 @@ from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.parallel.messages import PoolSizes
 from personae.engine.parallel.process import preparation
 from personae.engine.parallel.ranks import Ranks
+from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.kv_events import KVEventRecorder
@@ -49,7 +50,9 @@ from personae.engine.speculation.speculator import Propose, Speculator, expected
 from personae.engine.speculation.tenant_answers import TenantAnswers
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine
+from personae.engine.tiers.peers import PeerTier
 from personae.engine.tiers.tier import Tier
+from personae.engine.tiers.transfer import PageSource
 from personae.engine.tokens import Tokenizer
 from personae.engine.worker.adapters import ReadAdapter
 from personae.engine.worker.capture import CudaCapture
@@ -152,7 +155,12 @@ def assemble(
         str(sizes.kv_dtype).removeprefix("torch."),
         _instructions(device, options.tensor_parallel_size),
     )
-    tier = _open_tier(options, model, sizes, draft, numerics)
+    identity, page_bytes = _page_identity(options, model, sizes, draft, numerics)
+    tier: Tier | None = _open_disk(options, layout, identity, page_bytes)
+    source = None
+    if options.page_socket is not None:
+        source = PageSource(identity, page_bytes)
+        tier = PeerTier(source, tier)
 
     def build_scheduler() -> Scheduler:
         if tier is not None:
@@ -179,6 +187,7 @@ def assemble(
             draft,
             tier,
             ranks,
+            source,
         ).build,
         build_scheduler=build_scheduler,
         build_compiler=CompilerBuilder(compiler, warm).build,
@@ -191,6 +200,7 @@ def assemble(
         late=device.type == "cpu",
         build_kv_events=KVEventRecorder if options.record_kv_events else None,
         tier=tier,
+        page_source=source,
     )
     return Assembly(
         engine_spec,
@@ -207,20 +217,15 @@ def assemble(
     )
 
 
-def _open_tier(
+def _page_identity(
     options: EngineOptions,
     model: Decoder,
     sizes: Sizes,
     draft: Decoder | Head | None,
     numerics: NumericsClass,
-) -> Tier | None:
-    """The tier of `--kv-disk`. Its pages are for engines with the same numbers and the same layout."""
-    if options.kv_disk is None:
-        return None
-    if sys.platform == "win32":
-        raise LoadError("--kv-disk does not work on Windows.")
-    from personae.engine.tiers.disk import DiskTier
-
+) -> tuple[str, int]:
+    """What decides a page's content besides its tokens, and its bytes. Pages are for engines with the same
+    numbers and the same layout."""
     layout, specs = sizes.layout, model.config.kv_specs
     page_bytes = KVCache.bytes_per_page(specs, layout.page_size, sizes.kv_dtype)
     identity = [msgspec.json.encode(numerics).decode(), repr(specs), str(layout.page_size)]
@@ -229,12 +234,23 @@ def _open_tier(
         page_bytes += layout.page_size * draft.hidden_size * draft.dtype.itemsize
         head = options.model if str(options.draft_model) == "mtp" else options.draft_model
         identity += [weights_digest(head), str(draft.dtype), str(draft.layers)]
+    return "\n".join(identity), page_bytes
+
+
+def _open_disk(options: EngineOptions, layout: MemoryLayout, identity: str, page_bytes: int) -> Tier | None:
+    """The tier of `--kv-disk`."""
+    if options.kv_disk is None:
+        return None
+    if sys.platform == "win32":
+        raise LoadError("--kv-disk does not work on Windows.")
+    from personae.engine.tiers.disk import DiskTier
+
     bound = KV_DISK_BYTES if options.kv_disk_bytes is None else options.kv_disk_bytes
     return DiskTier(
         options.kv_disk / "pages",
         bound,
         page_bytes,
-        "\n".join(identity),
+        identity,
         parts=options.share,
         token_bytes=TOKEN_BYTES * layout.page_size + ADAPTER_BYTES,
     )
@@ -256,7 +272,7 @@ class EngineBuilder:
     """Builds the step engine for each epoch of the engine core, around the one model. `graphs`: decode steps
     are captured on a GPU. `speculate`: which drafts to use, see `--speculate`. `read_adapter` reads an
     adapter to the host. `side_stream`: see `--lora-side-stream`. `draft`: the model or the head of
-    `--draft-model`. `tier`: see `EngineSpec`. `ranks`: the other ranks of the model."""
+    `--draft-model`. `tier` and `source`: see `EngineSpec`. `ranks`: the other ranks of the model."""
 
     model: Decoder
     shapes: LoraShapes
@@ -269,6 +285,7 @@ class EngineBuilder:
     draft: Decoder | Head | None = None
     tier: Tier | None = None
     ranks: Ranks | None = None
+    source: PageSource | None = None
 
     def build(self) -> StepEngine:
         """Build a step engine. Call it on the thread that will run it."""
@@ -300,6 +317,8 @@ class EngineBuilder:
         captures = on_gpu and self.graphs and model.capturable
         kv = KVCache(model.config.kv_specs, layout, sizes.kv_dtype, device, spare=captures, memory=memory)
         proposer = self._batch_proposer(kv)
+        if self.source is not None:
+            self.source.read = lambda pages: kv.read_pages(pages).cpu().numpy()
         graphs = prefill_graphs = None
         if captures:
             side_stream, capture = SideStream() if self.side_stream else None, CudaCapture()
@@ -412,6 +431,8 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         raise LoadError(f"{option} and --draft-model do not work together so far.")
     if options.kv_disk is not None:
         raise LoadError(f"{option} and --kv-disk do not work together so far.")
+    if options.kv_transfer:
+        raise LoadError(f"{option} and --kv-transfer do not work together so far.")
     checkpoint.config().of_rank(0, size)  # says so before anything is loaded
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(torch.get_num_threads() // size, 1))

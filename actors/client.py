@@ -64,7 +64,8 @@ class EngineStats(SchedulerStats, frozen=True):
     last steps of one engine. With several replicas the figures are sums without `recent_steps`, and
     `replicas` has each replica's own by its number. `moved` counts the streams that continued at another
     replica after theirs died or was removed; `changed` counts those among them that had tokens and went to
-    another numerics class.
+    another numerics class. `prefilled` counts those whose prompt was computed by a replica that does only
+    that.
     """
 
     ready: Annotated[bool, GaugeMetric("personae:ready", "1 when the engine can serve.")] = True
@@ -81,6 +82,7 @@ class EngineStats(SchedulerStats, frozen=True):
     recent_steps: tuple[StepSample, ...] = ()
     actors: tuple[Gauge, ...] = ()
     moved: int = 0
+    prefilled: int = 0
     changed: int = 0
     replicas: "dict[int, EngineStats]" = msgspec.field(default_factory=dict)
 

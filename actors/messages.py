@@ -18,6 +18,7 @@ from personae.actors.frontend.live_stream import LiveStream
 from personae.actors.kit.mailbox import Reply
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.scheduling.kv_events import KVEvent
+from personae.engine.scheduling.running import HeldPages
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import SchedulerStats, StepSample, StepTimings
 from personae.errors import PersonaeError
@@ -103,9 +104,11 @@ class Transfer(Message, frozen=True):
 
 
 class HandedOver(Message, frozen=True):
-    """From a replica's streamer to its ingress: it does not have these streams any more."""
+    """From a replica's streamer to its ingress: it does not have these streams any more. With `cancel` its
+    engine core still computes them."""
 
     ids: tuple[str, ...]
+    cancel: bool = False
 
 
 class Orphaned(Message, frozen=True):
@@ -118,6 +121,14 @@ class Orphaned(Message, frozen=True):
     streams: tuple[LiveStream, ...]
     on_device: tuple[str, ...] = ()
     outside: bool = False
+
+
+class Prefilled(Message, frozen=True):
+    """From the streamer of a prefill engine to the dispatcher: the prompts of these streams are computed, and
+    their first tokens chosen. Their pages are at this replica."""
+
+    replica: int
+    streams: tuple[LiveStream, ...]
 
 
 class ReplicaProgress(Message, frozen=True):
@@ -353,6 +364,20 @@ class KeepSession(Message, frozen=True):
     tenant: str
     session: str
     seconds: float
+
+
+class HoldPages(Message, frozen=True):
+    """From the page server: keep these pages for another engine until `LetGo` (see `Scheduler.hold`)."""
+
+    root: bytes
+    chunks: tuple[bytes, ...]
+    reply: Reply[HeldPages]
+
+
+class LetGo(Message, frozen=True):
+    """From the page server: the pages held under this number have been sent."""
+
+    number: int
 
 
 class Compiled(Message, frozen=True):

@@ -178,6 +178,13 @@ class BatchingOptions:
             "The most that this folder may hold.", min=1, parse=parse_size, metavar="SIZE", unset="20GiB"
         ),
     ] = None
+    kv_transfer: Annotated[
+        bool,
+        OptionInfo(
+            "With --replicas: engines fetch pages of the KV cache from one another where that is sooner than "
+            "computing them."
+        ),
+    ] = False
     gpu_memory_utilization: Annotated[
         float,
         OptionInfo(
@@ -266,7 +273,8 @@ class EngineOptions(ModelOptions, BatchingOptions):
     adapter, named after its folder; `named_adapters` are pairs of a name and an adapter's folder. Adapters
     that are added later lie in `adapter_store`, by digest. The tenants' prefix-cache salts are derived from
     `secret`. `share` engines use this machine's memory. With `record_kv_events` the engine reports what
-    enters and leaves its prefix cache. None in any option means that the engine chooses.
+    enters and leaves its prefix cache. Other engines ask for its pages at `page_socket`. None in any option
+    means that the engine chooses.
     """
 
     model: Path
@@ -276,6 +284,7 @@ class EngineOptions(ModelOptions, BatchingOptions):
     share: int = 1
     record_kv_events: bool = False
     named_adapters: tuple[tuple[str, Path], ...] = ()
+    page_socket: Path | None = None
 
     def base_names(self, own: str) -> tuple[str, ...]:
         """The names of the base, each once. If none is configured: its `own` name."""

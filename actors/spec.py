@@ -9,6 +9,7 @@ from personae.engine.plan import MemoryLayout, StepPlan, StepResult
 from personae.engine.scheduling.kv_events import KVEventRecorder
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.tiers.tier import Tier
+from personae.engine.tiers.transfer import PageSource
 from personae.engine.tokens import Tokenizer
 from personae.engine.worker.worker import AdapterMemory
 from personae.grammar.matcher import Grammar
@@ -100,6 +101,7 @@ class EngineSpec:
     that are served at once. `late`: plan the next step when the running one is about to end, not as soon as
     it has begun. `build_kv_events` makes the recorder of the prefix cache's events; None: they are not
     recorded. `tier` keeps KV pages for which the device has no room; it outlives an epoch.
+    `page_source` gives pages to other engines.
     """
 
     build_step_engine: Callable[[], StepRunner]
@@ -116,3 +118,4 @@ class EngineSpec:
     late: bool = False
     build_kv_events: Callable[[], KVEventRecorder] | None = None
     tier: Tier | None = None
+    page_source: PageSource | None = None

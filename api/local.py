@@ -53,6 +53,13 @@ async def open_engine(
     most = max(options.replicas, options.max_replicas or 1)
     if options.one_process and most > 1:
         raise LoadError("--one-process has one engine; --replicas needs processes of their own.")
+    if options.prefill_replicas and options.prefill_replicas >= options.replicas:
+        raise LoadError(
+            f"--prefill-replicas {options.prefill_replicas} leaves no engine of --replicas "
+            f"{options.replicas} for answers."
+        )
+    if options.ray is not None and (options.kv_transfer or options.prefill_replicas):
+        raise LoadError("--kv-transfer and --prefill-replicas do not work with --ray so far.")
     if options.one_process and options.ray is not None:
         raise LoadError("--one-process has its engine here; --ray has engines on other machines.")
     if names_the_hub(options):
@@ -203,7 +210,7 @@ def _open_processes(
             keeper=keeper,
         )
     return open_replicas(
-        engine_options,
+        replace(engine_options, kv_transfer=engine_options.kv_transfer or options.prefill_replicas > 0),
         options.replicas,
         on_progress,
         most=options.max_replicas,
@@ -212,4 +219,5 @@ def _open_processes(
         silence_seconds=options.silence_timeout,
         on_kv_events=hear,
         keeper=keeper,
+        prefill=options.prefill_replicas,
     )

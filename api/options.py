@@ -309,6 +309,14 @@ class ProcessOptions:
             min=1,
         ),
     ] = 1
+    prefill_replicas: Annotated[
+        int,
+        OptionInfo(
+            "So many of --replicas only compute prompts; the others go on with the answers. This turns "
+            "--kv-transfer on.",
+            min=0,
+        ),
+    ] = 0
     max_replicas: Annotated[
         int | None,
         OptionInfo(

@@ -31,7 +31,9 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     among the tenant's sequences for the same adapter; `weight` is the tenant's. `targets` are the client's;
     `session` is the conversation's name. These two only decide where and when the sequence runs. The pages of
     the session's last sequence are kept for `session_seconds` after it has ended. With `in_memory` no tier
-    gets its pages that outlives the process.
+    gets its pages that outlives the process. `pages_at` is the address of an engine that may have its pages.
+    With `prefill` the engine ends it when it has chosen one more token, with `finish` "prefilled"; another
+    engine goes on.
     """
 
     id: str
@@ -52,6 +54,8 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     session: str | None = None
     session_seconds: float = 0.0
     in_memory: bool = False
+    pages_at: str | None = None
+    prefill: bool = False
 
     def budget(self, max_model_len: int) -> int:
         """The most tokens that the answer can have, emitted ones included."""
@@ -74,14 +78,15 @@ class Delta(msgspec.Struct, frozen=True):
     """What one step did for one sequence.
 
     `finish` is None while the sequence goes on, then "stop" (EOS or a stop token), "length" or "error";
-    between the engine core and the frontend also "cancelled" or "preempted". `stop_token` is the id that
-    stopped it, the last of `tokens`. `prompt_logprobs` has an entry for each prompt token computed in this
-    step; the first prompt token's is None, because nothing precedes it. `cached` (first delta only) counts
-    the prompt tokens whose KV came from the prefix cache. `queued` (first delta only; the frontend sets it)
-    is how many seconds the sequence waited before it was computed. `code` is the code of an `error` that the
-    caller can fix. `drafted` has how many drafts the step had for it, and how many were right. `moved` (the
-    frontend sets it) is how often since the last delta the sequence moved to an engine of another numerics
-    class. `embedding` is the prompt's vector (float32) if `params.pooling` requests one; it comes once.
+    between the engine core and the frontend also "cancelled", "preempted" or "prefilled". `stop_token` is the
+    id that stopped it, the last of `tokens`. `prompt_logprobs` has an entry for each prompt token computed in
+    this step; the first prompt token's is None, because nothing precedes it. `cached` (first delta only)
+    counts the prompt tokens whose KV came from the prefix cache. `queued` (first delta only; the frontend
+    sets it) is how many seconds the sequence waited before it was computed. `code` is the code of an `error`
+    that the caller can fix. `drafted` has how many drafts the step had for it, and how many were right.
+    `moved` (the frontend sets it) is how often since the last delta the sequence moved to an engine of
+    another numerics class. `embedding` is the prompt's vector (float32) if `params.pooling` requests one; it
+    comes once.
     """
 
     id: str

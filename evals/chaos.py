@@ -2,6 +2,7 @@
 
     python -m personae.evals.chaos --model models/smol135 --adapters models/lora --kills 50 --streams 64
     python -m personae.evals.chaos --replicas 2 --kills 50
+    python -m personae.evals.chaos --replicas 2 --prefill-replicas 1 --kills 50
     python -m personae.evals.chaos --ray --replicas 3 --kills 3
     python -m personae.evals.chaos --speculate ngram --kills 50
 
@@ -270,6 +271,7 @@ async def run(
     how: signal.Signals,
     replicas: int = 1,
     ray: bool = False,
+    prefill: int = 0,
 ) -> bool:
     """True if no answer is missing or different."""
     _note_processes()
@@ -291,7 +293,13 @@ async def run(
     else:
         engines = here(
             open_replicas(
-                options, replicas, max_restarts=kills + 1, hang_seconds=hang, report=report, command=command
+                options,
+                replicas,
+                max_restarts=kills + 1,
+                hang_seconds=hang,
+                report=report,
+                command=command,
+                prefill=prefill,
             )
         )
     async with engines as (engine_processes, strike):
@@ -311,7 +319,9 @@ async def run(
         stats = engine_processes.client.stats()
         print(
             f"{kills} kills, {stats.restarts} restarts, {chaos.answers} answers, {chaos.lost} lost, "
-            f"{chaos.different} different; {stats.moved} streams moved; longest pause of a kill p50 "
+            f"{chaos.different} different; {stats.moved} streams moved, {stats.prefilled} prefilled, "
+            f"{stats.counters.tier_hits} tokens fetched, {stats.counters.tier_errors} fetches failed; "
+            f"longest pause of a kill p50 "
             f"{statistics.median(chaos.pauses):.2f} s, max {max(chaos.pauses):.2f} s; a stream's "
             f"p50 {quantile(chaos.waits, 0.5):.2f} s, p99 {quantile(chaos.waits, 0.99):.2f} s; "
             f"left: {stats.running} running, {stats.pages_used} pages; "
@@ -339,6 +349,9 @@ def main(
     stop: Annotated[bool, typer.Option("--stop", help="SIGSTOP in place of SIGKILL.")] = False,
     speculate: Annotated[str, typer.Option(help="off, ngram, draft or auto.")] = "off",
     draft_model: Annotated[Path | None, typer.Option(help="See `personae serve`.")] = None,
+    prefill_replicas: Annotated[
+        int, typer.Option(min=0, help="So many of --replicas only compute prompts.")
+    ] = 0,
     ray: Annotated[bool, typer.Option("--ray", help="On the nodes of a Ray cluster; nodes die.")] = False,
     crash: Annotated[bool, typer.Option("--crash", help="An exception in the executor instead.")] = False,
 ) -> None:
@@ -353,6 +366,7 @@ def main(
         max_seqs=max_num_seqs or (32 if replicas == 1 else 2 * streams),
         speculate=speculate,  # type: ignore[arg-type]  # the engine refuses another
         draft_model=draft_model,
+        kv_transfer=prefill_replicas > 0,
     )
     how = signal.SIGSTOP if stop else signal.SIGUSR2 if crash else signal.SIGKILL
     fine = anyio.run(
@@ -366,6 +380,7 @@ def main(
         how,
         replicas,
         ray,
+        prefill_replicas,
         backend_options={"use_uvloop": True},
     )
     raise typer.Exit(0 if fine else 1)

@@ -49,6 +49,13 @@ def traffic(
     tier_fails: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the disk's operations that fail or stall.")
     ] = 0.0,
+    replicas: Annotated[int, typer.Option(min=1, help="Engines, which share --rate.")] = 1,
+    prefill_replicas: Annotated[
+        int, typer.Option(min=0, help="So many of --replicas only compute prompts.")
+    ] = 0,
+    transfer_fails: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the fetches between engines that fail or stall.")
+    ] = 0.0,
     seed: int = 0,
     parts: Annotated[int, typer.Option(min=1, help="Independent parts, each with a seed of its own.")] = 1,
     processes: Annotated[int, typer.Option(min=1, help="Parts that are simulated at once.")] = 1,
@@ -64,6 +71,9 @@ def traffic(
             faults_every or None,
             tier_pages,
             tier_fails,
+            replicas,
+            prefill_replicas,
+            transfer_fails,
         )
         for part in range(parts)
     ]
@@ -88,6 +98,11 @@ def traffic(
             sum(getattr(part, name) for part in found) for name in ("queries", "hits", "tier_hits")
         )
         typer.echo(f"prompt tokens: {queries}, {hits} of them cached, {tier} of these from the disk")
+    if replicas > 1:
+        moved, prefilled, pages = (
+            sum(getattr(part, name) for part in found) for name in ("moved", "prefilled", "transferred")
+        )
+        typer.echo(f"{moved} moved, {prefilled} prefilled, {pages} pages came from other engines")
     typer.echo("0 violations")
 
 
@@ -101,6 +116,9 @@ class _Job(NamedTuple):
     faults_every: float | None
     tier_pages: int
     tier_fails: float
+    replicas: int
+    prefill: int
+    transfer_fails: float
 
 
 class _Figures(NamedTuple):
@@ -114,6 +132,9 @@ class _Figures(NamedTuple):
     queries: int
     hits: int
     tier_hits: int
+    prefilled: int
+    transferred: int
+    moved: int
 
 
 def _part(job: _Job) -> _Figures:

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
 import anyio
@@ -33,6 +34,7 @@ from personae.actors.enginecore.adapter_store import AdapterStore
 from personae.actors.enginecore.compiler import Compiler
 from personae.actors.enginecore.executor import Executor
 from personae.actors.enginecore.kept import KeptCore, redirect_output
+from personae.actors.enginecore.page_server import serve_pages
 from personae.actors.enginecore.scheduler import SchedulerActor
 from personae.actors.enginecore.step_recorder import StepRecorder
 from personae.actors.framing import frame, receive_first
@@ -216,7 +218,15 @@ def _run(
             signal.setitimer(signal.ITIMER_REAL, WEDGED_SECONDS)
 
     async def run() -> None:
-        await serve(await line.stream(), assembly.engine_spec, start.epoch, recorder, end, on_pulse=alive)
+        await serve(
+            await line.stream(),
+            assembly.engine_spec,
+            start.epoch,
+            recorder,
+            end,
+            on_pulse=alive,
+            page_socket=start.options.page_socket,
+        )
 
     anyio.run(run, backend_options=loop_options())
 
@@ -265,10 +275,12 @@ async def serve(
     end: Callable[[int, BaseException | None], object],
     on_started: Callable[[Supervisor], object] = lambda core: None,
     on_pulse: Callable[[], object] = lambda: None,
+    page_socket: Path | None = None,
 ) -> None:
     """Run the engine until the connection closes or an actor crashes. Then `end` is called with the exit
     code, and with the error if there was one. If it returns, the actors are stopped. `on_started` is called
-    with the supervisor when the actors run, `on_pulse` with each pulse."""
+    with the supervisor when the actors run, `on_pulse` with each pulse. Other engines ask for pages at
+    `page_socket`."""
 
     def report(incident: Incident) -> None:
         """End the process: an engine without one of its actors is useless, and its device may be unusable."""
@@ -285,6 +297,8 @@ async def serve(
     async with core, anyio.create_task_group() as tasks, aclosing(messages(stream, ToCore)) as arriving:
         tasks.start_soon(frontend.write, stream)
         tasks.start_soon(_pulse, core, frontend, on_pulse)
+        if page_socket is not None and engine_spec.page_source is not None:
+            tasks.start_soon(serve_pages, page_socket, engine_spec.page_source, scheduler)
         on_started(core)
         async for message in arriving:
             match message:

@@ -18,9 +18,11 @@ from personae.actors.messages import (
     Compiled,
     EngineCoreStarted,
     Execute,
+    HoldPages,
     KeepSession,
     KVEvents,
     Lend,
+    LetGo,
     Message,
     Preempt,
     Refused,
@@ -33,10 +35,9 @@ from personae.actors.messages import (
 )
 from personae.engine.scheduling.kv_events import KVEventRecorder
 from personae.engine.scheduling.scheduler import Scheduler
-from personae.engine.scheduling.sequence_table import PageFetch
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import SchedulerStats, StepSample
-from personae.engine.tiers.tier import Tier
+from personae.engine.tiers.tier import PageFetch, Tier
 from personae.grammar.matcher import Grammar
 from personae.grammar.spec import GrammarKey
 
@@ -120,6 +121,10 @@ class SchedulerActor(Actor[Message]):
                     deltas += self._end(ids, "preempted")
                 case KeepSession(tenant=tenant, session=session, seconds=seconds):
                     self._scheduler.keep_session(tenant, session, seconds)
+                case HoldPages(root=root, chunks=chunks, reply=reply):
+                    reply.tell(self._scheduler.hold(root, chunks))
+                case LetGo(number=number):
+                    self._scheduler.let_go(number)
                 case Compiled():
                     self._compiled(each)
                 case Resumed(ids=resumed):
@@ -161,7 +166,7 @@ class SchedulerActor(Actor[Message]):
             self.start_soon(self._store_later)
 
     async def _fetch(self, tier: Tier, fetch: PageFetch) -> None:
-        count = await self.in_thread(tier.fetch, fetch.ticket, fetch.keys, limiter=self._fetchers)
+        count = await self.in_thread(tier.fetch, fetch, limiter=self._fetchers)
         self._scheduler.fetched(fetch.ticket, count)
         self._act((), False)
 

@@ -93,6 +93,10 @@ class Streamer(Actor[Message]):
     def _stepped(self, admitted: tuple[str, ...], ended: list[str]) -> None:
         """A step admitted and ended these sequences."""
 
+    def _send_on(self, stream: LiveStream) -> None:
+        """Another engine goes on with a stream, as its log asked."""
+        raise AssertionError(f"sequence {stream.log.id} ends here, and there is no other engine")
+
     def _deliver(self, deltas: tuple[Delta, ...]) -> list[str]:
         """Distribute deltas to the inboxes. Returns the ids of the sequences that have ended."""
         started: list[str] = []
@@ -106,6 +110,9 @@ class Streamer(Actor[Message]):
                 returned.append(log := live.begin_again())
                 self._latest.backlog.wait(log)
                 continue
+            prefilled = delta.finish == "prefilled"
+            if prefilled:
+                delta = replace(delta, finish=None)
             if not live.started:
                 live.started = True
                 started.append(delta.id)
@@ -114,6 +121,8 @@ class Streamer(Actor[Message]):
                 live.record.brought += 1
             if live.inbox is not None:
                 live.inbox.put(live.unseen(delta))
+            if prefilled:
+                self._send_on(live)
             if delta.finish is not None:
                 del self._live[delta.id]
                 self._latest.ended.count(live)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyio import Event, current_time
+from msgspec.structs import replace
 
 from personae.actors.frontend.ingress import overloaded, retry_after
 from personae.actors.frontend.live_stream import QUARANTINED, LiveStream
@@ -22,6 +23,7 @@ from personae.actors.messages import (
     HandOver,
     Message,
     Orphaned,
+    Prefilled,
     ReplicaLost,
     ReplicaProgress,
     ReplicaUp,
@@ -31,6 +33,7 @@ from personae.actors.messages import (
     Withdraw,
 )
 from personae.actors.replicas.placement.base import Placement, PlacementRequest
+from personae.actors.replicas.prefixes import BLOCK
 from personae.actors.replicas.replica import Placed, Replica, ReplicaState
 from personae.actors.replicas.sessions import Sessions
 from personae.actors.replicas.suspects import Suspects
@@ -43,6 +46,7 @@ log = logging.getLogger("personae.actors")
 
 INITIAL_ANSWER = 128.0  # tokens that an answer is expected to have, until some have ended
 SMOOTHING = 0.05  # weight of each new answer in the mean
+LONGEST_QUEUE = 10.0  # seconds of prompts for prefill engines, beyond which the other engines compute some
 MAX_SKIPPED = 32  # keys without room that are skipped in a row
 
 
@@ -78,6 +82,7 @@ class Dispatcher(Actor[Message]):
         self._mean_answer = INITIAL_ANSWER
         self._shutdown_error: PersonaeError | None = None
         self.moved = 0
+        self.prefilled = 0  # sequences whose prompt was computed by a replica that does only that
         self.changed = 0  # sequences that went on in another numerics class
 
     async def receive(self, message: Message) -> None:
@@ -89,7 +94,15 @@ class Dispatcher(Actor[Message]):
                 self._withdraw(ids)
             case Shutdown(error=error):
                 self._shutdown(error)
-            case ReplicaProgress() | Orphaned() | ReplicaUp() | ReplicaLost() | Drain() | HandOver():
+            case (
+                ReplicaProgress()
+                | Orphaned()
+                | Prefilled()
+                | ReplicaUp()
+                | ReplicaLost()
+                | Drain()
+                | HandOver()
+            ):
                 self._handle_replica(message)
         if self._draining:
             self._end_drains()
@@ -212,7 +225,7 @@ class Dispatcher(Actor[Message]):
     # Replicas
 
     def _handle_replica(
-        self, message: ReplicaProgress | Orphaned | ReplicaUp | ReplicaLost | Drain | HandOver
+        self, message: ReplicaProgress | Orphaned | Prefilled | ReplicaUp | ReplicaLost | Drain | HandOver
     ) -> None:
         """Handle a message about a replica. One about a removed replica comes too late and changes
         nothing."""
@@ -224,6 +237,8 @@ class Dispatcher(Actor[Message]):
                 self._progress(replica, message)
             case Orphaned():
                 self._take_back(replica, message)
+            case Prefilled(streams=streams):
+                self._go_on(replica, streams)
             case ReplicaUp():
                 self._come_up(replica)
             case ReplicaLost():
@@ -257,14 +272,7 @@ class Dispatcher(Actor[Message]):
             replica.forget()
         if replica is self._trial_replica:
             self._trial_replica = None
-        wanted: list[LiveStream] = []
-        for stream in orphaned.streams:
-            placed = self._live[stream.log.id]
-            replica.release(placed)
-            if stream.log.id in self._withdrawn:
-                self._end(placed)
-            else:
-                wanted.append(stream)
+        wanted = self._leave(replica, orphaned.streams)
         free, guilty = self._suspects.judge(wanted, orphaned.on_device, orphaned.outside)
         for stream in guilty:
             stream.log_quarantine()
@@ -274,6 +282,31 @@ class Dispatcher(Actor[Message]):
         for stream in free:
             again = stream.begin_again()
             self._returning.append(Group([stream], [again], self._expected_answer(again)))
+        if self._shutdown_error is not None:
+            self._shutdown(self._shutdown_error)
+        self._waiting.unpark()
+
+    def _leave(self, replica: Replica, streams: Sequence[LiveStream]) -> list[LiveStream]:
+        """Note that the streams are at no replica. Returns those that are still wanted."""
+        wanted: list[LiveStream] = []
+        for stream in streams:
+            placed = self._live[stream.log.id]
+            replica.release(placed)
+            if stream.log.id in self._withdrawn:
+                self._end(placed)
+            else:
+                wanted.append(stream)
+        return wanted
+
+    def _go_on(self, replica: Replica, streams: Sequence[LiveStream]) -> None:
+        """Have other replicas go on with streams whose prompts this one has computed."""
+        self.prefilled += len(streams)
+        for stream in self._leave(replica, streams):
+            self._suspects.acquit(stream.log.id)
+            stream.record.brought = 0
+            again = stream.begin_again()
+            answer = self._expected_answer(again)
+            self._returning.append(Group([stream], [again], answer, replica.index))
         if self._shutdown_error is not None:
             self._shutdown(self._shutdown_error)
         self._waiting.unpark()
@@ -330,7 +363,7 @@ class Dispatcher(Actor[Message]):
         returning, self._returning = self._returning, []
         for orphan in returning:
             self._choose(orphan, _same_numerics(orphan.streams[0], replicas), returns=True)
-            self.moved += 1
+            self.moved += orphan.source is None
         skipped, now = 0, current_time()
         while skipped < MAX_SKIPPED and (group := self._waiting.choose(now)) is not None:
             if self._choose(group, replicas):
@@ -342,6 +375,9 @@ class Dispatcher(Actor[Message]):
     def _choose(self, group: Group, replicas: Sequence[Replica], *, returns: bool = False) -> bool:
         """Choose a replica for one group and send it there. Returns False if no replica has room."""
         replica: Replica | None
+        replicas, prefill = self._by_role(group, replicas, returns=returns)
+        if not replicas:
+            return False
         if len(replicas) == 1:
             replica = replicas[0] if returns or replicas[0].has_room(group.key) else None
         else:
@@ -351,8 +387,34 @@ class Dispatcher(Actor[Message]):
         if not returns:
             self._waiting.take(group)
             self._policy.charge(group.key, replica.uncached(group), 0)
-        self._send(group, replica)
+        self._send(group, replica, prefill=prefill)
         return True
+
+    def _by_role(
+        self, group: Group, replicas: Sequence[Replica], *, returns: bool
+    ) -> tuple[Sequence[Replica], bool]:
+        """The replicas that may compute a group now, and whether they only compute its prompt. Any replica
+        does all if it has to."""
+        computing = [replica for replica in replicas if replica.prefill]
+        answering = [replica for replica in replicas if not replica.prefill]
+        if not computing or not answering:
+            return replicas, False
+        if group.source is not None:
+            return answering, False
+        log = group.logs[0]
+        if ends_with_prompt(log):
+            return computing, False
+        if not returns and not any(replica.has_room(group.key) for replica in answering):
+            return (), False
+        here = min(answering, key=lambda replica: replica.first_token_seconds(group))
+        there = min(replica.first_token_seconds(group) for replica in computing)
+        there += here.step_seconds  # to go on here with the pages costs a step more
+        queued = self._waiting.prompts.total() * self._token_seconds() / len(computing)
+        if queued > LONGEST_QUEUE and not returns:
+            return answering, False
+        if here.takes_along(group) and here.first_token_seconds(group) <= there:
+            return answering, False
+        return computing, True
 
     def _placed_by_policy(
         self, group: Group, replicas: Sequence[Replica], *, returns: bool
@@ -362,13 +424,33 @@ class Dispatcher(Actor[Message]):
         session = self._sessions.get(group.logs[0]) if group.logs[0].session is not None else None
         return self._placement.choose(PlacementRequest(group, demand, returns, session), replicas)
 
-    def _send(self, group: Group, replica: Replica, *, trial: bool = False) -> None:
-        if group.logs[0].session is not None:
+    def _send(self, group: Group, replica: Replica, *, trial: bool = False, prefill: bool = False) -> None:
+        if group.logs[0].session is not None and not prefill:
             self._sessions.note(group.logs[0], replica.index)
         for stream in group.streams:
             self.changed += stream.serve_at(replica.numerics)
+        logs = tuple(group.logs)
+        pages_at = self._pages_at(group, replica)
+        if prefill or pages_at is not None:
+            logs = tuple(replace(log, pages_at=pages_at, prefill=prefill) for log in logs)
         replica.promise(group, [self._live[log.id] for log in group.logs])
-        replica.frontend.ingress.tell(Transfer(tuple(group.streams), tuple(group.logs), trial))
+        replica.frontend.ingress.tell(Transfer(tuple(group.streams), logs, trial))
+
+    def _pages_at(self, group: Group, replica: Replica) -> str | None:
+        """Where a replica can get pages of the group's prompt that it has not got; None: nowhere."""
+        if replica.page_address is None:
+            return None
+        source = None if group.source is None else self._replicas.get(group.source)
+        if source is not None and source is not replica:
+            return source.page_address
+        best, fewest = None, replica.uncached(group) - BLOCK
+        for other in self._replicas.values():
+            serves = other.state in (ReplicaState.UP, ReplicaState.DRAINING)
+            if not serves or other is replica or other.numerics != replica.numerics:
+                continue
+            if (left := other.uncached(group)) <= fewest:
+                best, fewest = other.page_address, left - 1
+        return best
 
     def _charge(self, placed: Placed) -> None:
         """Charge the tokens that the sequence emitted since the last time to its key."""
@@ -400,6 +482,12 @@ class Dispatcher(Actor[Message]):
             return None
         emptiest = min(up, key=lambda replica: (len(replica.live), replica.index))
         return emptiest if not emptiest.live or not starting else None
+
+
+def ends_with_prompt(log: SequenceLog) -> bool:
+    """Whether there is little or nothing to compute after the prompt, or no page of it may be reused."""
+    params = log.params
+    return params.pooling is not None or params.prompt_logprobs is not None or params.max_tokens <= 1
 
 
 def _same_numerics(stream: LiveStream, replicas: Sequence[Replica]) -> Sequence[Replica]:

@@ -6,17 +6,20 @@ from collections.abc import Callable
 from personae.actors.enginecore.step_recorder import LastStep
 from personae.actors.frontend.frontend import Frontend
 from personae.actors.frontend.ingress import Ingress
+from personae.actors.frontend.live_stream import LiveStream
 from personae.actors.frontend.probation import CLEARED
 from personae.actors.frontend.streamer import LatestStats, Streamer
 from personae.actors.kit import gauges
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import (
+    Cancel,
     EngineDied,
     HandedOver,
     HandOver,
     Message,
     Orphaned,
+    Prefilled,
     Refused,
     Replay,
     ReplicaLost,
@@ -73,6 +76,7 @@ class ReplicaStreamer(Streamer):
         self._dispatcher = dispatcher
         self._down = True
         self._on_trial: set[str] = set()
+        self._prefilled: list[LiveStream] = []  # in the step that is being delivered
 
     async def receive(self, message: Message) -> None:
         """Handle one message."""
@@ -90,7 +94,7 @@ class ReplicaStreamer(Streamer):
                 self._hand_over(tuple(self._live), on_device, outside)
             case HandOver():
                 self._down = True
-                self._hand_over(tuple(self._live))
+                self._hand_over(tuple(self._live), cancel=True)
             case Replay():
                 ended = tuple(id for id, live in self._live.items() if live.inbox is None)
                 await super().receive(message)
@@ -110,16 +114,34 @@ class ReplicaStreamer(Streamer):
         if self._down:  # it died after the dispatcher chose this replica
             self._hand_over(ids)
 
-    def _hand_over(self, ids: tuple[str, ...], on_device: tuple[str, ...] = (), outside: bool = True) -> None:
+    def _hand_over(
+        self,
+        ids: tuple[str, ...],
+        on_device: tuple[str, ...] = (),
+        outside: bool = True,
+        *,
+        cancel: bool = False,
+    ) -> None:
         streams = tuple(self._live.pop(id) for id in ids)
         for id in ids:
             self._latest.backlog.leave(id)
         self._on_trial.difference_update(ids)
-        self._ingress.tell(HandedOver(ids))
+        self._ingress.tell(HandedOver(ids, cancel))
         self._dispatcher.tell(Orphaned(self._index, streams, on_device, outside))
 
+    def _send_on(self, stream: LiveStream) -> None:
+        del self._live[stream.log.id]
+        self._latest.backlog.leave(stream.log.id)
+        self._prefilled.append(stream)
+
     def _stepped(self, admitted: tuple[str, ...], ended: list[str]) -> None:
+        prefilled, self._prefilled = tuple(self._prefilled), []
         self._report(admitted, tuple(ended))
+        if prefilled:
+            ids = tuple(stream.log.id for stream in prefilled)
+            self._on_trial.difference_update(ids)
+            self._ingress.tell(HandedOver(ids))
+            self._dispatcher.tell(Prefilled(self._index, prefilled))
 
     def _report(self, admitted: tuple[str, ...], ended: tuple[str, ...]) -> None:
         cleared: tuple[str, ...] = ()
@@ -141,7 +163,9 @@ class ReplicaIngress(Ingress):
             case Transfer(logs=logs):
                 self._streamer.tell(message)
                 self._accept(logs)
-            case HandedOver(ids=ids):
+            case HandedOver(ids=ids, cancel=cancel):
+                if cancel:
+                    self._route(ids, lambda ids: Cancel(ids, self._epoch))
                 self._forget(ids)
             case _:
                 await super().receive(message)

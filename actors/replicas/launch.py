@@ -16,6 +16,8 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from anyio import to_thread
 
@@ -64,13 +66,23 @@ async def open_replicas(
     window: int = 64,
     on_kv_events: HearKVEvents | None = None,
     keeper: Keeper | None = None,
+    prefill: int = 0,
 ) -> AsyncIterator[MultiProcessEngine]:
     """Do what `open_multi_process` does with `count` engines, and with up to `most` after scaling. An engine
-    that dies, or is silent for `silence_seconds`, loses its streams to the others."""
+    that dies, or is silent for `silence_seconds`, loses its streams to the others. With `prefill`, so many of
+    the engines only compute prompts.
+
+    Raises LoadError if no engine would be left for the answers.
+    """
+    if prefill >= count:
+        raise LoadError(f"--prefill-replicas {prefill} leaves no engine of --replicas {count} for answers.")
+    if options.kv_transfer and sys.platform == "win32":
+        raise LoadError("--kv-transfer and --prefill-replicas do not work on Windows.")
     tokenizer = await to_thread.run_sync(Tokenizer.load, options.model)
     most = max(most or count, count)
     options = replace(options, share=most)
     async with (
+        _page_folder(options) as page_folder,
         local_launches(command, shares(options, most), options, keeper, count) as launches,
         launch_replicas(
             LocalSource(launches),
@@ -85,9 +97,21 @@ async def open_replicas(
             max_live=max_live or MAX_LIVE * most,
             window=window,
             on_kv_events=on_kv_events,
+            prefill=prefill,
+            page_folder=page_folder,
         ) as engines,
     ):
         yield engines
+
+
+@asynccontextmanager
+async def _page_folder(options: EngineOptions) -> AsyncIterator[Path | None]:
+    """A folder of this user's for the sockets where engines give pages to one another."""
+    if not options.kv_transfer:
+        yield None
+        return
+    with TemporaryDirectory(prefix="personae-") as folder:
+        yield Path(folder)
 
 
 def shares(options: EngineOptions, count: int) -> list[dict[str, str]]:
@@ -124,6 +148,8 @@ async def launch_replicas(
     placement: Placement | None = None,
     policy: FairnessPolicy | None = None,
     on_kv_events: HearKVEvents | None = None,
+    prefill: int = 0,
+    page_folder: Path | None = None,
 ) -> AsyncIterator[MultiProcessEngine]:
     """Do what `open_replicas` does, with a given source of processes. The first engine starts alone: options
     that it refuses, all would refuse."""
@@ -131,7 +157,7 @@ async def launch_replicas(
     def make_engine(index: int, launch: Launch) -> SupervisedEngine:
         return SupervisedEngine(
             launch,
-            options,
+            replace(options, page_socket=replicas.page_socket(index)),
             None if index else on_progress,
             max_restarts,
             hang_seconds,
@@ -150,6 +176,8 @@ async def launch_replicas(
         policy or TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()),
         max_live=max_live,
         window=window,
+        prefill=prefill,
+        page_folder=page_folder,
     )
     on_events = on_kv_events if options.record_kv_events else None
     scaler = ReplicaScaler(root, replicas, source, make_engine, on_events)

@@ -8,7 +8,7 @@ from typing import TypeVar
 from personae.actors.frontend.live_stream import LiveStream
 from personae.actors.replicas.exact import ExactPrefixes
 from personae.actors.replicas.frontend import ReplicaFrontend
-from personae.actors.replicas.prefixes import PrefixIndex
+from personae.actors.replicas.prefixes import BLOCK, PrefixIndex
 from personae.actors.replicas.waiting import Group
 from personae.actors.wire import Facts
 from personae.engine.numerics import NumericsClass
@@ -51,10 +51,20 @@ class Placed:
 
 class Replica:
     """A step of this replica has at most `seqs` sequences and `batch` tokens; the engine core reports both
-    when it has loaded."""
+    when it has loaded. With `prefill` it only computes prompts, while others go on with the answers. Other
+    engines ask for its pages at `page_address`."""
 
-    def __init__(self, index: int, frontend: ReplicaFrontend) -> None:
+    def __init__(
+        self,
+        index: int,
+        frontend: ReplicaFrontend,
+        *,
+        prefill: bool = False,
+        page_address: str | None = None,
+    ) -> None:
         self.index = index
+        self.prefill = prefill
+        self.page_address = page_address
         self.frontend = frontend
         self.state = ReplicaState.STARTING
         self.seqs = 64
@@ -136,6 +146,12 @@ class Replica:
         # the adapter loads while the prompts before this one are computed
         waits = max(self.queue_seconds, self.load_seconds(group.key.adapter))
         return waits + self.uncached(group) * self.token_seconds
+
+    def takes_along(self, group: Group) -> bool:
+        """Whether its steps can compute the group's prompt together with their answers: it makes a step take
+        at most twice as long, as measured."""
+        tokens, seconds = self.uncached(group), self.step_seconds
+        return tokens * self.token_seconds <= seconds if seconds else tokens <= BLOCK
 
     @property
     def step_seconds(self) -> float:

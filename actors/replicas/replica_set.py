@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace as replace_gauge
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -27,8 +28,9 @@ from personae.engine.stats import added
 class ReplicaSet:
     """The dispatcher, added to a supervisor before it starts, and its replicas, which come and go.
 
-    `max_live` bounds the live sequences of all replicas. `window` bounds the sequences of one adapter and
-    tenant that wait in one engine core.
+    `max_live` bounds the live sequences of all replicas. Up to `prefill` replicas only compute prompts.
+    Engines ask each other for pages at sockets in `page_folder`. `window` bounds the sequences of one adapter
+    and tenant that wait in one engine core.
     """
 
     def __init__(
@@ -39,8 +41,11 @@ class ReplicaSet:
         *,
         max_live: int,
         window: int,
+        prefill: int = 0,
+        page_folder: Path | None = None,
     ) -> None:
         self._root = root
+        self._prefill, self._page_folder = prefill, page_folder
         self.describe_core: Callable[[], None] = self._describe_cores
         self.lost = anyio.Event()
         self._dispatcher: Dispatcher
@@ -66,8 +71,18 @@ class ReplicaSet:
             max_live=self._max_live,
             window=self._window,
         )
-        replica = self.replicas[index] = Replica(index, frontend)
+        socket = self.page_socket(index)
+        replica = self.replicas[index] = Replica(
+            index,
+            frontend,
+            prefill=sum(other.prefill for other in self.replicas.values()) < self._prefill,
+            page_address=None if socket is None else str(socket),
+        )
         return replica
+
+    def page_socket(self, index: int) -> Path | None:
+        """Where a replica's engine gives pages to the others; None: it does not."""
+        return None if self._page_folder is None else self._page_folder / str(index)
 
     def remove(self, replica: Replica) -> None:
         """Remove a replica that has no streams. Its counts stay in the totals."""
@@ -121,6 +136,7 @@ class ReplicaSet:
             backlog_seconds=dispatcher.backlog_seconds(),
             actors=tuple(self.actors()),
             moved=dispatcher.moved,
+            prefilled=dispatcher.prefilled,
             changed=dispatcher.changed,
             replicas=each,
         )

@@ -30,6 +30,7 @@ from personae.errors import PersonaeError, RequestError
 log = logging.getLogger("personae.actors")
 
 DRAIN_SECONDS = 30.0
+LINGER_SECONDS = 2.0  # that an engine stays after its streams have moved, so that their pages can follow
 FAILURES = 16  # failed additions that `list` still shows
 
 Status = Literal["starting", "ready", "draining", "failed"]
@@ -233,7 +234,8 @@ class Scaler(Actor[Message]):
                 await replicas.remove(replica)
             raise
         # remove those that do not serve yet first, then those with the fewest streams
-        kept.sort(key=lambda one: (one.up, len(one.live), -one.index))
+        # and those that only compute prompts last: few are enough, and they have few streams at any time
+        kept.sort(key=lambda one: (one.up, one.prefill, len(one.live), -one.index))
         for replica in kept[: max(len(kept) - count, 0)]:
             replica.state = ReplicaState.DRAINING
             self.start_soon(self._take_down, replica, drain_seconds)
@@ -271,5 +273,7 @@ class Scaler(Actor[Message]):
         if not drained.is_set():
             dispatcher.tell(HandOver(replica.index))
             await drained.wait()
+            if replica.page_address is not None:
+                await anyio.sleep(LINGER_SECONDS)
         await self._replicas.remove(replica)
         log.info("engine %d is removed", replica.index)

@@ -24,13 +24,20 @@ class Group:
     first.
 
     `logs` are the logs to submit. `blocks` are the names of the prompt's blocks. `answer` is how many tokens
-    each answer is likely to have. `order` is its number by arrival. `due` is the latest time to begin the
-    prompt if the first token is to meet its target.
+    each answer is likely to have. `order` is its number by arrival. `source` is the number of the replica
+    that has just computed its prompt, if one did only that. `due` is the latest time to begin the prompt if
+    the first token is to meet its target.
     """
 
-    __slots__ = ("_names", "answer", "blocks", "due", "key", "logs", "order", "streams")
+    __slots__ = ("_names", "answer", "blocks", "due", "key", "logs", "order", "source", "streams")
 
-    def __init__(self, streams: list[LiveStream], logs: list[SequenceLog], answer: int) -> None:
+    def __init__(
+        self,
+        streams: list[LiveStream],
+        logs: list[SequenceLog],
+        answer: int,
+        source: int | None = None,
+    ) -> None:
         log = logs[0]
         self.streams = streams
         self.logs = logs
@@ -39,6 +46,7 @@ class Group:
         self.answer = answer
         self._names: tuple[int, ...] | None = None
         self.order = 0
+        self.source = source
         self.due = math.inf
 
     def names(self, block_size: int) -> tuple[int, ...]:

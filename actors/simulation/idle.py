@@ -92,6 +92,10 @@ def _check_engine(engine: SimulatedEngine, frontend: Frontend) -> None:
             raise Wrong(f"all have ended, the device holds {device.worker.held}, and the store {held}")
         if engine.tier is not None and engine.tier.tickets:
             raise Wrong(f"all have ended, and {engine.tier.tickets} fetches of the tier are still held")
+        if engine.peers is not None and engine.peers.tickets:
+            raise Wrong(f"all have ended, and {engine.peers.tickets} fetches from engines are still held")
+        if engine.scheduler is not None and engine.scheduler.holds:
+            raise Wrong(f"all have ended, and {engine.scheduler.holds} holds for other engines are left")
         if device.slots:
             raise Wrong(f"all have ended, and slots are still taken: {list(device.slots)}")
 

@@ -234,6 +234,10 @@ class SimulatedDevice:
                 self._deferred_steps[number] = None
         return launched.result
 
+    def content(self, page: int) -> list[int]:
+        """The cells of a page now."""
+        return list(self._cells[page])
+
     def _overwrite(self, page: int) -> None:
         """Overwrite a page that is lent."""
         self._cells[page] = [-1] * self.layout.page_size
@@ -246,7 +250,8 @@ class SimulatedDevice:
         stores = [move for move in moves if isinstance(move, StorePage)]
         contents: Any = [list(self._cells[move.page]) for move in stores]
         keys, owners = [move.key for move in stores], [move.owner for move in stores]
-        self._tier.store(keys, owners, lambda: contents)
+        if stores:
+            self._tier.store(keys, owners, lambda: contents)
         fetches = [move for move in moves if isinstance(move, FetchPage)]
         for move in fetches:
             if self._readers[move.page] or move.page in self.worker.lent:

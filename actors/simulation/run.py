@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from personae.actors.simulation.faults import Faults
 from personae.actors.simulation.loop import SimulationLoop
 from personae.actors.simulation.machine import SimulatedDevice
+from personae.actors.simulation.peers import SimulatedPeers
 from personae.actors.simulation.process import SimulatedProcess
 from personae.actors.simulation.scenario import Scenario
 from personae.actors.simulation.tier import SimulatedTier
 from personae.actors.simulation.witness import Witness
 from personae.engine.scheduling.kv_events import KVEventRecorder
+from personae.engine.scheduling.scheduler import Scheduler
 
 
 class SimulatedEngine:
@@ -20,6 +22,8 @@ class SimulatedEngine:
         self.device: SimulatedDevice | None = None
         self.recorder: KVEventRecorder | None = None
         self.tier: SimulatedTier | None = None  # outlives the processes
+        self.peers: SimulatedPeers | None = None
+        self.scheduler: Scheduler | None = None
         self.epochs = 0
         self.busy = 0.0  # seconds, of earlier devices
 

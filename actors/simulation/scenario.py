@@ -25,8 +25,10 @@ class Scenario:
     numerics classes. With `kv_events` they report what enters and leaves their prefix caches. With
     `calm_lulls` no fault strikes once all requests have ended: of many engines, one would always be down.
     With `tier_pages`, each engine has a tier of so many pages, which survives it; `tier_fails` is the share
-    of the tier's operations that go wrong. `goal` applies to sequences without targets of their own. With
-    `compare_service`, the service of the (tenant, adapter) is compared over all engines.
+    of the tier's operations that go wrong. With `transfer` engines fetch pages from one another;
+    `transfer_fails` is the share of these fetches that go wrong. `prefill` of the engines only compute
+    prompts. `goal` applies to sequences without targets of their own. With `compare_service`, the service of
+    the (tenant, adapter) is compared over all engines.
     """
 
     seed: int
@@ -52,6 +54,9 @@ class Scenario:
     kv_events: bool = False
     tier_pages: int = 0
     tier_fails: float = 0.0
+    transfer: bool = False
+    transfer_fails: float = 0.0
+    prefill: int = 0
     calm_lulls: bool = False
     goal: LatencyTargets | None = None
     compare_service: bool = False
@@ -63,9 +68,10 @@ class SimulationReport:
     the seconds per token after that, of each answer that ended by itself. `queries` prompt tokens were looked
     up in the prefix caches, and `hits` of them were there, `tier_hits` of these in a tier. `loads` adapters
     were loaded to a device. `moved` streams went to another replica, `changed` of them to another numerics
-    class, and clients were informed of `reported` of these. `targeted` sequences with latency targets ended,
-    and `good` of them met their targets. `fairness_gap`: see `ServiceGaps`; 0 if service was not
-    compared."""
+    class, and clients were informed of `reported` of these. `prefilled` prompts were computed by engines that
+    do only that, and `transferred` pages came from other engines. `pauses` are the seconds between two deltas
+    of an answer. `targeted` sequences with latency targets ended, and `good` of them met their targets.
+    `fairness_gap`: see `ServiceGaps`; 0 if service was not compared."""
 
     scenario: Scenario
     seconds: float
@@ -91,3 +97,6 @@ class SimulationReport:
     targeted: int = 0
     good: int = 0
     fairness_gap: float = 0.0
+    prefilled: int = 0
+    transferred: int = 0
+    pauses: list[float] = field(default_factory=list)

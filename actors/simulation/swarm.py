@@ -87,14 +87,22 @@ def busy(
     faults_every: float | None,
     tier_pages: int = 0,
     tier_fails: float = 0.0,
+    replicas: int = 1,
+    prefill: int = 0,
+    transfer_fails: float = 0.0,
 ) -> Scenario:
     """One large engine that is always full: short prompts, many adapters, faults. With `tier_pages`
-    memory is short, and a third of the requests belongs to sessions."""
+    memory is short, and a third of the requests belongs to sessions. With `replicas`, engines fetch pages
+    from one another, and prompts are longer."""
     prompts = _short_prompts(requests, rate, adapters, poison=0.00001)
+    costs = Costs(step=0.004, adapter=0.00001, start=1.0, read=0.004, place=0.0004)
+    if replicas > 1:
+        prompts = replace(prompts, prompt=(4, 120), sessions=0.3)
+        costs = replace(costs, token=0.0001)
     return Scenario(
         seed,
         replace(prompts, sessions=0.3) if tier_pages else prompts,
-        Costs(step=0.004, adapter=0.00001, start=1.0, read=0.004, place=0.0004),
+        costs,
         faults_every=faults_every,
         pages=2048 if tier_pages else 4096,
         slots=256,
@@ -106,6 +114,11 @@ def busy(
         longest_wait=300.0,
         tier_pages=tier_pages,
         tier_fails=tier_fails,
+        replicas=replicas,
+        kinds=KINDS_OF_SEVERAL if replicas > 1 else KINDS,
+        transfer=replicas > 1,
+        transfer_fails=transfer_fails,
+        prefill=prefill,
     )
 
 

@@ -8,7 +8,7 @@ from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs
 from personae.engine.plan import PageKey, PageOwner
 from personae.engine.tiers.page_index import PageIndex
-from personae.engine.tiers.tier import TierCounts
+from personae.engine.tiers.tier import PageFetch, TierCounts
 
 STALL_SECONDS = 20.0
 
@@ -39,7 +39,12 @@ class SimulatedTier:
         """See TierIndex."""
         return 0 if self._strikes() else 8
 
-    def has(self, name: bytes) -> bool:
+    @property
+    def stores(self) -> bool:
+        """See TierIndex."""
+        return True
+
+    def has(self, name: bytes, source: str | None = None) -> bool:
         """See TierIndex."""
         return name in self._cells
 
@@ -72,8 +77,9 @@ class SimulatedTier:
             self._cells.add(key.name, (key, cells), owner)
             self._counts = self._counts._replace(stored=self._counts.stored + 1)
 
-    def fetch(self, ticket: int, keys: Sequence[PageKey]) -> int:
+    def fetch(self, fetch: PageFetch) -> int:
         """See Tier."""
+        ticket, keys = fetch.ticket, fetch.keys
         if ticket not in self._tickets:
             return 0
         if self._strikes():

@@ -19,7 +19,8 @@ class Costs:
     `runs_ahead`: the device computes asynchronously, as a GPU does. `host` is the executor thread's own time
     per step. `start` is the time that the engine core's process takes to load, `read` that of reading an
     adapter from disk, `place` that of copying it to the device, `compile` that of compiling a grammar.
-    `fetch` is the time that a tier takes for a page.
+    `fetch` is the time that a tier takes for a page. From another engine a page takes `transfer`, and the
+    first one `connect` more.
     `rests`: now and then the device says that drafts do not pay.
     """
 
@@ -36,6 +37,8 @@ class Costs:
     place: float = 0.002
     compile: float = 0.01
     fetch: float = 0.0002
+    transfer: float = 0.0001
+    connect: float = 0.001
 
 
 class Trouble:

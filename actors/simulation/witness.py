@@ -39,6 +39,7 @@ class ObservedSequence:
     tokens: int = 0
     ended: str | None = None
     first: float | None = None
+    latest: float | None = None
 
 
 @dataclass
@@ -64,6 +65,7 @@ class Witness:
     moves: int = 0  # to engines of another class, as reported to clients
     waits: list[float] = field(default_factory=list)
     paces: list[float] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
     outcomes: dict[str, int] = field(default_factory=dict)
     trace: int = 0  # a checksum over everything that clients saw, and when
 
@@ -78,6 +80,10 @@ class Witness:
                     f"sequence {delta.id}: token {sequence.tokens} is {token}, alone it would be {expected}"
                 )
             sequence.tokens += 1
+        if delta.tokens:
+            if sequence.latest is not None:
+                self.pauses.append(self.now() - sequence.latest)
+            sequence.latest = self.now()
         self.tokens += len(delta.tokens)
         self.moves += delta.moved
         self.trace = hash((self.trace, sequence.number, len(delta.tokens), self.now()))

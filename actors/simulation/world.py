@@ -41,6 +41,7 @@ from personae.actors.simulation.grammars import SimulatedGrammars
 from personae.actors.simulation.idle import IdleCheck
 from personae.actors.simulation.loop import SimulationLoop
 from personae.actors.simulation.machine import EOS, VOCABULARY, SimulatedDevice
+from personae.actors.simulation.peers import SimulatedPeers
 from personae.actors.simulation.process import SimulatedProcess
 from personae.actors.simulation.run import Run, SimulatedEngine
 from personae.actors.simulation.scenario import PlacementName, Scenario, SimulationReport
@@ -54,6 +55,7 @@ from personae.engine.generation_config import GenerationDefaults
 from personae.engine.numerics import NumericsClass
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.kv_events import KVEventRecorder
+from personae.engine.tiers.tier import Tier
 from personae.engine.tokens import Tokenizer
 from personae.errors import (
     ActorStopped,
@@ -198,6 +200,9 @@ class World:
             witness.targeted,
             witness.good,
             witness.gaps.widest if witness.gaps is not None else 0.0,
+            stats.prefilled,
+            sum(engine.peers.fetched for engine in engines if engine.peers is not None),
+            witness.pauses,
         )
 
     def _open(
@@ -227,6 +232,8 @@ class World:
             window=scenario.window,
             placement=PLACEMENTS[scenario.placement](),
             on_kv_events=lambda engine, events: None,
+            prefill=scenario.prefill,
+            page_folder=Path("simulation") if scenario.transfer else None,
         )
 
     # Adding and removing engines
@@ -255,18 +262,27 @@ class World:
             if engine.device is not None:
                 engine.busy += engine.device.busy
             engine.device = SimulatedDevice(
-                self.layout, scenario.places, costs, threads, self.faults, lambda: process.drag, engine.tier
+                self.layout, scenario.places, costs, threads, self.faults, lambda: process.drag, tier()
             )
             return engine.device
+
+        def tier() -> Tier | None:
+            return engine.tier if engine.peers is None else engine.peers
 
         if engine.tier is None and scenario.tier_pages:
             seed = scenario.seed + self.engines.index(engine)
             engine.tier = SimulatedTier(scenario.tier_pages, scenario.tier_fails, costs, threads, seed)
+        if engine.peers is None and scenario.transfer:
+            seed = scenario.seed + self.engines.index(engine)
+            engine.peers = SimulatedPeers(
+                self.engines, engine.tier, scenario.transfer_fails, costs, loop, seed, self._fail
+            )
 
         def build_scheduler() -> WatchedScheduler:
-            if engine.tier is not None:
-                engine.tier.forget_fetches()
-            return WatchedScheduler(self.layout, self.witness, engine.tier)
+            if (own := tier()) is not None:
+                own.forget_fetches()
+            engine.scheduler = WatchedScheduler(self.layout, self.witness, own)
+            return engine.scheduler
 
         def build_kv_events() -> KVEventRecorder:
             engine.recorder = KVEventRecorder()
@@ -286,7 +302,7 @@ class World:
             window=scenario.window,
             late=not costs.runs_ahead,
             build_kv_events=build_kv_events if scenario.kv_events else None,
-            tier=engine.tier,
+            tier=tier(),
         )
         facts = Facts(
             {}, self.layout.max_model_len, VOCABULARY, GenerationDefaults(), scenario.places,

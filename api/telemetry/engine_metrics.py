@@ -81,6 +81,13 @@ class EngineCollector(Collector):
         )
         moved.add_metric((self._model_name,), stats.moved)
         yield moved
+        prefilled = CounterMetricFamily(
+            "personae:streams_prefilled",
+            "Streams whose prompt was computed by a replica of --prefill-replicas.",
+            labels=(_LABEL,),
+        )
+        prefilled.add_metric((self._model_name,), stats.prefilled)
+        yield prefilled
         changed = CounterMetricFamily(
             "personae:streams_changed_numerics",
             "Streams that continued at another replica whose numbers differ (weights, dtype, processor).",

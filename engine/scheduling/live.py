@@ -44,13 +44,15 @@ class LiveSequence:
 
     Three counts describe its progress. Positions below `computed` are committed. Positions below `planned`
     are computed or in flight, or would be if all drafts in flight were right. No position from `last` on is
-    ever planned (the token that ends a sequence is not computed). The log had `known` tokens at admission: up
+    ever planned (the token that ends a sequence is not computed). `budget_end` is how many tokens the log has
+    at most, `limit` how many here. The log had `known` tokens at admission: up
     to there it is prefill.
     """
 
     __slots__ = (
         "admitted",
         "background",
+        "budget_end",
         "cached",
         "capacity",
         "charged",
@@ -99,7 +101,8 @@ class LiveSequence:
         self.tokens = list(log.tokens)
         self.followers: list[LiveSequence] = []
 
-        self.limit = log.prompt_length + log.budget(layout.max_model_len)
+        self.budget_end = log.prompt_length + log.budget(layout.max_model_len)
+        self.limit = min(self.budget_end, len(log.tokens) + 1) if log.prefill else self.budget_end
         self.last = self.limit - 1
         self.stops = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else log.eos)
         self.stop_after = log.prompt_length + params.min_tokens
@@ -179,4 +182,6 @@ class LiveSequence:
         count = len(self.tokens)
         if count > self.stop_after and self.tokens[-1] in self.stops:
             return "stop"
-        return "length" if count >= self.limit else None
+        if count < self.limit:
+            return None
+        return "length" if count >= self.budget_end else "prefilled"

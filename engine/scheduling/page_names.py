@@ -56,6 +56,13 @@ def chunk_bytes(chunk: Sequence[Token]) -> bytes:
         return b"r" + repr(tuple(chunk)).encode()
 
 
+def chunk_tokens(chunk: bytes) -> tuple[int, ...] | None:
+    """The tokens that `chunk_bytes` turned into bytes, if all of them are ids."""
+    if chunk[:1] != b"i" or len(chunk) % 8 != 1:
+        return None
+    return tuple(array("q", chunk[1:]))
+
+
 def tenant_digest(name: str) -> bytes:
     """A tenant, as tiers know it."""
     return blake2b(name.encode(), digest_size=TENANT_BYTES).digest()

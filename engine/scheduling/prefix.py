@@ -19,7 +19,7 @@ Full pages are shared by reference. A hit that ends inside a page is served by c
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace, nsmallest
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -29,6 +29,7 @@ from personae.engine.scheduling.page_names import (
     RootKey,
     Token,
     chunk_bytes,
+    chunk_tokens,
     page_name,
     root_name,
     tenant_digest,
@@ -304,6 +305,22 @@ class PrefixCache:
         source, partial = self._match_inside(here, tokens, length, limit)
         return PrefixHit(nodes, source, partial, length + partial)
 
+    def find(self, root: bytes, chunks: Sequence[bytes]) -> tuple[RootKey | None, list[PageNode]]:
+        """The key of the root with this name, and the pages below it that have these tokens, for as long as
+        there are such pages. None: there is no such root."""
+        found = next((each for each in self._roots.values() if name_of(each) == root), None)
+        if found is None:
+            return None, []
+        here: TrieNode = found
+        nodes: list[PageNode] = []
+        for chunk in chunks:
+            node = _child(here, chunk)
+            if node is None:
+                break
+            nodes.append(node)
+            here = node
+        return found.key, nodes
+
     def handle(
         self, key: RootKey, hit: PrefixHit, *, copy: bool, tenant: str = "default", weight: float = 1.0
     ) -> CacheHandle:
@@ -533,6 +550,13 @@ class PrefixCache:
             for node in open_branches.pop().children.values():
                 yield node
                 open_branches.append(node)
+
+
+def _child(node: TrieNode, chunk: bytes) -> PageNode | None:
+    """The child with these tokens, given as `chunk_bytes` makes them."""
+    if (tokens := chunk_tokens(chunk)) is not None:
+        return node.children.get(tokens)
+    return next((each for each in node.children.values() if chunk_bytes(each.chunk) == chunk), None)
 
 
 def _common(a: tuple[Token, ...], b: tuple[Token, ...]) -> int:

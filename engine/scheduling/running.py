@@ -3,8 +3,9 @@ them."""
 
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 from personae.engine.plan import FetchPage, MemoryLayout, PageKey, StorePage
 from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages
@@ -12,9 +13,11 @@ from personae.engine.scheduling.page_names import page_keys
 from personae.engine.scheduling.pages import PagePool
 from personae.engine.scheduling.prefix import (
     MISS,
+    CacheHandle,
     CacheObserver,
     PageNode,
     PrefixCache,
+    PrefixHit,
     key_of,
     name_of,
     owner_of,
@@ -25,6 +28,13 @@ from personae.engine.tiers.tier import TierIndex
 _by_rank = attrgetter("rank")
 
 
+class HeldPages(NamedTuple):
+    """Pages that are kept for another engine, in order, under a number."""
+
+    number: int
+    pages: tuple[int, ...]
+
+
 class RunningTable:
     """The sequences with a slot, in three lists, all by rank: background last, then by admission.
 
@@ -33,13 +43,17 @@ class RunningTable:
     contain.
     `background` counts the background sequences. `lent` are the pages whose memory is lent to adapters.
     `sessions` keep pages that no sequence holds.
-    `short` is how many pages were missing since it was set to 0.
+    `short` is how many pages were missing since it was set to 0. `holds` are pages that are kept for other
+    engines, by number. `unwritten` pages are in the cache and get their content only in a step that is not
+    committed yet.
     """
 
     __slots__ = (
         "_admissions",
         "_cache",
+        "_fetched",
         "_free_slots",
+        "_held",
         "_page_size",
         "_pool",
         "_recalled",
@@ -51,6 +65,7 @@ class RunningTable:
         "background",
         "copies",
         "decoding",
+        "holds",
         "lent",
         "moves",
         "parked",
@@ -59,6 +74,7 @@ class RunningTable:
         "releases",
         "sessions",
         "short",
+        "unwritten",
     )
 
     def __init__(self, layout: MemoryLayout, tier: TierIndex | None = None) -> None:
@@ -69,7 +85,7 @@ class RunningTable:
         self._run = layout.run
         self._pool = PagePool(layout.num_pages)
         self._cache = PrefixCache(self._pool, layout.page_size, whole=layout.whole)
-        if tier is not None:
+        if tier is not None and tier.stores:
             self._cache.evicts = self._store
         self.sessions = SessionTable(self._cache)
         self._free_slots = list(range(layout.max_seqs - 1, -1, -1))
@@ -87,6 +103,10 @@ class RunningTable:
         self.moves: list[StorePage | FetchPage] = []
         self.lent: set[int] = set()
         self.short = 0
+        self.holds: dict[int, CacheHandle] = {}
+        self._held = 0
+        self.unwritten: set[PageNode] = set()
+        self._fetched: list[PageNode] = []  # in the next plan
         self._recalled = 0  # pages that were recalled and are not back yet
 
     def __len__(self) -> int:
@@ -236,6 +256,8 @@ class RunningTable:
         assert sequence.handle is not None
         for node in sequence.handle.nodes[first:]:
             node.stored = True
+            self.unwritten.add(node)
+            self._fetched.append(node)
 
     def missing(self, sequence: LiveSequence) -> tuple[int, list[PageKey]]:
         """The pages of a waiting sequence that the tier has and the device has not: the first one's number,
@@ -249,7 +271,7 @@ class RunningTable:
         if len(sequence.keys) < most:
             sequence.keys = page_keys(sequence.root, tokens[: most * self._page_size], self._page_size)
         end = first
-        while end < most and self._tier.has(sequence.keys[end].name):
+        while end < most and self._tier.has(sequence.keys[end].name, sequence.log.pages_at):
             end += 1
         return first, sequence.keys[first:end]
 
@@ -296,7 +318,7 @@ class RunningTable:
         self._list_of(sequence).remove(sequence)
         self.releases.append(sequence.slot)
         self._free_slots.append(sequence.slot)
-        if self._tier is not None and keep and not sequence.log.in_memory:
+        if self._tier is not None and self._tier.stores and keep and not sequence.log.in_memory:
             for node in reversed(sequence.handle.nodes):
                 node.durable = True
                 if not node.stored:
@@ -307,6 +329,33 @@ class RunningTable:
         sequence.pages = []
         sequence.planned = sequence.computed = sequence.capacity = sequence.stale = 0
         sequence.parked = False
+
+    def take_unwritten(self) -> tuple[PageNode, ...]:
+        """The pages that get their content in the plan that is being made."""
+        fetched, self._fetched = tuple(self._fetched), []
+        return fetched
+
+    def hold(self, root: bytes, chunks: Sequence[bytes]) -> HeldPages:
+        """See Scheduler."""
+        key, nodes = self._cache.find(root, chunks)
+        written = 0
+        while written < len(nodes) and nodes[written] not in self.unwritten:
+            written += 1
+        if key is None or not written:
+            return HeldPages(-1, ())
+        tenant = nodes[0].tenant
+        hit = PrefixHit(nodes[:written], None, 0, written * self._page_size)
+        self._held += 1
+        self.holds[self._held] = self._cache.handle(
+            key, hit, copy=False, tenant=tenant.name, weight=tenant.weight
+        )
+        return HeldPages(self._held, tuple(node.page for node in hit.nodes))
+
+    def let_go(self, number: int) -> None:
+        """See Scheduler."""
+        handle = self.holds.pop(number, None)
+        if handle is not None:
+            self._cache.release(handle, [node.page for node in handle.nodes])
 
     def can_grow(self) -> bool:
         """Whether a page can be allocated."""
@@ -413,6 +462,9 @@ class RunningTable:
             )
             handles.append(s.handle)
         held = [page for sequence in self for page in sequence.pages]
+        for handle in self.holds.values():
+            handles.append(handle)
+            held += (node.page for node in handle.nodes)
         for page, holders in Counter(held).items():
             assert holders == 1 or self._cache.holds(page), f"private page {page} has {holders} holders"
         assert self.lent.isdisjoint(held), f"pages {self.lent.intersection(held)} are lent and held"

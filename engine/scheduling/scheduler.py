@@ -19,6 +19,7 @@ right.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
@@ -26,12 +27,13 @@ from personae.engine.scheduling.background import BackgroundAllowance
 from personae.engine.scheduling.fairness import FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence
 from personae.engine.scheduling.output_processor import OutputProcessor
-from personae.engine.scheduling.prefix import CacheObserver
-from personae.engine.scheduling.sequence_table import PageFetch, SequenceTable
+from personae.engine.scheduling.prefix import CacheObserver, PageNode
+from personae.engine.scheduling.running import HeldPages
+from personae.engine.scheduling.sequence_table import SequenceTable
 from personae.engine.scheduling.step_builder import Chunks, StepBuilder, TokenBudget
 from personae.engine.scheduling.step_time import FEWEST_TOKENS, StepTime
 from personae.engine.sequence import Delta, SequenceLog
-from personae.engine.tiers.tier import TierIndex
+from personae.engine.tiers.tier import PageFetch, TierIndex
 
 # The longest step with prompts of tenants over quota, relative to a step in which all slots decode, and to
 # one with the sequences that decode now.
@@ -51,6 +53,7 @@ class _InFlightBatch(NamedTuple):
     chunks: Chunks
     drafting: int = 0
     moves: bool = False
+    fetched: tuple[PageNode, ...] = ()  # pages that get their content in this step
 
     @property
     def size(self) -> tuple[int, int]:
@@ -155,7 +158,7 @@ class Scheduler:
         builder.add_decodes()
         self._add_prompts(builder, budget)
         rows = builder.rows
-        if self._tier is not None and (rows or not self._in_flight_batches):
+        if self._tier is not None and self._tier.stores and (rows or not self._in_flight_batches):
             table.store_idle(STORED_A_STEP if rows else STORED_IDLE)
         if not rows and (self._in_flight_batches or not (table.releases or sequences.news or table.moves)):
             return None
@@ -169,7 +172,14 @@ class Scheduler:
             tuple(table.reclaimed),
             tuple(table.moves),
         )
-        batch = _InFlightBatch(step, builder.decoding, builder.chunks, builder.drafting, bool(table.moves))
+        batch = _InFlightBatch(
+            step,
+            builder.decoding,
+            builder.chunks,
+            builder.drafting,
+            bool(table.moves),
+            table.take_unwritten(),
+        )
         self._in_flight_batches.append(batch)
         self._next_step = step + 1
         if background:
@@ -244,6 +254,7 @@ class Scheduler:
         if len(result.tokens) != len(decoding) + len(chunks):
             raise ValueError(f"{len(result.tokens)} results for {len(decoding) + len(chunks)} rows")
         self._in_flight_batches.popleft()
+        self._running.unwritten.difference_update(flight.fetched)
         self._resting = result.resting
         if seconds and not result.drafted and not flight.moves:
             self._times.observe(*flight.size, seconds)
@@ -273,6 +284,15 @@ class Scheduler:
     def abandon_fetch(self, ticket: int) -> None:
         """A fetch takes longer than its patience: its pages are computed."""
         self._sequences.abandon_fetch(ticket)
+
+    def hold(self, root: bytes, chunks: Sequence[bytes]) -> HeldPages:
+        """Keep pages for another engine until `let_go`: those that the prefix cache has behind the root of
+        this name, for as long as their tokens are these (`page_names.chunk_bytes`)."""
+        return self._running.hold(root, chunks)
+
+    def let_go(self, number: int) -> None:
+        """Undo a `hold`."""
+        self._running.let_go(number)
 
     def tick(self, now: float) -> None:
         """It is `now`, in seconds on any clock that only goes forward. Sessions end by it, nothing else."""
@@ -333,6 +353,11 @@ class Scheduler:
     def pages_used(self) -> int:
         """Pages that running sequences hold. Cached pages without a reader do not count."""
         return self._running.pages_used
+
+    @property
+    def holds(self) -> int:
+        """How often `hold` was called without `let_go`."""
+        return len(self._running.holds)
 
     @property
     def sessions(self) -> int:

@@ -1,9 +1,10 @@
 """The state of every sequence, and all transitions between states."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
-from personae.engine.plan import FetchPage, MemoryLayout, PageKey
+from personae.engine.plan import FetchPage, MemoryLayout
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages
 from personae.engine.scheduling.row_shares import RowShares
@@ -13,17 +14,9 @@ from personae.engine.scheduling.step_time import StepTime
 from personae.engine.scheduling.waiting import WaitingQueue
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import EngineCounters
-from personae.engine.tiers.tier import TierIndex
+from personae.engine.tiers.tier import PageFetch, TierIndex
 
 LONGEST_FETCHES = (0.05, 5.0)  # seconds: at least; if it is not known how long computing takes
-
-
-class PageFetch(NamedTuple):
-    """Pages that a tier is to fetch, and after how many seconds they are computed instead."""
-
-    ticket: int
-    keys: tuple[PageKey, ...]
-    patience: float
 
 
 class SequenceTable:
@@ -239,7 +232,7 @@ class SequenceTable:
         match sequence.place:
             case SequenceState.RUNNING:
                 self._quota.leave_slot(sequence.key)
-                if keep:
+                if keep and not sequence.log.prefill:  # its answer goes on elsewhere
                     self.running.keep_session(sequence)
                 self.running.give_up_slot(sequence, keep=keep)
             case SequenceState.WAITING:
@@ -317,7 +310,9 @@ class SequenceTable:
         )
         self.running.check_integrity()
         pages = self.running.pages_used
-        assert places or not pages, f"idle, and {pages} pages are neither free nor cached"
+        assert places or self.running.holds or not pages, (
+            f"idle, and {pages} pages are neither free nor cached"
+        )
 
     def fetched(self, ticket: int, count: int) -> None:
         """A tier has staged the first `count` pages of a fetch: its sequence may be admitted."""
@@ -362,7 +357,9 @@ class SequenceTable:
         self.waiting.remove(sequence)
         sequence.place = SequenceState.FETCHING
         self.fetching[ticket] = sequence
-        self.fetches.append(PageFetch(ticket, tuple(keys), max(computing, LONGEST_FETCHES[computing == 0])))
+        patience = max(computing, LONGEST_FETCHES[computing == 0])
+        before = tuple(sequence.keys[:first])
+        self.fetches.append(PageFetch(ticket, before, tuple(keys), patience, sequence.log.pages_at))
         return True
 
     def _wait(self, sequence: LiveSequence) -> None:

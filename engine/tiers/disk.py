@@ -32,16 +32,14 @@ import numpy as np
 
 from personae.engine.plan import PageKey, PageOwner
 from personae.engine.tiers.page_index import PageIndex
-from personae.engine.tiers.tier import PageBytes, TierCounts
+from personae.engine.tiers.staging import StagedTier
+from personae.engine.tiers.tier import PageBytes, PageFetch, TierCounts
 from personae.kernels.sizes import size_text
 
 FILE_BYTES = 64 * 2**20  # of a file, about
 QUEUE_BYTES = 64 * 2**20  # that wait to be written
-STAGED_BYTES = 512 * 2**20  # fetched and not yet copied into the cache
 RETRY_SECONDS = 30.0  # without writes after one has failed
 CLOSE_SECONDS = 5.0
-_EXPECTED_RATE = 1e9  # bytes a second, until a fetch was measured
-_OVERDUE = 8.0  # a fetch that takes so many times as long as expected, and a second, stops further ones
 
 # Magic, identity, number of the write, name, parent, tenant and its weight, bytes of tokens, checksum.
 _HEADER = struct.Struct("<8s16sQ32s32s16sdHI")
@@ -70,7 +68,7 @@ class _Storing(NamedTuple):
     ready: Callable[[], PageBytes]
 
 
-class DiskTier:
+class DiskTier(StagedTier):
     """Implements `Tier` in `folder`, with at most `bound` bytes there, in pages of `page_bytes`.
 
     `identity` says what else decides a page's content. Up to `parts` engines may use the folder at once, each
@@ -87,13 +85,12 @@ class DiskTier:
         parts: int = 1,
         token_bytes: int = 512,
     ) -> None:
-        self.page_bytes = page_bytes
+        super().__init__(page_bytes)
         self._header_bytes = -(-(_HEADER.size + token_bytes + _CHECKSUM.size) // _ALIGNMENT) * _ALIGNMENT
         self._slot_bytes = -(-(self._header_bytes + page_bytes) // _ALIGNMENT) * _ALIGNMENT
         self._slots_of_a_file = max(FILE_BYTES // self._slot_bytes, 1)
         self._capacity = bound // parts // self._slot_bytes
         self._identity = hashlib.sha256(f"{identity} {page_bytes} {self._slot_bytes}".encode()).digest()[:16]
-        self._lock = threading.Lock()
         self._index = PageIndex[int]()  # slots by name
         self._free: list[int] = []
         self._used = 0  # slots below this one have been given out
@@ -101,11 +98,6 @@ class DiskTier:
         self._writes = 0
         self._queue: queue.SimpleQueue[_Storing | None] = queue.SimpleQueue()
         self._queued = 0  # pages
-        self._tickets: dict[int, int] = {}  # pages reserved
-        self._staged: dict[int, PageBytes] = {}
-        self._fetching: dict[int, tuple[float, float, int]] = {}  # when it is overdue, when begun, pages
-        self._next_ticket = 0
-        self._page_seconds = page_bytes / _EXPECTED_RATE
         self._stored = self._errors = 0
         self._silent_until = 0.0  # no writes before
         self._reported: set[str] = set()
@@ -210,35 +202,14 @@ class DiskTier:
             return 0
         return max(QUEUE_BYTES // self.page_bytes, 1) - self._queued
 
-    def has(self, name: bytes) -> bool:
+    @property
+    def stores(self) -> bool:
+        """See TierIndex."""
+        return True
+
+    def has(self, name: bytes, source: str | None = None) -> bool:
         """See TierIndex."""
         return name in self._index
-
-    def seconds(self, pages: int) -> float | None:
-        """See TierIndex."""
-        with self._lock:
-            reserved = sum(self._tickets.values())
-            if reserved and (reserved + pages) * self.page_bytes > STAGED_BYTES:
-                return None
-            now = time.monotonic()
-            if any(overdue < now for overdue, _, _ in self._fetching.values()):
-                return None
-            before = sum(count for _, _, count in self._fetching.values())
-            return (before + pages) * self._page_seconds
-
-    def reserve(self, pages: int) -> int:
-        """See TierIndex."""
-        with self._lock:
-            ticket = self._next_ticket
-            self._next_ticket += 1
-            self._tickets[ticket] = pages
-            return ticket
-
-    def discard(self, ticket: int) -> None:
-        """See TierIndex."""
-        with self._lock:
-            self._tickets.pop(ticket, None)
-            self._staged.pop(ticket, None)
 
     def counts(self) -> TierCounts:
         """See TierIndex."""
@@ -249,31 +220,22 @@ class DiskTier:
 
     # Fetching
 
-    def fetch(self, ticket: int, keys: Sequence[PageKey]) -> int:
+    def fetch(self, fetch: PageFetch) -> int:
         """See Tier."""
-        begun = time.monotonic()
-        with self._lock:
-            if ticket not in self._tickets:
-                return 0
-            expected = len(keys) * self._page_seconds
-            self._fetching[ticket] = (begun + _OVERDUE * expected + 1, begun, len(keys))
-        count = 0
-        try:
+        if not self._wants(fetch.ticket):
+            return 0
+        keys, count = fetch.keys, 0
+        with self._fetch_into(fetch.ticket, len(keys)) as got:
             pages = np.empty((len(keys), self.page_bytes), np.uint8)
             for key, page in zip(keys, pages, strict=True):
                 if not self._read(key, page):
                     break
                 count += 1
-        finally:
-            with self._lock:
-                del self._fetching[ticket]
-                if count:
-                    took = (time.monotonic() - begun) / count
-                    self._page_seconds += (took - self._page_seconds) / 4
-                    if ticket in self._tickets:
-                        self._staged[ticket] = pages
-                for key in reversed(keys[:count]):  # a page is not needed longer than those before it
-                    self._index.use(key.name)
+            if count:
+                got.append(pages[:count])
+        with self._lock:
+            for key in reversed(keys[:count]):  # a page is not needed longer than those before it
+                self._index.use(key.name)
         return count
 
     def _read(self, key: PageKey, page: PageBytes) -> bool:
@@ -298,17 +260,6 @@ class DiskTier:
                 self._free.append(slot)
                 self._errors += 1
         return False
-
-    def take(self, ticket: int) -> PageBytes:
-        """See Tier."""
-        with self._lock:
-            return self._staged[ticket]
-
-    def forget_fetches(self) -> None:
-        """See Tier."""
-        with self._lock:
-            self._tickets.clear()
-            self._staged.clear()
 
     # Writing
 

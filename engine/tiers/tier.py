@@ -23,6 +23,20 @@ class TierCounts(NamedTuple):
     errors: int = 0
 
 
+class PageFetch(NamedTuple):
+    """Pages that a tier is to fetch under a ticket, and after how many seconds they are computed instead.
+
+    `keys` are those of the pages wanted, and `before` those of the pages before them, from the prompt's
+    beginning. `source`: see `SequenceLog.pages_at`.
+    """
+
+    ticket: int
+    before: tuple[PageKey, ...]
+    keys: tuple[PageKey, ...]
+    patience: float = 5.0
+    source: str | None = None
+
+
 class TierIndex(Protocol):
     """What the scheduler asks a tier. No method waits for anything."""
 
@@ -34,8 +48,13 @@ class TierIndex(Protocol):
     def room(self) -> int:
         """How many pages `store` would take now."""
 
-    def has(self, name: bytes, /) -> bool:
-        """Whether it has a page of that name. It may still be lost or damaged when it is fetched."""
+    @property
+    def stores(self) -> bool:
+        """Whether it ever takes pages."""
+
+    def has(self, name: bytes, source: str | None = None, /) -> bool:
+        """Whether it has a page of that name, or the engine `source` probably does. It may still be lost or
+        damaged when it is fetched."""
 
     def seconds(self, pages: int, /) -> float | None:
         """How long it would take to fetch so many pages, by what earlier fetches took. None: it can fetch
@@ -61,7 +80,7 @@ class Tier(TierIndex, Protocol):
         on another thread. The tier may decide to keep none. It has room for a page by removing one of the
         owner that has the most for its weight."""
 
-    def fetch(self, ticket: int, keys: Sequence[PageKey], /) -> int:
+    def fetch(self, fetch: PageFetch, /) -> int:
         """Stage these pages. Returns how many of them are there, in order; the first that is missing, torn or
         damaged ends it. Blocks: called on a worker thread."""
 

@@ -12,11 +12,10 @@ from personae.engine.plan import StepPlan
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
-from personae.engine.scheduling.sequence_table import PageFetch
 from personae.engine.sequence import SequenceLog
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import by_tenant
-from personae.engine.tiers.tier import Tier
+from personae.engine.tiers.tier import PageFetch, Tier
 from personae.engine.worker.worker import PackedStep
 from personae.evals.isolation.fixture import LONGEST, EngineFixture, ObservedStream, device_of
 from personae.evals.isolation.traffic import IsolationScenario
@@ -106,7 +105,7 @@ class Load:
         fetch = self._fetches.pop(self._dice.randrange(len(self._fetches)))
         if self._dice.random() < 0.1:
             self._scheduler.abandon_fetch(fetch.ticket)
-        count = self._tier.fetch(fetch.ticket, fetch.keys)
+        count = self._tier.fetch(fetch)
         self._scheduler.fetched(fetch.ticket, count)
         return True
 

@@ -7,7 +7,7 @@ from random import Random
 
 from personae.engine.plan import PageKey, PageOwner
 from personae.engine.tiers.disk import DiskTier
-from personae.engine.tiers.tier import PageBytes
+from personae.engine.tiers.tier import PageBytes, PageFetch
 
 PAGES = 200  # few enough that some are overwritten
 
@@ -40,11 +40,11 @@ class UnreliableTier(DiskTier):
         while self._queued:
             time.sleep(0.0001)
 
-    def fetch(self, ticket: int, keys: Sequence[PageKey]) -> int:
+    def fetch(self, fetch: PageFetch) -> int:
         """See Tier."""
         if self._strikes():
-            keys = keys[: self._dice.randrange(len(keys))]
-        return super().fetch(ticket, keys)
+            fetch = fetch._replace(keys=fetch.keys[: self._dice.randrange(len(fetch.keys))])
+        return super().fetch(fetch)
 
     def _strikes(self) -> bool:
         return self._dice.random() < self._fails

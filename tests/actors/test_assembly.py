@@ -117,6 +117,7 @@ def test_a_context_is_limited_to_what_the_memory_holds_if_none_is_configured() -
     [
         ({"draft_model": Path("small")}, "--tensor-parallel-size 2 and --draft-model do not work together"),
         ({"kv_disk": Path("pages")}, "--tensor-parallel-size 2 and --kv-disk do not work together"),
+        ({"kv_transfer": True}, "--tensor-parallel-size 2 and --kv-transfer do not work together"),
         ({"tensor_parallel_size": 3}, "--tensor-parallel-size 3: this model has 4 attention heads"),
     ],
 )

@@ -13,9 +13,9 @@ import pytest
 
 from personae.engine.plan import PageKey, PageOwner
 from personae.engine.scheduling.page_names import page_keys, root_key, tenant_digest
-from personae.engine.tiers import disk
+from personae.engine.tiers import disk, staging
 from personae.engine.tiers.disk import DiskTier
-from personae.engine.tiers.tier import PageBytes
+from personae.engine.tiers.tier import PageBytes, PageFetch
 
 PAGE = 5000
 BOUND = 2**20
@@ -48,7 +48,7 @@ def store(tier: DiskTier, names: list[PageKey], pages: PageBytes, owner: PageOwn
 
 def fetched(tier: DiskTier, wanted: list[PageKey]) -> tuple[int, PageBytes | None]:
     ticket = tier.reserve(len(wanted))
-    count = tier.fetch(ticket, wanted)
+    count = tier.fetch(PageFetch(ticket, (), tuple(wanted)))
     pages = tier.take(ticket).copy() if count else None
     tier.discard(ticket)
     return count, pages
@@ -254,10 +254,10 @@ def test_writes_that_fail_stop_for_a_while_and_reads_go_on(
 def test_a_read_that_does_not_end_stops_further_fetches(tmp_path: Path) -> None:
     with opened(tmp_path) as tier:
         assert tier.seconds(1) is not None
-        tier._fetching[99] = (0.0, 0.0, 1)  # overdue
+        tier._overdue[99] = (0.0, 1)  # overdue
         assert tier.seconds(1) is None
-        del tier._fetching[99]
-        huge = disk.STAGED_BYTES // PAGE
+        del tier._overdue[99]
+        huge = staging.STAGED_BYTES // PAGE
         ticket = tier.reserve(huge)
         assert tier.seconds(1) is None, "what is staged is bounded"
         tier.discard(ticket)

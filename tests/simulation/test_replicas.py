@@ -202,9 +202,9 @@ def test_an_added_engine_takes_its_share_and_has_a_number_of_its_own(
     sent: set[int] = set()
     send = Dispatcher._send
 
-    def note(self: Dispatcher, group: Group, replica: Replica, *, trial: bool = False) -> None:
+    def note(self: Dispatcher, group: Group, replica: Replica, **how: bool) -> None:
         sent.add(replica.index)
-        send(self, group, replica, trial=trial)
+        send(self, group, replica, **how)
 
     monkeypatch.setattr(Dispatcher, "_send", note)
     seen = scale_at(monkeypatch, (0.1, 2, 0.0), (0.2, 6, 0.0))

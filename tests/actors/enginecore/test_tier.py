@@ -149,7 +149,7 @@ async def test_a_read_that_hangs_delays_a_request_by_its_patience(
     first = await serve(on)
     release = anyio.Event()
 
-    def hang(self: DiskTier, ticket: int, keys: object) -> int:
+    def hang(self: DiskTier, fetch: object) -> int:
         anyio.from_thread.run(release.wait)
         return 0
 

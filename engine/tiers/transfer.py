@@ -1,0 +1,145 @@
+"""Pages from one engine to another, over a socket.
+
+    fetcher     a frame with `PagesWanted`: which pages, by the tokens before and in them
+    holder      a frame with `PagesComing`: how many pages follow
+    holder      their contents, one after the other, as `KVCache.read_pages` returns them
+
+The tokens are compared one by one in the holder's prefix cache. The identity stands for everything else that
+decides a page's content (see `tiers/disk.py`), so an engine never gets pages of another model or another
+numerics class. A frame is its length, four bytes little-endian, and a message in msgpack.
+"""
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+
+import msgspec
+import numpy as np
+
+from personae.engine.plan import PageKey
+from personae.engine.tiers.tier import PageBytes
+
+SEND_SECONDS = 5.0  # for a fetcher to take what it asked for
+PIECE_BYTES = 4 * 2**20  # of pages that are read at once
+_LENGTH_BYTES = 4
+_MOST_WANTED = 2**26  # bytes of a request: the tokens of 8 million positions
+_MOST_ANSWER = 2**12
+
+ReadPages = Callable[[Sequence[int]], PageBytes]
+
+
+class PagesWanted(msgspec.Struct, frozen=True):
+    """The pages from number `first` on behind the root named `root`, where the pages have the tokens `chunks`
+    (`page_names.chunk_bytes`)."""
+
+    identity: bytes
+    root: bytes
+    chunks: tuple[bytes, ...]
+    first: int
+
+
+class PagesComing(msgspec.Struct, frozen=True):
+    """So many pages follow. With `refusal`, none ever will, for that reason."""
+
+    count: int
+    refusal: str = ""
+
+
+class PageSource:
+    """What an engine needs to give its pages to others. `read` is set when the KV cache is built; it may be
+    called on any thread, for pages that nobody changes meanwhile."""
+
+    def __init__(self, identity: str, page_bytes: int) -> None:
+        self.identity = sha256(f"{identity} {page_bytes}".encode()).digest()
+        self.page_bytes = page_bytes
+        self.read: ReadPages | None = None
+
+    def refusal(self, wanted: PagesWanted) -> str:
+        """Why this engine has no such pages; empty: it may have them."""
+        if wanted.identity != self.identity:
+            return "the other engine has another model or numerics class"
+        return "" if 0 <= wanted.first < len(wanted.chunks) else "no pages are wanted"
+
+    def contents(self, pages: Sequence[int]) -> Iterator[PageBytes]:
+        """The contents of these pages, piece by piece."""
+        assert self.read is not None
+        size = max(PIECE_BYTES // self.page_bytes, 1)
+        for at in range(0, len(pages), size):
+            yield self.read(pages[at : at + size])
+
+
+def receive_wanted(connection: socket.socket) -> PagesWanted:
+    """The request of a fetcher. Raises OSError, EOFError, or msgspec.DecodeError for anything else."""
+    connection.settimeout(SEND_SECONDS)
+    return msgspec.msgpack.decode(_receive_frame(connection, _MOST_WANTED), type=PagesWanted)
+
+
+def send_pages(connection: socket.socket, contents: Iterator[PageBytes], count: int) -> None:
+    """Send `count` pages. Raises OSError if the fetcher has gone, or takes too long."""
+    deadline = time.monotonic() + SEND_SECONDS
+    connection.sendall(_frame(PagesComing(count)))
+    for piece in contents:
+        connection.settimeout(_left(deadline))
+        connection.sendall(piece.data)
+
+
+def refuse_pages(connection: socket.socket, refusal: str) -> None:
+    """Say that there are none. Raises OSError."""
+    connection.sendall(_frame(PagesComing(0, refusal)))
+
+
+def fetch_pages(
+    address: str, identity: bytes, path: Sequence[PageKey], first: int, page_bytes: int, seconds: float
+) -> tuple[PageBytes, str]:
+    """Fetch the pages of `path` from number `first` on from the engine at `address`. Returns those that came
+    within the time, in order, [pages, page_bytes]; and what went wrong, empty if nothing did."""
+    deadline = time.monotonic() + seconds
+    pages = np.empty((len(path) - first, page_bytes), np.uint8)
+    got, wanted = 0, PagesWanted(identity, path[0].parent, tuple(key.tokens for key in path), first)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.settimeout(_left(deadline))
+            connection.connect(address)
+            connection.sendall(_frame(wanted))
+            answer = msgspec.msgpack.decode(_receive_frame(connection, _MOST_ANSWER), type=PagesComing)
+            if answer.refusal or not 0 <= answer.count <= len(pages):
+                return pages[:0], answer.refusal or "it offered more pages than were wanted"
+            buffer = pages[: answer.count].reshape(-1).data
+            while got < len(buffer):
+                connection.settimeout(_left(deadline))
+                if not (count := connection.recv_into(buffer[got:])):
+                    raise EOFError("it closed the connection")
+                got += count
+        except (OSError, EOFError, msgspec.DecodeError) as error:
+            return pages[: got // page_bytes], str(error) or type(error).__name__
+    return pages[: answer.count], ""
+
+
+def _left(deadline: float) -> float:
+    """The seconds until the deadline. Raises TimeoutError after it."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("it took too long")
+    return left
+
+
+def _frame(message: msgspec.Struct) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(_LENGTH_BYTES, "little") + body
+
+
+def _receive_frame(connection: socket.socket, most: int) -> bytes:
+    length = int.from_bytes(_exactly(connection, _LENGTH_BYTES), "little")
+    if length > most:
+        raise EOFError(f"it announced {length} bytes; the limit is {most}")
+    return bytes(_exactly(connection, length))
+
+
+def _exactly(connection: socket.socket, count: int) -> bytearray:
+    data = bytearray()
+    while len(data) < count:
+        if not (more := connection.recv(min(count - len(data), 2**20))):
+            raise EOFError("it closed the connection")
+        data += more
+    return data
