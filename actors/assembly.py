@@ -31,6 +31,7 @@ from personae.engine.loader import load_model
 from personae.engine.lora_shapes import lora_shapes, rank_shapes
 from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import NumericsClass, weights_digest
+from personae.engine.packed_weights import PackedWeights
 from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.parallel.messages import PoolSizes
 from personae.engine.parallel.process import preparation
@@ -60,6 +61,7 @@ from personae.engine.worker.warm_up import warm_up
 from personae.errors import AdapterError, DriverError, LoadError
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.vocabulary import Vocabulary
+from personae.kernels.cache_folder import cache_folder
 from personae.kernels.cgroup import keep_to_share
 from personae.kernels.memory import Memory, memory_of, warn_of_fixed_shares
 from personae.kernels.side_stream import SideStream
@@ -79,7 +81,7 @@ from personae.lora.writing import made_ready
 
 HOST_ADAPTER_BYTES = 2 * 2**30  # for adapters kept on the host, in addition to those on the device
 
-KV_DISK_BYTES = 20 * 2**30
+KV_DISK_BYTES = PACKED_BYTES = 20 * 2**30
 TOKEN_BYTES = 16  # at most, of a token in a page's key
 ADAPTER_BYTES = 128  # of the digest of an adapter that becomes active inside the page
 
@@ -123,12 +125,13 @@ def assemble(
     ranks = _other_ranks(options, checkpoint, device)
     with ThreadPoolExecutor(1, "grammars") as meanwhile:  # reading weights leaves the interpreter's lock free
         texts = meanwhile.submit(_texts, options.model, vocab_size)
-        model = _loaded(options, device, on_progress, ONE_RANK if ranks is None else ranks.comm)
+        packed = _packed_weights(options, device)
+        model = _loaded(options, device, on_progress, ONE_RANK if ranks is None else ranks.comm, packed)
         if ranks is not None:
             ranks.loaded()
         tokenizer, compiler = texts.result()
     speculate = chosen_speculation(options, device)
-    draft = load_draft_model(options, model, tokenizer, device)
+    draft = load_draft_model(options, model, tokenizer, device, packed)
     shapes = lora_shapes(model)
     folders = adapter_folders(options.adapters, options.named_adapters)
     adapters = {name: _adapter(folder, shapes) for name, folder in folders.items()}
@@ -424,8 +427,20 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
     )
 
 
+def _packed_weights(options: EngineOptions, device: torch.device) -> PackedWeights | None:
+    """Where packed weights are kept; None if they are not."""
+    bound = PACKED_BYTES if options.packed_weights_size is None else options.packed_weights_size
+    if device.type != "cpu" or sys.platform != "linux" or not bound:
+        return None
+    return PackedWeights(cache_folder() / "weights", bound, shared=options.share > 1)
+
+
 def _loaded(
-    options: EngineOptions, device: torch.device, on_progress: Progress | None, comm: Comm
+    options: EngineOptions,
+    device: torch.device,
+    on_progress: Progress | None,
+    comm: Comm,
+    packed: PackedWeights | None,
 ) -> Decoder:
     """Load the model to the device. Raises ModelLoadError, or LoadError if there is too little memory."""
     free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else 0
@@ -438,6 +453,7 @@ def _loaded(
             max_position=options.max_model_len,
             on_progress=on_progress,
             comm=comm,
+            packed=packed,
         )
     except torch.OutOfMemoryError:
         raise LoadError(

@@ -39,7 +39,15 @@ _MOST_HEADER = 2**24  # bytes
 _WRITTEN_AT_ONCE = 64 * 2**20  # bytes
 _SUFFIX, _UNFINISHED = ".weights", ".writing-"
 _STALE_SECONDS = 3600.0  # after which a file that nobody has written to is no longer being written
-_CODE = ("checkpoints", "layers", "models", "quantization", "loader.py", "packed_weights.py", "../kernels/cpu")
+_CODE = (
+    "checkpoints",
+    "layers",
+    "models",
+    "quantization",
+    "loader.py",
+    "../kernels/cpu",
+    Path(__file__).name,
+)
 
 _log = logging.getLogger("personae.engine")
 
@@ -59,11 +67,12 @@ class KeptWeights:
 
 
 class PackedWeights:
-    """Keeps packed weights in `folder`, at most `bound` bytes of them: the least recently used go first."""
+    """Keeps packed weights in `folder`, at most `bound` bytes of them: the least recently used go first.
+    `shared`: other engines of this machine use the same weights."""
 
-    def __init__(self, folder: Path, bound: int) -> None:
-        self._folder, self._bound = folder, bound
-        self._writing: threading.Thread | None = None
+    def __init__(self, folder: Path, bound: int, *, shared: bool = False) -> None:
+        self._folder, self._bound, self._shared = folder, bound, shared
+        self._writing: list[threading.Thread] = []
 
     def keeps(self, size: int) -> bool:
         """Whether weights of `size` bytes are worth a file, and may have one."""
@@ -79,7 +88,7 @@ class PackedWeights:
         path = self._path(identity)
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             _log.warning("the packed weights in %s cannot be read and are packed again: %s", path, error)
@@ -100,23 +109,24 @@ class PackedWeights:
             os.close(file)
         with suppress(OSError):  # a folder that can only be read; then nothing is deleted there, either
             os.utime(path)
-        threading.Thread(target=memory.populate, name="packed-weights", daemon=True).start()
+        threading.Thread(target=self._settle, args=(memory,), name="packed-weights", daemon=True).start()
         _log.info("packed weights: %s from %s", size_text(size, needed=True), path)
         return KeptWeights(memory, header.fingerprints)
 
     def keep(self, identity: str, memory: MappableMemory, fingerprints: Mapping[str, Fingerprint]) -> None:
-        """Write them to their file, on a thread, and map that afterwards. Nothing may write to `memory` any
-        more."""
+        """Write them to their file, on a thread, and map that afterwards if it is shared. Nothing may write to
+        `memory` any more."""
         header = _Header(identity, memory.bytes.nbytes, dict(fingerprints))
-        self._writing = threading.Thread(
+        writing = threading.Thread(
             target=self._keep, args=(header, memory), name="packed-weights", daemon=True
         )
-        self._writing.start()
+        self._writing.append(writing)
+        writing.start()
 
     def written(self) -> None:
         """Wait until what `keep` was given is in its file, or could not be written."""
-        if self._writing is not None:
-            self._writing.join()
+        for writing in self._writing:
+            writing.join()
 
     def _keep(self, header: _Header, memory: MappableMemory) -> None:
         path = self._path(header.identity)
@@ -130,13 +140,8 @@ class PackedWeights:
                 _write(file.fileno(), header.memory, encoded, memory)
                 with suppress(FileExistsError):  # another engine was first; its file has the same bytes
                     os.link(file.name, path)
-            file_there = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                if _read_header(file_there) == header:
-                    memory.map(file_there)
-                    memory.populate()
-            finally:
-                os.close(file_there)
+            if self._shared:
+                self._map(path, header, memory)
         except OSError as error:
             _log.warning("the packed weights are not kept in %s: %s", self._folder, error)
             return
@@ -145,6 +150,22 @@ class PackedWeights:
             size_text(header.memory, needed=True),
             path,
         )
+
+    def _map(self, path: Path, header: _Header, memory: MappableMemory) -> None:
+        """Let the file, which this engine or another has written, take the memory's place."""
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if _read_header(file) == header:
+                memory.map(file)
+                self._settle(memory)
+        finally:
+            os.close(file)
+
+    def _settle(self, memory: MappableMemory) -> None:
+        try:
+            memory.settle(shared=self._shared)
+        except OSError as error:
+            _log.warning("the packed weights are on small pages, which are slower: %s", error)
 
     def _path(self, identity: str) -> Path:
         return self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}{_SUFFIX}"

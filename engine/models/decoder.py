@@ -439,8 +439,8 @@ class Decoder:
         yield self.output
 
     def _weights(self) -> DecoderWeights | None:
-        """The whole decoder as tensors; None if `kernels/decoder.py` does not support it, or ranks share it, which
-        sum between the halves of a layer."""
+        """The whole decoder as tensors; None if `kernels/decoder.py` does not support it, or ranks share it:
+        those sum between the halves of a layer."""
         if self.comm.size > 1:
             return None
         config, layers = self.config, [layer.weights() for layer in self.layers]

@@ -126,14 +126,15 @@ class Fused:
         """See `kernels.decoder.packed_layout`."""
         if not self._supports(weights):
             return None
-        sizes = (self.packed_bytes(weight, paired) for weight, paired in _weights(weights))
         kinds = [_kind(weight) for weight, _ in _weights(weights)]
-        return PackedLayout(sum(map(_aligned, sizes)), f"{self.instructions(-1) == HALVES} {kinds}")
+        size = sum(map(_aligned, self.packed_bytes(weights)))
+        return PackedLayout(size, f"{self.instructions(-1) == HALVES} {kinds}")
 
-    def packed_bytes(self, weight: Weight, paired: bool) -> int:
-        """The bytes of a packed weight."""
-        size: int = self._packed_bytes(_kind(weight), *weight.shape, paired)
-        return size
+    def packed_bytes(self, weights: DecoderWeights) -> list[int]:
+        """The bytes of each packed weight."""
+        return [
+            self._packed_bytes(_kind(weight), *weight.shape, paired) for weight, paired in _weights(weights)
+        ]
 
     def _supports(self, weights: DecoderWeights) -> bool:
         """Bfloat16, and sizes that fill whole registers."""
@@ -195,16 +196,10 @@ def _tensors(weight: Weight) -> tuple[Tensor | None, ...]:
     return elements, steps[0] if steps else None, scales
 
 
-class _Room:
-    """Hands out the memory of a place, one weight after the other."""
-
-    def __init__(self, place: PackedPlace) -> None:
-        self._place, self._used = place, 0
-
-    def take(self, size: int) -> PackedPlace:
-        part = self._place.memory[self._used : self._used + size]
-        self._used += _aligned(size)
-        return PackedPlace(part, self._place.filled)
+def _parts(place: PackedPlace, sizes: Sequence[int]) -> Iterator[PackedPlace]:
+    """The place of each weight, one after the other."""
+    for part in place.memory.split(list(map(_aligned, sizes))):
+        yield PackedPlace(part, place.filled)
 
 
 class CpuLinear:
@@ -258,11 +253,10 @@ class CpuDecoder:
     def __init__(self, calls: Fused, weights: DecoderWeights, place: PackedPlace | None = None) -> None:
         self._calls = calls
         self._kept: list[Tensor | CpuLinear] = []
-        room = None if place is None else _Room(place)
+        parts = None if place is None else _parts(place, calls.packed_bytes(weights))
 
         def packed(linear: LinearWeights, paired: bool = False) -> CpuLinear:
-            own = None if room is None else room.take(calls.packed_bytes(linear.weight, paired))
-            return CpuLinear(calls, linear, own, paired=paired)
+            return CpuLinear(calls, linear, None if parts is None else next(parts), paired=paired)
 
         self.output = packed(LinearWeights(weights.output, None))
         self.linears = tuple(
