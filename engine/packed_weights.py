@@ -78,7 +78,7 @@ class PackedWeights:
         """Whether weights of `size` bytes are worth a file, and may have one."""
         if size > self._bound:
             _log.info(
-                "the packed weights take %s, more than --packed-weights-size; the next start packs them again",
+                "the packed weights take %s, more than --packed-weights-size; each start packs them again",
                 size_text(size, needed=True),
             )
         return LEAST_BYTES <= size <= self._bound
@@ -114,8 +114,8 @@ class PackedWeights:
         return KeptWeights(memory, header.fingerprints)
 
     def keep(self, identity: str, memory: MappableMemory, fingerprints: Mapping[str, Fingerprint]) -> None:
-        """Write them to their file, on a thread, and map that afterwards if it is shared. Nothing may write to
-        `memory` any more."""
+        """Write them to their file, on a thread, and map that afterwards if it is shared. Nothing may write
+        to `memory` any more."""
         header = _Header(identity, memory.bytes.nbytes, dict(fingerprints))
         writing = threading.Thread(
             target=self._keep, args=(header, memory), name="packed-weights", daemon=True

@@ -149,8 +149,8 @@ class FusedDecoder(Protocol):
 
 
 def packed_layout(weights: DecoderWeights) -> PackedLayout | None:
-    """How the backend would pack these weights, of which it reads only the shapes. None if `fuse` would return
-    None."""
+    """How the backend would pack these weights, of which it reads only the shapes. None if `fuse` would
+    return None."""
     backend = optional("packed_layout", weights.embedding.device, weights.embedding.dtype)
     layout: PackedLayout | None = None if backend is None else backend(weights)
     return layout

@@ -31,8 +31,8 @@ class MappableMemory:
         self._address, self._size = self.bytes.data_ptr(), padded(size)
 
     def map(self, file: int) -> None:
-        """Replaces the memory by the beginning of a file, which can only be read. Its bytes must be those that
-        are here, if anything has read these. What reads at the same time is not disturbed.
+        """Replaces the memory by the beginning of a file, which can only be read. Its bytes must be those
+        that are here, if anything has read these. What reads at the same time is not disturbed.
 
         Raises OSError.
         """

@@ -308,11 +308,13 @@ def test_weights_that_were_kept_cannot_be_overwritten(tmp_path: Path) -> None:
     loaded(folder_of("llama"), tmp_path)
     code = f"""
 import torch
+from pathlib import Path
 from personae.engine import packed_weights
 from personae.engine.loader import load_model
 packed_weights.LEAST_BYTES = 0
-store = packed_weights.PackedWeights(packed_weights.Path({str(tmp_path)!r}), {BOUND}, shared=True)
-decoder = load_model(packed_weights.Path({str(folder_of("llama"))!r}), device=torch.device("cpu"), packed=store)
+store = packed_weights.PackedWeights(Path({str(tmp_path)!r}), {BOUND}, shared=True)
+model = Path({str(folder_of("llama"))!r})
+decoder = load_model(model, device=torch.device("cpu"), packed=store)
 print("loaded", flush=True)
 decoder.embedding.fill_(0)
 """
