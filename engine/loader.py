@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from personae.engine.checkpoints import open_checkpoint
-from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Numerics, StoredTensor
+from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Checkpoint, Numerics, StoredTensor
 from personae.engine.checkpoints.listing import listing
 from personae.engine.config import ModelConfig
 from personae.engine.models.decoder import Decoder
@@ -46,6 +46,7 @@ def load_model(
     on_progress: Progress | None = None,
     comm: Comm = ONE_RANK,
     packed: PackedWeights | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Decoder:
     """Loads a Hugging Face model folder, or a GGUF file.
 
@@ -55,14 +56,15 @@ def load_model(
     `comm`: the ranks that share the model; only this rank's part is loaded, and of plain safetensors only
     that is read. `on_progress(done_bytes, total_bytes)` is called after each tensor, in bytes of the files.
     Besides the parameters only one tensor at a time is in memory. `packed`: weights that were packed before
-    are taken from there, others are kept there, if the device's backend packs whole decoders.
+    are taken from there, others are kept there, if the device's backend packs whole decoders. `checkpoint`:
+    what is at `path`, if it is open already.
 
     Raises:
         ModelLoadError: names each missing, unexpected or mis-shaped tensor, or the file or field that is
         wrong; or says that the weights need more memory than is free.
         LoadError: so many ranks cannot share the model.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = checkpoint or open_checkpoint(path)
     config = checkpoint.config()
     stored = checkpoint.tensors(config)
     numerics = checkpoint.numerics(config, stored, device, dtype, quantize)

@@ -41,7 +41,6 @@ def engine_answers(device: Literal["cpu", "cuda"], model: Path, adapters: Path) 
     from personae.engine.sequence import SequenceLog
     from personae.engine.step import StepEngine, by_tenant
     from personae.engine.worker.adapters import DeviceAdapters
-    from personae.grammar.compiler import GrammarCompiler
     from personae.grammar.spec import GrammarSpec
     from personae.lora.library import AdapterLibrary
     from personae.lora.source import AdapterSource
@@ -61,10 +60,9 @@ def engine_answers(device: Literal["cpu", "cuda"], model: Path, adapters: Path) 
     library, compiler = spec.library, spec.build_compiler()
     assert isinstance(engine, StepEngine)
     assert isinstance(engine.worker, DeviceAdapters)
-    assert isinstance(compiler, GrammarCompiler)
     assert isinstance(library, AdapterLibrary)
     bound = GrammarSpec("json_schema", SCHEMA)
-    grammars = {bound: compiler.compile(bound)}
+    grammars = {bound: compiler.compile(bound, "")}
     digests = {name: card.adapter for name, card in sorted(spec.models.items()) if card.adapter}
     for digest in digests.values():
         assert engine.worker.place(library.take(digest, AdapterSource(())))
