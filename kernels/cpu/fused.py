@@ -198,7 +198,7 @@ def _tensors(weight: Weight) -> tuple[Tensor | None, ...]:
 
 def _parts(place: PackedPlace, sizes: Sequence[int]) -> Iterator[PackedPlace]:
     """The place of each weight, one after the other."""
-    for part in place.memory.split(list(map(_aligned, sizes))):
+    for part in torch.split(place.memory, list(map(_aligned, sizes))):
         yield PackedPlace(part, place.filled)
 
 
