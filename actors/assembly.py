@@ -402,6 +402,10 @@ class BegunCompiler:
         """See `GrammarService`."""
         self._compiler.result().put(spec, grammar, tenant)
 
+    def close(self) -> None:
+        """End the compiler's processes."""
+        self._compiler.result().close()
+
 
 def _device(choice: str) -> torch.device:
     if choice == "auto":

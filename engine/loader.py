@@ -120,7 +120,7 @@ def _fill_and_pack(
         if found is None:
             place.copy_(tensor)
         if name == EMBEDDING:
-            tensor.set_(place)
+            tensor.set_(place.untyped_storage(), place.storage_offset(), place.shape, place.stride())
         elif found is not None:
             tensor.copy_(place)
     decoder.pack(PackedPlace(memory.bytes[: layout.bytes], found is not None))

@@ -89,7 +89,7 @@ class GgufTensor(StoredTensor):
             return rows
         assert kind == "Q8_0"
         some = max(1, _CHUNK // self.shape[-1])
-        return torch.cat([_as_q8_0(part, self.info.type) for part in rows.split(some)])
+        return torch.cat([_as_q8_0(part, self.info.type) for part in torch.split(rows, some)])
 
     def _rows(self) -> Tensor:
         """The file's bytes, [rows, bytes] uint8."""
