@@ -386,7 +386,7 @@ class BegunCompiler:
     def _run(self, build: Callable[[], GrammarCompiler]) -> None:
         try:
             self._compiler.set_result(build())
-        except BaseException as error:  # for whoever needs it
+        except BaseException as error:  # raised where a grammar is needed
             self._compiler.set_exception(error)
 
     def get(self, spec: GrammarSpec, tenant: str) -> Grammar | None:

@@ -1,4 +1,4 @@
-"""Personae beside llama.cpp, on the same GGUF files, in turn, on this machine held to AVX2.
+"""Personae and llama.cpp on the same GGUF files, in turn, on this machine held to AVX2.
 
     python -m personae.evals.bench.llama_cpp --peer PYTHON FILE.gguf …
 
