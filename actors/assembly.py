@@ -6,10 +6,11 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import msgspec
 import torch
@@ -19,7 +20,7 @@ from personae.actors.client import ModelCard
 from personae.actors.draft_model import chosen_speculation, load_draft_model
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import Sizes, choose_sizes
-from personae.actors.spec import EngineSpec
+from personae.actors.spec import EngineSpec, GrammarService
 from personae.actors.start_adapters import read_start_adapters
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.checkpoints import open_checkpoint
@@ -32,6 +33,7 @@ from personae.engine.loader import load_model
 from personae.engine.lora_shapes import lora_shapes, rank_shapes
 from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import NumericsClass, weights_digest
+from personae.engine.packed_weights import PackedWeights
 from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.parallel.messages import PoolSizes
 from personae.engine.parallel.process import preparation
@@ -63,7 +65,10 @@ from personae.engine.worker.runner import Runner
 from personae.engine.worker.warm_up import warm_up
 from personae.errors import DriverError, LoadError
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.matcher import Grammar
+from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
+from personae.kernels.cache_folder import cache_folder
 from personae.kernels.cgroup import keep_to_share
 from personae.kernels.memory import Memory, memory_of, warn_of_fixed_shares
 from personae.kernels.side_stream import SideStream
@@ -82,7 +87,7 @@ from personae.lora.writing import made_ready
 
 HOST_ADAPTER_BYTES = 2 * 2**30  # for adapters kept on the host, in addition to those on the device
 
-KV_DISK_BYTES = 20 * 2**30
+KV_DISK_BYTES = PACKED_BYTES = 20 * 2**30
 TOKEN_BYTES = 16  # at most, of a token in a page's key
 ADAPTER_BYTES = 128  # of the digest of an adapter that becomes active inside the page
 
@@ -124,14 +129,16 @@ def assemble(
     checkpoint = open_checkpoint(options.model)
     vocab_size = checkpoint.config().vocab_size
     ranks = _other_ranks(options, checkpoint, device)
-    with ThreadPoolExecutor(1, "grammars") as meanwhile:  # reading weights leaves the interpreter's lock free
-        texts = meanwhile.submit(_texts, options.model, vocab_size)
-        model = _loaded(options, device, on_progress, ONE_RANK if ranks is None else ranks.comm)
+    with ThreadPoolExecutor(1, "texts") as meanwhile:  # reading weights leaves the interpreter's lock free
+        texts = meanwhile.submit(_texts, checkpoint, vocab_size)
+        packed = _packed_weights(options, device)
+        comm = ONE_RANK if ranks is None else ranks.comm
+        model = _loaded(options, device, on_progress, comm, packed, checkpoint)
         if ranks is not None:
             ranks.loaded()
-        tokenizer, compiler = texts.result()
+        tokenizer, vocabulary = texts.result()
     speculate = chosen_speculation(options, device)
-    draft = load_draft_model(options, model, tokenizer, device)
+    draft = load_draft_model(options, model, tokenizer, device, packed)
     shapes = lora_shapes(model)
     folders = adapter_folders(options.adapters, options.named_adapters)
     adapters = read_start_adapters(folders, shapes)
@@ -147,7 +154,7 @@ def assemble(
     )
     for adapter in adapters.values():
         library.put(prepare(adapter, rest=no_rest))
-    retokenizer = Retokenizer(tokenizer, compiler.vocabulary.tokens)
+    retokenizer = Retokenizer(tokenizer, vocabulary.tokens)
     numerics = NumericsClass(
         weights_digest(options.model),
         str(model.dtype).removeprefix("torch."),
@@ -190,7 +197,7 @@ def assemble(
             source,
         ).build,
         build_scheduler=build_scheduler,
-        build_compiler=CompilerBuilder(compiler, warm).build,
+        build_compiler=CompilerBuilder(vocabulary, warm).build,
         layout=layout,
         vocab_size=vocab_size,
         tokenizer=tokenizer,
@@ -364,28 +371,59 @@ def _preparation(model: Decoder) -> Prepare:
     return preparation(model)
 
 
-def _texts(model: Path, vocab_size: int) -> tuple[Tokenizer, GrammarCompiler]:
-    """The tokenizer, and a compiler of grammars over its vocabulary. Raises ModelLoadError."""
-    tokenizer = Tokenizer.load(model)
-    vocabulary = Vocabulary.from_tokenizer_json(tokenizer.json(), vocab_size, tokenizer.eos_ids)
-    return tokenizer, GrammarCompiler(vocabulary)
+def _texts(checkpoint: Checkpoint, vocab_size: int) -> tuple[Tokenizer, Vocabulary]:
+    """The tokenizer, and its vocabulary for grammars. Raises ModelLoadError."""
+    tokenizer = Tokenizer.of(checkpoint.tokenizer_files())
+    return tokenizer, Vocabulary.from_tokenizer_json(tokenizer.json(), vocab_size, tokenizer.eos_ids)
 
 
+@dataclass(frozen=True, slots=True)
 class CompilerBuilder:
-    """Builds the compiler of grammars for each epoch of the engine core: first `ready`, then others like it.
-    `warm`: see `assemble`."""
+    """Builds the compiler of grammars for each epoch of the engine core. `warm`: see `assemble`."""
 
-    def __init__(self, ready: GrammarCompiler, warm: bool) -> None:
-        self._vocabulary = ready.vocabulary
-        self._ready: GrammarCompiler | None = ready
-        self._warm = warm
+    vocabulary: Vocabulary
+    warm: bool
 
-    def build(self) -> GrammarCompiler:
-        """Build a compiler."""
-        compiler, self._ready = self._ready or GrammarCompiler(self._vocabulary), None
-        if self._warm:
+    def build(self) -> GrammarService:
+        """Begin to build a compiler. Other requests need not wait until it is there."""
+        return BegunCompiler(self._built)
+
+    def _built(self) -> GrammarCompiler:
+        compiler = GrammarCompiler(self.vocabulary)
+        if self.warm:
             compiler.warm_up()
         return compiler
+
+
+class BegunCompiler:
+    """Implements `GrammarService` by a compiler that is being built on a thread of its own."""
+
+    def __init__(self, build: Callable[[], GrammarCompiler]) -> None:
+        self._compiler: Future[GrammarCompiler] = Future()
+        Thread(target=self._run, args=(build,), name="grammars", daemon=True).start()
+
+    def _run(self, build: Callable[[], GrammarCompiler]) -> None:
+        try:
+            self._compiler.set_result(build())
+        except BaseException as error:  # raised where a grammar is needed
+            self._compiler.set_exception(error)
+
+    def get(self, spec: GrammarSpec, tenant: str) -> Grammar | None:
+        """See `GrammarService`."""
+        there = self._compiler.done() and self._compiler.exception() is None
+        return self._compiler.result().get(spec, tenant) if there else None
+
+    def compile(self, spec: GrammarSpec, tenant: str) -> Grammar:
+        """See `GrammarService`."""
+        return self._compiler.result().compile(spec, tenant)
+
+    def put(self, spec: GrammarSpec, grammar: Grammar, tenant: str) -> None:
+        """See `GrammarService`."""
+        self._compiler.result().put(spec, grammar, tenant)
+
+    def close(self) -> None:
+        """End the compiler's processes."""
+        self._compiler.result().close()
 
 
 def chosen_device(choice: str) -> torch.device:
@@ -446,8 +484,21 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
     )
 
 
+def _packed_weights(options: EngineOptions, device: torch.device) -> PackedWeights | None:
+    """Where packed weights are kept; None if they are not."""
+    bound = PACKED_BYTES if options.packed_weights_size is None else options.packed_weights_size
+    if device.type != "cpu" or sys.platform != "linux" or not bound:
+        return None
+    return PackedWeights(cache_folder() / "weights", bound, shared=options.share > 1)
+
+
 def _loaded(
-    options: EngineOptions, device: torch.device, on_progress: Progress | None, comm: Comm
+    options: EngineOptions,
+    device: torch.device,
+    on_progress: Progress | None,
+    comm: Comm,
+    packed: PackedWeights | None,
+    checkpoint: Checkpoint,
 ) -> Decoder:
     """Load the model to the device. Raises ModelLoadError, or LoadError if there is too little memory."""
     free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else 0
@@ -460,6 +511,8 @@ def _loaded(
             max_position=options.max_model_len,
             on_progress=on_progress,
             comm=comm,
+            packed=packed,
+            checkpoint=checkpoint,
         )
     except torch.OutOfMemoryError:
         raise LoadError(

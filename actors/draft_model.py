@@ -12,6 +12,7 @@ from personae.engine.heads.loader import is_head, load_head
 from personae.engine.heads.mtp_loader import has_mtp
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
+from personae.engine.packed_weights import PackedWeights
 from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError, ModelLoadError
 
@@ -25,9 +26,13 @@ def chosen_speculation(options: EngineOptions, device: torch.device) -> str:
 
 
 def load_draft_model(
-    options: EngineOptions, model: Decoder, tokenizer: Tokenizer, device: torch.device
+    options: EngineOptions,
+    model: Decoder,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    packed: PackedWeights | None = None,
 ) -> Decoder | Head | None:
-    """Load the model or the head of `--draft-model`. None if none is used.
+    """Load the model or the head of `--draft-model`. None if none is used. `packed`: see `load_model`.
 
     Raises LoadError if the options contradict each other or the tokens differ, and ModelLoadError if the
     model cannot be loaded.
@@ -51,6 +56,7 @@ def load_draft_model(
             dtype=options.dtype if options.dtype != "auto" else str(model.dtype).removeprefix("torch."),
             quantize=options.quantize,
             max_position=options.max_model_len,
+            packed=packed,
         )
     except ModelLoadError as error:
         raise ModelLoadError(f"--draft-model {path}: {error.message}") from error

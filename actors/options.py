@@ -94,6 +94,17 @@ class ModelOptions:
             metavar=f"[{'|'.join(QUANTIZATIONS)}]",
         ),
     ] = None
+    packed_weights_size: Annotated[
+        int | None,
+        OptionInfo(
+            "How much the weights of CPUs may take in ~/.cache/personae/weights. They are kept there as they "
+            "lie in memory, so that the next start need not pack them and replicas share them. 0 keeps none.",
+            min=0,
+            parse=parse_size,
+            unset="20GiB",
+            metavar="SIZE",
+        ),
+    ] = None
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8", "int8"],
         OptionInfo(

@@ -3,28 +3,35 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Checkpoint, Numerics, StoredTensor
 from personae.engine.checkpoints.listing import listing
 from personae.engine.config import ModelConfig
 from personae.engine.models.decoder import Decoder
+from personae.engine.numerics import weight_files, weights_digest
+from personae.engine.packed_weights import PackedWeights, code_digest, file_facts
 from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.quantization.base import load
 from personae.engine.quantization.unquantized import multiplies_bfloat16
 from personae.errors import ModelLoadError
 from personae.kernels.cgroup import free_memory
-from personae.kernels.decoder import Weight
+from personae.kernels.decoder import PackedLayout, PackedPlace, Weight
 from personae.kernels.malloc import give_back_freed
+from personae.kernels.mappable import MappableMemory
 from personae.kernels.memory import main_memory
 from personae.lora.base import fingerprint
 from personae.lora.shapes import Fingerprint
 
 # A buffer in old checkpoints, which follows from the config.
 HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$")
+
+ALIGNMENT = 64  # bytes
 
 Progress = Callable[[int, int], None]
 
@@ -76,6 +83,8 @@ def load_model(
     quantize: str | None = None,
     on_progress: Progress | None = None,
     comm: Comm = ONE_RANK,
+    packed: PackedWeights | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Decoder:
     """Loads a Hugging Face model folder, or a GGUF file.
 
@@ -84,14 +93,16 @@ def load_model(
     context. `quantize`: the format in which linear modules are kept as they are read.
     `comm`: the ranks that share the model; only this rank's part is loaded, and of plain safetensors only
     that is read. `on_progress(done_bytes, total_bytes)` is called after each tensor, in bytes of the files.
-    Besides the parameters only one tensor at a time is in memory.
+    Besides the parameters only one tensor at a time is in memory. `packed`: weights that were packed before
+    are taken from there, others are kept there, if the device's backend packs whole decoders. `checkpoint`:
+    what is at `path`, if it is open already.
 
     Raises:
         ModelLoadError: names each missing, unexpected or mis-shaped tensor, or the file or field that is
         wrong; or says that the weights need more memory than is free.
         LoadError: so many ranks cannot share the model.
     """
-    described = describe(open_checkpoint(path), device=device, dtype=dtype, quantize=quantize)
+    described = describe(checkpoint or open_checkpoint(path), device=device, dtype=dtype, quantize=quantize)
     _check_memory(described, device, quantize, comm)
     config, stored, numerics = described.config, described.stored, described.numerics
     decoder = Decoder(
@@ -102,12 +113,65 @@ def load_model(
         scheme=numerics.scheme,
         comm=comm,
     )
-    _fill(decoder, stored, on_progress)
     decoder.weight_bytes = decoder.nbytes
-    decoder.pack()
     decoder.quantization = numerics.quantization
+    fill = partial(_fill, decoder, stored, on_progress)
+    if packed is None or (layout := decoder.packed_layout()) is None:
+        fill()
+        decoder.pack()
+    else:
+        asked = f"{config} {numerics.dtype} {numerics.quantization} {quantize}"
+        _fill_and_pack(decoder, path, asked, layout, packed, fill)
     give_back_freed()
     return decoder
+
+
+def _fill_and_pack(
+    decoder: Decoder,
+    path: Path,
+    asked: str,
+    layout: PackedLayout,
+    packed: PackedWeights,
+    fill: Callable[[], None],
+) -> None:
+    """Takes the weights from `packed`, or has `fill` read them, packs them in one memory, and keeps that.
+    `asked`: what besides the model's files decides the weights."""
+    places, size = _places(decoder, layout.bytes)
+    if not packed.keeps(size):
+        fill()
+        decoder.pack()
+        return
+    arranged = [(name, start, tensor.dtype, tensor.shape) for name, tensor, start in places]
+    files = file_facts(weight_files(path)), weights_digest(path)
+    identity = "\n".join(map(str, (*files, asked, layout, arranged, code_digest())))
+    found = packed.find(identity, size)
+    if found is None:
+        fill()
+    memory = MappableMemory(size) if found is None else found.memory
+    for name, tensor, start in places:
+        place = memory.bytes[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        if found is None:
+            place.copy_(tensor)
+        if name == EMBEDDING:
+            tensor.set_(place.untyped_storage(), place.storage_offset(), place.shape, place.stride())
+        elif found is not None:
+            tensor.copy_(place)
+    decoder.pack(PackedPlace(memory.bytes[: layout.bytes], found is not None))
+    if found is None:
+        packed.keep(identity, memory, decoder.fingerprints)
+    else:
+        decoder.fingerprints.update(found.fingerprints)
+
+
+def _places(decoder: Decoder, start: int) -> tuple[list[tuple[str, Tensor, int]], int]:
+    """Where the parameters that are not packed lie behind the packed ones, which end at `start`; and the end
+    of all."""
+    places = []
+    for name, tensor in decoder.unpacked():
+        start = -(-start // ALIGNMENT) * ALIGNMENT
+        places.append((name, tensor, start))
+        start += tensor.nbytes
+    return places, start
 
 
 def _check(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:

@@ -30,16 +30,24 @@ class NumericsClass(msgspec.Struct, frozen=True):
         return [name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)]
 
 
+def weight_files(model: Path) -> list[Path]:
+    """The files of a model folder or file that have its weights, and the folder's `config.json`. Raises
+    ModelLoadError if a file has parts and one is missing."""
+    if model.is_dir():
+        files = sorted(path for pattern in ("*.safetensors", "*.gguf") for path in model.glob(pattern))
+        config = model / "config.json"
+        return [config, *files] if config.is_file() else files
+    if model.suffix != ".gguf":
+        return [model]
+    from personae.engine.checkpoints.gguf.files import parts  # the package `gguf` only for a GGUF file
+
+    return parts(model)
+
+
 def weights_digest(model: Path) -> str:
     """The digest of a model folder or file."""
     digest = hashlib.sha256()
-    if model.is_dir():
-        files = sorted(path for pattern in ("*.safetensors", "*.gguf") for path in model.glob(pattern))
-        if (config := model / "config.json").is_file():
-            files.insert(0, config)
-    else:
-        files = [model]
-    for path in files:
+    for path in weight_files(model):
         size = path.stat().st_size
         digest.update(size.to_bytes(8, "little"))
         step = max(size // _BLOCKS, _BLOCK)

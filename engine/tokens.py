@@ -37,6 +37,7 @@ from personae.engine.prompt_length import (
     tails,
 )
 from personae.engine.stops import StopFinder
+from personae.engine.tokenizer_files import TokenizerFiles
 from personae.errors import RequestError
 
 # The library's threads would take cores from the steps.
@@ -96,7 +97,11 @@ class Tokenizer:
 
         Raises ModelLoadError, which names the file, if one is missing or malformed.
         """
-        files = tokenizer_files(path)
+        return Tokenizer.of(tokenizer_files(path))
+
+    @staticmethod
+    def of(files: TokenizerFiles) -> "Tokenizer":
+        """A model's tokenizer from its files."""
         return Tokenizer(
             files.backend,
             bos_id=files.bos_id,

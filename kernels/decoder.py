@@ -85,6 +85,24 @@ class Tapped:
     values: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """How a backend packs a decoder's linear modules. `bytes`: of all of them together. `name`: what besides
+    the weights decides these bytes."""
+
+    bytes: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPlace:
+    """Where a decoder's packed linear modules lie: `memory` [bytes of the layout] uint8, at a multiple of 64
+    bytes. It has zeros, or, if `filled`, the packed modules of the same weights."""
+
+    memory: Tensor
+    filled: bool
+
+
 class PackedLinear(Protocol):
     """A linear module whose weight is in the backend's layout."""
 
@@ -130,11 +148,19 @@ class FusedDecoder(Protocol):
         """
 
 
-def fuse(weights: DecoderWeights) -> FusedDecoder | None:
+def packed_layout(weights: DecoderWeights) -> PackedLayout | None:
+    """How the backend would pack these weights, of which it reads only the shapes. None if `fuse` would
+    return None."""
+    backend = optional("packed_layout", weights.embedding.device, weights.embedding.dtype)
+    layout: PackedLayout | None = None if backend is None else backend(weights)
+    return layout
+
+
+def fuse(weights: DecoderWeights, place: PackedPlace | None = None) -> FusedDecoder | None:
     """Hands the weights to the backend of their device. None, with nothing changed, if it does not support
-    the shape or dtype."""
+    the shape or dtype. `place`: where they are packed, or were; None for memory of the backend's own."""
     backend = optional("fuse", weights.embedding.device, weights.embedding.dtype)
-    fused: FusedDecoder | None = None if backend is None else backend(weights)
+    fused: FusedDecoder | None = None if backend is None else backend(weights, place)
     return fused
 
 

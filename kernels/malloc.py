@@ -14,4 +14,4 @@ def give_back_freed() -> None:
 @cache
 def libc() -> ctypes.CDLL:
     """The C library of this process."""
-    return ctypes.CDLL(None)
+    return ctypes.CDLL(None, use_errno=True)

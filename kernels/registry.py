@@ -39,6 +39,7 @@ NAMES = frozenset(
         *references.OPERATORS,
         "begin_sgmv",
         "fuse",
+        "packed_layout",
         "pack_linear",
         "grouped_linear",
         "route",

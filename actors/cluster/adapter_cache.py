@@ -37,6 +37,7 @@ from personae.actors.framing import frame, receive_first
 from personae.actors.line import Line
 from personae.actors.options import EngineOptions
 from personae.errors import AdapterError, LineBroken, LoadError
+from personae.kernels.cache_folder import cache_folder
 from personae.kernels.sizes import size_text
 from personae.lora.disk import check_free
 
@@ -47,7 +48,7 @@ _STALE_SECONDS = 3600.0
 
 def default_cache() -> Path:
     """The folder for adapters if none is configured."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "personae" / "adapters"
+    return cache_folder() / "adapters"
 
 
 class AdapterCache:

@@ -38,9 +38,12 @@ from personae.kernels.decoder import (
     FusedDecoder,
     LayerWeights,
     LoraStep,
+    PackedLayout,
+    PackedPlace,
     Tapped,
     Weight,
     fuse,
+    packed_layout,
 )
 from personae.kernels.quantized import QuantizedWeight
 from personae.kernels.states import plan_states
@@ -395,18 +398,32 @@ class Decoder:
         """Whether a CUDA graph can capture a decode step."""
         return all(layer.attention.capturable and layer.mlp.capturable for layer in self.layers)
 
-    def pack(self) -> None:
+    def packed_layout(self) -> PackedLayout | None:
+        """How `pack` would lay the linear modules out in one place; None if each packs its own."""
+        weights = self._weights()
+        return None if weights is None else packed_layout(weights)
+
+    def unpacked(self) -> Iterator[tuple[str, Tensor]]:
+        """(checkpoint name, the parameter) of those that `pack` leaves as they are."""
+        packed = {f"{name}.weight" for linear in self._linears() for name in linear.names}
+        for name, tensor in self.tensors():
+            if name not in packed:
+                assert isinstance(tensor, Tensor)
+                yield name, tensor
+
+    def pack(self, place: PackedPlace | None = None) -> None:
         """Packs the weights for this machine. Call it once, after all tensors are filled.
 
         If the device's backend runs all layers in one call, it takes the weights over. Otherwise each linear
-        module packs its own.
+        module packs its own. `place`: see `packed_layout`; if that is filled, the linear modules need not be.
         """
         for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms())):
             norm.finish()
-        for linear in self._linears():
-            linear.method.loaded()
-        weights = self._weights() if self.comm.size == 1 else None  # ranks sum between the halves of a layer
-        self._fused = None if weights is None else fuse(weights)
+        if place is None or not place.filled:
+            for linear in self._linears():
+                linear.method.loaded()
+        weights = self._weights()
+        self._fused = None if weights is None else fuse(weights, place)
         if self._fused is None:
             for linear in self._linears():
                 linear.pack()
@@ -422,7 +439,10 @@ class Decoder:
         yield self.output
 
     def _weights(self) -> DecoderWeights | None:
-        """The whole decoder as tensors; None if `kernels/decoder.py` does not support it."""
+        """The whole decoder as tensors; None if `kernels/decoder.py` does not support it, or ranks share it:
+        those sum between the halves of a layer."""
+        if self.comm.size > 1:
+            return None
         config, layers = self.config, [layer.weights() for layer in self.layers]
         known = [layer for layer in layers if layer is not None]
         shapes = {*self._attending.values()}

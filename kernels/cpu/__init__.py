@@ -25,6 +25,7 @@ def operators() -> dict[str, Implementation]:
 
         fused = Fused(handle)
         found["fuse"] = Implementation(fused.take, BFLOAT16)
+        found["packed_layout"] = Implementation(fused.layout, BFLOAT16)
         found["pack_linear"] = Implementation(fused.pack_linear, BFLOAT16)
         found["grouped_linear"] = Implementation(fused.grouped_linear, BFLOAT16)
     return found

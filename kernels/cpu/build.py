@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from personae.errors import KernelError
+from personae.kernels.cache_folder import cache_folder
 from personae.kernels.cpu import prebuilt
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "decoder.cpp"))
@@ -104,21 +105,16 @@ def built(compiler: str, *flags: str) -> Path:
     made_from = b"\0".join(
         [*sources, version, " ".join((*FLAGS, *flags)).encode(), *(() if flags else (_processor(),))]
     )
-    target = _cache_folder() / f"kernels-{hashlib.sha256(made_from).hexdigest()[:16]}.so"
+    folder = cache_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target = folder / f"kernels-{hashlib.sha256(made_from).hexdigest()[:16]}.so"
     if not target.exists():
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            made = Path(folder) / "kernels.so"
+        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+            made = Path(unfinished) / "kernels.so"
             _log.info("compiling CPU kernels (once, about 20 s)")
             compile_library(compiler, made, *flags)
             made.replace(target)  # atomic, in case another process builds it too
     return target
-
-
-def _cache_folder() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "personae"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
 
 
 def _processor() -> bytes:

@@ -65,10 +65,14 @@ int personae_instructions(int wanted) {
     return instructions();
 }
 
-// A weight as it is kept (formats.h), packed; null: no memory.
+// A weight as it is kept (formats.h), packed in `memory`, or in memory of its own if that is null. elements null: it lies there
+// packed already. The result is null if there is no memory.
 void* personae_pack(int kept, const void* elements, const void* steps, const float* scales, int64_t n, int64_t k,
-                    int paired) {
-    return pack({Kept(kept), elements, (const uint8_t*)steps, scales, n, k}, paired);
+                    int paired, void* memory) {
+    return pack({Kept(kept), elements, (const uint8_t*)steps, scales, n, k}, paired, (char*)memory);
+}
+int64_t personae_packed_bytes(int kept, int64_t n, int64_t k, int paired) {
+    return unplaced(Kept(kept), n, k, paired).bytes();
 }
 void personae_plain(const void* packed, void* weight) { plain(*(const Packed*)packed, (bf16*)weight); }
 void personae_unpack(void* packed) { delete (Packed*)packed; }

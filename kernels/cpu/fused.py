@@ -17,13 +17,17 @@ from personae.kernels.decoder import (
     LayerWeights,
     LinearWeights,
     LoraStep,
+    PackedLayout,
     PackedLinear,
+    PackedPlace,
     Tapped,
     Weight,
 )
 
 BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")  # GGUF's formats
 KINDS = {kind: 1 + place for place, kind in enumerate(("int8", "int4", *BLOCKS))}  # as formats.h numbers them
+LINE = 64  # bytes; packed weights begin at multiples of it
+HALVES = 3  # of Instructions (instructions.h): those that have a layout of their own
 MODULES = ("q", "k", "v", "o", "gate", "up", "down")
 MAX_GROUP = 32  # query heads that share a key/value head
 MOST_IN_INT8 = 512  # numbers of a key that a cache in int8 can have; int8_rows.h has it too
@@ -93,8 +97,10 @@ class Fused:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.instructions = library.personae_instructions
         self.pack = library.personae_pack
-        self.pack.argtypes = [c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int]
+        self.pack.argtypes = [c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int, c_void_p]
         self.pack.restype = c_void_p
+        self._packed_bytes = library.personae_packed_bytes
+        self._packed_bytes.argtypes, self._packed_bytes.restype = [c_int, c_int64, c_int64, c_int], c_int64
         self.unpack = library.personae_unpack
         self.unpack.argtypes = [c_void_p]
         self.plain = library.personae_plain
@@ -112,21 +118,34 @@ class Fused:
         self.logits = library.personae_decoder_logits
         self.logits.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
 
-    def take(self, weights: DecoderWeights) -> "CpuDecoder | None":
-        """See `kernels.decoder.fuse`. Supports bfloat16, and sizes that fill whole registers."""
-        hidden, inner = weights.embedding.shape[1], weights.layers[0].down.weight.shape[1]
-        if (
-            weights.embedding.dtype is not torch.bfloat16
-            or hidden % 32
-            or inner % 32
-            or weights.head_dim % 32
-            or weights.head_dim > MOST_IN_INT8
-            or any(turned % 32 for turned in _rotated(weights))
-            or weights.heads // weights.kv_heads > MAX_GROUP
-            or not all(isinstance(weight, Tensor) or weight.kind in KINDS for weight in _weights(weights))
-        ):
+    def take(self, weights: DecoderWeights, place: PackedPlace | None = None) -> "CpuDecoder | None":
+        """See `kernels.decoder.fuse`."""
+        return CpuDecoder(self, weights, place) if self._supports(weights) else None
+
+    def layout(self, weights: DecoderWeights) -> PackedLayout | None:
+        """See `kernels.decoder.packed_layout`."""
+        if not self._supports(weights):
             return None
-        return CpuDecoder(self, weights)
+        kinds = [_kind(weight) for weight, _ in _weights(weights)]
+        size = sum(map(_aligned, self.packed_bytes(weights)))
+        return PackedLayout(size, f"{self.instructions(-1) == HALVES} {kinds}")
+
+    def packed_bytes(self, weights: DecoderWeights) -> list[int]:
+        """The bytes of each packed weight."""
+        return [
+            self._packed_bytes(_kind(weight), *weight.shape, paired) for weight, paired in _weights(weights)
+        ]
+
+    def _supports(self, weights: DecoderWeights) -> bool:
+        """Bfloat16, and sizes that fill whole registers."""
+        hidden, inner = weights.embedding.shape[1], weights.layers[0].down.weight.shape[1]
+        return (
+            weights.embedding.dtype is torch.bfloat16
+            and not any(size % 32 for size in (hidden, inner, weights.head_dim, *_rotated(weights)))
+            and weights.head_dim <= MOST_IN_INT8
+            and weights.heads // weights.kv_heads <= MAX_GROUP
+            and all(isinstance(weight, Tensor) or weight.kind in KINDS for weight, _ in _weights(weights))
+        )
 
     def pack_linear(self, linear: LinearWeights, dtype: torch.dtype) -> "CpuLinear | None":
         """See `kernels.decoder.pack_linear`."""
@@ -151,36 +170,55 @@ def _rotated(weights: DecoderWeights) -> set[int]:
     return {2 * layer.rope[0].shape[1] for layer in weights.layers if layer.rope} or {0}
 
 
-def _weights(decoder: DecoderWeights) -> Iterator[Weight]:
-    """Of all linear modules."""
+def _weights(decoder: DecoderWeights) -> Iterator[tuple[Weight, bool]]:
+    """Of all linear modules, in the order in which they are packed, and whether they are two halves."""
+    yield decoder.output, False
     for layer in decoder.layers:
         for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
-            yield linear.weight
-    yield decoder.output
+            yield linear.weight, linear is layer.gate_up
 
 
-def _tensors(weight: Weight) -> tuple[int, tuple[Tensor | None, ...]]:
-    """The arguments of `personae_pack`: the kind of weight; its elements, steps and scales."""
+def _aligned(size: int) -> int:
+    return -(-size // LINE) * LINE
+
+
+def _kind(weight: Weight) -> int:
+    return 0 if isinstance(weight, Tensor) else KINDS[weight.kind]
+
+
+def _tensors(weight: Weight) -> tuple[Tensor | None, ...]:
+    """A weight for `personae_pack`: its elements, steps and scales."""
     if isinstance(weight, Tensor):
-        return 0, (weight.contiguous(), None, None)
+        return weight.contiguous(), None, None
     if weight.kind in BLOCKS:
-        return KINDS[weight.kind], (weight.tensors()[0].contiguous(), None, None)
+        return weight.tensors()[0].contiguous(), None, None
     scales, elements, *steps = (tensor.contiguous() for tensor in weight.tensors())
-    return KINDS[weight.kind], (elements, steps[0] if steps else None, scales)
+    return elements, steps[0] if steps else None, scales
+
+
+def _parts(place: PackedPlace, sizes: Sequence[int]) -> Iterator[PackedPlace]:
+    """The place of each weight, one after the other."""
+    for part in torch.split(place.memory, list(map(_aligned, sizes))):
+        yield PackedPlace(part, place.filled)
 
 
 class CpuLinear:
-    """See `kernels.decoder.PackedLinear`. Holds the packed weight until it is collected."""
+    """See `kernels.decoder.PackedLinear`. Holds the packed weight until it is collected. `place`: where that
+    lies, memory of its own if None."""
 
-    def __init__(self, calls: Fused, linear: LinearWeights, *, paired: bool = False) -> None:
+    def __init__(
+        self, calls: Fused, linear: LinearWeights, place: PackedPlace | None = None, *, paired: bool = False
+    ) -> None:
         weight = linear.weight
-        kept, tensors = _tensors(weight)
-        self._calls = calls
+        filled = place is not None and place.filled
+        tensors = (None, None, None) if filled else _tensors(weight)
+        self._calls, self._place = calls, place
         self.outputs, self._inputs = weight.shape
         # Padded as `multiply` (product.h) expects.
         self.bias = None if linear.bias is None else functional.pad(linear.bias.float(), (0, 32))
         addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
-        handle = calls.pack(kept, *addresses, self.outputs, self._inputs, paired)
+        memory = None if place is None else place.memory.data_ptr()
+        handle = calls.pack(_kind(weight), *addresses, self.outputs, self._inputs, paired, memory)
         if handle is None:
             raise MemoryError(f"not enough memory for a packed weight of {self.outputs} x {self._inputs}")
         self.handle: int = handle
@@ -212,17 +250,17 @@ class CpuLinear:
 class CpuDecoder:
     """See `kernels.decoder.FusedDecoder`."""
 
-    def __init__(self, calls: Fused, weights: DecoderWeights) -> None:
+    def __init__(self, calls: Fused, weights: DecoderWeights, place: PackedPlace | None = None) -> None:
         self._calls = calls
         self._kept: list[Tensor | CpuLinear] = []
-        self.output = CpuLinear(calls, LinearWeights(weights.output, None))
+        parts = None if place is None else _parts(place, calls.packed_bytes(weights))
+
+        def packed(linear: LinearWeights, paired: bool = False) -> CpuLinear:
+            return CpuLinear(calls, linear, None if parts is None else next(parts), paired=paired)
+
+        self.output = packed(LinearWeights(weights.output, None))
         self.linears = tuple(
-            (
-                CpuLinear(calls, layer.qkv),
-                CpuLinear(calls, layer.o),
-                CpuLinear(calls, layer.gate_up, paired=True),
-                CpuLinear(calls, layer.down),
-            )
+            (packed(layer.qkv), packed(layer.o), packed(layer.gate_up, True), packed(layer.down))
             for layer in weights.layers
         )
         self._hidden = weights.embedding.shape[1]

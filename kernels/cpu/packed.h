@@ -65,6 +65,7 @@ struct Packed {
         return kept == BFLOAT16 ? blocks * 4 * TILE : layout_of(kept).blocks_bytes(blocks);
     }
     int64_t group_bytes() const { return blocks_bytes() + (scaled() ? GROUP * int64_t(sizeof(float)) : 0); }
+    int64_t bytes() const { return groups * group_bytes(); }
     char* group(int64_t g) const { return memory + g * group_bytes(); }
     float* scales(int64_t g) const { return (float*)(group(g) + blocks_bytes()); }
     // The first output of one of a group's two tiles, and how many of its 16 are outputs at all.
@@ -126,16 +127,24 @@ inline void copy_pairs(const Packed& p, int64_t g, const bf16* elements) {
         }
 }
 
-// null: no memory.
-inline Packed* pack(const Weight& w, bool paired) {
-    const int64_t outputs = paired ? w.n / 2 : w.n, per_group = paired ? 16 : GROUP, groups = (w.k + 15) / 16;
-    Packed* p = new Packed{w.n, w.k, (outputs + per_group - 1) / per_group, (w.k + 31) / 32, paired, w.kept,
-                           instructions() == HALVES && w.kept == BFLOAT16, nullptr, nullptr};
-    std::tie(p->memory, p->slab) = Slab::take(p->groups * p->group_bytes());
+// A weight [n, k] without memory.
+inline Packed unplaced(Kept kept, int64_t n, int64_t k, bool paired) {
+    const int64_t outputs = paired ? n / 2 : n, per_group = paired ? 16 : GROUP;
+    return {n, k, (outputs + per_group - 1) / per_group, (k + 31) / 32, paired, kept,
+            instructions() == HALVES && kept == BFLOAT16, nullptr, nullptr};
+}
+
+// In `memory`, of zeros; without elements they are there already. memory null: in a slab. null: there is none.
+inline Packed* pack(const Weight& w, bool paired, char* memory) {
+    const int64_t groups = (w.k + 15) / 16;
+    Packed* p = new Packed(unplaced(w.kept, w.n, w.k, paired));
+    p->memory = memory;
+    if (!memory) std::tie(p->memory, p->slab) = Slab::take(p->bytes());
     if (!p->memory) {
         delete p;
         return nullptr;
     }
+    if (!w.elements) return p;
 #pragma omp parallel for
     for (int64_t g = 0; g < p->groups; g++) {
         for (int64_t i = 0; i < GROUP && p->scaled(); i++)

@@ -23,7 +23,7 @@ int main() {
         for (int64_t i = 0; i < blocks; i++)  // scales and least values near 1
             for (int64_t at = 0; at < (kept == Q4_1 || kept == Q4_K ? 4 : 2); at += 2)
                 elements[i * l.file_bytes + (kept == Q6_K ? 208 : 0) + at + 1] = uint8_t(0x38 | (random() & 0x81));
-        const Packed* w = pack({Kept(kept), elements.data(), steps.data(), scales.data(), n, k}, false);
+        const Packed* w = pack({Kept(kept), elements.data(), steps.data(), scales.data(), n, k}, false, nullptr);
         std::vector<float> inputs(rows * k);
         for (float& x : inputs) x = float(int32_t(random() % 2001) - 1000) * 0x1p-8f;
         auto product = [&](int64_t first, int64_t count) {

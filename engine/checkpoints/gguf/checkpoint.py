@@ -117,6 +117,6 @@ class GgufFile:
         keeps = optional("pack_linear", device, torch.bfloat16) is not None
         if plain is not None or not keeps:
             return Numerics(dtype_of("dtype", plain or "bfloat16"), scheme_of(None))
-        kinds = Counter(tensor.dtype for tensor in stored.values() if tensor.dtype in METHODS)
+        kinds = Counter(tensor.dtype for tensor in stored.values() if tensor.kept is not None)
         name = kinds.most_common(1)[0][0] if kinds else None
         return Numerics(torch.bfloat16, kept_as_stored(stored, frozenset(METHODS)), name)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
@@ -29,6 +29,8 @@ SERVED = frozenset(
     | {Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S}
     | {Type.IQ4_NL, Type.IQ4_XS, Type.TQ1_0, Type.TQ2_0, Type.MXFP4, Type.NVFP4}
 )
+WITHIN_Q8_0 = frozenset({Type.Q5_0, Type.IQ4_NL})
+"""Types whose blocks are 32 whole numbers of up to 8 bits, and a float16 that multiplies them."""
 FLOATS = frozenset({Type.F32, Type.F16, Type.BF16})
 STRETCHING = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -89,12 +91,17 @@ class GgufTensor(StoredTensor):
 
     @property
     def kept(self) -> str | None:
-        """See `StoredTensor`: the file's own type."""
-        return self.dtype if self.dtype in METHODS else None
+        """See `StoredTensor`: the file's own type, or one with more bits that has the same values."""
+        return self.dtype if self.dtype in METHODS else "Q8_0" if self.info.type in WITHIN_Q8_0 else None
 
     def blocks(self, kind: str) -> Tensor:
         """See `StoredTensor`."""
-        return self._rows()
+        rows = self._rows()
+        if kind == self.dtype:
+            return rows
+        assert kind == "Q8_0"
+        some = max(1, _CHUNK // self.shape[-1])
+        return torch.cat([_as_q8_0(part, self.info.type) for part in torch.split(rows, some)])
 
     def _rows(self) -> Tensor:
         """The file's bytes, [rows, bytes] uint8."""
@@ -103,6 +110,16 @@ class GgufTensor(StoredTensor):
         own = self.header.bytes_of(self.info).reshape(parts, -1)[index]
         raw = torch.from_numpy(np.array(own)).view(rows, -1)
         return raw if self.order is None else raw.view(self.order.shape[0], -1)[self.order].view(rows, -1)
+
+
+def _as_q8_0(rows: Tensor, type: GGMLQuantizationType) -> Tensor:
+    """Blocks of 32 inputs with one scale, which comes first, as blocks of Q8_0."""
+    _, size = GGML_QUANT_SIZES[type]
+    blocks = rows.view(rows.shape[0], -1, size).clone()
+    scales = blocks[:, :, :2].clone()
+    blocks[:, :, :2] = torch.ones(1, dtype=torch.float16).view(torch.uint8)
+    levels = torch.from_numpy(dequantize(blocks.view_as(rows).numpy(), type)).to(torch.int8)
+    return torch.cat([scales, levels.view(torch.uint8).view(*scales.shape[:2], 32)], 2).view(len(rows), -1)
 
 
 def _typed(rows: Tensor, type: GGMLQuantizationType) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":

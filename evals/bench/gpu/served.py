@@ -34,14 +34,13 @@ def missing() -> list[str]:
 def engine_answers(device: Literal["cpu", "cuda"], model: Path, adapters: Path) -> Answers:
     """Tokens by name, of sequences that run together: prompts of all lengths, each of the adapters, and
     answers bound by a schema. Step N + 1 is launched before the tokens of step N are read."""
-    from personae.actors.assembly import assemble
+    from personae.actors.assembly import BegunCompiler, assemble
     from personae.actors.options import EngineOptions
     from personae.engine.launched import LaunchedStep
     from personae.engine.params import SamplingParams
     from personae.engine.sequence import SequenceLog
     from personae.engine.step import StepEngine, by_tenant
     from personae.engine.worker.adapters import DeviceAdapters
-    from personae.grammar.compiler import GrammarCompiler
     from personae.grammar.spec import GrammarSpec
     from personae.lora.library import AdapterLibrary
     from personae.lora.source import AdapterSource
@@ -61,10 +60,10 @@ def engine_answers(device: Literal["cpu", "cuda"], model: Path, adapters: Path) 
     library, compiler = spec.library, spec.build_compiler()
     assert isinstance(engine, StepEngine)
     assert isinstance(engine.worker, DeviceAdapters)
-    assert isinstance(compiler, GrammarCompiler)
+    assert isinstance(compiler, BegunCompiler)
     assert isinstance(library, AdapterLibrary)
     bound = GrammarSpec("json_schema", SCHEMA)
-    grammars = {bound: compiler.compile(bound)}
+    grammars = {bound: compiler.compile(bound, "")}
     digests = {name: card.adapter for name, card in sorted(spec.models.items()) if card.adapter}
     for digest in digests.values():
         assert engine.worker.place(library.take(digest, AdapterSource(())))

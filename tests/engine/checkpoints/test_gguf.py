@@ -64,7 +64,7 @@ RARE = frozenset(  # i-quants, ternary types and floats of four bits
     | {Type.IQ4_NL, Type.IQ4_XS, Type.TQ1_0, Type.TQ2_0, Type.MXFP4, Type.NVFP4}
 )
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-KEPT = (Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q4_K, Type.Q6_K)
+KEPT = (Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q4_K, Type.Q6_K, Type.Q5_0, Type.IQ4_NL)
 ROUNDED_INPUTS = 0.1  # 255 levels are 0.006 of a product, and up to 0.06 of these random models' logits
 PROMPT = random.Random(3).choices(range(VOCAB), k=60)
 
