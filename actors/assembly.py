@@ -62,6 +62,7 @@ from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.cgroup import keep_to_share
 from personae.kernels.memory import Memory, memory_of, warn_of_fixed_shares
+from personae.kernels.registry import operators
 from personae.kernels.side_stream import SideStream
 from personae.kernels.sizes import size_text
 from personae.kernels.triton import FP8_CAPABILITY, check_launcher
@@ -83,7 +84,7 @@ KV_DISK_BYTES = 20 * 2**30
 TOKEN_BYTES = 16  # at most, of a token in a page's key
 ADAPTER_BYTES = 128  # of the digest of an adapter that becomes active inside the page
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[str, int, int], None]  # phase, bytes that are done, all bytes; see engine_process.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +115,25 @@ def assemble(
     """
     device = _device(options.device)
     _check_quantization(options.quantize, device)
+    phase = _no_progress if on_progress is None else on_progress
+    phase("kernels", 0, 0)
     if device.type == "cpu":
         keep_to_share()
+        operators("cpu")
     else:
         _check_kernels()
+    phase("weights", 0, 0)
     checkpoint = open_checkpoint(options.model)
     vocab_size = checkpoint.config().vocab_size
     ranks = _other_ranks(options, checkpoint, device)
     with ThreadPoolExecutor(1, "grammars") as meanwhile:  # reading weights leaves the interpreter's lock free
         texts = meanwhile.submit(_texts, options.model, vocab_size)
-        model = _loaded(options, device, on_progress, ONE_RANK if ranks is None else ranks.comm)
+        model = _loaded(options, device, partial(phase, "weights"), ONE_RANK if ranks is None else ranks.comm)
         if ranks is not None:
             ranks.loaded()
+        phase("tokenizer", 0, 0)
         tokenizer, compiler = texts.result()
+    phase("adapters", 0, 0)
     speculate = chosen_speculation(options, device)
     draft = load_draft_model(options, model, tokenizer, device)
     shapes = lora_shapes(model)
@@ -145,6 +152,7 @@ def assemble(
     for adapter in adapters.values():
         library.put(prepare(adapter, rest=no_rest))
     retokenizer = Retokenizer(tokenizer, compiler.vocabulary.tokens)
+    phase("warm-up", 0, 0)
     numerics = NumericsClass(
         weights_digest(options.model),
         str(model.dtype).removeprefix("torch."),
@@ -377,6 +385,10 @@ def _device(choice: str) -> torch.device:
     return torch.device(choice)
 
 
+def _no_progress(_phase: str, _done: int, _total: int) -> None:
+    """Nobody wants to know."""
+
+
 def _check_quantization(quantize: str | None, device: torch.device) -> None:
     """Raises LoadError for a format that the device does not multiply."""
     if device.type == "cpu":
@@ -425,7 +437,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
 
 
 def _loaded(
-    options: EngineOptions, device: torch.device, on_progress: Progress | None, comm: Comm
+    options: EngineOptions, device: torch.device, on_progress: Callable[[int, int], None], comm: Comm
 ) -> Decoder:
     """Load the model to the device. Raises ModelLoadError, or LoadError if there is too little memory."""
     free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else 0

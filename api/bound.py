@@ -147,8 +147,8 @@ def as_asked(spec: GrammarSpec | None, body: SamplingFields, settings: ApiSettin
         spec = in_any_order(spec)
     if spec is not None and (package := missing(BACKENDS_OF_KIND[spec.kind][-1])) is not None:
         raise UnsupportedParameter(
-            f"`{PARAMS[spec.kind]}`: {_KINDS[spec.kind]} need the package {package}, which this server does not "
-            f"have (pip install {package}). Lark needs no package.",
+            f"`{PARAMS[spec.kind]}`: {_KINDS[spec.kind]} need the package {package}, which is not installed "
+            f"here (pip install {package}). Lark needs no package.",
             param=PARAMS[spec.kind],
         )
     name = body.guided_decoding_backend

@@ -22,8 +22,8 @@ LOCK = ROOT / "requirements.lock"
 BY_BUILD = {"torch", "setuptools", "triton"}
 EXTRAS = ("object-store", "postgres", "xgrammar")  # all of serving, of one or of several servers
 HEADER = """\
-# What Personae and its extras object-store, postgres and xgrammar need to run, without torch: made by `make lock`
-# from constraints.txt.
+# What Personae and its extras object-store, postgres and xgrammar need to run, without torch: made by
+# `make lock` from constraints.txt.
 # Install torch first, in the build that you want; docs/operate/operations.md says how.
 """
 
