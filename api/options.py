@@ -73,7 +73,8 @@ class AdapterOptions:
         tuple[str, ...],
         OptionInfo(
             "Adapters may be fetched from sources that begin with this: hf://, hf://org, hf://org/name, "
-            "s3://bucket/folder, gs://…, az://… or file:///folder. Can be repeated.",
+            "s3://bucket/folder, gs://…, az://…, wandb://entity, mlflow://models, mlflow://runs or "
+            "file:///folder. Can be repeated.",
             metavar="PREFIX",
             check=check_prefixes,
         ),
