@@ -225,8 +225,8 @@ def _open_tier(
     """The tier of `--kv-disk`. Its pages are for engines with the same numbers and the same layout."""
     if options.kv_disk is None:
         return None
-    if sys.platform == "win32":
-        raise LoadError("--kv-disk does not work on Windows.")
+    if not hasattr(os, "posix_fallocate"):
+        raise LoadError("--kv-disk does not work on this system: it cannot reserve room in files.")
     from personae.engine.tiers.disk import DiskTier
 
     layout, specs = sizes.layout, model.config.kv_specs
