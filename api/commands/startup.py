@@ -24,7 +24,8 @@ class StartUp:
     terminal for people. Thread-safe. As a file it writes lines to stderr, above what is drawn."""
 
     def __init__(self, drawn: bool) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._stderr = sys.stderr
+        self._console = Console(file=self._stderr, highlight=False)
         self._progress = Progress(
             TextColumn("  {task.description:<12}"),
             BarColumn(24),
@@ -73,12 +74,12 @@ class StartUp:
             if self._progress.live.is_started:
                 self._console.print(text, end="", markup=False, emoji=False, soft_wrap=True)
             else:
-                sys.stderr.write(text)
+                self._stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
         """Flush stderr."""
-        sys.stderr.flush()
+        self._stderr.flush()
 
     def _clear(self) -> None:
         if self._progress.live.is_started:
