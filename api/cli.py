@@ -4,6 +4,7 @@
 Heavy packages (torch, the server) are imported inside the commands, so that `personae --help` is quick.
 """
 
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -76,14 +77,18 @@ def serve(options: ServeOptions, config: ConfigOption = None, dry_run: DryRunOpt
     if dry_run:
         _dry_run(options)
         return
+    drawn = options.log_format == "text" and sys.stderr.isatty()
     one_here = not options.one_process and options.ray is None
     one_here = one_here and max(options.replicas, options.max_replicas or 1) == 1
     try:
         bind(options.host, options.port).close()  # before anything large is imported
-        with ahead() if one_here else nullcontext():
+        from personae.api.commands.startup import StartUp
+
+        with ahead() if one_here else nullcontext(), StartUp(drawn) as start_up:
+            start_up.begin("libraries")
             from personae.api.commands.serve import run
 
-            run(options)
+            run(options, start_up)
     except LoadError as error:
         typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
         raise typer.Exit(_START_UP_ERROR) from None

@@ -20,6 +20,7 @@ from personae.api.dialect import CHAT
 from personae.api.exclusion import exclusions
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
+from personae.api.infill import Infill, infix_tokens
 from personae.api.logprobs import prompt_logprobs, text_logprobs
 from personae.api.packing import Pack, as_list
 from personae.api.params import (
@@ -77,6 +78,7 @@ async def admit(context: RequestContext, body: CompletionRequest) -> tuple[Job, 
     model = context.chosen(body)
     context = await context.with_defaults(model)
     fill(body, context.defaults)
+    infill = _infill(context, body)
     wants_usage(body)
     style = text_style(body, settings)
     logprobs = logprob_count("logprobs", body.logprobs, settings)
@@ -88,7 +90,7 @@ async def admit(context: RequestContext, body: CompletionRequest) -> tuple[Job, 
     asked = _asked(body, context.defaults)
     answers = not (asked == 0 and body.echo)
     most = kept_of_prompt(body.truncate_prompt_tokens, answer=asked or 1, limit=client.max_model_len)
-    count, prompts = await context.prepared(lambda brief: _prepare(context, body, most, brief))
+    count, prompts = await context.prepared(lambda brief: _prepare(context, body, most, infill, brief))
     if of_prompt is not None:
         entries = count * sum(len(prompt.tokens) for prompt in prompts) * (of_prompt + 1)
         name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
@@ -131,6 +133,27 @@ async def admit(context: RequestContext, body: CompletionRequest) -> tuple[Job, 
     return job, CompletionBuilder(job, body, prompts, count)
 
 
+def _infill(context: RequestContext, body: CompletionRequest) -> Infill | None:
+    """How the model fills in the middle; None without a `suffix`. Its tokens that end an answer are added to
+    the body's. Raises UnsupportedParameter for another model and for what has no meaning then."""
+    if not body.suffix:
+        return None
+    infill = Infill.of(context.client.tokenizer)
+    if infill is None:
+        raise UnsupportedParameter(
+            "`suffix`: this model has no tokens to fill in the middle with; leave it out.", param="suffix"
+        )
+    for name in ("echo", "truncate_prompt_tokens"):
+        if getattr(body, name):
+            raise UnsupportedParameter(f"`{name}` and `suffix` cannot be combined.", param=name)
+    prompts = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise UnsupportedParameter("With a `suffix`, `prompt` must be text.", param="prompt")
+    if not body.ignore_eos:
+        body.stop_token_ids = [*(body.stop_token_ids or ()), *infill.ends]
+    return infill
+
+
 def _asked(body: CompletionRequest, defaults: RequestDefaults) -> int | None:
     """The most tokens of an answer. None for what is left of the context."""
     if body.max_tokens is None:
@@ -151,7 +174,7 @@ def _length(
 
 
 def _prepare(
-    context: RequestContext, body: CompletionRequest, most: int | None, brief: bool
+    context: RequestContext, body: CompletionRequest, most: int | None, infill: Infill | None, brief: bool
 ) -> tuple[int, list[GivenPrompt]]:
     """The number of choices of each prompt, and the prompts; longer ones are cut to their last `most`
     tokens."""
@@ -165,7 +188,30 @@ def _prepare(
     count = choices_of(body.n, settings, len(texts or ids))
     if body.best_of not in (None, count):
         raise UnsupportedParameter("`best_of` is not served; it may only equal `n`.", param="best_of")
+    if infill is not None:
+        return count, _infill_prompts(context, body, infill, texts, brief)
     return count, encoded_prompts(context, body, texts, ids, most, brief)
+
+
+def _infill_prompts(
+    context: RequestContext, body: CompletionRequest, infill: Infill, texts: list[str], brief: bool
+) -> list[GivenPrompt]:
+    """The prompts with what comes after the answer. Raises RequestError for a text that is too long, and
+    NotBrief."""
+    assert body.suffix is not None
+    tokenizer, limit = context.client.tokenizer, context.client.max_model_len
+    names = ["prompt" if isinstance(body.prompt, str) else f"prompt[{index}]" for index in range(len(texts))]
+    try:
+        before = context.encode([*texts, body.suffix], add_special_tokens=False, brief=brief, limit=limit)
+    except TooManyTokens as found:
+        raise too_many_tokens(limit, [*names, "suffix"][found.index]) from None
+    after = infix_tokens(tokenizer, body.suffix)
+    begin = tokenizer.encode("")[:1] if body.add_special_tokens is not False else []
+    begin = [id for id in begin if id == tokenizer.bos_id]
+    return [
+        GivenPrompt(infill.prompt(begin, tokens, after), "", name)
+        for tokens, name in zip(before, names, strict=False)
+    ]
 
 
 def given_prompts(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[list[int]]]:

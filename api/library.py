@@ -115,7 +115,12 @@ async def open(
         serve = checked(model)
     except ValueError as error:
         raise LoadError(f"An option is wrong: {error}") from None
-    async with open_engine(serve, on_progress) as opened:
+
+    def weights(phase: str, done: int, total: int) -> None:
+        if on_progress is not None and phase == "weights" and total:
+            on_progress(done, total)
+
+    async with open_engine(serve, weights) as opened:
         yield Engine(make_context(opened.client, serve_settings(serve, opened)))
 
 

@@ -5,7 +5,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from anyio import to_thread
 
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.cluster.launch import open_cluster
+from personae.actors.frontend.engine_process import Progress
 from personae.actors.keeping import Keeper
 from personae.actors.kv_publisher import publishing
 from personae.actors.multi_process import MultiProcessEngine, open_multi_process
@@ -36,7 +37,7 @@ _log = logging.getLogger("personae.kv")
 @asynccontextmanager
 async def open_engine(
     options: ServeOptions,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress | None = None,
     *,
     adapter_store: Path | None = None,
     secret: bytes | None = None,
@@ -47,8 +48,8 @@ async def open_engine(
     `adapter_store` is the folder of adapters that are added later, `secret` what tenants' prefix-cache salts
     are made from. With an `engine_folder`, engines on this machine outlive this process if it is killed, and
     those that wait in that folder are taken over (on Linux). A bundled model adds its own adapters to the
-    requested ones. Models and adapters on the Hub are downloaded. `on_progress(done_bytes, total_bytes)` is
-    called while weights load; in one process, from another thread. Raises LoadError.
+    requested ones. Models and adapters on the Hub are downloaded. `on_progress(phase, done, total)` is called
+    for each phase, and with bytes while weights load; in one process, from another thread. Raises LoadError.
     """
     most = max(options.replicas, options.max_replicas or 1)
     if options.one_process and most > 1:
@@ -185,7 +186,7 @@ def _split(sources: tuple[Path, ...]) -> tuple[tuple[Path, ...], tuple[tuple[str
 def _open_processes(
     options: ServeOptions,
     engine_options: EngineOptions,
-    on_progress: Callable[[int, int], None] | None,
+    on_progress: Progress | None,
     hear: HearKVEvents | None,
     keeper: Keeper | None,
 ) -> AbstractAsyncContextManager[MultiProcessEngine]:

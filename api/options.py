@@ -73,7 +73,8 @@ class AdapterOptions:
         tuple[str, ...],
         OptionInfo(
             "Adapters may be fetched from sources that begin with this: hf://, hf://org, hf://org/name, "
-            "s3://bucket/folder, gs://…, az://… or file:///folder. Can be repeated.",
+            "s3://bucket/folder, gs://…, az://…, wandb://entity, mlflow://models, mlflow://runs or "
+            "file:///folder. Can be repeated.",
             metavar="PREFIX",
             check=check_prefixes,
         ),
@@ -230,6 +231,21 @@ class ServerOptions:
 
     host: Annotated[str, OptionInfo("The address to listen on.")] = "127.0.0.1"
     port: Annotated[int, OptionInfo("The port to listen on; 0 takes any free port.", min=0, max=65535)] = 8000
+    ssl_certfile: Annotated[
+        Path | None,
+        OptionInfo(
+            "Serve over TLS with this certificate and those that lead to it, in PEM. SIGHUP reads it again.",
+            metavar="FILE",
+        ),
+    ] = None
+    ssl_keyfile: Annotated[
+        Path | None,
+        OptionInfo(
+            "The private key of --ssl-certfile, in PEM.",
+            metavar="FILE",
+            unset="in the certificate's file",
+        ),
+    ] = None
     root_path: Annotated[
         str,
         OptionInfo(

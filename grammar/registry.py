@@ -1,8 +1,11 @@
 """The grammar backends by name. A backend's library is imported when the backend is first asked for."""
 
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from threading import Lock
 
+from personae.errors import GrammarError
 from personae.grammar.backend import GrammarBackend
 from personae.grammar.spec import GrammarKind
 from personae.grammar.vocabulary import Vocabulary
@@ -28,16 +31,28 @@ BACKENDS_OF_KIND: dict[GrammarKind, tuple[str, ...]] = {
     "ebnf": ("xgrammar",),
 }
 
+_EXTRAS = {"xgrammar": "xgrammar"}
+"""The packages of backends that are not always installed."""
+
 # The names that vLLM's users know. A spec that names no backend goes to the first one that accepts it.
 BACKENDS: dict[str, str] = {"guidance": "llguidance", "outlines": "outlines", "xgrammar": "xgrammar"}
+
+
+@cache
+def missing(name: str) -> str | None:
+    """The package that a backend needs and that is not installed; None if there is none."""
+    package = _EXTRAS.get(name)
+    return None if package is None or find_spec(package) is not None else package
 
 
 def make_backend(name: str, vocabulary: Vocabulary) -> GrammarBackend:
     """A backend for one tokenizer. It costs time and memory in proportion to the vocabulary, so make one per
     model.
 
-    Raises KeyError for an unknown name.
+    Raises KeyError for an unknown name, and GrammarError if the backend's package is not installed.
     """
+    if (package := missing(name)) is not None:
+        raise GrammarError(f"The backend {name} needs the package {package}, which is not installed.")
     module, factory = _FACTORIES[name]
     backend: GrammarBackend = getattr(import_module(module), factory)(vocabulary)
     return backend

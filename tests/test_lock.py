@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from lock import BY_BUILD, ROOT, direct, locked, needed, pinned
+from lock import BY_BUILD, ROOT, closure, direct, locked, needed, pinned
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -24,10 +24,16 @@ def test_the_lock_has_what_is_needed_to_run_as_constraints_pin_it_and_nothing_el
     versions = pinned()
     for name, (_, version, _) in lock.items():
         assert version == f"=={versions[name]}"
-    assert lock["triton"][2] == [True, False, False]
+    assert lock["uvloop"][2] == [True, True, False]
     names = {canonicalize_name(each.name) for each in direct()}
     assert names - BY_BUILD <= lock.keys()
-    assert not {"pytest", "mypy", "peft", "torch", "opentelemetry-sdk"} & lock.keys()
+    assert not {"pytest", "mypy", "peft", "torch", "triton", "opentelemetry-sdk"} & lock.keys()
+
+
+def test_serving_needs_fewer_than_sixty_packages() -> None:
+    alone = closure(extras=()) - {"triton"}  # which only CUDA's torch names
+    assert len(alone) < 60
+    assert not {"xgrammar", "transformers", "pytest", "requests-toolbelt", "pandas"} & alone
 
 
 def test_every_file_of_a_release_has_a_hash() -> None:

@@ -63,7 +63,7 @@ def install(wheel: Path, folder: Path) -> Path:
 
 def needed_files() -> Iterator[Path]:
     """What the packages that Personae needs have at the top of site-packages."""
-    for name in closure():
+    for name in closure(extras=()):
         found = distribution(name)
         tops = {path.parts[0] for path in found.files or () if path.parts[0] not in ("..", "__pycache__")}
         yield from (Path(str(found.locate_file(top))) for top in sorted(tops))
@@ -95,6 +95,14 @@ def ask_and_stop(server: Program) -> None:
     body = {"messages": [{"role": "user", "content": "Who are you?"}], "temperature": 0, "max_tokens": 16}
     answer = httpx.post(f"{ready[1]}/v1/chat/completions", json=body, timeout=PATIENCE)
     assert answer.json()["choices"][0]["message"]["content"].startswith("I am the Personae demo")
+    for grammar, status in (('start: "yes"', 200), ('root ::= "yes"', 400)):
+        answer = httpx.post(
+            f"{ready[1]}/v1/chat/completions",
+            json={**body, "structured_outputs": {"grammar": grammar}},
+            timeout=PATIENCE,
+        )
+        assert answer.status_code == status, answer.text
+    assert "pip install xgrammar" in answer.json()["error"]["message"]
     server.process.terminate()
     server.end(0)
 

@@ -11,8 +11,8 @@ import msgspec
 from personae.actors.cluster.contact import GREETING, WELCOME, Contact, Dial
 from personae.actors.cluster.identity import FRONTEND, client_context
 from personae.actors.line import Line, Tls
-from personae.actors.memory_file import open_memory_file
 from personae.errors import LoadError
+from personae.kernels.memory_file import open_memory_file
 
 DIAL_SECONDS = 30.0  # seconds to reach the frontend
 _TRY_SECONDS = 10.0  # seconds per attempt

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from personae.actors.memory_file import memory_file
 from personae.errors import LoadError
+from personae.kernels.memory_file import memory_file
 
 FRONTEND = "frontend.personae"  # the name in the frontend's certificate
 ENGINE = "engine.personae"

@@ -323,17 +323,17 @@ async def _pulse(core: Supervisor, frontend: Port, on_pulse: Callable[[], object
 
 
 class _Progress:
-    """Reports loading progress to the frontend, at most every `PROGRESS_SECONDS`."""
+    """Reports progress to the frontend: each phase at once, bytes at most every `PROGRESS_SECONDS`."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
         self._reported = 0.0
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, phase: str, done: int, total: int) -> None:
         now = time.monotonic()
         if now - self._reported > PROGRESS_SECONDS or done == total:
             self._reported = now
-            self._line.sendall(frame(Loading(done, total)))
+            self._line.sendall(frame(Loading(phase, done, total)))
 
 
 def _die_with_frontend() -> None:

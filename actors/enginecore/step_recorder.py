@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from personae.kernels.memory_file import nameless_file
+
 if TYPE_CHECKING:
     from personae.engine.plan import StepPlan
 
@@ -47,8 +49,7 @@ class StepRecorder:
     @classmethod
     def create(cls) -> "tuple[StepRecorder, int]":
         """Create one. Also returns the file descriptor by which another process attaches to it."""
-        file = os.memfd_create("personae-step-recorder")
-        os.ftruncate(file, SIZE)
+        file = nameless_file(SIZE)
         return cls(mmap.mmap(file, SIZE)), file
 
     @classmethod

@@ -54,7 +54,8 @@ EXIT_SECONDS = 5.0  # how long to wait for a process that closed its connection 
 log = logging.getLogger("personae.engine")
 _LOGGED = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.]+) (.*)")  # by the engine core
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[str, int, int], None]
+"""Called with the phase of a start, and the bytes that are done and all bytes: 0 where it counts none."""
 
 
 class EngineProcess(Actor[Never]):
@@ -116,9 +117,9 @@ class EngineProcess(Actor[Never]):
             if scope.cancelled_caught:
                 raise EngineCoreHangs(f"The engine core sent no message for {timeout:g} s while it started")
             match message:
-                case Loading(done=done, total=total):
+                case Loading(phase=phase, done=done, total=total):
                     if self._on_progress is not None:
-                        self._on_progress(done, total)
+                        self._on_progress(phase, done, total)
                 case LoadFailed(kind=kind, message=text):
                     failure: type[LoadError] = getattr(errors, kind)
                     raise failure(text)

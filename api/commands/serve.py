@@ -10,8 +10,6 @@ from pathlib import Path
 
 import anyio
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from personae.actors.kit.event_loop import loop_options
 from personae.actors.kit.gc_tuning import spare_what_is_here
@@ -20,11 +18,13 @@ from personae.api.adapters.checker import AdapterChecker, ProcessChecker, Thread
 from personae.api.adapters.registry import KEPT_VERSIONS, Registry
 from personae.api.app import create_app
 from personae.api.batches.manager import BatchManager
+from personae.api.commands.startup import StartUp
 from personae.api.console.live import history_sample
 from personae.api.family import Family, check_formats
 from personae.api.http.address import bind, url
 from personae.api.http.server import HttpServer, allow_open_files
-from personae.api.hub.resolve import on_disk
+from personae.api.http.tls import Certificate
+from personae.api.hub.resolve import names_the_hub, on_disk
 from personae.api.local import open_engine
 from personae.api.opened import Opened
 from personae.api.options import ServeOptions
@@ -45,14 +45,16 @@ logger = logging.getLogger(__name__)
 LOST_SECONDS = 5.0  # for load balancers to notice that a server has lost its engine
 
 
-def run(options: ServeOptions) -> None:
-    """Serve until a signal to stop. Raises LoadError if the address, the model or an adapter is refused, or
-    if other machines could reach a server without keys; EngineLost if the engine fails permanently."""
-    logs.configure(options.log_format)
+def run(options: ServeOptions, start_up: StartUp) -> None:
+    """Serve until a signal to stop, and show the start. Raises LoadError if the address, the model or an
+    adapter is refused, or if other machines could reach a server without keys; EngineLost if the engine fails
+    permanently."""
+    logs.configure(options.log_format, start_up)
     allow_open_files()
     if (key := options.api_key) is not None and not re.fullmatch("[!-~]+", key):
         raise LoadError("--api-key must be printable ASCII without blanks.")
     check_formats(options.tool_format, options.reasoning_format)
+    certificate = certificate_of(options)
     with (
         bind(options.host, options.port) as listener,
         serving(
@@ -71,8 +73,24 @@ def run(options: ServeOptions) -> None:
                 f"  personae serve --host {options.host} --data-dir {folder} …\n"
                 "Or give one as PERSONAE_SERVER_KEY, listen on 127.0.0.1, or say --insecure-no-auth."
             )
-        anyio.run(_serve, on_disk(options), listener, data, tenants, backend_options=loop_options())
+        logger.info("loading %s", options.model or "the default model")
+        if names_the_hub(options):
+            start_up.begin("download", drawn=False)
+            options = on_disk(options)
+            start_up.begin("libraries")  # of the engine's process, which loads them meanwhile
+        anyio.run(
+            _serve, options, listener, data, tenants, start_up, certificate, backend_options=loop_options()
+        )
         logger.info("stopped")
+
+
+def certificate_of(options: ServeOptions) -> Certificate | None:
+    """The certificate to serve with; None without TLS. Raises LoadError."""
+    if options.ssl_certfile is not None:
+        return Certificate(options.ssl_certfile, options.ssl_keyfile)
+    if options.ssl_keyfile is not None:
+        raise LoadError("--ssl-keyfile needs --ssl-certfile.")
+    return None
 
 
 async def serve_until_lost(server: HttpServer, listener: socket.socket, opened: Opened) -> None:
@@ -101,93 +119,82 @@ async def serve_until_lost(server: HttpServer, listener: socket.socket, opened: 
         raise EngineLost("The engine failed too often and was not started again; its last words are above.")
 
 
-async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, tenants: TenantStore) -> None:
-    console = Console(stderr=True)
-    drawn = console.is_terminal and options.log_format == "text"
-    progress = Progress(
-        TextColumn("loading"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not drawn,
-    )
-    if not drawn:
-        logger.info("loading %s", options.model or "the default model")
-    weights = progress.add_task("weights", total=None)
+async def _serve(
+    options: ServeOptions,
+    listener: socket.socket,
+    data: DataDir,
+    tenants: TenantStore,
+    start_up: StartUp,
+    certificate: Certificate | None,
+) -> None:
+    scheme = "http" if certificate is None else "https"
+    async with AsyncExitStack() as stack:
+        tracing, traced = stack.enter_context(tracing_to(options.otlp_traces_endpoint))
+        engine = open_engine(
+            options,
+            start_up.begin,
+            adapter_store=data.adapters,
+            secret=data.secret,
+            engine_folder=data.path / "engines" if options.data_dir is not None else None,
+        )
+        opened = await stack.enter_async_context(engine)
+        start_up.begin("server")
+        client = opened.client
+        models = client.models(DEFAULT_TENANT)
+        base = next(iter(models))
+        adapters = sum(card.adapter is not None for card in models.values())
 
-    def on_progress(done: int, total: int) -> None:
-        progress.update(weights, completed=done, total=total)
+        def on_ready() -> None:
+            spare_what_is_here()
+            shorten_switch_interval()
+            start_up.end()
+            print(f"personae ready {url(listener, scheme)} model={base} adapters={adapters}", flush=True)  # noqa: T201  the answer to the command
+            logger.info("the console is at %s/", url(listener, scheme))
 
-    progress.start()
-    try:
-        async with AsyncExitStack() as stack:
-            tracing, traced = stack.enter_context(tracing_to(options.otlp_traces_endpoint))
-            engine = open_engine(
-                options,
-                on_progress,
-                adapter_store=data.adapters,
-                secret=data.secret,
-                engine_folder=data.path / "engines" if options.data_dir is not None else None,
+        settings = serve_settings(options, opened)
+        checker = ThreadChecker() if options.one_process else ProcessChecker()
+        lasting = options.data_dir is not None
+        with (
+            registry_of(opened, data, checker, options.adapter_versions) as registry,
+            closing(BatchManager(data, tenants, lasting=lasting)) as batches,
+            UsageLedger(data).running() as usage,
+            ResponseStore(data).running() as stored,
+        ):
+            app = create_app(
+                client,
+                settings,
+                tenants=tenants,
+                registry=registry,
+                batches=batches,
+                tracing=tracing,
+                usage=usage,
+                stored=stored if options.store_responses else None,
+                scaler=opened.scaler,
             )
-            opened = await stack.enter_async_context(engine)
-            progress.stop()
-            client = opened.client
-            models = client.models(DEFAULT_TENANT)
-            base = next(iter(models))
-            adapters = sum(card.adapter is not None for card in models.values())
-
-            def on_ready() -> None:
-                spare_what_is_here()
-                shorten_switch_interval()
-                print(f"personae ready {url(listener)} model={base} adapters={adapters}", flush=True)  # noqa: T201  the answer to the command
-                logger.info("the console is at %s/", url(listener))
-
-            settings = serve_settings(options, opened)
-            checker = ThreadChecker() if options.one_process else ProcessChecker()
-            lasting = options.data_dir is not None
-            with (
-                registry_of(opened, data, checker, options.adapter_versions) as registry,
-                closing(BatchManager(data, tenants, lasting=lasting)) as batches,
-                UsageLedger(data).running() as usage,
-                ResponseStore(data).running() as stored,
+            app.state.context.metrics.registry.register(WriteFailureCollector(data.failures))
+            _log_start(opened, app.state.context.family, options.data_dir, data.shared)
+            named = options.default_model
+            if named is not None and named not in models:
+                known = registry is not None and registry.find(DEFAULT_TENANT, named) is not None
+                if not known:
+                    logger.warning("there is no model %r yet, which is to be the default", named)
+            server = HttpServer(
+                traced(app),
+                settings,
+                drain_seconds=options.drain_timeout,
+                on_ready=on_ready,
+                end_all=opened.end_all,
+                describe=opened.describe,
+                certificate=certificate,
+            )
+            background = BackgroundResponses(stored).runs(app.state.context)
+            async with (
+                batches.running(app.state.context),
+                background if options.store_responses else nullcontext(),
+                app.state.context.revocations.running(),
+                app.state.context.history.running(lambda: history_sample(app.state.context)),
             ):
-                app = create_app(
-                    client,
-                    settings,
-                    tenants=tenants,
-                    registry=registry,
-                    batches=batches,
-                    tracing=tracing,
-                    usage=usage,
-                    stored=stored if options.store_responses else None,
-                    scaler=opened.scaler,
-                )
-                app.state.context.metrics.registry.register(WriteFailureCollector(data.failures))
-                _log_start(opened, app.state.context.family, options.data_dir, data.shared)
-                named = options.default_model
-                if named is not None and named not in models:
-                    known = registry is not None and registry.find(DEFAULT_TENANT, named) is not None
-                    if not known:
-                        logger.warning("there is no model %r yet, which is to be the default", named)
-                server = HttpServer(
-                    traced(app),
-                    settings,
-                    drain_seconds=options.drain_timeout,
-                    on_ready=on_ready,
-                    end_all=opened.end_all,
-                    describe=opened.describe,
-                )
-                background = BackgroundResponses(stored).runs(app.state.context)
-                async with (
-                    batches.running(app.state.context),
-                    background if options.store_responses else nullcontext(),
-                    app.state.context.revocations.running(),
-                    app.state.context.history.running(lambda: history_sample(app.state.context)),
-                ):
-                    await serve_until_lost(server, listener, opened)
-    finally:
-        progress.stop()
+                await serve_until_lost(server, listener, opened)
 
 
 def _log_start(opened: Opened, family: Family, data_dir: Path | None, shared: bool) -> None:

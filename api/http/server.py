@@ -8,14 +8,17 @@ import socket
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from personae.api.http.drain import Drain
 from personae.api.http.protocol import guarded
+from personae.api.http.tls import Certificate
 from personae.api.settings import ApiSettings
-from personae.errors import Overloaded, PersonaeError
+from personae.errors import LoadError, Overloaded, PersonaeError
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +28,6 @@ _KEEP_ALIVE = 65
 _MOST_FILES = 65536
 _OTHER_FILES = 96
 """Open files that are kept for what is no connection."""
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 _LAST_SECONDS = 2
 """Seconds that an answer has to be sent after it has ended."""
@@ -54,8 +55,8 @@ class HttpServer(uvicorn.Server):
 
     While it drains it is not ready and refuses requests. After `drain_seconds`, `end_all` ends unfinished
     answers with an error. A second signal stops at once. On SIGUSR1 it prints the result of `describe`.
-    Signals are not raised again after the server has stopped, so that the engine around it is closed in
-    order.
+    With a `certificate` it speaks TLS, and reads the files again on SIGHUP. Signals are not raised again
+    after the server has stopped, so that the engine around it is closed in order.
     """
 
     def __init__(
@@ -67,7 +68,10 @@ class HttpServer(uvicorn.Server):
         on_ready: Callable[[], None] = lambda: None,
         end_all: Callable[[PersonaeError], None] = lambda error: None,
         describe: Callable[[], str] = str,
+        certificate: Certificate | None = None,
     ) -> None:
+        self._certificate = certificate
+        self._handshake_seconds = settings.header_seconds
         self._drain = Drain(app, settings.root_path)
         self._drain_seconds = drain_seconds
         self._end_all = end_all
@@ -90,8 +94,21 @@ class HttpServer(uvicorn.Server):
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then call `on_ready`."""
-        await super().startup(sockets)
+        """Listen on `sockets`, then call `on_ready`."""
+        await self.lifespan.startup()
+        config = self.config
+        protocol = partial(
+            config.http_protocol_class,
+            config=config,  # type: ignore[call-arg]  # uvicorn's own protocols take these
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        tls: dict[str, Any] = {}
+        if self._certificate is not None:  # uvicorn has no limit on the time of a handshake
+            tls = {"ssl": self._certificate.context, "ssl_handshake_timeout": self._handshake_seconds}
+        create = partial(asyncio.get_running_loop().create_server, protocol, backlog=config.backlog, **tls)
+        self.servers = [await create(sock=each) for each in sockets or ()]
+        self.started = True
         self._on_ready()
 
     @contextmanager
@@ -99,9 +116,12 @@ class HttpServer(uvicorn.Server):
         """Handle the signals while serving, where this is possible: in the main thread."""
         loop = asyncio.get_running_loop()
         taken = []
-        for number in _SIGNALS:
+        handlers = {signal.SIGINT: self.stop, signal.SIGTERM: self.stop, signal.SIGUSR1: self._show}
+        if self._certificate is not None:
+            handlers[signal.SIGHUP] = self._reload
+        for number, handler in handlers.items():
             try:
-                loop.add_signal_handler(number, self._show if number == signal.SIGUSR1 else self.stop)
+                loop.add_signal_handler(number, handler)
             except (ValueError, RuntimeError, NotImplementedError):
                 break  # another thread, or Windows: a program that embeds the server there calls `stop`
             taken.append(number)
@@ -119,6 +139,16 @@ class HttpServer(uvicorn.Server):
     def _show(self) -> None:
         """Print what every actor is doing."""
         print(self._describe(), file=sys.stderr, flush=True)  # noqa: T201  the answer to the signal
+
+    def _reload(self) -> None:
+        """Read the certificate again."""
+        assert self._certificate is not None
+        try:
+            self._certificate.reload()
+        except LoadError as error:
+            logger.error("the earlier certificate stays: %s", error.message)
+        else:
+            logger.info("the certificate was read again")
 
     def stop(self) -> None:
         """Finish what runs and stop. When called again, stop at once."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -21,6 +21,14 @@ _QUIET = {"/health", "/ready", "/ping", "/load", "/metrics"}  # asked every few 
 _IN_TEXT = ("tenant", "model", "prompt_tokens", "cached_tokens", "completion_tokens", "code")
 _LONGEST_PATH = 200
 access = logging.getLogger("personae.access")
+
+
+class Writes(Protocol):
+    """What lines can be written to."""
+
+    def write(self, text: str, /) -> int: ...  # noqa: D102  as of a file
+
+    def flush(self) -> None: ...  # noqa: D102  as of a file
 
 
 @contextmanager
@@ -91,9 +99,9 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-def configure(kind: LogFormat) -> None:
-    """Log to stderr, from INFO on."""
-    handler = logging.StreamHandler(sys.stderr)
+def configure(kind: LogFormat, stream: Writes | None = None) -> None:
+    """Log to `stream`, else to stderr, from INFO on."""
+    handler: logging.StreamHandler[Any] = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for name in ("uvicorn", "uvicorn.error"):

@@ -160,8 +160,10 @@ _OPTIONS = {
     "--speculative-config": "Here it is --speculate, and --draft-model for a draft model, an EAGLE-3 head, "
     "or mtp for the MTP layer of the model itself.",
     "--speculative-draft-model-path": "Here it is --draft-model, with --speculate auto.",
-    "--ssl-certfile": _PROXY,
-    "--ssl-keyfile": _PROXY,
+    "--ssl-ca-certs": _PROXY,
+    "--ssl-cert-file": "Here it is --ssl-certfile.",
+    "--ssl-cert-reqs": _PROXY,
+    "--ssl-key-file": "Here it is --ssl-keyfile.",
     "--structured-outputs-config": "It is chosen for each grammar, or by the request.",
     "--tool-call-parser": _FOUND.format("--tool-format"),
     "--trust-remote-code": "Code from models is never run.",

@@ -227,19 +227,19 @@ class SamplingFields(Sampling, kw_only=True):
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """`POST /v1/completions`. A prompt is text, token ids, or a list of either."""
+    """`POST /v1/completions`. A prompt is text, token ids, or a list of either. With a `suffix` the answer
+    stands between the prompt and it."""
 
     unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **_UNSERVED_OF_VLLM,
         "prompt_embeds": (),
-        "suffix": ("",),
     }
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     best_of: int | None = None
     prompt_embeds: Any = None
-    suffix: Any = None
+    suffix: str | None = None
 
 
 class ChatRequest(SamplingFields, kw_only=True):

@@ -7,8 +7,6 @@ element by element. So all ranks get the same bits, and a row's bits do not depe
 
 import mmap
 import os
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from threading import Lock
@@ -16,6 +14,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from personae.kernels.memory_file import nameless_file
 
 SLOT_BYTES = 2**21  # what a rank can give at a time; larger tensors go in parts
 _LINE = 8  # 64-bit numbers in a cache line
@@ -63,13 +63,7 @@ ONE_RANK = OneRank()
 
 def shared_file(size: int) -> int:
     """The descriptor of a new file that has room for what `size` ranks exchange."""
-    if sys.platform == "linux":
-        file = os.memfd_create("personae-ranks")
-    else:
-        with tempfile.TemporaryFile() as temporary:
-            file = os.dup(temporary.fileno())
-    os.ftruncate(file, _bytes(size))
-    return file
+    return nameless_file(_bytes(size))
 
 
 def _bytes(size: int) -> int:

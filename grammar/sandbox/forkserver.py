@@ -24,6 +24,7 @@ import msgspec
 
 from personae.errors import GrammarError, NotEnforced, Overloaded
 from personae.grammar.budget.analysis import Analysis, CompilePlan
+from personae.grammar.registry import missing
 from personae.grammar.sandbox.children import Children
 from personae.grammar.sandbox.light_import import import_xgrammar
 from personae.grammar.sandbox.mask_server import Compiled, serve
@@ -198,7 +199,8 @@ def main() -> None:
     given = tuple[tuple[bytes, ...], tuple[int, ...], dict[str, int], SandboxLimits]
     tokens, stops, special, limits = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=given)
     compiler = GrammarCompiler(Vocabulary(tokens, stops, special), sandboxed=False)
-    import_xgrammar()
+    if missing("xgrammar") is None:
+        import_xgrammar()
     warm_up_specs(compiler, (*FIRST_SPECS, _GBNF))
 
     def answer(kind: bytes, connection: socket.socket) -> None:

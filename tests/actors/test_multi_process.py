@@ -284,11 +284,12 @@ async def test_an_engine_core_that_ends_while_it_loads_is_reported_in_one_senten
 
 
 async def test_loading_progress_is_reported_and_the_socket_has_no_name(options) -> None:
-    progress: list[tuple[int, int]] = []
-    async with open_multi_process(
-        options, lambda done, total: progress.append((done, total))
-    ) as engine_processes:
-        assert progress[-1][0] == progress[-1][1] > 0
+    progress: list[tuple[str, int, int]] = []
+    async with open_multi_process(options, lambda *reached: progress.append(reached)) as engine_processes:
+        phases = list(dict.fromkeys(phase for phase, _, _ in progress))
+        assert phases == ["kernels", "weights", "tokenizer", "adapters", "warm-up"]
+        _, done, total = [each for each in progress if each[0] == "weights"][-1]
+        assert done == total > 0
         assert set(engine_processes.client.models("default")) >= set(NAMES[:-1])
         (core,) = engine_cores()
         assert names_of_sockets(core) == names_of_sockets(os.getpid()) == []

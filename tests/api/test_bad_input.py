@@ -228,6 +228,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True}, "logprobs"),
     ({"best_of": 3, "n": 2}, "best_of"),
     ({"suffix": "end"}, "suffix"),
+    ({"suffix": 1}, "suffix"),
     ({"messages": [USER]}, "messages"),
     ({"foo": 1}, "foo"),
 ]

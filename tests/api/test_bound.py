@@ -12,6 +12,7 @@ from tool_chat import TAGS, TEMPLATE, WEATHER
 from personae.api.app import create_app
 from personae.api.settings import ApiSettings
 from personae.errors import GrammarError
+from personae.grammar import registry
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Concat, Json, Regex, Until, decode_structure
 
@@ -240,3 +241,24 @@ async def test_a_header_names_what_of_a_schema_is_another_tools_and_binds_nothin
     assert "x-personae-ignored" not in plain.headers
     place = "response_format.json_schema.schema#/properties/id/format"
     assert delivered.headers["x-personae-ignored"] == place
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_gbnf_without_xgrammar_is_refused_with_what_to_install(
+    path: str, app: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("personae.grammar.registry.find_spec", lambda name: None)
+    registry.missing.cache_clear()
+    try:
+        fields = {"messages": [USER]} if "chat" in path else {"prompt": "hi"}
+        async with asgi.client(app) as client:
+            asked = {"model": "base", **fields, "structured_outputs": {"grammar": GBNF}}
+            refused = await client.post(path, json=asked)
+            asked["structured_outputs"] = {"grammar": LARK}
+            answered = await client.post(path, json=asked)
+    finally:
+        registry.missing.cache_clear()
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "structured_outputs.grammar"
+    assert "pip install xgrammar" in refused.json()["error"]["message"]
+    assert answered.status_code == 200, answered.text

@@ -14,7 +14,8 @@ from uploads import TENSORS, UploadFixture, open_fixture, whole
 
 from personae.api.adapters.registry import AdapterRecord
 from personae.api.cli import app
-from personae.api.commands.serve import run
+from personae.api.commands import serve
+from personae.api.commands.startup import StartUp
 from personae.api.options import ServeOptions
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import DEFAULTS, Identity, TenantLimits, TenantStore
@@ -141,9 +142,9 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(line: str, tmp_path: Path) -
 
 def test_a_server_that_others_reach_does_not_start_without_keys(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"(?s)no API keys.*keys create me.*--insecure-no-auth"):
-        run(ServeOptions(host="0.0.0.0", port=0, data_dir=tmp_path))
+        serve.run(ServeOptions(host="0.0.0.0", port=0, data_dir=tmp_path), StartUp(drawn=False))
     with pytest.raises(LoadError, match="no API keys"):
-        run(ServeOptions(host="0.0.0.0", port=0))
+        serve.run(ServeOptions(host="0.0.0.0", port=0), StartUp(drawn=False))
 
 
 @pytest.mark.parametrize("reason", ["keys", "insecure", "loopback"])
@@ -157,7 +158,7 @@ def test_it_starts_with_keys_or_on_the_loopback_or_when_told_not_to_care(reason:
     insecure = reason == "insecure"
     options = ServeOptions(Path("nowhere"), host=host, port=0, data_dir=tmp_path, insecure_no_auth=insecure)
     with pytest.raises(LoadError, match="nowhere"):  # that is, it comes as far as looking for the model
-        run(options)
+        serve.run(options, StartUp(drawn=False))
 
 
 @pytest.fixture
@@ -278,9 +279,11 @@ def test_a_key_of_the_command_line_is_an_admins_and_closes_the_server(tmp_path: 
         assert store.identify("sesam") is None
         assert not TenantStore(data).has_keys(), "it is kept nowhere"
     with pytest.raises(LoadError, match="--api-key"):
-        run(ServeOptions(port=0, api_key=""))
+        serve.run(ServeOptions(port=0, api_key=""), StartUp(drawn=False))
     with pytest.raises(LoadError, match="nowhere"):
-        run(ServeOptions(Path("nowhere"), host="0.0.0.0", port=0, api_key="sesame"))
+        serve.run(
+            ServeOptions(Path("nowhere"), host="0.0.0.0", port=0, api_key="sesame"), StartUp(drawn=False)
+        )
 
 
 def test_many_folders_are_pushed_for_a_tenant_and_a_version_is_rolled_back(

@@ -18,11 +18,12 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements.lock"
-BY_BUILD = {"torch", "setuptools"}  # torch brings setuptools, too
-EXTRAS = ("object-store", "postgres")  # what servers share their data by
+# torch brings setuptools, too, and its CUDA build brings Triton. xgrammar names Triton and works without it.
+BY_BUILD = {"torch", "setuptools", "triton"}
+EXTRAS = ("object-store", "postgres", "xgrammar")  # all of serving, of one or of several servers
 HEADER = """\
-# What Personae and its extras object-store and postgres need to run, without torch: made by `make lock`
-# from constraints.txt.
+# What Personae and its extras object-store, postgres and xgrammar need to run, without torch: made by
+# `make lock` from constraints.txt.
 # Install torch first, in the build that you want; docs/operate/operations.md says how.
 """
 
@@ -34,26 +35,26 @@ def pinned() -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in pairs}
 
 
-def direct() -> list[Requirement]:
-    """The requirements of pyproject.toml at run time, with those of `EXTRAS`."""
+def direct(extras: tuple[str, ...] = EXTRAS) -> list[Requirement]:
+    """The requirements of pyproject.toml at run time, with those of `extras`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = [text for name in EXTRAS for text in project["optional-dependencies"][name]]
-    return [Requirement(text) for text in (*project["dependencies"], *extras)]
+    optional = [text for name in extras for text in project["optional-dependencies"][name]]
+    return [Requirement(text) for text in (*project["dependencies"], *optional)]
 
 
-def closure() -> set[str]:
-    """The names of all packages that are needed at run time."""
-    todo = [(each.name, frozenset(each.extras)) for each in direct()]
+def closure(extras: tuple[str, ...] = EXTRAS) -> set[str]:
+    """The names of all packages that are needed at run time, with these extras."""
+    todo = [(each.name, frozenset(each.extras)) for each in direct(extras)]
     seen: set[tuple[str, frozenset[str]]] = set()
     while todo:
-        name, extras = todo.pop()
-        if (name, extras) in seen:
+        name, wanted = todo.pop()
+        if (name, wanted) in seen:
             continue
-        seen.add((name, extras))
+        seen.add((name, wanted))
         todo += [
             (each.name, frozenset(each.extras))
             for each in map(Requirement, requires(name) or ())
-            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras or {""})
+            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in wanted or {""})
         ]
     return {canonicalize_name(name) for name, _ in seen}
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from personae.api.adapters.sources.fetch import FailureKind, Fetched, FetchFailed, FetchJob
-from personae.api.adapters.sources.url import FILE, HUB, SourceUrl
+from personae.api.adapters.sources.url import FILE, HUB, MLFLOW, MODELS, WANDB, SourceUrl
 from personae.api.adapters.upload import copy_folder
 from personae.api.http.upload import sync_folder
 from personae.api.object_store import remote_store
@@ -35,6 +35,8 @@ from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
 _PICKLES = (".bin", ".pt", ".pth")
 _GRACE_SECONDS = 5.0
 _HUB_SECONDS = 10.0  # without an answer
+_WANDB_SECONDS = 10  # without an answer
+_WANDB_FOLDERS = ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "WANDB_DIR")
 
 
 class _Failure(Exception):
@@ -67,6 +69,10 @@ def fetched(job: FetchJob) -> Fetched | FetchFailed:
     try:
         if source.scheme == HUB:
             return Fetched(_from_hub(job))
+        if source.scheme == WANDB:
+            return Fetched(_from_wandb(job))
+        if source.scheme == MLFLOW:
+            return Fetched(_from_mlflow(job))
         if source.scheme == FILE:
             _from_folder(job)
         else:
@@ -100,7 +106,7 @@ def _from_hub(job: FetchJob) -> str:
                 "--adapter-source prefixes.",
             )
         sizes = {file.rfilename: file.size for file in info.siblings or ()}
-        folder = "/".join(found.parts[2:])
+        folder = "/".join(found.folders)
         _check_files(source, [file for file in sizes if file.rpartition("/")[0] == folder])
         download = Path(job.folder) / "download"
         for name, limit in _limits(job):
@@ -128,6 +134,87 @@ def _from_hub(job: FetchJob) -> str:
         if status is not None:
             raise _Failure("failed", f"{hub} refused {source.repository} with status {status}.") from None
         raise _Failure("failed", f"The Hub at {hub} does not answer, or broke off.") from None
+
+
+def _from_wandb(job: FetchJob) -> str:
+    """Fetch an artifact of Weights & Biases. Returns the source with its version."""
+    import wandb
+    from wandb.errors import AuthenticationError, UsageError
+    from wandb.errors import Error as WandbError
+
+    source, folder = job.source, Path(job.folder)
+    download = folder / "download"
+    os.environ.update(dict.fromkeys(_WANDB_FOLDERS, str(download / "wandb")))
+    try:
+        asked = f"{source.repository}:{source.revision or 'latest'}"
+        artifact = wandb.Api(timeout=_WANDB_SECONDS).artifact(asked)
+        entries = artifact.manifest.entries
+        inner = "/".join(source.folders)
+        _check_files(source, [path for path in entries if path.rpartition("/")[0] == inner])
+        for name, limit in _limits(job):
+            path = f"{inner}/{name}" if inner else name
+            entry = entries[path]
+            if entry.ref is not None:  # to any place, this machine's disk among them
+                why = f"`{name}` of `{source}` is a reference to another place, which is not followed."
+                raise _Failure("forbidden", why)
+            _check_size(source, name, entry.size or 0, limit)
+            check_free(folder, entry.size or 0)
+            entry.download(root=str(download), skip_cache=True)
+            _take(source, download / path, folder / name, limit)
+        shutil.rmtree(download)
+        sync_folder(folder)
+        return str(SourceUrl(WANDB, source.parts, artifact.version))
+    except (AuthenticationError, UsageError) as error:
+        why = f"Weights & Biases does not accept the server's WANDB_API_KEY: {_first_line(error)}."
+        raise _Failure("failed", why) from None
+    except (ValueError, WandbError) as error:
+        if "not found" in str(error):
+            why = f"There is no artifact `{source}`, or the server may not read it."
+            raise _Failure("not_found", why) from None
+        raise _Failure("failed", f"Weights & Biases failed: {_first_line(error)}.") from None
+
+
+def _from_mlflow(job: FetchJob) -> str:
+    """Fetch from an MLflow server. Returns the source with the version of its model."""
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    source, folder = job.source, Path(job.folder)
+    download = folder / "download"
+    download.mkdir()
+    kind, name, *_ = source.parts
+    version = None
+    try:
+        if kind == MODELS:
+            client = mlflow.MlflowClient()
+            version = source.revision or ""
+            if not version.isdecimal():
+                version = str(client.get_model_version_by_alias(name, version).version)
+            root = client.get_model_version_download_uri(name, version)
+        else:
+            root = f"runs:/{name}"
+        place = "/".join((root.rstrip("/"), *source.folders))
+        listed = mlflow.artifacts.list_artifacts(artifact_uri=place)
+        sizes = {file.path.rpartition("/")[2]: file.file_size or 0 for file in listed if not file.is_dir}
+        _check_files(source, list(sizes))
+        for file, limit in _limits(job):
+            _check_size(source, file, sizes[file], limit)
+            check_free(folder, sizes[file])
+            fetched_file = mlflow.artifacts.download_artifacts(
+                artifact_uri=f"{place}/{file}", dst_path=str(download)
+            )
+            _take(source, Path(fetched_file), folder / file, limit)
+        shutil.rmtree(download)
+        sync_folder(folder)
+        return str(SourceUrl(MLFLOW, source.parts, version))
+    except MlflowException as error:
+        said = _first_line(error).partition(" with exception ")[0]
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST" or "not found" in said:
+            why = f"MLflow has no `{source}`: {said}."
+            raise _Failure("not_found", why) from None
+        if error.error_code in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
+            raise _Failure("forbidden", f"The server may not read `{source}`.") from None
+        raise _Failure("failed", f"MLflow failed: {said[:300]}.") from None
 
 
 def _from_store(job: FetchJob) -> None:

@@ -6,6 +6,7 @@ import { Failure, Field, bytes, useAnswer, when } from "./parts.js";
 import { Users, resolved } from "./users.js";
 
 const SHOWN = 50; // cards
+const OPENED = 10; // of more adapters each is one line, until it is opened
 const CONFIG = "adapter_config.json";
 const TENSORS = "adapter_model.safetensors";
 
@@ -159,11 +160,13 @@ function Defaults({ path }) {
   </details>`;
 }
 
-function Card({ adapter, users, remove }) {
+function Card({ adapter, users, open, remove }) {
   const whose = adapter.tenant ? `?tenant=${encodeURIComponent(adapter.tenant)}` : "";
   const ranks = [...new Set(Object.values(adapter.ranks))].join(", ");
+  const line = [`version ${adapter.version}`, `rank ${ranks}`, bytes(adapter.bytes), adapter.tenant].filter(Boolean);
   return html`<article class="card adapter" aria-label=${adapter.name}>
-    <h2>${adapter.name}</h2>
+    <details open=${open}>
+    <summary><h2>${adapter.name}</h2>${" "}<small>${line.join(" · ")}</small></summary>
     <dl>
       <div><dt>Version</dt><dd>${adapter.version}</dd></div>
       <div><dt>Ranks</dt><dd>${ranks}</dd></div>
@@ -179,6 +182,7 @@ function Card({ adapter, users, remove }) {
     <${Users} name=${adapter.name} rows=${users} />
     <${Defaults} path=${`v1/adapters/${encodeURIComponent(adapter.name)}${whose}`} />
     <button type="button" class="danger" onClick=${remove}>Delete</button>
+    </details>
   </article>`;
 }
 
@@ -246,7 +250,7 @@ export function Adapters({ models, refresh, shown }) {
         .slice(0, SHOWN)
         .map(
           (adapter) =>
-            html`<${Card} key=${adapter.id} adapter=${adapter} users=${users(adapter)} remove=${() => remove(adapter)} />`,
+            html`<${Card} key=${adapter.id} adapter=${adapter} users=${users(adapter)} open=${found.length <= OPENED} remove=${() => remove(adapter)} />`,
         )}
       ${found.length > SHOWN && html`<p>${found.length - SHOWN} more are not shown.</p>`}
       ${fixed.length > 0 &&

@@ -39,7 +39,7 @@ function Sampling({ options, set, defaults }) {
       ${input("maxTokens", "Most tokens", { min: 1, step: 1 }, defaults.max_tokens ?? MOST_TOKENS)} ${input("seed", "Seed", { step: 1 })}
       <${Field} label="Reasoning">
         <select value=${options.thinking} onChange=${set("thinking")}>
-          <option value="default">as the model does</option>
+          <option value="default">the model's way</option>
           <option value="on">on</option>
           <option value="off">off</option>
         </select>

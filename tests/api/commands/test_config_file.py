@@ -13,7 +13,7 @@ from personae.api.options import ServeOptions
 def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeOptions]:
     """The options that the command would serve with."""
     calls: list[ServeOptions] = []
-    monkeypatch.setattr("personae.api.commands.serve.run", calls.append)
+    monkeypatch.setattr("personae.api.commands.serve.run", lambda options, start_up: calls.append(options))
     return calls
 
 

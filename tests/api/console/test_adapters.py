@@ -166,3 +166,21 @@ def test_an_admin_fetches_an_adapter_and_gives_a_tenants_adapter_defaults(page: 
         expect(page.get_by_label("Conversation 1")).to_contain_text("Hello, world!")
         params = site.fixture.engine.submitted[-1].params
         assert (params.temperature, params.max_tokens) == (0.3, 77)
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_each_of_many_adapters_is_one_line_until_it_is_opened(page: Page, site: Site, width: int) -> None:
+    for number in range(12):
+        site.upload("bob", f"voice-{number}", 4)
+    page.set_viewport_size({"width": width, "height": 900})
+    enter(page, site, "root")
+    expect(page.get_by_role("article")).to_have_count(15)
+    assert page.evaluate("document.documentElement.scrollHeight") < 2500
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    voice = card(page, "voice-7")
+    expect(voice).to_contain_text("version 1 · rank 2")
+    expect(voice.get_by_role("button", name="Delete")).to_be_hidden()
+    voice.get_by_role("heading", name="voice-7").click()
+    expect(voice.get_by_role("button", name="Delete")).to_be_visible()
+    page.get_by_label("Find by name or tenant").fill("voice-1")
+    expect(card(page, "voice-11").get_by_role("button", name="Delete")).to_be_visible()
