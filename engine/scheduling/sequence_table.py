@@ -1,8 +1,6 @@
 """The state of every sequence, and all transitions between states."""
 
 from collections import Counter
-from collections.abc import Callable
-from typing import NamedTuple
 
 from personae.engine.plan import FetchPage, MemoryLayout
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
