@@ -107,6 +107,8 @@ KNOWN = {
     "actors/enginecore/kept.py opens a socket with a name",
     "actors/enginecore/kept.py binds a socket",
     "actors/keeping.py opens a socket with a name",
+    # The bench beside llama.cpp asks the system for a free port.
+    "evals/bench/llama_cpp.py binds a socket",
     # With --kv-transfer engines give pages to one another, in a folder that only the server's user may enter.
     "actors/enginecore/page_server.py opens a socket with a name",
     "actors/enginecore/page_server.py binds a socket",

@@ -279,7 +279,7 @@ def test_every_option_is_passed_on(
         "--otlp-traces-endpoint http://o --tenant-metrics 3 --eval-reports e "
         "--tool-format hermes --reasoning-format none --max-tokens-overflow refuse --stream-ping-interval 2 "
         "--adapter-versions 7 --kv-disk k --kv-disk-bytes 1GiB --packed-weights-size 3GiB "
-        "--session-ttl 60 --price a=1/2 "
+        "--session-ttl 60 --price a=1/2 --prefill-replicas 1 --kv-transfer "
         "--adapter-source hf://acme"
     )
     result = CliRunner().invoke(app, line.split())
@@ -357,6 +357,8 @@ def test_every_option_is_passed_on(
         kv_disk_bytes=2**30,
         packed_weights_size=3 * 2**30,
         session_ttl=60,
+        prefill_replicas=1,
+        kv_transfer=True,
         ssl_certfile=Path("c.pem"),
         ssl_keyfile=Path("k.pem"),
         price=("a=1/2",),
