@@ -27,14 +27,16 @@ from personae.grammar.regex.ending import ending, matches
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS
 
-_FUEL = 4_000  # steps of a search
+_FUEL = 1_500  # steps of a search
+_JUDGED_IN_A_STEP = 4  # schemas
 _ROUNDS = ((4, 0.3, True), (9, 1.0, True), (6, 0.7, False))  # how deep, the share of steps, in order
 _MOST_TEXTS = 150  # of one round
 _MOST_NAMES = 16
 _MOST_ITEMS = 64
 _MOST_NUMBERS = 90
 _LONGEST = 16_384  # characters of a string that has to be long
-_MORE = "abcde0123"
+_MORE = "abcde0123A-"
+_MOST_ENDINGS = 64
 _LATE = 10**6  # the place of a name that no schema lists
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _OF_FORMATS = {
@@ -63,6 +65,8 @@ class Completer:
         self._alternatives = Alternatives(self._judge, self._spend)
         self._rounds = [(deepest, share, ordered and in_order) for deepest, share, in_order in _ROUNDS]
         self._fuel = self._deepest = self._depth = 0
+        # Of one round, by their depth and number, and the identities of schemas: these, and values for them.
+        self._found: dict[tuple[int, ...], tuple[list[Any], list[str]]] = {}
         self._ordered = ordered
 
     def completions(self, begun: Text) -> Texts:
@@ -70,7 +74,8 @@ class Completer:
         found: set[str] = set()
         for deepest, share, in_order in self._rounds:
             self._deepest, self._ordered = deepest, in_order
-            self._fuel, self._depth = int(_FUEL * share), 0
+            self._fuel, self._depth, self._judge.judged = int(_FUEL * share), 0, 0
+            self._found.clear()
             try:
                 for text in islice(self._texts(begun), _MOST_TEXTS):
                     if text not in found and self._holds([self._document], begun, text):
@@ -81,7 +86,7 @@ class Completer:
 
     def _spend(self) -> None:
         self._fuel -= 1
-        if self._fuel < 0:
+        if self._fuel < self._judge.judged // _JUDGED_IN_A_STEP:
             raise _Spent
 
     def _texts(self, begun: Text) -> Texts:
@@ -155,8 +160,8 @@ class Completer:
             heads = self._named(way, value.name or "", there)
         elif value.name is not None:
             colon = ":" if text.at == "colon" else ""
-            values = self._new(self._of_name(way, value.name))
-            heads = ((colon + one, [*there, value.name or ""], way) for one in islice(values, 6))
+            values = self._some(self._of_name(way, value.name), 6)
+            heads = [(colon + one, [*there, value.name], way) for one in values]
         comma_is_there = text.at == "next name" and not inner
         for head, names, taken in heads:
             self._spend()
@@ -171,7 +176,7 @@ class Completer:
             more = dependents_of(way, [name])
             for extra in self._alternatives.ways(more, None)[:6]:
                 taken = way + extra
-                for value in islice(self._new(self._of_name(taken, name)), 3):
+                for value in self._some(self._of_name(taken, name), 3):
                     yield f"{_quoted(name)[written:]}:{value}", [*there, name], taken
 
     def _rest_of_array(self, way: Way, value: Value, text: Text, depth: int) -> Texts:
@@ -217,7 +222,7 @@ class Completer:
                 if isinstance(names.get("pattern"), str):
                     patterns.append((names["pattern"],))
                 of_names = self._alternatives.known("name", names, partial(_of_names, names))
-                found |= {json.loads(text): None for text in islice(self._new([of_names]), 6)}
+                found |= {json.loads(text): None for text in self._some([of_names], 6)}
             for pattern in patterns:
                 found |= dict.fromkeys(begun + end for end in _endings(pattern, begun))
         found |= dict.fromkeys(begun + more for more in ("", *_MORE))
@@ -247,7 +252,7 @@ class Completer:
             return
         options = []
         for name in names:
-            values = islice(self._new(self._of_name(way, name)), 4 if len(names) < 5 else 2)
+            values = self._some(self._of_name(way, name), 4 if len(names) < 5 else 2)
             options.append([f"{_quoted(name)}:{value}" for value in values])
             if not options[-1]:
                 return
@@ -273,11 +278,11 @@ class Completer:
                     if not contradictory(taken):
                         yield from islice(self._members(taken, there, must=must, depth=depth + 1), 2)
             added = [*_needed(way, [*there, *chosen, name]), name]
-            texts = {one: next(self._new(self._of_name(way, one)), None) for one in added}
-            if more or None in texts.values():
+            texts = {one: self._some(self._of_name(way, one), 1) for one in added}
+            if more or [] in texts.values():
                 continue
-            for value in islice(self._new(self._of_name(way, name)), 2):
-                members = chosen | {one: f"{_quoted(one)}:{text}" for one, text in texts.items()}
+            for value in self._some(self._of_name(way, name), 2):
+                members = chosen | {one: f"{_quoted(one)}:{text[0]}" for one, text in texts.items()}
                 members[name] = f"{_quoted(name)}:{value}"
                 names = self._later(way, there, members)
                 if len(names) == len(members):
@@ -290,7 +295,7 @@ class Completer:
         least = max(least, 1 if must else 0)
         if len(needed) < least:
             for name in self._names(way, "", [*there, *needed]):
-                if next(self._new(self._of_name(way, name)), None) is not None:
+                if self._some(self._of_name(way, name), 1):
                     needed.append(name)
                     needed += _needed(way, [*there, *needed])
                 if len(needed) >= least:
@@ -306,29 +311,35 @@ class Completer:
                 there = sum(self._judge.verdict(schema["contains"], one) is True for one in items)
                 wanted += [schema["contains"]] * (schema.get("minContains", 1) - there)
         least = max((schema.get("minItems", 0) for schema in way), default=0) - len(items)
-        count = max(least, len(wanted), 1 if must else 0)
-        if count > _MOST_ITEMS:
-            return
-        schemas = [
-            [*self._of_item(way, len(items) + place), *wanted[place : place + 1]] for place in range(count)
-        ]
-        if any(schema.get("uniqueItems") for schema in way):
-            yield from self._distinct(schemas, {canonical(one) for one in items if one.done})
-            return
-        first = [next(self._new(one), None) for one in schemas]
-        if None not in first:
-            yield ",".join(text for text in first if text is not None)
-            if count:
-                options = [list(islice(self._new(one), 4)) for one in schemas]
-                yield from (",".join(texts) for texts in islice(product(*options), 1, 12))
-        if not count:
-            yield from islice(self._new(self._of_item(way, len(items))), 1)
+        unique = any(schema.get("uniqueItems") for schema in way)
+        there = {canonical(one) for one in items if one.done} if unique else None
+        behind = max(len(self._judge.first_items(schema)) for schema in way) - len(items) if way else 0
+        for before, more in ((0, 0), *([(behind, 0)] if wanted and behind > 0 else []), (0, 1), (0, 2)):
+            count = max(least, before + len(wanted), 1 if must else 0) + more
+            if count <= _MOST_ITEMS:
+                schemas = [self._of_item(way, len(items) + place) for place in range(count)]
+                for one, contained in zip(schemas[before:], wanted, strict=False):
+                    one.append(contained)
+                yield from self._of_items(schemas, there)
 
-    def _distinct(self, schemas: list[list[Any]], there: set[Any]) -> Texts:
-        """One text of items that differ from each other and from those that are there."""
-        found = []
+    def _of_items(self, schemas: list[list[Any]], there: set[Any] | None) -> Texts:
+        """Texts of items, one of each schema. `there`: which others are there, if all must differ."""
+        if there is not None:
+            for skipped in range(4 if schemas else 1):
+                yield from self._distinct(schemas, set(there), skipped)
+            return
+        first = [self._some(one, 1) for one in schemas]
+        if [] not in first:
+            yield ",".join(text for (text,) in first)
+            options = [self._some(one, 4) for one in schemas]
+            yield from (",".join(texts) for texts in islice(product(*options), 1, 12))
+
+    def _distinct(self, schemas: list[list[Any]], there: set[Any], skipped: int) -> Texts:
+        """One text of items that differ from each other and from those that are there. So many texts for the
+        first one are passed over."""
+        found: list[str] = []
         for one in schemas:
-            for text in islice(self._new(one), 2 * _MOST_ITEMS):
+            for text in islice(self._new(one), 0 if found else skipped, 2 * _MOST_ITEMS):
                 value = Text(text).end()
                 assert value is not None
                 if canonical(value) not in there:
@@ -360,7 +371,7 @@ class Completer:
             for example in (pattern_distances(pattern).example for pattern in patterns):
                 if example.startswith(text):
                     yield _quoted(example)[quoted:]
-                yield _quoted(example)[1:]
+                yield from (_quoted(example + more)[1:] for more in ("", "a"))
         yield from (char * max(1, least) + '"' for char in "0A- .bcdefghijklmnopqrstuvwxyz")
         irregular = "".join(pattern for pattern in patterns if matches(pattern, "") is None)
         if irregular:
@@ -384,6 +395,13 @@ class Completer:
                         yield str(-int(text) * 10**digits % step).zfill(digits)
 
     # New values
+
+    def _some(self, schemas: list[Any], most: int) -> list[str]:
+        """The first few new values for which all of `schemas` hold."""
+        key = self._depth, most, *map(id, schemas)
+        if key not in self._found:
+            self._found[key] = schemas, [*islice(self._new(schemas), most)]
+        return self._found[key][1]
 
     def _new(self, schemas: list[Any]) -> Texts:
         """New values for which all of `schemas` hold."""
@@ -460,15 +478,17 @@ def _needed(way: Way, there: Iterable[str]) -> list[str]:
 
 def _endings(patterns: tuple[str, ...], begun: str, least: int = 0) -> Iterator[str]:
     """Ends of a begun text in which all patterns are found, the shortest first."""
-    first = ending(patterns, begun)
-    if first is not None:
-        yield first
-    starts = [*(char * least for char in "a0A-" if least > 0), *_MORE]
-    starts += [base + more for base in (first or "", (first or "")[:-1]) for more in _MORE]
-    for start in dict.fromkeys(starts):
+    found: dict[str, None] = {}
+    starts = ["", *(char * least for char in "a0A-" if least > 0), *_MORE]
+    while starts and len(found) < _MOST_ENDINGS:
+        start = starts.pop(0)
         end = ending(patterns, begun + start)
-        if end is not None:
-            yield start + end
+        if end is not None and start + end not in found:
+            text = start + end
+            found[text] = None
+            yield text
+            places = range(len(text), -1, -1)
+            starts += [text[:place] + more for place in places for more in _MORE][:_MOST_ENDINGS]
 
 
 def dependents_of(way: Way, names: Iterable[str]) -> list[dict[str, Any]]:

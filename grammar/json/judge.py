@@ -60,6 +60,8 @@ class Judge:
 
     def __init__(self, document: Schema) -> None:
         self.document = document
+        self.judged = 0
+        """How many schemas have been looked at, for those who bound that."""
         self._depth = 0
         self._draft = dialect(document) if isinstance(document, dict) else jsonschema_rs.Draft202012
 
@@ -72,6 +74,7 @@ class Judge:
             if self._depth > _DEEPEST:
                 return None
             self._depth += 1
+            self.judged += 1
             value.known[key] = None  # a schema that applies itself says nothing
             try:
                 value.known[key] = all_of(self._keywords(schema, value))
@@ -88,6 +91,10 @@ class Judge:
         if not found and "additionalProperties" in schema:
             found.append(schema["additionalProperties"])
         return found
+
+    def first_items(self, schema: dict[str, Any]) -> list[Any]:
+        """The schemas that an array's own keywords have for its first items."""
+        return _items(schema)[0]
 
     def of_item(self, schema: dict[str, Any], place: int) -> Any:
         """The schema of an item that an array's own keywords have."""
