@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from threading import local
 from typing import Any, NamedTuple
 
 import jsonschema_rs
@@ -58,18 +59,13 @@ class PartSchema:
         self.checked = checked
         self.example = example
         self._any_order = any_order
-        self._begun = "", Text()  # what was completed last: it mostly goes on
+        self._of_thread = local()  # a completer, and what it has completed last: that mostly goes on
         self.accepts = lru_cache(_REMEMBERED)(self._accepts)
 
     @cached_property
     def _validator(self) -> jsonschema_rs.Validator:
         """Made when it is first needed: most parts that the masks enforce never are judged."""
         return parse_with_validator(self._source)[1]
-
-    @cached_property
-    def _completer(self) -> Completer:
-        document = spell_formats(resolved(without_ignored(parse_schema(self._source))))
-        return Completer(document, ordered=not self._any_order)
 
     def _accepts(self, text: str) -> bool:
         """Whether the text is a valid value, and no name comes twice in an object."""
@@ -80,15 +76,19 @@ class PartSchema:
 
     def completions(self, begun: str) -> Iterator[str]:
         """Valid values that begin so, as JSON."""
-        before, text = self._begun
-        if not begun.startswith(before):
-            before, text = "", Text()
+        mine = self._of_thread
+        if not hasattr(mine, "completer"):
+            document = spell_formats(resolved(without_ignored(parse_schema(self._source))))
+            mine.completer = Completer(document, ordered=not self._any_order)
+            mine.begun, mine.text = "", Text()
+        if not begun.startswith(mine.begun):
+            mine.begun, mine.text = "", Text()
         try:
-            text = text.fork().feed(begun[len(before) :])
+            text = mine.text.fork().feed(begun[len(mine.begun) :])
         except NotJson:
             return
-        self._begun = begun, text
-        for rest in self._completer.completions(text):
+        mine.begun, mine.text = begun, text
+        for rest in mine.completer.completions(text):
             if self.accepts(begun + rest):
                 yield begun + rest
 

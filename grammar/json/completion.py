@@ -56,8 +56,8 @@ class _Spent(Exception):
 
 
 class Completer:
-    """Completes texts for one document. `ordered`: members come in the order in which schemas list them, if
-    there is such a completion."""
+    """Completes texts for one document, one at a time. `ordered`: members come in the order in which schemas
+    list them, if there is such a completion."""
 
     def __init__(self, document: Schema, *, ordered: bool) -> None:
         self._document = document
@@ -70,7 +70,7 @@ class Completer:
         self._ordered = ordered
 
     def completions(self, begun: Text) -> Texts:
-        """Texts after which the whole is valid."""
+        """Texts after which the whole is valid. Ends once others are asked for."""
         found: set[str] = set()
         for deepest, share, in_order in self._rounds:
             self._deepest, self._ordered = deepest, in_order
@@ -312,7 +312,7 @@ class Completer:
                 wanted += [schema["contains"]] * (schema.get("minContains", 1) - there)
         least = max((schema.get("minItems", 0) for schema in way), default=0) - len(items)
         unique = any(schema.get("uniqueItems") for schema in way)
-        there = {canonical(one) for one in items if one.done} if unique else None
+        others = {canonical(one) for one in items if one.done} if unique else None
         behind = max(len(self._judge.first_items(schema)) for schema in way) - len(items) if way else 0
         for before, more in ((0, 0), *([(behind, 0)] if wanted and behind > 0 else []), (0, 1), (0, 2)):
             count = max(least, before + len(wanted), 1 if must else 0) + more
@@ -320,7 +320,7 @@ class Completer:
                 schemas = [self._of_item(way, len(items) + place) for place in range(count)]
                 for one, contained in zip(schemas[before:], wanted, strict=False):
                     one.append(contained)
-                yield from self._of_items(schemas, there)
+                yield from self._of_items(schemas, others)
 
     def _of_items(self, schemas: list[list[Any]], there: set[Any] | None) -> Texts:
         """Texts of items, one of each schema. `there`: which others are there, if all must differ."""
