@@ -27,8 +27,8 @@ from personae.grammar.regex.ending import ending, matches
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS
 
-_FUEL = 1_500  # steps of a search
-_JUDGED_IN_A_STEP = 4  # schemas
+_FUEL = 6_000  # steps of a search
+_JUDGED_IN_A_STEP = 2  # schemas
 _ROUNDS = ((4, 0.3, True), (9, 1.0, True), (6, 0.7, False))  # how deep, the share of steps, in order
 _MOST_TEXTS = 150  # of one round
 _MOST_NAMES = 16
