@@ -18,7 +18,7 @@ Way = list[dict[str, Any]]
 
 MOST_WAYS = 24
 _MOST_DEPTH = 14  # schemas that apply in turn
-_MOST_BRANCHES = 4  # of oneOf, that are told apart
+_MOST_BRANCHES = 4  # of oneOf, each of which excludes the others
 _MOST_VIOLATIONS = 4  # of one branch
 _UNLISTED = "zz"  # a name that schemas hardly list
 _TYPES = ("null", "boolean", "number", "string", "array", "object")

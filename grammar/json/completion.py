@@ -51,7 +51,7 @@ _OF_FORMATS = {
 Texts = Iterator[str]
 
 
-class _Spent(Exception):
+class _OutOfSteps(Exception):
     """The search has taken all its steps."""
 
 
@@ -81,13 +81,13 @@ class Completer:
                     if text not in found and self._holds([self._document], begun, text):
                         found.add(text)
                         yield text
-            except (_Spent, *ANALYSIS_ERRORS):
+            except (_OutOfSteps, *ANALYSIS_ERRORS):
                 continue
 
     def _spend(self) -> None:
         self._fuel -= 1
         if self._fuel < self._judge.judged // _JUDGED_IN_A_STEP:
-            raise _Spent
+            raise _OutOfSteps
 
     def _texts(self, begun: Text) -> Texts:
         if begun.root is None:

@@ -61,8 +61,15 @@ def repr_of(text: Text) -> Any:
         '"\x01"',
         "{1:2}",
         "1 2",
-    ]
-    + ['"\\x"', '"\\u00gg"', ".5", "1e]", "]", "[}", '{"a" 1}', "[,"],
+        '"\\x"',
+        '"\\u00gg"',
+        ".5",
+        "1e]",
+        "]",
+        "[}",
+        '{"a" 1}',
+        "[,",
+    ],
 )
 def test_a_text_that_begins_no_json_is_noticed_where_it_goes_wrong(text: str) -> None:
     with pytest.raises(NotJson):
