@@ -17,6 +17,7 @@ from personae.grammar.schema.walk import target
 Way = list[dict[str, Any]]
 
 MOST_WAYS = 24
+_COMBINED_IN_A_STEP = 64  # pairs of schemas
 _MOST_DEPTH = 14  # schemas that apply in turn
 _MOST_BRANCHES = 4  # of oneOf, each of which excludes the others
 _MOST_VIOLATIONS = 4  # of one branch
@@ -29,9 +30,9 @@ _LEAST_AND_MOST = tuple(
 
 
 class Alternatives:
-    """`spend` is called for each step, and may raise an exception to end the search."""
+    """`spend` is called with numbers of steps, and may raise an exception to end the search."""
 
-    def __init__(self, judge: Judge, spend: Callable[[], None]) -> None:
+    def __init__(self, judge: Judge, spend: Callable[[int], None]) -> None:
         self._judge = judge
         self._spend = spend
         self._bounds = Lengths(judge.document)
@@ -57,7 +58,7 @@ class Alternatives:
         many."""
         ways: list[Way] = [[]]
         for schema in schemas:
-            self._spend()
+            self._spend(1)
             if schema is False:
                 return []
             if not isinstance(schema, dict):
@@ -66,6 +67,7 @@ class Alternatives:
                 return [[]]
             found: list[Way] = [[]]
             for options in self._options(schema, value, depth, most):
+                self._spend(sum(map(len, found)) * sum(map(len, options)) // _COMBINED_IN_A_STEP)
                 both = (one + option for one in found for option in options)
                 found = [one for one in both if not contradictory([schema, *one])][:most]
             both = ([*way, schema, *one] for way in ways for one in found)

@@ -29,6 +29,7 @@ from personae.grammar.schema.prepare import ANALYSIS_ERRORS
 
 _FUEL = 6_000  # steps of a search
 _JUDGED_IN_A_STEP = 2  # schemas
+_LISTED_IN_A_STEP = 8  # values of an enum
 _ROUNDS = ((4, 0.3, True), (9, 1.0, True), (6, 0.7, False))  # how deep, the share of steps, in order
 _MOST_TEXTS = 150  # of one round
 _MOST_NAMES = 16
@@ -84,8 +85,8 @@ class Completer:
             except (_OutOfSteps, *ANALYSIS_ERRORS):
                 continue
 
-    def _spend(self) -> None:
-        self._fuel -= 1
+    def _spend(self, steps: int = 1) -> None:
+        self._fuel -= steps
         if self._fuel < self._judge.judged // _JUDGED_IN_A_STEP:
             raise _OutOfSteps
 
@@ -423,6 +424,7 @@ class Completer:
     def _new_in(self, way: Way) -> Texts:
         self._spend()
         listed = sorted(map(_written, _listed(way)), key=len)
+        self._spend(len(listed) // _LISTED_IN_A_STEP)
         if listed:
             yield from listed
             return

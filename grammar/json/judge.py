@@ -23,6 +23,7 @@ Verdict = bool | None
 
 _DEEPEST = 150  # schemas that apply in turn, by references or one within the other
 _REMEMBERED = 1024
+_LISTED_IN_ONE = 16  # values of an enum that cost as much as a schema
 _LONG_NUMBER = 64  # digits from which a number is taken as a double
 _LARGE = Fraction(10) ** 400  # a number beyond the doubles
 
@@ -61,7 +62,7 @@ class Judge:
     def __init__(self, document: Schema) -> None:
         self.document = document
         self.judged = 0
-        """How many schemas have been looked at, for those who bound that."""
+        """How many schemas have been looked at, for those who bound that; long lists count for several."""
         self._depth = 0
         self._draft = dialect(document) if isinstance(document, dict) else jsonschema_rs.Draft202012
 
@@ -74,7 +75,7 @@ class Judge:
             if self._depth > _DEEPEST:
                 return None
             self._depth += 1
-            self.judged += 1
+            self.judged += 1 + len(schema.get("enum", ())) // _LISTED_IN_ONE
             value.known[key] = None  # a schema that applies itself says nothing
             try:
                 value.known[key] = all_of(self._keywords(schema, value))
