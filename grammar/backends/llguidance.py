@@ -7,19 +7,22 @@ instead of ignoring it.
 
 import json
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from personae.errors import GrammarError
 from personae.grammar.backend import BackendMatcher, CompiledGrammar
-from personae.grammar.backends.llguidance_text import lark_of, schema_of, tracked_text
+from personae.grammar.backends.llguidance_text import lark_of, schema_of, tight, tracked_text
 from personae.grammar.bitmask import Bitmask, allow_only
 from personae.grammar.schema.document import PARAMS, SAID
 from personae.grammar.schema.walk import SET
 from personae.grammar.spec import GrammarSpec
+from personae.grammar.tracked.distinct import STOP
 from personae.grammar.tracked.endings import Endings
+from personae.grammar.tracked.items import Items
 from personae.grammar.tracked.places import SETS_COMMENT, Places
 from personae.grammar.tracked.sets import SetsCompiled
 from personae.grammar.tracked.support import Untracked
@@ -83,7 +86,7 @@ class LLGuidanceBackend:
             raise GrammarError(f"The {said} cannot be compiled: {reason}", param=PARAMS[spec.kind])
         compiled = LLGuidanceCompiled(start, lambda: self._start(grammar), grammar, self._vocabulary)
         if spec.kind == "json_schema" and SET in spec.source:
-            places = Places((("", json.loads(spec.source)),))
+            places = Places((("", json.loads(spec.source)),), any_order=spec.any_order)
             return self._with_sets(compiled, places, spec)
         if spec.kind == "lark" and spec.source.startswith(SETS_COMMENT):
             return self._with_sets(compiled, _places(spec.source), spec)
@@ -91,7 +94,7 @@ class LLGuidanceBackend:
 
     def _with_sets(self, compiled: CompiledGrammar, places: Places, spec: GrammarSpec) -> CompiledGrammar:
         try:
-            return SetsCompiled(compiled, places, self._endings)
+            return SetsCompiled(compiled, places, self._endings, _compile_items)
         except Untracked as reason:
             raise GrammarError(f"A set cannot be followed: {reason}.", param=PARAMS[spec.kind]) from None
 
@@ -133,6 +136,17 @@ class _Tokens:
     def __call__(self, text: str) -> list[int]:
         """Used only for bytewise vocabularies: nothing else is forced."""
         return [*text.encode()]
+
+
+@cache
+def _backend_of_bytes() -> LLGuidanceBackend:
+    return LLGuidanceBackend(Vocabulary((*_BYTES, b""), (STOP,), {}))
+
+
+def _compile_items(document: dict[str, Any], schema: Any, any_order: bool) -> CompiledGrammar:
+    """The grammar of an item of a set, over bytes. Raises Untracked."""
+    rules = Items(document, tight, "item", any_order=any_order).rules(schema)
+    return _backend_of_bytes().compile(GrammarSpec("lark", "\n".join(["start: item", *rules])))
 
 
 def _places(source: str) -> Places:

@@ -117,13 +117,20 @@ class _Writing:
         def leaf(schema: Schema) -> str:
             return f"%json {json_with_options(json.dumps(schema), strict, compact, blanks)}"
 
-        return tracked_rules(json.loads(source), leaf, blanks, any_order=any_order, only_free=only_free)
+        return tracked_rules(
+            json.loads(source), leaf, tight, blanks, any_order=any_order, only_free=only_free
+        )
 
 
 # It is known first whether any order is kept. Then the same rules are compiled over two vocabularies.
 @lru_cache(_REMEMBERED)
 def _writing(request: _Request) -> _Writing:
     return _Writing(request)
+
+
+def tight(schema: Schema) -> str:
+    """The right side of a rule for a part of an item of a set: strict, and without blanks."""
+    return f"%json {json_with_options(json.dumps(schema), strict=True, compact=True)}"
 
 
 def schema_of(spec: GrammarSpec) -> str:

@@ -8,9 +8,11 @@ from typing import Any
 
 from personae.grammar.budget.regexes import pattern_distances
 from personae.grammar.schema.shortest import shortest_alone
-from personae.grammar.schema.walk import children
+from personae.grammar.schema.walk import HITS, children
 
 _MOST_HINTS = 50_000  # bytes
+_MOST_VALUES = 8
+_DEPTH = 6
 
 
 def hints_of(schema: Any) -> list[bytes]:
@@ -47,9 +49,10 @@ def hints_of(schema: Any) -> list[bytes]:
     return kept
 
 
-def counted_names(nodes: Iterable[dict[str, Any]], *, any_order: bool) -> tuple[bytes, ...]:
-    """What objects may have to contain, as JSON: the names, with a colon, of properties that are counted or,
-    in any order, required."""
+def counted_values(nodes: Iterable[dict[str, Any]], *, any_order: bool) -> tuple[bytes, ...]:
+    """What objects and arrays may have to contain, as JSON: the names, with a colon, of properties that are
+    counted or, in any order, required; and a value for each schema whose items are counted."""
+    nodes = list(nodes)
     names: dict[str, None] = {}
     for node in nodes:
         wanted = node.get("required", ())
@@ -58,8 +61,45 @@ def counted_names(nodes: Iterable[dict[str, Any]], *, any_order: bool) -> tuple[
             names |= dict.fromkeys(node.get("properties", ()))
         if "dependentRequired" in node:
             names |= dict.fromkeys(name for many in node["dependentRequired"].values() for name in many)
+    found = [value for node in nodes if HITS in node for value in _values(node[HITS], _DEPTH)]
+    texts = (json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in found)
     keys = (json.dumps(name, ensure_ascii=False) + ":" for name in names)
-    return tuple(key.encode("utf-8", "surrogatepass") for key in keys)
+    return tuple(dict.fromkeys(text.encode("utf-8", "surrogatepass") for text in (*keys, *texts)))
+
+
+def _values(schema: Any, depth: int) -> list[Any]:
+    """Short values for a schema, as far as they are easy to see. The grammar decides whether they are
+    valid."""
+    if not isinstance(schema, dict) or not depth:
+        return [0]
+    if "const" in schema or "enum" in schema:
+        return [schema["const"]] if "const" in schema else schema["enum"][:_MOST_VALUES]
+    parts = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    if parts:
+        return [value for one in parts for value in _values(one, depth - 1)][:_MOST_VALUES]
+    kinds = schema.get("type", "integer")
+    return [_value(kind, schema, depth) for kind in (kinds if isinstance(kinds, list) else [kinds])]
+
+
+def _value(kind: str, schema: dict[str, Any], depth: int) -> Any:
+    if kind == "object":
+        listed = schema.get("properties", {})
+        wanted = schema.get("required", ())
+        names = [
+            *(name for name in listed if name in wanted),
+            *(name for name in wanted if name not in listed),
+        ]
+        return {name: _values(listed.get(name, True), depth - 1)[0] for name in names}
+    if kind == "array":
+        return [_values(schema.get("items", True), depth - 1)[0]] * schema.get("minItems", 0)
+    if kind == "string":
+        return next(iter(examples_of(schema)), "x" * schema.get("minLength", 0))
+    if kind in ("integer", "number"):
+        step, low = schema.get("multipleOf", 1), schema.get("minimum", schema.get("exclusiveMinimum", 0))
+        number = max(low, 0) if "maximum" not in schema else min(max(low, 0), schema["maximum"])
+        number = math.ceil(number / step) * step
+        return number + step if number == schema.get("exclusiveMinimum") else number
+    return None if kind == "null" else True
 
 
 def examples_of(node: dict[str, Any]) -> list[str]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from personae.grammar.budget.distance_bound import DistanceBound, Measure
-from personae.grammar.budget.hints import counted_names, examples_of, hints_of
+from personae.grammar.budget.hints import counted_values, examples_of, hints_of
 from personae.grammar.budget.regexes import pattern_distances
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import NAMES, SET, children, target
+from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, NAMES, SET, children, target
 
 _BEGUN = 8  # a begun character or escape, and a quote; a number without bounds
 _LEXEME = 64  # any number, any string of a known format
@@ -27,11 +27,11 @@ _FIXED_FORMATS = frozenset(
 # How texts of formats end, from any place in them, however they begin.
 _WAYS_OUT = {"email": ("a@b.co", "@b.co", "b.co"), "uri": ("a:", ":")}
 _IN_PLACE = frozenset(("anyOf", "oneOf", "allOf", "$defs", "definitions"))
-_NUMERIC = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
+_NUMERIC = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", FRACTION))
 # Keywords from which members and lexemes are found. Most schemas have neither.
 _MEMBERS = frozenset(
     {"properties", "required", "minProperties", "patternProperties", "additionalProperties", "items"}
-    | {"prefixItems", "additionalItems", "minItems"}
+    | {"prefixItems", "additionalItems", "minItems", HITS}
 )
 _LEXEMES = _NUMERIC | {"format", "pattern", "patternProperties", "minLength", "allOf"}
 _LEXEMES |= {"properties", "required", "const", "enum"}
@@ -83,11 +83,11 @@ class _SchemaBound:
             number_ends=(),
             roots=1,
             steps=_steps(nodes),
-            values=counted_names(nodes, any_order=self.any_order),
+            values=counted_values(nodes, any_order=self.any_order),
             texts=all(map(self._leaves_text_alone, nodes)),
             blanks=True,
             endless=not any("maxLength" in node for node in nodes),
-            proven=not any(len(_together(node)) > 1 for node in nodes),
+            proven=not any(len(_together(node)) > 1 or DISTINCT in node for node in nodes),
         )
 
     def _nested(self, nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ class _SchemaBound:
         """Whether plain text in a string that allows it leaves the answer as near to its end as before."""
         if "patternProperties" in node or "propertyNames" in node:
             return False
-        if {SET, NAMES} & node.keys():  # text makes another string of an item that counts
+        if {HITS, SET, DISTINCT, NAMES} & node.keys():  # text makes another string of an item that counts
             return False
         if "format" in node and node["format"] not in _FIXED_FORMATS:
             return False
@@ -213,8 +213,10 @@ class _SchemaBound:
         least = schema.get("minItems", 0)
         elements = sum((self._value(one) + 2 for one in first[:least]), 0.0)
         if least > len(first):
-            each = self._value(rest) + (2 + _BEGUN if SET in schema else 2)
+            each = self._value(rest) + (2 + _BEGUN if SET in schema or DISTINCT in schema else 2)
             elements += (least - len(first)) * each
+        if HITS in schema:
+            elements += schema.get("minContains", 1) * (self._value(schema[HITS]) + 2)
         begun = max([longest, self._value(rest), *map(self._value, first)]) + 6 if pending else 0.0
         return float(sum(named) + more + elements + begun)
 

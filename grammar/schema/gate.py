@@ -12,7 +12,7 @@ from typing import Any
 
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.formats import FORMATS
-from personae.grammar.schema.walk import NAMES, Path, rebuild, subschemas
+from personae.grammar.schema.walk import HITS, NAMES, Path, rebuild, subschemas
 from personae.grammar.tracked.arrays import array_rules
 from personae.grammar.tracked.objects import object_rules, too_many
 from personae.grammar.tracked.support import ARRAY, OBJECT, Untracked
@@ -131,7 +131,7 @@ def _llguidance_enforces(keyword: str, schema: dict[str, Any], document: Schema)
     if keyword in ("minProperties", "maxProperties", "dependentRequired"):
         alone = keyword != "dependentRequired" and counts_properties(schema)
         return alone or ("object" in _types(schema) and _is_tracked("object", schema, document))
-    if keyword == "uniqueItems":
+    if keyword in ("uniqueItems", "minContains", "maxContains"):
         return "array" in _types(schema) and _is_tracked("array", schema, document)
     return keyword in _LLGUIDANCE
 
@@ -147,7 +147,7 @@ def _is_tracked(kind: str, schema: dict[str, Any], document: Schema) -> bool:
     alone = {keyword: value for keyword, value in schema.items() if keyword in keywords}
     if {"$ref", "anyOf", "allOf", "oneOf", "not", "enum", "const"} & schema.keys():
         return False
-    if kind == "array" and not schema.get("uniqueItems"):
+    if kind == "array" and not (schema.get("uniqueItems") or HITS in schema):
         return False
     try:
         if kind == "object":

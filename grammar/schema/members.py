@@ -1,21 +1,26 @@
-"""Rewrites what a schema says of members into the form that `tracked/` uses."""
+"""Rewrites what a schema says of members and numbers into the form that `tracked/` uses."""
 
+from contextlib import suppress
 from typing import Any
 
 import jsonschema_rs
 
-from personae.grammar.schema.gate import ASSERTIONS
-from personae.grammar.schema.patterns import endless
-from personae.grammar.schema.walk import NAMES, SET, rebuild, target
+from personae.grammar.schema.canonical import canonicalise
+from personae.grammar.schema.formats import spell_formats
+from personae.grammar.schema.gate import ASSERTIONS, strip
+from personae.grammar.schema.patterns import endless, plain_patterns
+from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, NAMES, SET, rebuild, subschemas, target
+from personae.grammar.tracked.arrays import listed_values
 from personae.grammar.tracked.listed_names import beginning
 from personae.grammar.tracked.objects import too_many
-from personae.grammar.tracked.support import has_order
+from personae.grammar.tracked.support import BITS, has_order
 
 _DEPTH = 8
 
 
 def separated(document: Any) -> Any:
-    """An equal schema in which what is tracked is marked, and what says nothing is left out."""
+    """An equal schema in which `contains` has become two schemas: one for the items that it counts, one for
+    those that it does not. Ambiguous ones stay as they are, and the gate finds them."""
     definitions = (
         {key: document[key] for key in ("$defs", "definitions", "$schema") if key in document}
         if isinstance(document, dict)
@@ -35,6 +40,9 @@ def _separated(schema: Any, definitions: dict[str, Any]) -> Any:
     if rebuilt.get("uniqueItems") and _is_set_of_texts(rebuilt, definitions):
         del rebuilt["uniqueItems"]
         rebuilt[SET] = True
+    if rebuilt.get("uniqueItems") and _is_set_of_values(rebuilt, definitions):
+        del rebuilt["uniqueItems"]
+        rebuilt[DISTINCT] = True
     if _counts_free_names(rebuilt):
         rebuilt[NAMES] = True
     dependencies = rebuilt.get("dependencies")
@@ -42,11 +50,15 @@ def _separated(schema: Any, definitions: dict[str, Any]) -> Any:
         del rebuilt["dependencies"]
         if "dependentRequired" not in rebuilt:
             rebuilt["dependentRequired"] = dependencies
-    if rebuilt.get("minContains") == 0 and "maxContains" not in rebuilt:
-        rebuilt.pop("contains", None)
+    if rebuilt.get("type") == "number":
+        rebuilt = _fractional(rebuilt)
     if "contains" not in rebuilt:
-        rebuilt.pop("minContains", None)
-        rebuilt.pop("maxContains", None)
+        for keyword in ("minContains", "maxContains"):
+            if HITS not in rebuilt:
+                rebuilt.pop(keyword, None)
+        return rebuilt
+    with suppress(Exception):  # there is no such form, whatever the library's error
+        return _without_contains(rebuilt, definitions)
     return rebuilt
 
 
@@ -104,7 +116,7 @@ def sets_as_written(schema: Any) -> Any:
         return schema
     rebuilt = rebuild(schema, lambda _, child: sets_as_written(child))
     rebuilt.pop(NAMES, None)
-    if rebuilt.pop(SET, False):
+    if rebuilt.pop(SET, False) or rebuilt.pop(DISTINCT, False):
         rebuilt["uniqueItems"] = True
     return rebuilt
 
@@ -123,6 +135,17 @@ def _counts_free_names(schema: dict[str, Any]) -> bool:
     return len(patterns) == 1 and all(one is not False and endless(name) for name, one in patterns.items())
 
 
+def _is_set_of_values(schema: dict[str, Any], definitions: dict[str, Any]) -> bool:
+    """Whether an array's items may be compared one by one, and are not so few that bits can record them."""
+    types = schema.get("type")
+    is_array = types == "array" or (isinstance(types, list) and "array" in types)
+    others = {"prefixItems", "contains", "allOf", "anyOf", "oneOf", "not", "$ref", "enum", "const", HITS}
+    if not is_array or others & schema.keys() or isinstance(schema.get("items"), list):
+        return False
+    values = listed_values(definitions, schema.get("items", True))
+    return values is None or len(values) > BITS
+
+
 def _is_set_of_texts(schema: dict[str, Any], definitions: dict[str, Any]) -> bool:
     """Whether an array's items are strings that can continue in more than one way, whatever their
     beginning."""
@@ -136,3 +159,60 @@ def _is_set_of_texts(schema: dict[str, Any], definitions: dict[str, Any]) -> boo
     if not is_array or others & schema.keys() or not isinstance(items, dict):
         return False
     return items.get("type") == "string" and items.keys() <= {"type", "minLength"}
+
+
+def _fractional(schema: dict[str, Any]) -> dict[str, Any]:
+    """Numbers that are not whole, within bounds that are."""
+    bounds = [value for keyword, value in schema.items() if "imum" in keyword]
+    if schema.get("not") != {"multipleOf": 1} or not all(float(one).is_integer() for one in bounds):
+        return schema
+    return {keyword: value for keyword, value in schema.items() if keyword != "not"} | {FRACTION: True}
+
+
+def _without_contains(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    least, most = schema.get("minContains", 1), schema.get("maxContains")
+    rest = {key: value for key, value in schema.items() if not key.endswith("ontains")}
+    if least == 0 and most is None:
+        return rest
+    items, contained = schema.get("items", True), schema["contains"]
+    if isinstance(items, list) or "prefixItems" in schema:
+        return schema
+    hits = contained if items is True else _both(items, contained, definitions)
+    counts = {HITS: hits, "minContains": least, **({} if most is None else {"maxContains": most})}
+    if most is not None:
+        rest["items"] = _both(items, {"not": contained}, definitions)
+    return rest | counts
+
+
+def _both(one: Any, other: Any, definitions: dict[str, Any]) -> Any:
+    """A schema without references for what satisfies both. Raises ValueError if it would have references."""
+    both = {"allOf": [one, other]}
+    if "$schema" in definitions:  # else the definitions may decide which draft it is
+        definitions = _referred(both, definitions)
+    found = spell_formats(plain_patterns(strip(canonicalise({**definitions, **both}))))
+    if isinstance(found, dict) and "$defs" in found:
+        raise ValueError("it refers to others")
+    return found
+
+
+def _referred(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Those of the definitions to which a schema refers, in their order. All of them if a reference leads
+    elsewhere."""
+    named: set[tuple[str, str]] = set()
+    unseen: list[Any] = [schema]
+    while unseen:
+        for one, _ in subschemas(unseen.pop()):
+            if "$ref" not in one:
+                continue
+            _, home, name, *rest = (*str(one["$ref"]).split("/"), "", "")
+            if home not in ("$defs", "definitions") or any(rest) or name not in definitions.get(home, ()):
+                return definitions
+            if (home, name) not in named:
+                named.add((home, name))
+                unseen.append(definitions[home][name])
+    kept = {
+        home: {name: one for name, one in definitions[home].items() if (home, name) in named}
+        for home in ("$defs", "definitions")
+        if home in definitions
+    }
+    return definitions | kept

@@ -20,11 +20,20 @@ ONE = frozenset(
     }
     | {"propertyNames", "not", "if", "then", "else"}
 )
+HITS = "x-personae-hits"
+"""In an array, added here: the items that `contains` counts. The array's `items` are then those that it does
+not count."""
+ONE |= {HITS}
 SET = "x-personae-set"
 """In an array, added here: true if none of its strings may come twice."""
+DISTINCT = SET + "-of-values"
+"""In an array, added here: true if no item may come twice. The items are written so that each value has one
+spelling (`tracked/items.py`)."""
 NAMES = SET + "-of-names"
 """In an object, added here: true if no property may come twice, so that those that are not listed can be
 counted."""
+FRACTION = "x-personae-fraction"
+"""In a number, added here: true if the number must not be whole."""
 MANY = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
 NAMED = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}

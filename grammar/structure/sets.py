@@ -51,7 +51,7 @@ def places(element: Element) -> Places | None:
         if schema != another and (comes_after(text, other) or comes_after(other, text)):
             return None
     schemas = tuple((text, schema) for text, schema in found.items() if isinstance(schema, dict))
-    return Places(schemas, thought)
+    return Places(schemas, thought, reader.any_order)
 
 
 def _thought(part: Element) -> Thought | None:
@@ -67,6 +67,7 @@ class _Reader:
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
         """The schemas of JSON, by the text before it."""
+        self.any_order = False
 
     def read(self, element: Element, before: frozenset[_Before]) -> frozenset[_Before]:
         """What may be before what follows the element. Raises _Unseen."""
@@ -79,7 +80,8 @@ class _Reader:
                 return frozenset(_Before(None if one.text is None else end, False) for one in before)
             case FreeText():
                 return frozenset((_Before(None, False),))
-            case Json(schema=schema):
+            case Json(schema=schema, any_order=any_order):
+                self.any_order |= any_order
                 for one in before:
                     self._add(one, schema)
                 return frozenset((_Before("", False),))

@@ -1,4 +1,5 @@
-"""Writes an array as rules. One bit records each value of a set that is already there."""
+"""Writes an array as rules. One bit records each value of a set that is already there; a counter counts what
+`contains` counts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,10 +8,11 @@ import jsonschema_rs
 
 from personae.grammar.schema.disjoint import named_value
 from personae.grammar.schema.document import Schema, for_library
-from personae.grammar.schema.walk import target
+from personae.grammar.schema.walk import HITS, target
 from personae.grammar.tracked.objects import Rule
 from personae.grammar.tracked.support import ARRAY, BITS, Untracked, said
 
+_MOST_STATES = 400  # of matches and items, if both have a maximum
 _DEPTH = 8
 
 
@@ -23,9 +25,11 @@ def array_rules(document: Schema, schema: dict[str, Any], rule: Rule, name: str)
         schema = {**schema, "prefixItems": schema["items"], "items": others}
     least, most = max(0, schema.get("minItems", 0)), schema.get("maxItems")
     if schema.get("uniqueItems") and (most is None or most > 1):
-        if "prefixItems" in schema:
+        if HITS in schema or "prefixItems" in schema:
             raise Untracked("the items of a set have different schemas")
         yield from _set_rules(document, schema, rule, name, least, most)
+    elif HITS in schema:
+        yield from _containing_rules(schema, rule, name, least, most)
     else:
         yield from _plain_rules(schema, rule, name, least, most)
 
@@ -87,6 +91,63 @@ def _set_rules(
     yield f'{name}: "[" ws {name}_o::0x0' + ("" if least else ' | "[" ws "]"')
     yield f"{name}_o::_: " + "\n  | ".join(ways)
     yield f"{name}_n::_: " + "\n  | ".join([*(f'"," ws {way}' for way in ways), f'"]" %if {end}'])
+
+
+def _containing_rules(
+    schema: dict[str, Any], rule: Rule, name: str, least: int, most: int | None
+) -> Iterator[str]:
+    """A rule for each combination of matches and items that makes a difference; it says what can still
+    follow."""
+    if "prefixItems" in schema:
+        raise Untracked("the first items have other schemas")
+    wanted, allowed = max(0, schema.get("minContains", 1)), schema.get("maxContains")
+    if (allowed is not None and allowed < wanted) or (most is not None and most < max(least, wanted)):
+        raise Untracked("no array has as few and as many items as required")
+    hit, miss = rule(schema[HITS]), schema.get("items", True)
+    other = None if miss is False else rule(miss)
+    if most is None and least <= wanted and wanted:
+        yield f'{name}: "[" ws {_in_turn(hit, other, wanted, allowed)} ws "]"'
+        return
+    last_hit = wanted if allowed is None else allowed
+    last_item = least if most is None else most
+    if (last_hit + 1) * (last_item + 1) > _MOST_STATES:
+        raise Untracked("too many states would have to be counted")
+    states = [(hits, items) for hits in range(last_hit + 1) for items in range(last_item + 1)]
+
+    def ways(hits: int, items: int) -> Iterator[tuple[str, tuple[int, int]]]:
+        if most is not None and items == most:
+            return
+        more = min(items + 1, last_item)
+        if allowed is None or hits < allowed:
+            yield hit, (min(hits + 1, last_hit), more)
+        if other is not None:
+            yield other, (hits, more)
+
+    live = {state for state in states if state[0] >= wanted and state[1] >= least}
+    ending, before = live.copy(), -1
+    while before < len(live):
+        before = len(live)
+        live |= {state for state in states if any(after in live for _, after in ways(*state))}
+    if (0, 0) not in live:
+        raise Untracked("no array satisfies it")
+    for state in sorted(live):
+        one = f"{name}_{state[0]}_{state[1]}"
+        items = [f"{item} ws {name}_{n}_{m}" for item, (n, m) in ways(*state) if (n, m) in live]
+        yield f"{one}_i: " + " | ".join(items or ['"]"'])
+        ends = ['"]"'] if state in ending else []
+        yield f"{one}: " + " | ".join([*ends, *([f'"," ws {one}_i'] if items else [])])
+    empty = ' | "[" ws "]"' if (0, 0) in ending else ""
+    yield f'{name}: "[" ws {name}_0_0_i{empty}'
+
+
+def _in_turn(hit: str, other: str | None, wanted: int, allowed: int | None) -> str:
+    """Items of which some number must match, written as repetitions, which the library follows at any
+    length."""
+    before = "" if other is None else f'({other} ws "," ws)* '
+    after = "" if other is None else f' (ws "," ws {other})*'
+    more = f'(ws "," ws {before}{hit})'
+    most = wanted - 1 if allowed is None else allowed - 1
+    return f"{before}{hit} {more}{{{wanted - 1},{most}}}{after}" if most else f"{before}{hit}{after}"
 
 
 def listed_values(document: Schema, schema: Any, depth: int = _DEPTH) -> list[Any] | None:

@@ -11,11 +11,14 @@ from personae.grammar.vocabulary import Vocabulary
 
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _BLANKS = b" \t\r\n"
+_CROSSING = re.compile(rb",[ \t\r\n]*[^ \t\r\n]", re.DOTALL)
+_CROSSING_WITHIN = re.compile(rb"[}\]].*,[ \t\r\n]*[^ \t\r\n]", re.DOTALL)
 _NAME = re.compile(rb',[ \t\r\n]*"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NAME_BEGUN = re.compile(rb',[ \t\r\n]*"[^"]', re.DOTALL)
 _COMMA = re.compile(rb",", re.DOTALL)
 _COMMA_BEHIND_TEXT = re.compile(rb'".*,', re.DOTALL)
 _COMMA_BEHIND_VALUE = re.compile(rb"[}\]].*,", re.DOTALL)
+_OPENING = re.compile(rb"\[.*,", re.DOTALL)
 
 Words = NDArray[np.uint32]
 
@@ -64,6 +67,21 @@ class Endings:
         return _Sorted([(text, token) for text, token in led if text])
 
     @cached_property
+    def directly(self) -> Words:
+        """All tokens but those that go on to the next item of a set of which they are at the top level."""
+        return self._without(_CROSSING)
+
+    @cached_property
+    def deeper(self) -> Words:
+        """All tokens but those that go on to the next item of a set from within an item."""
+        return self._without(_CROSSING_WITHIN)
+
+    @cached_property
+    def outside(self) -> Words:
+        """All tokens but those that begin an array and end an item in it."""
+        return self._without(_OPENING)
+
+    @cached_property
     def unnamed(self) -> Words:
         """All tokens but those that end a property or a value and write the next name."""
         return self._without(_NAME)
@@ -84,8 +102,11 @@ class Endings:
         return in_value if deeper else in_string if within else outside
 
     def prepare(self) -> None:
-        """Build what listed names need: it takes longer than a step may."""
+        """Build what sets of values need: it takes longer than a step may."""
         for table in (
+            self.directly,
+            self.deeper,
+            self.outside,
             self.unnamed,
             self.unbegun,
             self._uncontinued,

@@ -2,12 +2,14 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from personae.grammar.schema.walk import NAMES, subschemas, target
+from personae.grammar.backend import CompiledGrammar
+from personae.grammar.schema.walk import DISTINCT, NAMES, SET, subschemas, target
+from personae.grammar.tracked.distinct import ItemGrammar
 from personae.grammar.tracked.listed_names import ListedNames, beginning
 from personae.grammar.tracked.support import Untracked
 
@@ -16,6 +18,10 @@ SETS_COMMENT = "// x-personae-sets "
 Nodes = tuple[dict[str, Any], ...]
 _ANY_NAME = "\0"  # one that is not listed
 _MOST_PLACES = 5_000
+
+CompileItems = Callable[[dict[str, Any], Any, bool], CompiledGrammar]
+"""Compiles the grammar of an item, given the document, the item's schema, and whether properties come in any
+order."""
 
 
 class Thought(msgspec.Struct, frozen=True):
@@ -26,16 +32,21 @@ class Thought(msgspec.Struct, frozen=True):
 
 
 class Places(msgspec.Struct, frozen=True):
-    """Where JSON is in an answer: after which texts, and by which schemas."""
+    """Where JSON is in an answer: after which texts, and by which schemas. `any_order`: whether properties
+    come in any order."""
 
     schemas: tuple[tuple[str, dict[str, Any]], ...]
     thought: Thought | None = None
+    any_order: bool = False
 
 
 class Reader:
     """Finds the schemas of sets. Thread-safe."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places, compile_items: CompileItems) -> None:
+        self._compile_items = compile_items
+        self._any_order = places.any_order
+        self._grammars: dict[int, ItemGrammar] = {}
         self._children: dict[tuple[tuple[int, ...], str | None], Nodes] = {}
         self._documents: dict[int, dict[str, Any]] = {}
         self._names: dict[tuple[int, ...], ListedNames] = {}
@@ -44,14 +55,17 @@ class Reader:
             for before, document in places.schemas
         ]
         self._thought = places.thought
+        self.distinct = False
+        self.texts = any(f'"{SET}"' in json.dumps(document) for _, document in places.schemas)
         self.names = any(NAMES in json.dumps(document) for _, document in places.schemas)
         self.lists_names = any(_some_are_listed(document) for _, document in places.schemas)
-        if self.lists_names:
-            for _, nodes in self._roots:
+        for (_, document), (_, nodes) in zip(places.schemas, self._roots, strict=True):
+            if DISTINCT in json.dumps(document) or self.lists_names:
                 self._prepare(nodes)
 
     def _prepare(self, nodes: Nodes) -> None:
-        """See that at no place an object may be one whose names are listed or another. Raises Untracked."""
+        """Compile the items of all sets, and see that at no place an array may be a set or not. Raises
+        Untracked."""
         seen: set[tuple[int, ...]] = set()
         unseen = [nodes]
         while unseen:
@@ -62,6 +76,12 @@ class Reader:
             if len(seen) > _MOST_PLACES:
                 raise Untracked("there are too many places where a set may be")
             self.names_of(here)
+            if any(DISTINCT in node for node in here):
+                self.distinct = True
+                arrays = {json.dumps(node) for node in here if _may_be(node, "array")}
+                if len(arrays) > 1:
+                    raise Untracked("an array may be a set or another array")
+                self.items(here)
             names = {name for node in here for name in node.get("properties", ())} | {_ANY_NAME}
             within = [self.children(here, name) for name in sorted(names)]
             unseen += [one for one in (*within, self.children(here, None)) if one]
@@ -83,6 +103,17 @@ class Reader:
                 frozenset(map(_as_text, names)), frozenset(map(_as_text, others))
             )
         return self._names[place]
+
+    def items(self, nodes: Nodes) -> ItemGrammar | None:
+        """The grammar of the items, if an array of one of these schemas is a set of values."""
+        for node in nodes:
+            if DISTINCT in node:
+                if id(node) not in self._grammars:
+                    document, items = self._documents[id(node)], node.get("items", True)
+                    compiled = self._compile_items(document, items, self._any_order)
+                    self._grammars[id(node)] = ItemGrammar(compiled, any_order=self._any_order)
+                return self._grammars[id(node)]
+        return None
 
     def root(self, text: bytes) -> Nodes:
         """The schemas that may apply to JSON that begins after `text`."""

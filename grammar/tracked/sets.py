@@ -1,8 +1,8 @@
-"""Sets of strings, and names of properties: a string cannot end where it would equal one that is there.
+"""Sets: an item cannot end where it would equal an item that is already there.
 
-A matcher reads what is written, and excludes the tokens that would end a string as a repetition. The strings
-may be any text, so one that must not end here can continue, and no answer reaches a point where nothing may
-follow. Of listed names `listed_names.py` knows which are left.
+A matcher reads what is written, and excludes the tokens that would end an item as a repetition. If the items
+are strings that may be any text (SET), a string that must not end here can continue, and no answer reaches a
+point where nothing may follow. Of other items (DISTINCT) `distinct.py` knows which of them are left.
 """
 
 import json
@@ -16,14 +16,16 @@ from rpds import HashTrieSet
 from personae.grammar.backend import BackendMatcher, CompiledGrammar
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.schema.walk import NAMES, SET
+from personae.grammar.tracked.distinct import Written
 from personae.grammar.tracked.endings import Endings, clear_tokens
 from personae.grammar.tracked.listed_names import ListedNames
-from personae.grammar.tracked.places import Nodes, Places, Reader
+from personae.grammar.tracked.places import CompileItems, Nodes, Places, Reader
 from personae.grammar.tracked.seen import NO_TEXTS, SeenItems
 
 _SIGNS = re.compile(rb'["{}\[\]:,]')
 _OPENING = re.compile(rb"[{\[]")
 _IN_STRING = re.compile(rb'["\\]')
+_BLANKS = b" \t\r\n"
 
 
 class _OpenValue(NamedTuple):
@@ -34,6 +36,8 @@ class _OpenValue(NamedTuple):
     nodes: Nodes
     value: Nodes
     seen: SeenItems | None
+    written: Written | None = None
+    begin: int = 0  # where an item begins, if `written` is there
     names: ListedNames | None = None  # if an object has no others
 
 
@@ -70,6 +74,7 @@ def _step(reader: Reader, endings: Endings, state: _State, text: bytes, begun: b
                 continue
             content = bytes(begun[start:]) + text[max(start - length, 0) : place - 1]
             start = -1
+            _check(frame, begun, text, length, place)
             if frame is not None and frame.seen is not None and is_key == frame.is_object:
                 if content in frame.seen.texts:
                     raise _Violation
@@ -96,15 +101,26 @@ def _step(reader: Reader, endings: Endings, state: _State, text: bytes, begun: b
                 if frame is None:
                     continue
                 is_key = frame.is_object
+                if frame.written is not None:
+                    frame = frame._replace(begin=length + place)
             case b"}" | b"]":
+                if frame is not None and frame.written is not None:
+                    _ended(frame.written, _item(frame, begun, text, length, place - 1), endings)
                 frame = frame and frame.above
                 is_key = False
+                _check(frame, begun, text, length, place)
             case b":":
                 is_key = False
             case b",":
                 is_key = frame is not None and frame.is_object
                 if frame is not None and frame.names is not None and not frame.names.left(_seen(frame)):
                     raise _Violation
+                if frame is not None and frame.written is not None:
+                    written = _ended(frame.written, _item(frame, begun, text, length, place - 1), endings)
+                    if written.exhausted:
+                        raise _Violation
+                    frame = frame._replace(written=written, begin=length + place)
+    _check_begun(frame, begun, text, length)
     if is_key and start >= 0 and frame is not None and frame.names is not None:
         name = bytes(begun[start:]) + text[max(start - length, 0) :]
         if not frame.names.allows(name, _seen(frame)):
@@ -120,6 +136,52 @@ def _name(content: bytes) -> str:
         raise _Violation from None
 
 
+def _item(frame: _OpenValue, begun: bytearray, text: bytes, length: int, place: int) -> bytes:
+    """The item of a set as it has been written up to `place` in `text`."""
+    before = bytes(begun[frame.begin :]) if frame.begin < length else b""
+    return (before + text[max(frame.begin - length, 0) : place]).strip(_BLANKS)
+
+
+def _ended(written: Written, item: bytes, endings: Endings) -> Written:
+    """The items after one more. Raises _Violation."""
+    if not item:
+        return written
+    if item in written:
+        raise _Violation
+    return written.with_item(item, endings)
+
+
+def _check(frame: _OpenValue | None, begun: bytearray, text: bytes, length: int, place: int) -> None:
+    """Raises _Violation if a string, object or array that ends here repeats an item."""
+    if frame is None or frame.written is None:
+        return
+    if _item(frame, begun, text, length, place) in frame.written:
+        raise _Violation
+
+
+def _check_begun(frame: _OpenValue | None, begun: bytearray, text: bytes, length: int) -> None:
+    """Raises _Violation if the begun item cannot become a new one."""
+    above = frame
+    while (around := _set_around(above)) is not None:
+        above = around.above
+        if not around.written:
+            continue
+        before = bytes(begun[around.begin :]) if around.begin < length else b""
+        item = (before + text[max(around.begin - length, 0) :]).lstrip(_BLANKS)
+        if not around.written.allows(item, len(before.lstrip(_BLANKS))):
+            raise _Violation
+        whole = item.rstrip(_BLANKS)
+        if len(whole) < len(item) and around is frame and whole in around.written:
+            raise _Violation  # a number that ends with a blank
+
+
+def _set_around(frame: _OpenValue | None) -> _OpenValue | None:
+    """The innermost set of values that is open."""
+    while frame is not None and frame.written is None:
+        frame = frame.above
+    return frame
+
+
 def _seen(frame: _OpenValue) -> "HashTrieSet[bytes]":
     return NO_TEXTS if frame.seen is None else frame.seen.texts
 
@@ -129,18 +191,22 @@ def _opened(reader: Reader, frame: _OpenValue | None, nodes: Nodes, *, is_object
         seen = SeenItems() if any(NAMES in node for node in nodes) else None
         return _OpenValue(frame, True, nodes, (), seen, names=reader.names_of(nodes))
     is_set = any(SET in node for node in nodes)
+    items = reader.items(nodes) if reader.distinct else None
+    written = None if items is None else items.unwritten
     seen = SeenItems() if is_set else None
-    return _OpenValue(frame, False, nodes, reader.children(nodes, None), seen)
+    return _OpenValue(frame, False, nodes, reader.children(nodes, None), seen, written)
 
 
 class SetsCompiled:
     """A compiled grammar for answers whose sets have no item twice. `inner` knows nothing of sets."""
 
-    def __init__(self, inner: CompiledGrammar, places: Places, endings: Endings) -> None:
+    def __init__(
+        self, inner: CompiledGrammar, places: Places, endings: Endings, compile_items: CompileItems
+    ) -> None:
         self._inner = inner
-        self._reader = Reader(places)
+        self._reader = Reader(places, compile_items)
         self._endings = endings
-        if self._reader.names:
+        if self._reader.distinct or self._reader.names:
             endings.prepare()
 
     @property
@@ -174,6 +240,13 @@ class SetsMatcher(BackendMatcher):
             words &= endings.unnamed
         if self._reader.lists_names:
             self._leave_out_names(words, state)
+        around = _set_around(frame) if self._reader.distinct else None
+        if self._reader.distinct and around is None:
+            words &= endings.outside
+        if around is not None and not self._reader.texts:
+            self._leave_out_of_all(words, frame)
+            return
+        self._leave_out_of_all(words, around)
         if frame is None or frame.seen is None:
             words &= endings.anywhere
         elif state.start < 0:
@@ -201,6 +274,30 @@ class SetsMatcher(BackendMatcher):
         for text in frame.names.barred(begun, _seen(frame)):
             quoted = text if state.start >= 0 else b'"' + text
             clear_tokens(words, endings.beginning(quoted, state.start < 0))
+
+    def _leave_out_of_all(
+        self, words: "np.ndarray[Any, np.dtype[np.uint32]]", frame: _OpenValue | None
+    ) -> None:
+        """Exclude what would end or spoil an item of any set that is open; an item may be a set."""
+        innermost = self._states[-1].frame
+        while (around := _set_around(frame)) is not None:
+            if around.written is not None:
+                self._leave_out_items(words, around, around.written, direct=around is innermost)
+            frame = around.above
+
+    def _leave_out_items(
+        self,
+        words: "np.ndarray[Any, np.dtype[np.uint32]]",
+        around: _OpenValue,
+        written: Written,
+        *,
+        direct: bool,
+    ) -> None:
+        """Exclude the tokens after which an item would repeat another, or could not be any other."""
+        endings = self._endings
+        words &= endings.directly if direct else endings.deeper
+        begun = bytes(self._text[around.begin :]).lstrip(_BLANKS)
+        written.bar(words, begun, endings)
 
     def accept(self, token: int) -> bool:
         """Advance by one token; False, and no change, if it is not allowed."""
@@ -256,7 +353,8 @@ class SetsMatcher(BackendMatcher):
     def forced(self) -> bytes:
         """The only text that may follow, if no item is being written."""
         frame = self._states[-1].frame
-        return b"" if frame is not None and frame.seen is not None else self._inner.forced()
+        in_set = (frame is not None and frame.seen is not None) or _set_around(frame) is not None
+        return b"" if in_set else self._inner.forced()
 
     def fork(self) -> "SetsMatcher":
         """A second matcher in the same state."""

@@ -9,15 +9,31 @@ from collections.abc import Callable
 from typing import Any
 
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import NAMES, SET, children, rebuild, target
+from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, NAMES, SET, children, rebuild, target
 
 BITS = 64
-COUNTED = frozenset({"uniqueItems", "minProperties", "maxProperties", "dependentRequired", NAMES})
+COUNTED = frozenset(
+    {"uniqueItems", "minProperties", "maxProperties", "dependentRequired", HITS, FRACTION, DISTINCT, NAMES}
+)
 OBJECT = frozenset(
     {"type", "properties", "required", "additionalProperties", "patternProperties", "minProperties"}
     | {"maxProperties", "dependentRequired", NAMES}
 )
-ARRAY = frozenset({"type", "items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"})
+ARRAY = frozenset(
+    {
+        "type",
+        "items",
+        "prefixItems",
+        "additionalItems",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "minContains",
+        "maxContains",
+        HITS,
+        DISTINCT,
+    }
+)
 AROUND = frozenset({SET, "$defs", "definitions", "$schema", "$id", "id", "$anchor", "title", "description"})
 
 
@@ -41,6 +57,10 @@ def uncounted(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     kept = {keyword: value for keyword, value in schema.items() if keyword not in COUNTED}
+    if HITS in schema:
+        kept["items"] = {"anyOf": [schema[HITS], schema.get("items", True)]}
+    for keyword in ("minContains", "maxContains"):
+        kept.pop(keyword, None)
     return rebuild(kept, lambda _, child: uncounted(child))
 
 

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.gate import counts_properties
-from personae.grammar.schema.walk import NAMES, rebuild, target
-from personae.grammar.tracked.arrays import array_rules
+from personae.grammar.schema.walk import DISTINCT, FRACTION, HITS, NAMES, rebuild, target
+from personae.grammar.tracked.arrays import array_rules, repeated
+from personae.grammar.tracked.items import Items
+from personae.grammar.tracked.numerals import fractions
 from personae.grammar.tracked.objects import object_rules
 from personae.grammar.tracked.support import (
     AROUND,
@@ -33,12 +35,18 @@ _ARRAY_ONLY = frozenset(
         "maxItems",
         "additionalItems",
         "uniqueItems",
+        "minContains",
+        "maxContains",
+        HITS,
+        DISTINCT,
     }
 )
 _OBJECT_ONLY = frozenset(
     {"properties", "required", "additionalProperties", "patternProperties", "minProperties"}
     | {"maxProperties", "dependentRequired", NAMES}
 )
+
+_OF_FRACTIONS = frozenset({"type", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", FRACTION})
 _OF_OTHERS = {"object": _ARRAY_ONLY, "array": _OBJECT_ONLY}
 _REFERENCES = 32  # to references
 _COMBINED = frozenset({"enum", "const", "$ref", "anyOf", "allOf", "oneOf"})
@@ -58,13 +66,13 @@ class TrackedRules(NamedTuple):
 
 
 def tracked_rules(
-    document: Schema, leaf: Leaf, blanks: str | None, *, any_order: bool, only_free: bool = False
+    document: Schema, leaf: Leaf, tight: Leaf, blanks: str | None, *, any_order: bool, only_free: bool = False
 ) -> TrackedRules:
-    """Write a schema as rules. `blanks` is a regular expression for the blanks between two tokens.
-    `only_free`: write no further, and no text, where an object keeps its order."""
+    """Write a schema as rules. `blanks` is a regular expression for the blanks between two tokens, `tight` as
+    `leaf`, without blanks. `only_free`: write no further, and no text, where an object keeps its order."""
     if isinstance(document, bool):
         return TrackedRules(None)
-    writer = _Writer(document, leaf, any_order=any_order)
+    writer = _Writer(document, leaf, tight, any_order=any_order)
     if not writer.needed:
         return TrackedRules(None)
     lines = [f"start: {writer.rule(document)}"]
@@ -84,7 +92,7 @@ def is_counted(schema: dict[str, Any]) -> bool:
     found = COUNTED & schema.keys()
     if not found:
         return False
-    if "dependentRequired" in found:
+    if found & {"dependentRequired", HITS, FRACTION, DISTINCT}:
         return True
     if schema.get("uniqueItems") and schema.get("maxItems", 2) > 1:
         return True
@@ -92,9 +100,10 @@ def is_counted(schema: dict[str, Any]) -> bool:
 
 
 class _Writer:
-    def __init__(self, document: dict[str, Any], leaf: Leaf, *, any_order: bool) -> None:
+    def __init__(self, document: dict[str, Any], leaf: Leaf, tight: Leaf, *, any_order: bool) -> None:
         self._document = document
         self._leaf = leaf
+        self._tight = tight
         self._any_order = any_order
         nodes, before = reachable(document)
         counted = {key for key, node in nodes.items() if is_counted(node)}
@@ -159,12 +168,30 @@ class _Writer:
             yield f"{name}: " + " | ".join(map(self.rule, schema["anyOf"]))
         elif kind == "object":
             yield from object_rules(schema, self.rule, name, any_order=self._any_order)
+        elif DISTINCT in schema and kind == "array":
+            yield from self._distinct(name, schema)
         elif kind == "array":
             yield from array_rules(self._document, schema, self.rule, name)
+        elif FRACTION in schema:
+            yield f"{name}: {_fraction(schema)}"
         elif isinstance(kind, list) and keywords.isdisjoint(_COMBINED):
             yield f"{name}: " + " | ".join([self.rule(self._of_type(one, schema)) for one in kind])
         else:
             raise Untracked("it is at a place where members are not tracked")
+
+    def _distinct(self, name: str, schema: dict[str, Any]) -> Iterator[str]:
+        """A set, except that the matcher sees to it that no item comes twice."""
+        if odd := said(schema) - {"type", "items", "minItems", "maxItems", DISTINCT}:
+            raise Untracked(f"{sorted(odd)[0]} cannot be combined with a set")
+        least, most = max(0, schema.get("minItems", 0)), schema.get("maxItems")
+        if most is not None and most < max(least, 1):
+            raise Untracked("no set has as few and as many items as required")
+        item = f"{name}_item"
+        items = Items(self._document, self._tight, item, any_order=self._any_order)
+        yield from items.rules(schema.get("items", True))
+        again = f'("," ws {item} ws)'
+        more = repeated(again, max(least - 1, 0), None if most is None else most - 1)
+        yield f'{name}: "[" ws {item} ws {more} "]"' + ("" if least else ' | "[" ws "]"')
 
     def _of_type(self, kind: str, schema: dict[str, Any]) -> dict[str, Any]:
         """The part of a schema of several types that is about one of them."""
@@ -199,6 +226,18 @@ class _Writer:
 
         alone = moved(schema)
         return alone | {"$defs": definitions} if definitions else alone
+
+
+def _fraction(schema: dict[str, Any]) -> str:
+    """A number that is not whole, without an exponent."""
+    if odd := said(schema) - _OF_FRACTIONS:
+        raise Untracked(f"{sorted(odd)[0]} cannot be combined with a number that is not whole")
+    low = [int(schema[name]) for name in ("minimum", "exclusiveMinimum") if name in schema]
+    high = [int(schema[name]) for name in ("maximum", "exclusiveMaximum") if name in schema]
+    found = fractions(max(low, default=None), min(high, default=None))
+    if found is None:
+        raise Untracked("no number is within the bounds")
+    return f"/{found}/"
 
 
 def _has_order(schema: dict[str, Any]) -> bool:

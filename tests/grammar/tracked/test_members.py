@@ -20,6 +20,7 @@ from personae.grammar.bitmask import words_of
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.reasoning.format import Thinks
 from personae.grammar.reasoning.registry import reasoning_format
+from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.answer import AnswerShape
 from personae.grammar.structure.elements import Json, in_any_order
@@ -67,6 +68,17 @@ ARRAYS: dict[str, dict[str, Any]] = {
         "maxItems": 3,
     },
     "set of one": {"type": "array", "items": STRING, "uniqueItems": True, "maxItems": 1},
+    "contains": {"type": "array", "contains": {"const": "a"}},
+    "contains two": {"type": "array", "contains": STRING, "minContains": 2},
+    "contains at most": {"type": "array", "contains": STRING, "minContains": 0, "maxContains": 1},
+    "contains and counts": {"type": "array", "contains": STRING, "minItems": 2, "maxItems": 3},
+    "contains from to": {"type": "array", "contains": STRING, "maxContains": 2, "maxItems": 4},
+    "contains, of items": {
+        "type": "array",
+        "items": {"type": ["string", "integer"]},
+        "contains": {"const": 1},
+        "maxContains": 2,
+    },
 }
 MEMBERS = {"a": "x", "b": 1, "c": "", "zz": 2}
 VALUES = ["a", "b", 1, True, None]
@@ -139,6 +151,18 @@ def test_in_any_order_means_objects_without_a_type_and_beside_keywords_of_other_
     many = [{"b": "", "a": 1}, 1]
     inner = compiled(json.dumps({"type": "array", "items": schema, "properties": {}}), any_order=True)
     assert accepts(inner, many) is all(map(is_valid, many))
+
+
+def test_a_number_that_is_not_whole_is_no_multiple() -> None:
+    multiples = {"anyOf": [{"multipleOf": 33}, {"multipleOf": 12}]}
+    schema = {"type": "number", "allOf": [multiples, {"not": {"multipleOf": 7}}], "exclusiveMaximum": -100}
+    grammar = compiler().compile(GrammarSpec("json_schema", json.dumps(schema)))
+    assert not isinstance(grammar, RemoteGrammar)
+    is_valid = jsonschema_rs.validator_for(schema).is_valid
+    assert [
+        value for value in (-100.5, -108.25, -113, -84) if accepts(grammar, value) or is_valid(value)
+    ] == []
+    assert accepts(grammar, -132)
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -305,6 +329,25 @@ def test_a_comma_is_allowed_exactly_where_another_member_may_follow(
     assert True in commas
 
 
+def test_what_an_array_must_contain_may_refer_to_definitions() -> None:
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "array",
+        "items": {"$ref": "#/$defs/item"},
+        "contains": {"$ref": "#/$defs/large"},
+        "$defs": {
+            "unused": {"type": "object", "properties": {"a": {"$ref": "#/$defs/unused"}}},
+            "item": {"$ref": "#/$defs/whole"},
+            "whole": {"type": "integer"},
+            "large": {"type": "integer", "minimum": 7},
+        },
+    }
+    is_valid = jsonschema_rs.validator_for(schema).is_valid
+    grammar = compiled(json.dumps(schema))
+    values = [list(value) for count in range(4) for value in product([1, 7, 10, "x"], repeat=count)]
+    assert [value for value in values if accepts(grammar, value) != is_valid(value)] == []
+
+
 def test_references_to_one_definition_share_a_rule() -> None:
     listed = {name: {"$ref": "#/$defs/text"} for name in "abc"}
     schema = {
@@ -313,6 +356,6 @@ def test_references_to_one_definition_share_a_rule() -> None:
         "additionalProperties": False,
         "$defs": {"text": {"type": "string", "pattern": "^x"}},
     }
-    rules = tracked_rules(schema, json.dumps, None, any_order=True).text
+    rules = tracked_rules(schema, json.dumps, json.dumps, None, any_order=True).text
     assert rules is not None
     assert rules.count('"pattern"') == 1
