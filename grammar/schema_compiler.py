@@ -29,10 +29,12 @@ from personae.grammar.schema.prepare import (
 from personae.grammar.schema.references import resolved
 from personae.grammar.schema.rewritten import Rewritings, spelled
 from personae.grammar.schema.spelling import check_spelling
+from personae.grammar.schema.walk import rebuild
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.compile import enforced
 from personae.grammar.tracked.support import uncounted
 
+_APPLICATORS = ("allOf", "anyOf", "oneOf", "$ref")
 Made = TypeVar("Made")  # of a pending analysis
 
 
@@ -109,7 +111,7 @@ class SchemaCompiler:
 
     def looser(self, document: Schema, equal: Iterable[Schema]) -> Iterator[Schema]:
         """Schemas that bind less and less of `document`. `equal` are those equal to it."""
-        written = weakened(spelled(strip(document)), "llguidance")
+        written = _applicators_last(weakened(spelled(strip(document)), "llguidance"))
         yield written
         yield uncounted(written)
         reads = cache(self._reads)
@@ -129,3 +131,12 @@ class SchemaCompiler:
     def _analyse(self, name: str, spec: GrammarSpec, schema: Schema, *, strict: bool) -> PendingAnalysis:
         bound = msgspec.structs.replace(spec, source=json.dumps(schema), strict=strict)
         return analysis_of(name, bound, self._table)
+
+
+def _applicators_last(schema: Schema) -> Schema:
+    """The schema with its own properties before those of its alternatives: the library writes them in the
+    order of the keywords."""
+    if not isinstance(schema, dict):
+        return schema
+    rebuilt = rebuild(schema, lambda _, child: _applicators_last(child))
+    return dict(sorted(rebuilt.items(), key=lambda item: item[0] in _APPLICATORS))

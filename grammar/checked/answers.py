@@ -1,10 +1,10 @@
 """Judges whole answers by the schemas of their parts, and completes them so that all parts are valid."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from personae.grammar.backend import CompiledGrammar
 from personae.grammar.checked.parts import ParsedAnswer, Part, PartSchema, Terms, reader
-from personae.grammar.checked.search import repaired
 from personae.grammar.checked.texts import AnswerTexts, Raw
 from personae.grammar.structure.elements import (
     Concat,
@@ -44,12 +44,9 @@ class Answers:
         faults = self._faults(text)
         return faults is not None and not faults
 
-    def completions(
-        self, written: Raw, begun: Iterable[Raw], most: int, allows: Callable[[Raw], bool]
-    ) -> Iterator[Raw]:
-        """Completions of what is written, with which the answer is valid. Those in `begun` are changed until
-        they are. For each of their parts at most `most` values are tried. `allows` says whether a completion
-        may begin like this."""
+    def completions(self, written: Raw, begun: Iterable[Raw], allows: Callable[[Raw], bool]) -> Iterator[Raw]:
+        """Completions of what is written, with which the answer is valid. In those in `begun`, the parts that
+        are invalid are completed otherwise. `allows` says whether a completion may begin like this."""
         kept = len(self._texts.decode(written))
         for one in dict.fromkeys(begun):
             text = self._texts.decode(written + one)
@@ -60,7 +57,7 @@ class Answers:
             def allowed(changed: str) -> bool:
                 return allows(self._texts.encode(changed)[len(written) :])
 
-            for answer in _mended(text, kept, faults, most, allowed):
+            for answer in _mended(text, kept, faults, allowed):
                 yield self._texts.encode(answer)[len(written) :]
 
     def _faults(self, text: str) -> Sequence[Part] | None:
@@ -70,9 +67,7 @@ class Answers:
         return None if parts is None else parsed.faults(parts)
 
 
-def _mended(
-    text: str, kept: int, faults: Sequence[Part], most: int, allows: Callable[[str], bool]
-) -> Iterator[str]:
+def _mended(text: str, kept: int, faults: Sequence[Part], allows: Callable[[str], bool]) -> Iterator[str]:
     """Texts in which each faulty value is replaced by a valid one. Several values are tried for the last one
     only."""
     if not faults:
@@ -80,16 +75,15 @@ def _mended(
         return
     part, *others = faults
     before, value, after = text[: part.start], text[part.start : part.end], text[part.end :]
-    kept_of_part = max(kept - part.start, 0)
-    example = part.schema.example
-    begun = [value, example] if example.startswith(value[:kept_of_part]) else [value]
-    for changed in repaired(part.schema.validator, kept_of_part, begun, most):
+    written, example = value[: max(kept - part.start, 0)], part.schema.example
+    known = [example] if example.startswith(written) else []
+    for changed in chain(known, part.schema.completions(written)):
         if not others:
             yield before + changed + after
         elif allows(before + changed):
             longer = len(changed) - len(value)
             moved = [one._replace(start=one.start + longer, end=one.end + longer) for one in others]
-            yield from _mended(before + changed + after, kept, moved, most, allows)
+            yield from _mended(before + changed + after, kept, moved, allows)
             return
 
 

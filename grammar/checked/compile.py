@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 
 import msgspec
 from msgspec.structs import replace
@@ -11,12 +12,11 @@ from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar, GrammarBackend
 from personae.grammar.backends.llguidance_text import keeps_order
 from personae.grammar.budget.build import analysis_of
-from personae.grammar.budget.grammar import BudgetGrammar, planned
+from personae.grammar.budget.grammar import BudgetGrammar
 from personae.grammar.budget.table import STOP, TokenTable
 from personae.grammar.checked.answers import Answers
 from personae.grammar.checked.grammar import CheckedGrammar, checked
 from personae.grammar.checked.parts import PartSchema
-from personae.grammar.checked.search import Tried, Validator, repaired
 from personae.grammar.schema.document import SCHEMA_PARAM, Schema, parse_schema
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS, check_answerable, loose, without_ignored
 from personae.grammar.schema.references import resolved
@@ -34,10 +34,7 @@ from personae.grammar.structure.elements import (
 )
 
 _BACKEND = "llguidance"
-_MOST_TRIED = 2_500  # values of a part, until one is valid
-_MOST_AGAIN = 400  # more of them for each further looser schema
 _MOST_REORDERED = 20_000  # characters of a schema of which forms without its order are looked for
-_UNREWRITTEN = 2  # looser schemas that are made without rewriting, the first ones
 
 Looser = Callable[[Schema], Iterable[Schema]]
 
@@ -94,66 +91,51 @@ class Loosening:
         if any("$recursiveRef" in one for one, _ in subschemas(document)):
             raise GrammarError("Readers differ about $recursiveRef.")
         check_answerable(document)
-        examples = _Examples(Validator(source))
+        checks = PartSchema(part.schema, checked=True, any_order=part.any_order)
+        further = checks.completions("")
+        found = [*islice(further, 1)]
+        if not found:  # rewriting may take seconds, and only begins the same search again
+            raise GrammarError("No answer to the schema was found.")
+
+        def values() -> Iterator[str]:
+            yield from found.copy()
+            for value in further:
+                found.append(value)
+                yield value
+
         done: set[str] = set()
         ordered: tuple[Json, PartSchema] | None = None
-        for place, schema in enumerate(self._looser(document)):
-            if examples.in_vain and place >= _UNREWRITTEN:
-                break  # rewriting may take seconds, and only begins the same search elsewhere
+        for schema in self._looser(document):
             looser = json.dumps(schema)
             keeps = part.any_order and keeps_order(schema, compact=part.compact)
             if looser in done or (ordered and (keeps or schema == loose(document))):
                 continue
             done.add(looser)
             with suppress(GrammarError):
-                example = self._example(replace(part, schema=schema), examples)
-                found = replace(part, schema=schema, strict=False)
-                checks = PartSchema(part.schema, checked=True, example=example)
+                bound = replace(part, schema=schema, strict=False)
+                checks.example = self._example(bound, values())
                 if not keeps:
-                    return found, checks
-                ordered = found, checks
+                    return bound, checks
+                ordered = bound, checks
                 if len(looser) > _MOST_REORDERED:
                     break
         if ordered is None:
             raise GrammarError("No answer to the schema was found.")
         return ordered
 
-    def _example(self, loose: Json, examples: "_Examples") -> str:
-        """A valid value that the loose part allows, as JSON. Raises GrammarError if none is found."""
+    def _example(self, loose: Json, values: Iterable[str]) -> str:
+        """The first of some values that the loose part allows. Raises GrammarError if it allows none."""
         spec = GrammarSpec(
             "json_schema", json.dumps(loose.schema), False, compact=loose.compact, any_order=loose.any_order
         )
-        pending = analysis_of(_BACKEND, spec, self._table)
-        compiled: CompiledGrammar = self._bytewise.compile(pending.compile_plan.bytewise)
-        plan = planned(pending.compile_plan, pending.bounds(), compiled, self._table).plan
-        first = bytes(byte for byte in plan.piece if byte < STOP).decode()
-        matcher = compiled.matcher()
-        for value in examples.near(first):
+        matcher = self._bytewise.compile(
+            analysis_of(_BACKEND, spec, self._table).compile_plan.bytewise
+        ).matcher()
+        for value in values:
             piece = value.encode()
             if matcher.follows((*piece, STOP)) > len(piece):
                 return value
         raise GrammarError("No answer to the schema was found.")
-
-
-class _Examples:
-    """Valid values of a schema. What was found or tried for one looser schema is not searched again for the
-    next."""
-
-    def __init__(self, validator: Validator) -> None:
-        self._validator = validator
-        self._tried = Tried(validator)
-        self._found: list[str] = []
-        self.in_vain = False  # a search has ended, and no value was ever found
-
-    def near(self, first: str) -> Iterator[str]:
-        """The values that were found before, and then others, of which `first` may become one."""
-        yield from self._found.copy()
-        most = max(self._tried.spent + _MOST_AGAIN, _MOST_TRIED)
-        begun = (first, *self._validator.values)
-        for value in repaired(self._validator, 0, begun, most, self._tried):
-            self._found.append(value)
-            yield value
-        self.in_vain = not self._found
 
 
 def compile_checked(

@@ -13,7 +13,6 @@ from personae.grammar.checked.texts import Raw, piece_of, raw
 from personae.grammar.matcher import Matcher
 
 _ANY_LENGTH = 2**31
-_MOST_TRIED = 400  # values of a part of the first answer, each of which has a known one
 
 
 class CheckedGrammar(BudgetGrammar):
@@ -45,7 +44,7 @@ def checked(loose: BudgetGrammar, answers: Answers) -> CheckedGrammar:
     def allows(begun: Raw) -> bool:
         return matcher.follows(piece_of(begun)) == len(begun)
 
-    for answer in answers.completions("", [raw(loose.shortest_plan.piece)], _MOST_TRIED, allows):
+    for answer in answers.completions("", [raw(loose.shortest_plan.piece)], allows):
         piece = piece_of(answer)
         tokens = table.spell_shortest(piece)
         if tokens is not None and matcher.follows((*piece, STOP)) > len(piece):

@@ -21,7 +21,6 @@ from personae.grammar.matcher import Snapshot
 if TYPE_CHECKING:
     from personae.grammar.checked.grammar import CheckedGrammar
 
-_MOST_TRIED = 400  # values of a part, for one token
 _LONGEST = 16_384  # bytes of a completion
 _RECENT = 512
 
@@ -109,7 +108,7 @@ class CheckedMatcher(BudgetMatcher):
             return fork.follows(piece_of(completion)) == len(completion)
 
         given = [raw(piece) for piece in begun if piece is not None]
-        for completion in self._grammar.answers.completions(written, given, _MOST_TRIED, allows):
+        for completion in self._grammar.answers.completions(written, given, allows):
             found = piece_of(completion)
             if fork.follows((*found, STOP)) > len(found):
                 yield found

@@ -10,12 +10,20 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from threading import local
 from typing import Any, NamedTuple
+
+import jsonschema_rs
 
 from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar
 from personae.grammar.checked.pattern_ends import PatternEnds
-from personae.grammar.checked.search import Validator
+from personae.grammar.json.completion import Completer
+from personae.grammar.json.text import NotJson, Text
+from personae.grammar.schema.document import parse_schema, parse_with_validator
+from personae.grammar.schema.formats import spell_formats
+from personae.grammar.schema.prepare import without_ignored
+from personae.grammar.schema.references import resolved
 from personae.grammar.schema.whitespace import MOST_BLANKS
 from personae.grammar.structure.elements import (
     Concat,
@@ -44,19 +52,53 @@ class PartSchema:
     """What binds a part. `checked`: the masks do not enforce all of it. `example` is a valid value, as JSON;
     empty if none is known."""
 
-    def __init__(self, schema: Any, *, checked: bool = False, example: str = "") -> None:
+    def __init__(
+        self, schema: Any, *, checked: bool = False, any_order: bool = False, example: str = ""
+    ) -> None:
         self._source = json.dumps(schema)
         self.checked = checked
         self.example = example
+        self._any_order = any_order
+        self._of_thread = local()  # a completer, and what it has completed last: that mostly goes on
         self.accepts = lru_cache(_REMEMBERED)(self._accepts)
 
     @cached_property
-    def validator(self) -> Validator:
+    def _validator(self) -> jsonschema_rs.Validator:
         """Made when it is first needed: most parts that the masks enforce never are judged."""
-        return Validator(self._source)
+        return parse_with_validator(self._source)[1]
 
     def _accepts(self, text: str) -> bool:
-        return self.validator.accepts(text)
+        """Whether the text is a valid value, and no name comes twice in an object."""
+        try:
+            return self._validator.is_valid(json.loads(text, object_pairs_hook=_unique))
+        except (ValueError, RecursionError):
+            return False
+
+    def completions(self, begun: str) -> Iterator[str]:
+        """Valid values that begin so, as JSON."""
+        mine = self._of_thread
+        if not hasattr(mine, "completer"):
+            document = spell_formats(resolved(without_ignored(parse_schema(self._source))))
+            mine.completer = Completer(document, ordered=not self._any_order)
+            mine.begun, mine.text = "", Text()
+        if not begun.startswith(mine.begun):
+            mine.begun, mine.text = "", Text()
+        try:
+            text = mine.text.fork().feed(begun[len(mine.begun) :])
+        except NotJson:
+            return
+        mine.begun, mine.text = begun, text
+        for rest in mine.completer.completions(text):
+            if self.accepts(begun + rest):
+                yield begun + rest
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of these members. Raises ValueError if a name comes twice."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a name comes twice")
+    return made
 
 
 class Part(NamedTuple):

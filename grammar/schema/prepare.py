@@ -42,7 +42,7 @@ _SINCE = {
 }
 _OF_JSON_SCHEMA = re.compile("https?://json-schema.org/")
 _CURRENT = "https://json-schema.org/draft/2020-12/schema"
-_DRAFTS = {
+NAMES_OF_DRAFTS = {
     jsonschema_rs.Draft4: "http://json-schema.org/draft-04/schema#",
     jsonschema_rs.Draft6: "http://json-schema.org/draft-06/schema#",
     jsonschema_rs.Draft7: "http://json-schema.org/draft-07/schema#",
@@ -73,7 +73,7 @@ def without_ignored(document: Schema) -> Schema:
     siblings of a `$ref`, and a `$schema` of its own, which the library would look for."""
     draft = jsonschema_rs.Draft202012 if isinstance(document, bool) else dialect(document)
     if isinstance(document, dict) and not _OF_JSON_SCHEMA.match(str(document.get("$schema", _CURRENT))):
-        document = document | {"$schema": _DRAFTS[draft]}
+        document = document | {"$schema": NAMES_OF_DRAFTS[draft]}
     later = frozenset(keyword for since, brought in _SINCE.items() if since > draft for keyword in brought)
     siblings = ASSERTIONS - {"$ref"} if draft <= jsonschema_rs.Draft7 else frozenset()
     return _without_ignored(document, later, siblings, root=True) if later else document

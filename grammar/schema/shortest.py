@@ -15,30 +15,42 @@ _WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _BY_TYPE = {"null": 4.0, "boolean": 4.0, "integer": 1.0, "number": 1.0}
 
 
-def shortest_instance(schema: Schema) -> float:
-    """A lower bound, in characters, of the compact JSON of a schema's instances; infinite if it has none.
+class Lengths:
+    """Lower bounds, in characters, of the compact JSON of the instances of a document's schemas; infinite if
+    a schema has none.
 
-    This is the least fixed point over the references within the schema. Unknown keywords make the bound
+    This is the least fixed point over the references within the document. Unknown keywords make a bound
     lower.
     """
-    targets: dict[str, Any] = {}
-    seen: set[int] = set()
-    unseen: list[Any] = [schema]
-    while unseen:  # a reference may lead where no keyword leads
-        one = unseen.pop()
-        if isinstance(one, dict) and id(one) not in seen:
-            seen.add(id(one))
-            reference = str(one.get("$ref", "#"))
-            if reference not in targets:
-                targets[reference] = target(schema, reference)
-                unseen.append(targets[reference])
-            unseen += (child for _, child in children(one))
-    lengths = dict.fromkeys(targets, math.inf)
-    while True:
-        improved = {reference: _length(one, lengths) for reference, one in targets.items()}
-        if improved == lengths:
-            return _length(schema, lengths)
-        lengths = improved
+
+    def __init__(self, document: Schema) -> None:
+        targets: dict[str, Any] = {}
+        seen: set[int] = set()
+        unseen: list[Any] = [document]
+        while unseen:  # a reference may lead where no keyword leads
+            one = unseen.pop()
+            if isinstance(one, dict) and id(one) not in seen:
+                seen.add(id(one))
+                reference = str(one.get("$ref", "#"))
+                if reference not in targets:
+                    targets[reference] = target(document, reference)
+                    unseen.append(targets[reference])
+                unseen += (child for _, child in children(one))
+        self._lengths = dict.fromkeys(targets, math.inf)
+        while True:
+            improved = {reference: self.of(one) for reference, one in targets.items()}
+            if improved == self._lengths:
+                break
+            self._lengths = improved
+
+    def of(self, schema: Any) -> float:
+        """The bound of a schema of the document, or one whose references are all in it."""
+        return _length(schema, self._lengths)
+
+
+def shortest_instance(document: Schema) -> float:
+    """The bound of a whole document."""
+    return Lengths(document).of(document)
 
 
 def shortest_alone(schema: Any) -> float | None:

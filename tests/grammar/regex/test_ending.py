@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personae.grammar.checked.pattern_endings import ending
+from personae.grammar.regex.ending import ending
 
 PATTERNS = [
     ("^[a-z]+-[0-9]{2}$", ["", "a", "ab-", "ab-1", "ab-12"]),

@@ -1,4 +1,4 @@
-"""Finds how a text that is written in part may end so that it matches patterns."""
+"""Finds whether a text matches patterns, and how one that is written in part may end so that it does."""
 
 from collections import deque
 from functools import lru_cache
@@ -17,15 +17,35 @@ def ending(patterns: tuple[str, ...], begun: str) -> str | None:
     """The shortest end of a text that begins as `begun`, in which all patterns of ECMA-262 are found. None if
     none is known."""
     machine = _machine(patterns)
-    if machine is None:
-        return None
+    state = None if machine is None else _state_after(machine, begun)
+    return None if machine is None or state is None else _shortest(machine, state)
+
+
+def matches(pattern: str, text: str) -> bool | None:
+    """Whether a pattern of ECMA-262 is found in a text. None if that is not known."""
+    machine = _machine((pattern,))
+    state = None if machine is None else _state_after(machine, text)
+    return None if machine is None or state is None else machine.accepting[state]
+
+
+def may_match(pattern: str, begun: str) -> bool:
+    """Whether a text that begins so may match a pattern of ECMA-262. True if that is not known."""
+    machine = _machine((pattern,))
+    state = None if machine is None else _state_after(machine, begun)
+    if machine is None or state is None or machine.accepting[state]:
+        return True
+    return any(after != state for after in machine.steps[state])  # there are no two dead states
+
+
+def _state_after(machine: Automaton, text: str) -> int | None:
+    """None after a mark, or half a character."""
     state = 0
-    for char in begun:
+    for char in text:
         letter = _class_of(machine, char)
         if letter is None:
-            return None  # a mark, or half a character
+            return None
         state = machine.steps[state][letter]
-    return _shortest(machine, state)
+    return state
 
 
 @lru_cache(_REMEMBERED)  # failures too: they take longest
