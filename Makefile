@@ -103,10 +103,10 @@ deploy-tools: setup
 serve: serving
 	$(BIN)/personae serve $(ARGS)
 
-# A file's tests stay in one process, so that what they share is made once; tests/conftest.py has their order. There are two processes more than cores, up
-# to four, because tests also wait. Bytecode is kept, whatever the environment says: the tests start hundreds of processes,
+# A file's tests stay in one process, so that what they share is made once; tests/conftest.py has their order. There is one process more than cores, up to
+# four, because tests also wait. Bytecode is kept, whatever the environment says: the tests start hundreds of processes,
 # and without it each compiles the product anew.
-test: PROCESSES = $(shell $(BIN)/python -c "import os; print(min(4, 2 + (os.cpu_count() or 1)))")
+test: PROCESSES = $(shell $(BIN)/python -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
 test: setup
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 

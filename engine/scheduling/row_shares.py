@@ -41,16 +41,15 @@ class RowShares:
         """
         self.longest = None
         self._since += 1
+        if len(weights) < 2:
+            return set()
         seconds, total = self._seconds, sum(weights.values())
-        heaviest = max(weights.values(), default=total)
-        if seconds(len(decoding)) <= min(total / heaviest, _WORTH) * seconds(1):
+        if seconds(len(decoding)) <= min(total / max(weights.values()), _WORTH) * seconds(1):
             return set()
         rows: dict[str, list[LiveSequence]] = {}
         for sequence in decoding:
             if not sequence.background and sequence.planned < sequence.last:
                 rows.setdefault(sequence.key.tenant, []).append(sequence)
-        if len(weights.keys() | rows.keys()) < 2:
-            return set()
         if self._since >= HOLD_STEPS and (held := self._held(rows, weights, prompts)):
             self._since = 0
             return held

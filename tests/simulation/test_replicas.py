@@ -299,8 +299,8 @@ def lost_orphan(monkeypatch: pytest.MonkeyPatch) -> None:
 def sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     send = Dispatcher._send
 
-    def twice(self: Dispatcher, group, replica, *, trial=False):  # type: ignore[no-untyped-def]  # as the original
-        send(self, group, replica, trial=trial)
+    def twice(self: Dispatcher, group, replica, **how):  # type: ignore[no-untyped-def]  # as the original
+        send(self, group, replica, **how)
         for other in self._replicas.values():
             if other is not replica and other.up:
                 other.frontend.ingress.tell(Transfer(tuple(group.streams), tuple(group.logs)))

@@ -325,6 +325,24 @@ def test_registers_of_inline_assembly_have_the_types_that_it_declares() -> None:
     assert ((found << 16).view(np.float32) == NUMBERS.view(np.int8).reshape(-1, 4)[:, :2]).all()
 
 
+HALVES = """
+    ld.global.b32 %r2, [%rd3];
+    {
+    .reg .b32 a;
+    .reg .b16 a<2>;
+    mov.b32 a, %r2;
+    mov.b32 {a0, a1}, a;
+    mov.b32 %r3, {a1, a0};
+    }
+    st.global.b32 [%rd4], %r3;"""
+
+
+def test_a_name_and_the_same_name_with_numbers_are_different_registers() -> None:
+    """As Triton makes bfloat16 of float8."""
+    found = run(HALVES, NUMBERS).view(np.uint16).reshape(-1, 2)
+    assert (found == NUMBERS.view(np.uint16).reshape(-1, 2)[:, ::-1]).all()
+
+
 def test_a_register_that_nothing_declares_is_refused() -> None:
     with pytest.raises(Fault, match="f1 is used, but not declared"):
         run(OCTETS.replace("f<4>", "f0"), NUMBERS)

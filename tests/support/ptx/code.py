@@ -70,7 +70,7 @@ def read(ptx: str) -> Code:
     name = re.search(r"\.entry\s+(\w+)", head)
     assert name is not None
     code = Code(name[1], _PARAMETER.findall(head))
-    source, inline = "", dict[str, str]()  # types by the beginning of a name, or by the name
+    source, inline = "", dict[str, str]()  # types by the name; of "a<2>", which is a0 and a1, by "a<"
     for text in _statements(body.split("$L__func_end")[0]):
         if location := _LOCATION.match(text):
             source = location[1]
@@ -78,7 +78,7 @@ def read(ptx: str) -> Code:
             code.labels[label[1]] = len(code.lines)
         elif declared := _DECLARED.match(text):
             for name in declared[2].split(","):
-                inline[name.split("<")[0].strip()] = declared[1]
+                inline["".join(name.strip().partition("<")[:2])] = declared[1]
         elif not text.startswith("."):
             code.lines.append(_line(text, source, inline))
     return code
@@ -104,7 +104,7 @@ def _line(text: str, source: str, inline: dict[str, str]) -> Line:
     opcode, *operands = rest.split(None, 1)
 
     def typed(match: re.Match[str]) -> str:
-        kind = inline.get(match[0]) or inline.get(match[1])
+        kind = inline.get(match[0]) or inline.get(f"{match[1]}<")
         return match[0] if kind is None else f"{match[0]}:{kind}"
 
     named = _NAME.sub(typed, operands[0] if operands else "")
