@@ -66,7 +66,7 @@ class Infill:
         return None
 
     def prompt(self, begin: Sequence[int], before: Sequence[int], after: Sequence[int]) -> list[int]:
-        """The prompt's tokens, after those that every prompt of the model begins with."""
+        """The tokens of the whole prompt. `begin`: the tokens with which each prompt of the model begins."""
         texts = [[self.before, *before], [self.after, *after]]
         first, second = reversed(texts) if self.after_first else texts
         return [*begin, *first, *second, *self.middle]

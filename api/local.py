@@ -148,9 +148,9 @@ def _publishing(options: ServeOptions) -> Iterator[HearKVEvents | None]:
 def engine_options_of(
     options: ServeOptions, adapter_store: Path | None = None, secret: bytes | None = None
 ) -> tuple[EngineOptions, Callable[[GenerationDefaults], GenerationDefaults]]:
-    """The options of an engine, and what makes the sampling defaults of those that the model's files
-    recommend. A bundled model brings its file, its adapters and its defaults. Models and adapters must be on
-    this machine. Raises LoadError."""
+    """The options of an engine, and a function for its sampling defaults: it takes what the model's files
+    recommend, and adds what we recommend. A bundled model brings its file, its adapters and its defaults.
+    Models and adapters must be on this machine. Raises LoadError."""
     asked = shared(options, EngineOptions)
     model, (adapters, named) = options.model, _split(options.adapters)
     asked_for = adapter_folders(adapters, named)

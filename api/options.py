@@ -234,7 +234,7 @@ class ServerOptions:
     ssl_certfile: Annotated[
         Path | None,
         OptionInfo(
-            "Serve over TLS with this certificate and those that lead to it, in PEM. SIGHUP reads it again.",
+            "Serve over TLS with this certificate chain, in PEM. SIGHUP reads the file again.",
             metavar="FILE",
         ),
     ] = None

@@ -287,7 +287,7 @@ class Dispatcher(Actor[Message]):
         self._waiting.unpark()
 
     def _leave(self, replica: Replica, streams: Sequence[LiveStream]) -> list[LiveStream]:
-        """Note that the streams are at no replica. Returns those that are still wanted."""
+        """Note that no replica has these streams. Returns the streams that a client still wants."""
         wanted: list[LiveStream] = []
         for stream in streams:
             placed = self._live[stream.log.id]

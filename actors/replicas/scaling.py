@@ -233,8 +233,8 @@ class Scaler(Actor[Message]):
             for replica, _ in added:
                 await replicas.remove(replica)
             raise
-        # remove those that do not serve yet first, then those with the fewest streams
-        # and those that only compute prompts last: few are enough, and they have few streams at any time
+        # Engines that do not serve yet go first, then the ones with the fewest streams. Prefill engines go
+        # last: there are few of them, and they never have many streams.
         kept.sort(key=lambda one: (one.up, one.prefill, len(one.live), -one.index))
         for replica in kept[: max(len(kept) - count, 0)]:
             replica.state = ReplicaState.DRAINING

@@ -23,7 +23,7 @@ class FamilyEntry(msgspec.Struct, frozen=True):
 
 class Supported(msgspec.Struct, frozen=True):
     """quantize: the values of `--quantize`. quant_methods: of checkpoints in safetensors. gguf: the types of
-    GGUF tensors; gguf_kept: those that stay in their bits, the others become the model's dtype."""
+    GGUF tensors. gguf_kept: the types that stay in their bits; other types become the model's dtype."""
 
     families: list[FamilyEntry]
     quantize: list[str]
