@@ -1,6 +1,6 @@
 // Two columns that answer the same conversation: base and adapter, or two adapters.
 
-import { html, useEffect, useRef, useState } from "./preact-htm.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
 import { call, stream, url } from "./api.js";
 import { watchPauses } from "./pauses.js";
 import { Answer, Turn } from "./answer.js";
@@ -237,7 +237,8 @@ export function Playground({ models }) {
     setBusy(true);
     columns.forEach((column, index) => run(index, column, [...column.messages, ...said]));
   };
-  useEffect(() => {
+  // Before the page says that the answer is complete: who reloads then finds it again.
+  useLayoutEffect(() => {
     if (busy || !columns[0].messages.some((message) => message.role === "assistant")) return;
     const title = columns[0].messages.find((message) => message.role === "user")?.content.slice(0, 60) ?? "";
     const talks = columns.map(({ model, messages }) => ({ model, messages }));

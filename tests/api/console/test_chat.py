@@ -37,11 +37,12 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def say(page: Page, text: str, answers: int) -> None:
-    """Send it, and wait until the conversation has so many answers."""
+    """Send it, and wait until the conversation has so many answers and the last one is complete."""
     page.get_by_label("Most tokens").fill("2000")
     page.get_by_label("Message", exact=True).fill(text)
     page.get_by_role("button", name="Send").click()
     expect(page.locator(".assistant .summary")).to_have_count(answers)
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
 def test_an_answer_is_drawn_as_markdown_and_none_of_it_becomes_html(page: Page, chat: str) -> None:
@@ -118,6 +119,21 @@ def test_conversations_stay_in_the_browser_until_they_are_deleted(page: Page, ch
     page.reload()
     page.get_by_text("Conversations in this browser").click()
     expect(titles).to_have_text(["a talk"])
+
+
+def test_a_conversation_is_kept_before_the_page_says_that_its_answer_ended(page: Page, chat: str) -> None:
+    page.goto(chat)
+    page.evaluate("""() => {
+        const kept = () => localStorage.getItem("personae.conversations")?.includes("a talk") ?? false;
+        let busy = false;
+        new MutationObserver(() => {
+            const named = [...document.querySelectorAll(".prompt button")].map((one) => one.textContent);
+            if (busy && named.includes("Send")) window.keptAtTheEnd = kept();
+            busy = named.includes("Stop");
+        }).observe(document.body, { childList: true, subtree: true });
+    }""")
+    say(page, "a talk", 1)
+    assert page.evaluate("window.keptAtTheEnd") is True
 
 
 @pytest.mark.parametrize(
