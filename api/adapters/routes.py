@@ -133,7 +133,8 @@ async def create_adapter(request: Request) -> Response:
         name, replace, shared = checked_name(form.name), form.flag("replace"), form.flag("shared")
         _check_asked(context, shared, form.base_model)
         registry.check_name(who, name, replace)
-        record = await registry.add(who, name, folder, replace=replace, shared=shared)
+        base = await _base_of(context, form.base_model, folder)
+        record = await registry.add(who, name, folder, replace=replace, shared=shared, base=base)
     return json_response(record, 201)
 
 
@@ -155,8 +156,16 @@ async def _fetch(
         with registry.stage(who.tenant) as folder:
             job = FetchJob(source, prefix, str(folder), settings.max_upload_bytes, settings.upload_seconds)
             exact = await fetch(job)
+            base = await _base_of(context, body.base_model, folder)
             return await registry.add(
-                who, name, folder, replace=body.replace, shared=body.shared, source=exact, defaults=defaults
+                who,
+                name,
+                folder,
+                replace=body.replace,
+                shared=body.shared,
+                source=exact,
+                defaults=defaults,
+                base=base,
             )
     except OSError as error:
         raise StorageFailed(f"The adapter could not be written: {error.strerror}.") from error
@@ -166,8 +175,17 @@ def _check_asked(context: RequestContext, shared: bool, base: str | None) -> Non
     """Raises Forbidden or RequestError for what no caller, or not this one, may ask for."""
     if shared and context.caller.identity.role != "admin":
         raise Forbidden("Only an admin's key may share an adapter with all tenants.", param="shared")
-    if base is not None and base not in context.bases:
+    if base is not None and context.base_models is not None:
+        context.base_models.check_name(base)
+    elif base is not None and base not in context.bases:
         raise RequestError(f"The base model here is `{context.base}`.", param="base_model")
+
+
+async def _base_of(context: RequestContext, named: str | None, folder: Path) -> str | None:
+    """The base of an adapter whose files are in `folder`, of a server with several."""
+    if context.base_models is None:
+        return None
+    return (await context.base_models.of_upload(context, named, folder)).name
 
 
 @operation("GET", "/v1/adapters", query=OfTenant, answers={200: AdapterList}, refuses=(404,))
@@ -280,8 +298,9 @@ async def load_lora_adapter(request: Request) -> Response:
             if (failure := storage_failure(error)) is not None:
                 raise failure from error
             raise RequestError(f"`lora_path` cannot be read: {error.strerror}.", param="lora_path") from None
+        base = await _base_of(context, None, folder)
         with _as_in_vllm():
-            await registry.add(who, name, folder, replace=body.load_inplace, shared=True)
+            await registry.add(who, name, folder, replace=body.load_inplace, shared=True, base=base)
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 

@@ -441,9 +441,8 @@ def test_the_package_runs_as_a_module() -> None:
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["pull", "org/name"], "personae serve org/name"),
-        (["run"], "personae chat"),
-        (["list"], "personae adapters list"),
+        (["ls"], "personae list"),
+        (["download", "org/name"], "personae pull"),
         (["serve", "llama3.2"], "A model on the Hub is named org/name"),
         (["serve", "--adapters", "poet"], "An adapter on the Hub is named org/name"),
     ],
