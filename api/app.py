@@ -248,8 +248,8 @@ def create_app(
     """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
 
     Without `tenants`, no key is required. Without `usage` or `stored`, usage or responses are not stored.
-    Without a `scaler`, the number of engines is fixed. With `base_models` there are several bases, and `client`
-    is the first one's. Without a `registry`, adapters cannot be uploaded;
+    Without a `scaler`, the number of engines is fixed. With `base_models` there are several bases, and
+    `client` is the first one's. Without a `registry`, adapters cannot be uploaded;
     without `batches`, files cannot. Batches run within `batches.running(app.state.context)`. Raises
     ModelLoadError if the model's chat template cannot be compiled, or a format is unknown.
     """

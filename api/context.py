@@ -82,7 +82,8 @@ class RequestContext:
     `registry` has the adapters that were added while the server runs, `batches` the files and batches; None
     if there is no place for them. `tenants` are those who may send requests, `usage` records what they use,
     `responses` are the stored ones; `revocations` ends what runs for a revoked key; `scaler` adds and removes
-    engines. `base_models` has all bases of a server with several; the context is that of one of them. `live` is the last answer of `/v1/stats`. `budgets` bounds what they use in a day. `background`
+    engines. `base_models` has all bases of a server with several; the context is that of one of them.
+    `live` is the last answer of `/v1/stats`. `budgets` bounds what they use in a day. `background`
     requests run after all others. `arrived` is when the request arrived, None for now; `patience` is when its
     client has no more use for the answer. Both are on `anyio.current_time`'s clock. `fingerprint` changes
     when the server could answer differently than before. `ignored` names what in the request binds nothing; a

@@ -37,8 +37,8 @@ class Opened:
     None if unknown. `lost` waits until the engine has failed for good. `end_all` ends every stream with an
     error, and refuses new ones with it. `describe` says what every actor is doing, `about` what was opened.
     `scaler` adds and removes engines, if there may be several. `model` is the folder or file of the model,
-    from which other processes load its tokenizer. `base_models` has all bases, if there may be several; the rest
-    is the first one's.
+    from which other processes load its tokenizer. `base_models` has all bases, if there may be several; the
+    rest is the first one's.
     """
 
     client: "EngineClient"

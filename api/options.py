@@ -369,8 +369,8 @@ class SeveralModelsOptions:
     models: Annotated[
         tuple[str, ...],
         OptionInfo(
-            "A model by a name for requests, in place of the argument; in the file `models` has a list. Can be "
-            "repeated: engines then start with the first request for their model.",
+            "A model by a name for requests, in place of the argument; in the file `models` has a list. Can "
+            "be repeated: engines then start with the first request for their model.",
             metavar="NAME=MODEL",
             check=check_models,
             flag="--model",
@@ -387,8 +387,8 @@ class SeveralModelsOptions:
     models_memory: Annotated[
         int | None,
         OptionInfo(
-            "With --model: the memory that the engines may take together. The least recently used ones stop to "
-            "make room.",
+            "With --model: the memory that the engines may take together. The least recently used ones stop "
+            "to make room.",
             min=1,
             parse=parse_size,
             metavar="SIZE",

@@ -77,9 +77,9 @@ async def open_base_models(
         source, size = str(given.model), size * options.replicas
         if size > memory.limit:
             raise LoadError(
-                f"The model `{name}` needs {size_text(size)}, and the models may have {size_text(memory.limit)} "
-                "together. Give more with --models-memory, or have it take less with --kv-memory or "
-                "--quantize."
+                f"The model `{name}` needs {size_text(size)}, and the models may have "
+                f"{size_text(memory.limit)} together. Give more with --models-memory, or have it take less "
+                "with --kv-memory or --quantize."
             )
         opener = _Opener(own, on_progress if not bases else None, adapter_store, secret)
         engine = OnDemandEngine(name, size, opener, memory, options.keep_alive)

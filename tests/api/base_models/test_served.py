@@ -49,6 +49,6 @@ async def test_a_model_that_never_fits_is_refused_at_the_start(monkeypatch: pyte
 
     monkeypatch.setattr(opening, "engine_bytes", measured)
     options = ServeOptions(models=(f"a={model_folder('qwen3')}",), models_memory=2**19)
-    with pytest.raises(LoadError, match=r"`a` needs 1 MiB.* may have 512 KiB .*--models-memory"):
+    with pytest.raises(LoadError, match=r"`a` needs 1MiB.* may have 512KiB .*--models-memory"):
         async with opening.open_base_models(options):
             pass

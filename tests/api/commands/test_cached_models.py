@@ -31,30 +31,43 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield hub
 
 
-def said(*arguments: str, code: int = 0) -> str:
-    """What a command prints; if it fails, its stderr."""
-    with Program("-m", "personae", *arguments) as program:
-        output = program.end(code)
-        return output if code == 0 else program.errors
+COMMANDS = """
+import json, sys
+from typer.testing import CliRunner
+from personae.api.cli import app
+
+done = [CliRunner().invoke(app, line.split()) for line in sys.argv[1:]]
+print(json.dumps([(each.exit_code, each.output) for each in done]))
+"""
+
+
+def said(*lines: str) -> list[tuple[int, str]]:
+    """The exit code and the output of each command, in one process: the library reads its environment
+    once."""
+    with Program("-c", COMMANDS, *lines) as program:
+        return [(code, output) for code, output in json.loads(program.end(0))]
 
 
 def test_what_is_pulled_is_listed_until_it_is_removed(hub: FakeHub) -> None:
     hub.add("org/model", MODEL | {"evil.py": b"raise SystemExit"})
     hub.add("org/lora", ADAPTER)
-    assert json.loads(said("list", "--json")) == []
-    folder = Path(said("pull", "org/model").strip())
-    assert {file.name for file in folder.iterdir()} == set(MODEL)
-    said("pull", "org/lora")
-    found = {each["name"]: each for each in json.loads(said("list", "--json"))}
-    assert {name: each["kind"] for name, each in found.items()} == {
-        "org/model": "model",
-        "org/lora": "adapter",
-    }
+    done = said(
+        *("list --json", "pull org/model", "pull org/lora", "list --json"),
+        *("rm org/modle", "rm org/model@main", "rm org/model", "list"),
+    )
+    assert [code for code, _ in done] == [0, 0, 0, 0, 2, 2, 0, 0], done
+    empty, model, _, listed, misspelt, revision, removed, rest = (output for _, output in done)
+    assert json.loads(empty) == []
+    found = {each["name"]: each for each in json.loads(listed)}
+    kinds = {name: each["kind"] for name, each in found.items()}
+    assert kinds == {"org/model": "model", "org/lora": "adapter"}
     assert found["org/model"]["bytes"] >= 3000
-    assert "Did you mean org/model?" in said("rm", "org/modle", code=2)
-    assert said("rm", "org/model").startswith("removed org/model: ")
-    assert not folder.exists()
-    assert said("list").splitlines()[1].startswith("org/lora")
+    assert "Did you mean org/model?" in misspelt
+    assert "removes all of a repository" in revision
+    assert removed.startswith("removed org/model: ")
+    assert not Path(model.splitlines()[-1]).exists()
+    assert rest.splitlines()[1].startswith("org/lora")
+    assert not any(path.endswith("evil.py") for _, path, _ in hub.asked)
 
 
 @pytest.mark.parametrize(
