@@ -18,7 +18,6 @@ from personae.api.adapters.checker import AdapterChecker, ProcessChecker, Thread
 from personae.api.adapters.registry import KEPT_VERSIONS, Registry
 from personae.api.app import create_app
 from personae.api.base_models.names import named_models
-from personae.api.base_models.open import open_base_models
 from personae.api.batches.manager import BatchManager
 from personae.api.commands.startup import StartUp
 from personae.api.console.live import history_sample
@@ -135,6 +134,8 @@ async def _serve(
         tracing, traced = stack.enter_context(tracing_to(options.otlp_traces_endpoint))
         engine: AbstractAsyncContextManager[Opened]
         if options.models:
+            from personae.api.base_models.open import open_base_models  # one model needs none of it
+
             engine = open_base_models(
                 options, start_up.begin, adapter_store=data.adapters, secret=data.secret
             )
