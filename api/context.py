@@ -147,7 +147,12 @@ class RequestContext:
 
     async def of_model(self, name: str | None) -> "RequestContext":
         """The context of the base that answers requests for this model; None: for the default. Waits until
-        that base's engine has started for the first time. Raises Overloaded."""
+        that base's engine has started for the first time. A source is fetched, if the tenant may do that.
+        Raises Overloaded, and what `fetch_requested` does."""
+        if name is not None and "://" in name:
+            from personae.api.adapters.on_request import fetch_requested  # it needs what is below
+
+            await fetch_requested(self, name)
         if self.base_models is None:
             return self
         named = name if name is not None else self.settings.default_model

@@ -80,6 +80,14 @@ class AdapterOptions:
             check=check_prefixes,
         ),
     ] = ()
+    fetches_per_minute: Annotated[
+        int,
+        OptionInfo(
+            "How many adapters a minute the requests of each tenant may have fetched by naming a source of "
+            "--adapter-source in `model`; a tenant's own limit goes before. 0: none.",
+            min=0,
+        ),
+    ] = 0
     adapter_root: Annotated[
         tuple[Path, ...],
         OptionInfo(

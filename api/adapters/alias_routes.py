@@ -6,8 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api.adapters.aliases import AliasRecord, check_targets, no_such_alias
+from personae.api.adapters.registration import checked_name
 from personae.api.adapters.registry import Registry
-from personae.api.adapters.routes import OfTenant, checked_name, registry_of, tenant_of
+from personae.api.adapters.routes import OfTenant, registry_of, tenant_of
 from personae.api.body import read_json
 from personae.api.context import RequestContext, context_of
 from personae.api.http.operation import operation

@@ -15,8 +15,14 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,11 +34,12 @@ from personae.actors.client import ModelCard
 from personae.api.adapters.aliases import Aliases
 from personae.api.adapters.checker import AdapterChecker, ThreadChecker
 from personae.api.adapters.defaults import RequestDefaults, decode_defaults, encode_defaults
+from personae.api.adapters.sources.url import parse_source, requested_name
 from personae.api.database.base import Connection, Row
 from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
-from personae.errors import Conflict, LoadError, NotFound, QuotaExceeded, StorageFailed
+from personae.errors import Conflict, LoadError, NotFound, QuotaExceeded, RequestError, StorageFailed
 from personae.kernels.sizes import size_text
 from personae.lora.bounds import AdapterBounds
 from personae.lora.disk import bytes_in
@@ -161,6 +168,7 @@ class Registry:
         self._held: Counter[str] = Counter()
         self.aliases = Aliases(data)
         self._lock = Lock()
+        self._requested: dict[tuple[str, str], tuple[Lock, int]] = {}
         self._bringing = Lock()  # one adapter is brought at a time
         self.travels = data.shared  # whether the files of an adapter may be elsewhere
         self._checker = ThreadChecker() if checker is None else checker
@@ -197,7 +205,12 @@ class Registry:
         self._staging.close()
 
     def find(self, tenant: str, name: str) -> AdapterRecord | None:
-        """The tenant's adapter of that name, else one that is shared. `name@N` is its version N."""
+        """The tenant's adapter of that name, else one that is shared. `name@N` is its version N. If a request
+        had it fetched, its source is a name of it, too."""
+        if "://" in name:
+            with suppress(RequestError):
+                return self.find(tenant, requested_name(parse_source(name)))
+            return None
         name, at, number = name.partition("@")
         rows = self._data.rows(
             "select * from adapters where name = ? and (tenant = ? or shared) "
@@ -306,6 +319,19 @@ class Registry:
     def stage_in_turn(self, tenant: str) -> AbstractAsyncContextManager[Path]:
         """A folder for an adapter that is on the server already; see `Staging.folder_in_turn`."""
         return self._staging.folder_in_turn(tenant)
+
+    @asynccontextmanager
+    async def one_at_a_time(self, tenant: str, name: str) -> AsyncIterator[None]:
+        """Let no other block of this name run at the same time."""
+        lock, waiting = self._requested.get((tenant, name), (Lock(), 0))
+        self._requested[tenant, name] = (lock, waiting + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, waiting = self._requested.pop((tenant, name))
+            if waiting > 1:
+                self._requested[tenant, name] = (lock, waiting - 1)
 
     def check_room(self, who: Identity, size: int) -> None:
         """Raises QuotaExceeded if the tenant may not have `size` more bytes of adapters."""

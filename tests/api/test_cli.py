@@ -280,7 +280,8 @@ def test_every_option_is_passed_on(
         "--tool-format hermes --reasoning-format none --max-tokens-overflow refuse --stream-ping-interval 2 "
         "--adapter-versions 7 --kv-disk k --kv-disk-bytes 1GiB --packed-weights-size 3GiB "
         "--session-ttl 60 --price a=1/2 --prefill-replicas 1 --kv-transfer "
-        "--adapter-source hf://acme --model c=demo --keep-alive 9 --models-memory 1GiB"
+        "--adapter-source hf://acme --model c=demo --keep-alive 9 --models-memory 1GiB "
+        "--fetches-per-minute 2"
     )
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
@@ -363,6 +364,7 @@ def test_every_option_is_passed_on(
         ssl_keyfile=Path("k.pem"),
         price=("a=1/2",),
         adapter_source=("hf://acme",),
+        fetches_per_minute=2,
         models=("c=demo",),
         keep_alive=9,
         models_memory=2**30,
