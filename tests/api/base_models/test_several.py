@@ -41,6 +41,11 @@ SIZES = {"small": 3, "wide": 3, "third": 4}
 SAYS = {"messages": [{"role": "user", "content": "hi"}]}
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
 @dataclass
 class OneBase(FakeEngine):
     """A base with that name only."""
