@@ -54,12 +54,15 @@ def _model(card: ModelCard, context: RequestContext, *, whole: bool = False) -> 
 
 
 def _of_base(card: ModelCard, base: BaseModel, context: RequestContext, *, whole: bool = False) -> Model:
-    """A model of one of several bases. Of a base that has not been loaded yet less is known."""
+    """A model of one of several bases. Until a base is loaded, its files' headers say what is known."""
     own = context if base.context is None else context.answered_by(base.context)
     model = _model(card, own, whole=whole)
     model.state, model.root = base.engine.state, card.parent or base.name
     if base.context is None:
-        model.max_model_len, model.sampling_defaults = None, sampling_defaults(GenerationDefaults())
+        model.max_model_len, model.sampling_defaults = (
+            base.max_model_len,
+            sampling_defaults(GenerationDefaults()),
+        )
     return model
 
 

@@ -34,12 +34,14 @@ class _AdapterConfig(msgspec.Struct):
 @dataclass(eq=False)
 class BaseModel:
     """One of several bases. `source` is the model as it was given. `context` is a request's context for it,
-    known after its first start. `created` is Unix time in seconds."""
+    known after its first start; `max_model_len` is the longest sequence until then, in tokens. `created` is
+    Unix time in seconds."""
 
     name: str
     source: str
     options: ServeOptions
     engine: OnDemandEngine[Opened]
+    max_model_len: int
     created: int = field(default_factory=lambda: int(time.time()))
     context: "RequestContext | None" = None
     starting: anyio.Lock = field(default_factory=anyio.Lock)

@@ -24,15 +24,17 @@ _COMMAND = (sys.executable, "-m", "personae.api.base_models.measure")
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """The memory that an engine needs, in bytes, or why it would refuse its options."""
+    """The memory that an engine needs, in bytes, and the longest sequence, in tokens; or why it would refuse
+    its options."""
 
     bytes: int = 0
+    max_model_len: int = 0
     refusal: str | None = None
 
 
-async def engine_bytes(options: Sequence[EngineOptions]) -> list[int]:
-    """The memory that each engine needs, by the headers of its files. Raises LoadError for what an engine
-    would refuse."""
+async def measured(options: Sequence[EngineOptions]) -> list[Measured]:
+    """What each engine would take, by the headers of its files. Raises LoadError for what an engine would
+    refuse."""
     done = await anyio.run_process(
         _COMMAND,
         input=encode(list(options)),
@@ -47,7 +49,7 @@ async def engine_bytes(options: Sequence[EngineOptions]) -> list[int]:
     for each in found:
         if each.refusal is not None:
             raise LoadError(each.refusal)
-    return [each.bytes + PROCESS_BYTES for each in found]
+    return found
 
 
 def main() -> None:
@@ -61,9 +63,10 @@ def _measured(options: EngineOptions) -> Measured:
     from personae.actors.footprint import footprint
 
     try:
-        return Measured(footprint(options, chosen_device(options.device)).needed_bytes)
+        found = footprint(options, chosen_device(options.device))
     except LoadError as error:
         return Measured(refusal=error.message)
+    return Measured(found.needed_bytes + PROCESS_BYTES, found.max_model_len)
 
 
 if __name__ == "__main__":

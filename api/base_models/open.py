@@ -11,7 +11,7 @@ from anyio import to_thread
 from personae.actors.frontend.engine_process import Progress
 from personae.actors.on_demand import OnDemandEngine, SharedMemory
 from personae.api.base_models.base_models import BaseModel, BaseModels
-from personae.api.base_models.measure import engine_bytes
+from personae.api.base_models.measure import measured
 from personae.api.base_models.names import named_models
 from personae.api.hub.resolve import names_the_hub, on_disk
 from personae.api.local import engine_options_of, open_engine
@@ -71,10 +71,10 @@ async def open_base_models(
     limit = options.models_memory or free_memory()
     memory = SharedMemory(2**63 if limit is None else limit)
     here = [await _on_disk(own) for own in by_name.values()]
-    sizes = await engine_bytes([engine_options_of(own, adapter_store, secret)[0] for own in here])
+    sizes = await measured([engine_options_of(own, adapter_store, secret)[0] for own in here])
     bases: list[BaseModel] = []
-    for (name, given), own, size in zip(by_name.items(), here, sizes, strict=True):
-        source, size = str(given.model), size * options.replicas
+    for (name, given), own, found in zip(by_name.items(), here, sizes, strict=True):
+        source, size = str(given.model), found.bytes * options.replicas
         if size > memory.limit:
             raise LoadError(
                 f"The model `{name}` needs {size_text(size)}, and the models may have "
@@ -83,7 +83,7 @@ async def open_base_models(
             )
         opener = _Opener(own, on_progress if not bases else None, adapter_store, secret)
         engine = OnDemandEngine(name, size, opener, memory, options.keep_alive)
-        bases.append(BaseModel(name, source, own, engine))
+        bases.append(BaseModel(name, source, own, engine, found.max_model_len))
         _log.info("%s (%s) needs %s", name, source, size_text(size))
     about = f"{len(bases)} models within {size_text(memory.limit)}"
     async with BaseModels(bases, memory).opened(about) as opened:

@@ -261,13 +261,12 @@ class Model(msgspec.Struct):
     `quantization` says how the base's weights are stored; null means as its dtype says. `rank` is the largest
     rank of an adapter's matrices, null for the base. `sampling_defaults` apply where a request says nothing.
     `defaults` are all that an uploaded adapter has of its own; lists leave them out. `state` is that of the
-    base's engine, of a server with several: a request for one that is asleep starts it. Until its first start
-    `max_model_len` is null.
+    base's engine, of a server with several: a request for one that is asleep starts it.
     """
 
     id: str
     created: int
-    max_model_len: int | None
+    max_model_len: int
     parent: str | None
     root: str
     quantization: str | None

@@ -11,7 +11,7 @@ from tiny_models import model_folder
 from uploads import CONFIG, TENSORS
 
 from personae.api.base_models import open as opening
-from personae.api.base_models.measure import PROCESS_BYTES
+from personae.api.base_models.measure import PROCESS_BYTES, Measured
 from personae.api.options import ServeOptions
 from personae.errors import LoadError
 
@@ -44,10 +44,10 @@ def test_two_models_and_their_adapters_take_turns_in_the_memory_of_one(tmp_path:
 
 @pytest.mark.anyio
 async def test_a_model_that_never_fits_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def measured(engines: list[object]) -> list[int]:
-        return [2**20 for _ in engines]
+    async def measured(engines: list[object]) -> list[Measured]:
+        return [Measured(2**20, 128) for _ in engines]
 
-    monkeypatch.setattr(opening, "engine_bytes", measured)
+    monkeypatch.setattr(opening, "measured", measured)
     options = ServeOptions(models=(f"a={model_folder('qwen3')}",), models_memory=2**19)
     with pytest.raises(LoadError, match=r"`a` needs 1MiB.* may have 512KiB .*--models-memory"):
         async with opening.open_base_models(options):

@@ -28,6 +28,7 @@ from personae.api.responses.store import ResponseStore
 from personae.api.settings import serve_settings
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import TenantStore
+from personae.api.tenants.usage import UsageLedger
 from personae.engine.generation_config import GenerationDefaults
 from personae.errors import LoadError
 from personae.lora.bounds import AdapterBounds
@@ -104,6 +105,7 @@ async def server(path: Path, limit: int = 6, keep_alive: float | None = None) ->
                 f"org/{name}-model",
                 ServeOptions(Path(name)),
                 OnDemandEngine(name, size, partial(opened, name), memory, keep_alive),
+                400,
             )
             for name, size in SIZES.items()
         ],
@@ -120,6 +122,7 @@ async def server(path: Path, limit: int = 6, keep_alive: float | None = None) ->
             serve_settings(ServeOptions(Path("small")), first),
             tenants=TenantStore(data),
             registry=registry,
+            usage=UsageLedger(data),
             batches=batches,
             stored=stack.enter_context(ResponseStore(data).running()),
             base_models=first.base_models,
@@ -177,7 +180,7 @@ async def test_the_list_of_models_has_the_state_of_each(tmp_path: Path) -> None:
             "third": "asleep",
         }
         assert found["small"]["max_model_len"] == 512
-        assert found["wide"]["max_model_len"] is None
+        assert found["wide"]["max_model_len"] == 400  # as its files say
         await one.chat(model="third")  # it takes the place of small
         found = {each["id"]: each for each in (await one.get("/v1/models"))["data"]}
         assert {name: each["state"] for name, each in found.items()} == {
@@ -315,6 +318,15 @@ async def test_the_metrics_have_every_engine_in_each_family_once(tmp_path: Path)
         tokens = next(each for each in families if each.name == "vllm:generation_tokens")
         answered = {each.labels["model_name"] for each in tokens.samples if each.name.endswith("_total")}
         assert answered == {"wide", "third"}
+
+
+async def test_the_usage_of_each_base_is_its_own(tmp_path: Path) -> None:
+    async with server(tmp_path) as one:
+        for name in ("small", "wide", "wide"):
+            await one.chat(model=name)
+        rows = (await one.get("/v1/usage?group_by=adapter"))["data"]
+        found = {row.get("adapter", ""): (row["requests"], row["adapter_seconds"]) for row in rows}
+        assert found == {"": (1, 0.0), "wide": (2, 0.0)}
 
 
 async def test_the_lines_of_a_batch_are_answered_by_their_bases(tmp_path: Path) -> None:
