@@ -70,7 +70,7 @@ class Engine:
             found[delta.id] += delta.tokens
 
 
-def sizes_of(text: str) -> dict[str, int]:
+def sizes_of(text: str) -> dict[str, Any]:
     """The options of a size such as 2, 1x2 or 4e2."""
     found = re.fullmatch(r"(\d+)(?:x(\d+))?(?:e(\d+))?", text)
     if found is None:

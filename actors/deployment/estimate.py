@@ -119,7 +119,7 @@ def _divisors(number: int) -> list[int]:
 
 def _estimate(described: Described, device: Device, layout: Layout, load: Load) -> Estimate:
     comm = Unconnected(0, layout.tensor, 0, layout.stages, 1)
-    stages = [_Stage.of(decoder) for decoder in described.decoders(comm)]
+    stages = [_StageBytes.of(decoder) for decoder in described.decoders(comm)]
     found = Estimate(layout, max(stage.weights for stage in stages))
     rooms = [device.memory * MEMORY_SHARE - stage.weights for stage in stages]
     if min(rooms) <= 0:
@@ -145,7 +145,7 @@ def _estimate(described: Described, device: Device, layout: Layout, load: Load) 
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _StageBytes:
     """What one rank of a stage has. In bytes: `weights` in all, `shared` of them that each step reads, and
     `experts` of them; `kv` of a token. `chosen`: the share of experts that a token uses."""
 
@@ -156,7 +156,7 @@ class _Stage:
     kv: float
 
     @classmethod
-    def of(cls, decoder: Decoder) -> "_Stage":
+    def of(cls, decoder: Decoder) -> "_StageBytes":
         experts = sum(tensor.nbytes for name, tensor in decoder.tensors() if ".experts." in name)
         looked_up = 0 if decoder.config.tie else decoder.embedding.nbytes
         return cls(
@@ -190,7 +190,12 @@ def _active_parameters(described: Described) -> float:
 
 
 def _costs(
-    described: Described, device: Device, layout: Layout, stages: list[_Stage], active: float, rows: float
+    described: Described,
+    device: Device,
+    layout: Layout,
+    stages: list[_StageBytes],
+    active: float,
+    rows: float,
 ) -> Costs:
     """The seconds of a step and of its parts on one replica, with about so many rows in a step. `active`: the
     parameters of a rank that a token is multiplied with."""

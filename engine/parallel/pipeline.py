@@ -124,4 +124,4 @@ class Pipeline:
 
 
 def _bytes_of(x: Tensor) -> memoryview:
-    return memoryview(x.view(-1).view(torch.uint8).numpy())
+    return x.view(-1).view(torch.uint8).numpy().data

@@ -240,8 +240,8 @@ def main() -> Never:
                 comm=comm,
             )
         except LoadError as error:
-            number = start.stage * start.size + start.rank
-            connection.send_bytes(encode(RankLoaded(f"rank {number}: {error.message}")))
+            place = start.stage * start.size + start.rank
+            connection.send_bytes(encode(RankLoaded(f"rank {place}: {error.message}")))
             os._exit(0)
         connection.send_bytes(encode(RankLoaded()))
         give_back_freed()
