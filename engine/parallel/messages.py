@@ -10,7 +10,7 @@ from personae.lora.source import AdapterSource
 
 class StartRank(msgspec.Struct, frozen=True):
     """Load this rank's part of a model. The first fields are those of its `Comm`, the others of
-    `load_model`."""
+    `load_model`. `weights`: the digest of the model's files as the first rank sees them."""
 
     rank: int
     size: int
@@ -18,6 +18,7 @@ class StartRank(msgspec.Struct, frozen=True):
     stages: int
     expert_groups: int
     model: str
+    weights: str
     dtype: str
     quantize: str | None
     max_position: int | None

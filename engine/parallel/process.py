@@ -26,6 +26,7 @@ from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.lora_shapes import lora_shapes, rank_shapes
 from personae.engine.models.decoder import Decoder
+from personae.engine.numerics import weights_digest
 from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory
 from personae.engine.parallel.messages import (
     Answer,
@@ -239,6 +240,8 @@ def main() -> Never:
                 max_position=start.max_position,
                 comm=comm,
             )
+            if weights_digest(Path(start.model)) != start.weights:
+                raise LoadError("It sees other weights than the first rank. They have changed; start again.")
         except LoadError as error:
             place = start.stage * start.size + start.rank
             connection.send_bytes(encode(RankLoaded(f"rank {place}: {error.message}")))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 import torch
 
+from personae.engine.numerics import weights_digest
 from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory, shared_file
 from personae.engine.parallel.messages import (
     Begin,
@@ -76,9 +77,12 @@ class Ranks:
         max_position: int | None,
         threads: int,
     ) -> None:
+        weights = weights_digest(model)
         places = [(rank, stage) for stage in range(stages) for rank in range(size)]
         self._starts = [
-            StartRank(rank, size, stage, stages, expert_groups, str(model), dtype, quantize, max_position)
+            StartRank(
+                rank, size, stage, stages, expert_groups, str(model), weights, dtype, quantize, max_position
+            )
             for rank, stage in places[1:]
         ]
         self.count = len(places)

@@ -36,7 +36,7 @@ def test_the_expected_times_are_those_of_the_simulator(use: float, runs_ahead: b
     costs = replace(costs, runs_ahead=runs_ahead)
     prompt, longest = 200, 40
     load = SimulatedWorkload(
-        requests=600,
+        requests=150 if use < 0.5 else 400,
         adapters=0,
         prompt=(prompt, prompt),
         answer=(longest, longest),
