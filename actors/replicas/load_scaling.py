@@ -97,7 +97,7 @@ class LoadScaler(Actor[Message]):
 
     async def _scale(self, wanted: int, load: ReplicaLoad) -> None:
         there = load.serving + load.starting
-        log.info("%d replicas instead of %d: %.1f s of work wait", wanted, there, load.waiting)
+        log.info("from %d to %d engines: %.1f s of work wait", there, wanted, load.waiting)
         try:
             await self._scaler.scale(wanted)
         except RequestError as error:  # replicas that drain still have their places

@@ -65,7 +65,8 @@ def test_blocks_of_a_file_are_kept_by_ranks_and_not_cut(tmp_path: Path) -> None:
         load_model(cut, device=CPU, comm=comms_of(2)[0])
 
 
-def test_a_bound_a_guessed_and_a_scored_answer_are_as_in_one_process() -> None:
+@pytest.mark.parametrize("sizes", [{"ranks": 2}, {"stages": 2}])
+def test_a_bound_a_guessed_and_a_scored_answer_are_as_in_one_process(sizes: dict[str, int]) -> None:
     settings = {"max_tokens": 60, "eos": tokenizer().eos_ids}
 
     def load(made: EngineHarness) -> dict[str, Played]:
@@ -80,7 +81,7 @@ def test_a_bound_a_guessed_and_a_scored_answer_are_as_in_one_process() -> None:
         )
 
     alone = harness(policy=Always())
-    together = harness(policy=Always(), ranks=2, shared=True)
+    together = harness(policy=Always(), shared=True, **sizes)
     assert load(together) == load(alone)
     assert together.scheduler.counters.accepted_tokens
 
