@@ -234,6 +234,7 @@ class World:
             on_kv_events=lambda engine, events: None,
             prefill=scenario.prefill,
             page_folder=Path("simulation") if scenario.transfer else None,
+            by_load=scenario.by_load,
         )
 
     # Adding and removing engines
