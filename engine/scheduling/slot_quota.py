@@ -8,7 +8,8 @@ queue, and its pages go to the prefix cache. A tenant's share of the slots is by
 that run or wait. A tenant that gives up a slot keeps at least its share, so slots do not go back and forth.
 
 Memory is shared alike: while pages are short, the tenant furthest above its share of them gives those of the
-sequence that it admitted last. They go to a tenant that stays within its own share with them.
+sequence that it admitted last. They go to a tenant that stays within its own share with them. A sequence for
+which there is no room, of a tenant that would exceed its share with it, delays no other tenant.
 
 A step that has begun cannot be interrupted, and new requests wait for it. So a tenant is *over quota* if it
 asks for more than its share of the slots, with shares kept for other tenants that were here recently, or if
@@ -91,6 +92,14 @@ class SlotQuota:
             return None
         giver = max(above, key=above.__getitem__)
         return giver if above[giver] > 0 else None
+
+    def stays_within_share(self, tenant: str, held: Counter[str], pages: int, needed: int) -> bool:
+        """Whether a tenant with one more sequence, of `needed` pages, has at most its share of the slots and
+        of all `pages`. A tenant without a slot always does, or it would wait forever. `held`: as above."""
+        if not self._with_slot[tenant]:
+            return True
+        share = pages * self._weights[tenant] / sum(self._weights.values())
+        return self._below(tenant) and held[tenant] + needed <= share
 
     def begin_step(self) -> bool:
         """A step is planned. False if there is one tenant, which is never over quota."""

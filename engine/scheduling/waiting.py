@@ -50,9 +50,9 @@ class WaitingQueue:
         """The first sequence of each queue, without background ones."""
         return (queue[0] for key, queue in self._queues.items() if not key.background)
 
-    def peek(self, behind: Collection[str] = (), of: str | None = None) -> LiveSequence | None:
+    def peek(self, behind: Collection[str] = (), of: Collection[str] | None = None) -> LiveSequence | None:
         """The sequence whose turn it is; None if none waits. `behind` and `of`: see FairnessPolicy."""
-        if not self._queues or (of is not None and of not in self.tenants):
+        if not self._queues or (of is not None and self.tenants.isdisjoint(of)):
             return None
         return self._queues[self._policy.choose(behind, of)][0]
 

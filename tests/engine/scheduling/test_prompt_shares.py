@@ -151,6 +151,27 @@ def test_for_any_mix_a_request_under_its_share_has_its_first_chunk_in_the_next_s
     raise AssertionError("some request has not ended")
 
 
+@pytest.mark.parametrize("slots", [4, 16])
+@pytest.mark.parametrize("options", [{}, {"pooling": "mean"}], ids=["answers", "embeddings"])
+def test_requests_one_after_the_other_do_not_wait_for_prompts_of_another_tenant_that_find_no_room(
+    slots: int, options: dict[str, str]
+) -> None:
+    layout = MemoryLayout(
+        num_pages=546, page_size=16, max_seqs=slots, max_model_len=2048, max_batch_tokens=512
+    )
+    here = Played(
+        Scheduler(layout, TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()), sharing=True)
+    )
+    for i in range(24):
+        here.scheduler.add(log(f"long-{i}", "loud", 2000, 1, **options))
+    for i in range(24):
+        here.scheduler.add(log(f"short-{i}", "quiet", 5, 16))
+        assert here.until(f"short-{i}") <= 16 + 4, i
+    for i in range(24):
+        if f"long-{i}" not in here.ended:
+            here.until(f"long-{i}")
+
+
 def full_of_pages() -> Played:
     """A tenant's four long answers hold all memory, and twelve slots are free."""
     layout = MemoryLayout(num_pages=200, page_size=16, max_seqs=16, max_model_len=2048, max_batch_tokens=512)
