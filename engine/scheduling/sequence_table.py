@@ -37,6 +37,7 @@ class SequenceTable:
         "counters",
         "fetches",
         "fetching",
+        "left_alone",
         "left_out",
         "news",
         "over_quota_tenants",
@@ -64,6 +65,7 @@ class SequenceTable:
         self._sharing = sharing
         self._room_for: LiveSequence | None = None  # others have given up what it needs
         self.over_quota_tenants: list[str] = []  # see SlotQuota
+        self.left_alone = False  # see SlotQuota
         self.left_out: set[LiveSequence] = set()  # see RowShares
         self.counters = EngineCounters()
         self.sequences: dict[str, LiveSequence] = {}
@@ -104,8 +106,10 @@ class SequenceTable:
         self.over_quota_tenants = []
         self.left_out = set()
         self._room_for = None
+        self.left_alone = False
         if not self._sharing or not self._quota.begin_step():
             return
+        self.left_alone = self._quota.left_alone
         prompts: Counter[str] = Counter()
         for sequence in self.running.prefilling:
             if not sequence.background:

@@ -17,7 +17,7 @@ its prompts need more tokens than its share of a step, or if some of its rows ar
 (`row_shares.py`). These prompts come after all others, whether they have begun or not, and are spread over
 several steps. None of these takes much longer than a step in which all slots decode, or than twice one
 without prompts. Among tenants over quota, the one whose prompts had the fewest tokens goes first in each
-step.
+step. A tenant that has been left alone has shorter steps for a while, since the others may come back.
 """
 
 from collections import Counter
@@ -107,6 +107,11 @@ class SlotQuota:
         while self._recent and next(iter(self._recent.values()))[0] + RECENT < self._step:
             del self._recent[next(iter(self._recent))]
         return len(self._live) + len(self._recent) > 1
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether one tenant is here, and others were recently."""
+        return len(self._live) == 1 and bool(self._recent)
 
     def tenants(self) -> dict[str, float]:
         """The weight of each tenant that is here or has just left."""

@@ -93,12 +93,27 @@ def test_a_long_prompt_alone_takes_as_many_steps_as_without_shares() -> None:
     assert here.until("long") == -(-8000 // 512) + 1  # one plan is ahead
 
 
-def test_a_long_prompt_has_its_speed_again_soon_after_the_others_have_left() -> None:
+def test_a_long_prompt_has_nearly_its_speed_soon_after_the_others_have_left_in_shorter_steps() -> None:
     here = Played(scheduler(512))
     here.scheduler.add(log("short", "quiet", 21, 40))
     here.until("short")
     here.scheduler.add(log("long", "loud", 8000, 1))
-    assert here.until("long") < 32 + 8000 // 512 + 3
+    assert here.until("long") < 32 + 8000 // 128 + 3
+    for i in range(2):
+        here.scheduler.add(log(f"other-{i}", "loud", 16_000, 1))
+        here.until(f"other-{i}")
+    here.scheduler.add(log("last", "loud", 8000, 1))
+    assert here.until("last") == -(-8000 // 512) + 1, "and later as without the others"
+
+
+def test_a_request_that_comes_back_waits_for_no_step_of_all_tokens() -> None:
+    here = Played(scheduler(512))
+    here.scheduler.add(log("short", "quiet", 21, 40))
+    here.until("short")
+    here.scheduler.add(log("long", "loud", 8000, 1))
+    for _ in range(60):
+        here.step()
+    assert max(sum(row.count for row in plan.rows) for plan in here.planned) <= 128
 
 
 def test_two_long_prompts_of_two_tenants_go_on_side_by_side() -> None:
