@@ -110,13 +110,11 @@ class SequenceTable:
         if not self._sharing or not self._quota.begin_step():
             return
         self.left_alone = self._quota.left_alone
-        prompts: Counter[str] = Counter()
+        prompts = self.waiting.tokens.copy()
         for sequence in self.running.prefilling:
             if not sequence.background:
                 # Not what is left: the end of a long prompt is no short one.
                 prompts[sequence.key.tenant] += sequence.known - sequence.cached
-        for sequence in self.waiting.heads():
-            prompts[sequence.key.tenant] += len(sequence.tokens)
         self.left_out = self.row_shares.left_out(self.running.decoding, self._quota.tenants(), prompts)
         limited = {sequence.key.tenant for sequence in self.left_out}
         self.over_quota_tenants = self._quota.over_quota_tenants(prompts, limited)

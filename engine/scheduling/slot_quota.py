@@ -21,7 +21,7 @@ step. A tenant that has been left alone has shorter steps for a while, since the
 """
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Set
 
 from personae.engine.scheduling.fairness import FairnessKey
 
@@ -122,10 +122,11 @@ class SlotQuota:
         }
         return left | self._weights
 
-    def over_quota_tenants(self, prompts: Mapping[str, int], limited: Set[str] = frozenset()) -> list[str]:
+    def over_quota_tenants(self, prompts: Counter[str], limited: Set[str] = frozenset()) -> list[str]:
         """The tenants that ask for more than their share, in the step that is being planned, the least served
         first. `prompts`: the prompt tokens of each tenant that has some to plan. `limited`: the tenants some
-        of whose rows are left out of the step."""
+        of whose rows are left out of the step. A tenant stays over quota while it has prompts: the last of
+        many short ones are no single one."""
         weights = sum(self._weights.values()) + sum(weight for _, weight in self._recent.values())
         asking = sum(self._weights[tenant] for tenant in prompts)
         left = max((step for step, _ in self._recent.values()), default=-RECENT)
@@ -135,7 +136,10 @@ class SlotQuota:
             tenant
             for tenant, live in self._live.items()
             if live > max(self._slots_total * (weight := self._weights[tenant]) / weights, 1)
-            or (asking > weight and prompts.get(tenant, 0) > self._tokens * weight / asking)
+            or (
+                asking > weight
+                and prompts[tenant] > (0 if tenant in self._served else self._tokens * weight / asking)
+            )
         }
         floor = min((self._served[tenant] for tenant in found if tenant in self._served), default=0.0)
         known, self._served = self._served, {tenant: self._served.get(tenant, floor) for tenant in found}

@@ -187,6 +187,20 @@ def test_requests_one_after_the_other_do_not_wait_for_prompts_of_another_tenant_
             here.until(f"long-{i}")
 
 
+def test_many_short_prompts_of_a_tenant_are_no_short_prompt() -> None:
+    here = Played(scheduler(512, slots=64))
+    here.scheduler.add(log("quiet", "quiet", 21, 400))
+    for _ in range(40):
+        here.step()
+    for i in range(30):  # less than its share of the slots
+        here.scheduler.add(log(f"loud-{i}", "loud", 20, 1))
+    for _ in range(60):
+        here.step()
+        assert sum(row.count for row in here.planned[-1].rows) < 100
+    here.until("quiet")
+    assert here.ended >= {f"loud-{i}" for i in range(30)}
+
+
 def full_of_pages() -> Played:
     """A tenant's four long answers hold all memory, and twelve slots are free."""
     layout = MemoryLayout(num_pages=200, page_size=16, max_seqs=16, max_model_len=2048, max_batch_tokens=512)
