@@ -9,7 +9,7 @@ A child is used again, unless it has grown, or its request took so long that it 
 Children that wait for long end, so that memory is what it was before.
 
 Other programs may leave no core idle for hours. If the children on idle cores together get less than a share
-of one core, the cores are *crowded*: a few of these children run at a low priority instead, and get a little
+of one core, the cores are *busy*: a few of these children run at a low priority instead, and get a little
 of every core. An unprivileged process cannot leave the class of idle cores, so such a child is ended from
 outside, and its request is made again in another one.
 """
@@ -42,9 +42,9 @@ STANDING = 2  # new children that wait for a request, at least
 MOST = 96  # children; further requests wait
 _WEIGHT_OF_NICENESS = 1.25  # Linux divides the weight of a process by this for each step
 _NICEST = 18
-_LOWERED = 5  # added to the niceness of a child that runs at a low priority while the cores are crowded
+_LOWERED = 5  # added to the niceness of a child that runs at a low priority while the cores are busy
 _MOST_LOWERED = 4  # children; the others run on idle cores
-_CROWDED_SECONDS = 30.0  # since it was last seen
+_BUSY_SECONDS = 30.0  # since it was last seen
 _STARVED_SECONDS = 1.0
 _HALF = 0.5  # of a core: less than that, and others want it
 _FREE = b"+"  # what a child writes on its line when it has answered
@@ -171,7 +171,7 @@ class Children:
         self._waiting: deque[tuple[bytes, socket.socket]] = deque()
         self._starvation = Starvation(limits.share)
         self._contention = Starvation(_HALF)
-        self._crowded_until = 0.0
+        self._busy_until = 0.0
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
 
@@ -208,13 +208,13 @@ class Children:
             self._leave(child)
 
     def _relieve(self, now: float) -> None:
-        """See whether the cores are crowded, and end some of the children that get nothing of them."""
+        """See whether the cores are busy, and end some of the children that get nothing of them."""
         idle = {child: _activity(child.pid) for child in self._children.values() if child.on_idle_cores}
         lowered = {child: _activity(child.pid) for child in self._children.values() if child.lowered}
-        if _observe(self._contention, now, lowered) and now < self._crowded_until:
-            self._crowded_until = now + _CROWDED_SECONDS
+        if _observe(self._contention, now, lowered) and now < self._busy_until:
+            self._busy_until = now + _BUSY_SECONDS
         if _observe(self._starvation, now, idle):
-            self._crowded_until = now + _CROWDED_SECONDS
+            self._busy_until = now + _BUSY_SECONDS
             waiting = [child for child, (runnable, _) in idle.items() if runnable]
             for child in waiting[: max(_MOST_LOWERED - len(lowered), 0)]:
                 with suppress(ProcessLookupError):
@@ -223,8 +223,8 @@ class Children:
     def _slow_down(self, child: _Child) -> None:
         """Its request takes long."""
         others = sum(other.lowered for other in self._children.values() if other is not child)
-        crowded = time.monotonic() < self._crowded_until
-        if crowded and others < _MOST_LOWERED and not child.on_idle_cores:
+        busy = time.monotonic() < self._busy_until
+        if busy and others < _MOST_LOWERED and not child.on_idle_cores:
             child.lower(others)
         else:
             child.give_way()
