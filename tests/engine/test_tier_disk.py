@@ -254,7 +254,7 @@ def test_writes_that_fail_stop_for_a_while_and_reads_go_on(
 def test_a_read_that_does_not_end_stops_further_fetches(tmp_path: Path) -> None:
     with opened(tmp_path) as tier:
         assert tier.seconds(1) is not None
-        tier._overdue[99] = (0.0, 1)  # overdue
+        tier._overdue[99] = 0.0
         assert tier.seconds(1) is None
         del tier._overdue[99]
         huge = staging.STAGED_BYTES // PAGE
