@@ -74,6 +74,11 @@ class PeerTier(StagedTier):
         assert self._below is not None, "there is no tier that stores pages"
         self._below.store(keys, owners, ready)
 
+    def forget(self, tenant: bytes, session: bytes) -> None:
+        """See Tier."""
+        if self._below is not None:
+            self._below.forget(tenant, session)
+
     def fetch(self, fetch: PageFetch) -> int:
         """See Tier."""
         if not self._wants(fetch.ticket):
