@@ -160,10 +160,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     def keep_session(self, tenant, session, seconds):
         self.it.scheduler.keep_session(tenant, session, seconds)
 
-    @rule(tenant=st.sampled_from("ab"), session=st.sampled_from(["one", "two"]))
-    def forget_session(self, tenant, session):
-        self.it.scheduler.forget_session(tenant, session)
-
     @rule(count=st.integers(0, 30))
     def lend(self, count):
         pages = self.it.scheduler.lend(count)

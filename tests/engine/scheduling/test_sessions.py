@@ -1,7 +1,9 @@
 """What a session keeps, and for how long."""
 
+import random
 from collections.abc import Sequence
 
+import pytest
 from fake_executor import Bench, FakeExecutor, make_log
 
 from personae.engine.plan import ForgetSession, MemoryLayout, Move, PageOwner, StepPlan, StorePage
@@ -146,6 +148,28 @@ def test_a_session_that_is_forgotten_is_deleted_from_the_tier_and_shared_pages_a
     server.bench.run()
     assert tier.forgotten == [session]
     assert [owner.session for owner in tier.stored[10:]] == [b"", b""], "those of the other session"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_sessions_that_are_forgotten_at_any_time_leave_the_cache_consistent(seed: int) -> None:
+    dice, server = random.Random(seed), Server(RecordingTier())
+    for number in range(60):
+        tenant, session = dice.choice(("ann", "bob")), dice.choice((None, "one", "two"))
+        start = dice.choice((0, 100))
+        prompt = [*range(start, start + dice.randrange(4, 30)), *dice.choices(range(50, 52), k=2)]
+        log = make_log(f"{number}", prompt, tenant=tenant, session=session, session_seconds=60.0)
+        server.bench.add(log)
+        for _ in range(dice.randrange(3)):
+            server.bench.step()
+        if dice.random() < 0.3:
+            server.scheduler.forget_session(dice.choice(("ann", "bob")), dice.choice(("one", "two")))
+        server.scheduler.check_integrity()
+    server.bench.run()
+    for tenant in ("ann", "bob"):
+        for session in ("one", "two"):
+            server.scheduler.forget_session(tenant, session)
+    assert (server.scheduler.sessions, server.scheduler.pages_kept) == (0, 0)
+    server.scheduler.check_integrity()
 
 
 def test_a_tenant_has_a_bounded_number_of_sessions(monkeypatch) -> None:  # type: ignore[no-untyped-def]  # pytest's
