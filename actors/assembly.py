@@ -16,6 +16,7 @@ import torch
 
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.client import ModelCard
+from personae.actors.cluster.identity import client_context
 from personae.actors.draft_model import chosen_speculation, load_draft_model
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import Sizes, choose_sizes
@@ -171,9 +172,11 @@ def assemble(
     identity, page_bytes = _page_identity(options, model, sizes, draft, numerics)
     tier: Tier | None = _open_disk(options, layout, identity, page_bytes)
     source = None
-    if options.page_socket is not None:
+    if options.gives_pages:
         source = PageSource(identity, page_bytes)
-        tier = PeerTier(source, tier)
+        certified = options.page_identity
+        tls = None if certified is None else client_context(certified, certified.certificate)
+        tier = PeerTier(source, tier, tls)
 
     def build_scheduler() -> Scheduler:
         if tier is not None:

@@ -77,8 +77,6 @@ async def open_replicas(
 
     Raises LoadError if no engine would be left for the answers.
     """
-    if prefill >= count:
-        raise LoadError(f"--prefill-replicas {prefill} leaves no engine of --replicas {count} for answers.")
     if options.kv_transfer and sys.platform == "win32":
         raise LoadError("--kv-transfer and --prefill-replicas do not work on Windows.")
     tokenizer = await to_thread.run_sync(Tokenizer.load, options.model)
@@ -157,7 +155,10 @@ async def launch_replicas(
     by_load: bool = False,
 ) -> AsyncIterator[MultiProcessEngine]:
     """Do what `open_replicas` does, with a given source of processes. The first engine starts alone: options
-    that it refuses, all would refuse."""
+    that it refuses, all would refuse. Raises LoadError if prefill engines would leave none for the answers.
+    """
+    if prefill >= count:
+        raise LoadError(f"--prefill-replicas {prefill} leaves no engine of --replicas {count} for answers.")
 
     def make_engine(index: int, launch: Launch) -> SupervisedEngine:
         return SupervisedEngine(

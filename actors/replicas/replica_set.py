@@ -71,12 +71,10 @@ class ReplicaSet:
             max_live=self._max_live,
             window=self._window,
         )
-        socket = self.page_socket(index)
         replica = self.replicas[index] = Replica(
             index,
             frontend,
             prefill=sum(other.prefill for other in self.replicas.values()) < self._prefill,
-            page_address=None if socket is None else str(socket),
         )
         return replica
 

@@ -14,7 +14,7 @@ from personae.engine.device_event import DeviceToHostEvent, to_host
 from personae.engine.kv import KVCache
 from personae.engine.layers.step import LoraOutput, StepPart
 from personae.engine.models.decoder import Decoder
-from personae.engine.plan import FetchPage, MemoryLayout, Row, StepPlan, StorePage
+from personae.engine.plan import FetchPage, ForgetSession, MemoryLayout, Move, Row, StepPlan, StorePage
 from personae.engine.tiers.tier import PageBytes, Tier
 from personae.engine.worker.adapters import DeviceAdapters, ReadAdapter
 from personae.engine.worker.graphs import DecodeGraphs
@@ -77,8 +77,8 @@ class Runner(DeviceAdapters):
             self.kv.copy_pages(plan.copies)
         return self.pack(plan.rows, known) if plan.rows else None
 
-    def _move(self, moves: Sequence[StorePage | FetchPage]) -> None:
-        """Give pages to the tier, and put fetched ones into the cache."""
+    def _move(self, moves: Sequence[Move]) -> None:
+        """Give pages to the tier, have it delete those of sessions, and put fetched ones into the cache."""
         assert self._tier is not None, "the plan has moves, and there is no tier"
         stores = [move for move in moves if isinstance(move, StorePage)]
         if stores:
@@ -87,7 +87,9 @@ class Runner(DeviceAdapters):
             self._tier.store(keys, owners, _on_host(content))
         fetches: dict[int, list[FetchPage]] = {}
         for move in moves:
-            if isinstance(move, FetchPage):
+            if isinstance(move, ForgetSession):
+                self._tier.forget(move.tenant, move.session)
+            elif isinstance(move, FetchPage):
                 fetches.setdefault(move.ticket, []).append(move)
         for ticket, pages in fetches.items():
             staged = torch.from_numpy(self._tier.take(ticket))

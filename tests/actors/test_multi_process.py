@@ -148,7 +148,7 @@ async def test_an_engine_core_that_was_killed_finds_its_prefixes_on_the_disk(opt
     params = SamplingParams(max_tokens=4, temperature=0.0, seed=0)
 
     def written() -> int:
-        return sum(path.read_bytes().count(b"PKVPAGE2") for path in tmp_path.rglob("pages-*.kv"))
+        return sum(path.read_bytes().count(b"PKVPAGE") for path in tmp_path.rglob("pages-*.kv"))
 
     async with open_multi_process(disk, max_restarts=20) as engine_processes:
         client, found = engine_processes.client, []
