@@ -191,6 +191,7 @@ def make_context(
     usage: UsageLedger | None = None,
     stored: ResponseStore | None = None,
     scaler: ReplicaScaler | None = None,
+    sessions: SessionStore | None = None,
     base_models: BaseModels | None = None,
 ) -> RequestContext:
     """What the routes need from an open engine.
@@ -216,7 +217,7 @@ def make_context(
         responses=stored,
         scaler=scaler,
         base_models=base_models,
-        sessions=SessionStore(settings.session_ttl),
+        sessions=SessionStore(settings.session_ttl) if sessions is None else sessions,
         fingerprint=_fingerprint(client, settings),
     )
     if base_models is not None:
@@ -243,19 +244,21 @@ def create_app(
     usage: UsageLedger | None = None,
     stored: ResponseStore | None = None,
     scaler: ReplicaScaler | None = None,
+    sessions: SessionStore | None = None,
     base_models: BaseModels | None = None,
 ) -> Starlette:
     """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
 
-    Without `tenants`, no key is required. Without `usage` or `stored`, usage or responses are not stored.
-    Without a `scaler`, the number of engines is fixed. With `base_models` there are several bases, and
-    `client` is the first one's. Without a `registry`, adapters cannot be uploaded;
-    without `batches`, files cannot. Batches run within `batches.running(app.state.context)`. Raises
-    ModelLoadError if the model's chat template cannot be compiled, or a format is unknown.
+    Without `tenants`, no key is required. Without `usage` or `stored`, usage or responses are not stored;
+    without `sessions` the list of sessions ends with the app. Without a `scaler`, the number of engines is
+    fixed. With `base_models` there are several bases, and `client` is the first one's. Without a
+    `registry`, adapters cannot be uploaded; without `batches`, files cannot. Batches run within
+    `batches.running(app.state.context)`. Raises ModelLoadError if the model's chat template cannot be compiled,
+    or a format is unknown.
     """
     settings = settings or ApiSettings()
     context = make_context(
-        client, settings, registry, batches, tracing, tenants, usage, stored, scaler, base_models
+        client, settings, registry, batches, tracing, tenants, usage, stored, scaler, sessions, base_models
     )
     access = Middleware(
         Access,

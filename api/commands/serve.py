@@ -32,6 +32,7 @@ from personae.api.options import ServeOptions
 from personae.api.params import sampling_defaults
 from personae.api.responses.background import BackgroundResponses
 from personae.api.responses.store import ResponseStore
+from personae.api.sessions.store import SessionStore
 from personae.api.settings import serve_settings
 from personae.api.telemetry import logs
 from personae.api.telemetry.tracing import tracing_to
@@ -169,6 +170,7 @@ async def _serve(
             closing(BatchManager(data, tenants, lasting=lasting)) as batches,
             UsageLedger(data).running() as usage,
             ResponseStore(data).running() as stored,
+            SessionStore(settings.session_ttl, data=data).running() as sessions,
         ):
             app = create_app(
                 client,
@@ -180,6 +182,7 @@ async def _serve(
                 usage=usage,
                 stored=stored if options.store_responses else None,
                 scaler=opened.scaler,
+                sessions=sessions,
                 base_models=opened.base_models,
             )
             app.state.context.metrics.registry.register(WriteFailureCollector(data.failures))
