@@ -289,3 +289,9 @@ class OnDemandEngine(Generic[R]):
         """Keep the pages of a session; they are gone when the engine stops."""
         if self._running is not None:
             self._running.client.keep_session(tenant, session, seconds)
+
+    def forget_session(self, tenant: str, session: str) -> None:
+        """Delete the pages of a session; those in memory are gone when the engine stops, and of an engine
+        that does not run those in the tier stay until it needs their room."""
+        if self._running is not None:
+            self._running.client.forget_session(tenant, session)

@@ -253,8 +253,8 @@ def create_app(
     without `sessions` the list of sessions ends with the app. Without a `scaler`, the number of engines is
     fixed. With `base_models` there are several bases, and `client` is the first one's. Without a
     `registry`, adapters cannot be uploaded; without `batches`, files cannot. Batches run within
-    `batches.running(app.state.context)`. Raises ModelLoadError if the model's chat template cannot be compiled,
-    or a format is unknown.
+    `batches.running(app.state.context)`. Raises ModelLoadError if the model's chat template cannot be
+    compiled, or a format is unknown.
     """
     settings = settings or ApiSettings()
     context = make_context(
