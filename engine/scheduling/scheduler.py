@@ -309,6 +309,11 @@ class Scheduler:
         none."""
         self._running.sessions.extend(tenant, session, seconds)
 
+    def forget_session(self, tenant: str, session: str) -> None:
+        """Keep nothing of a tenant's session: the pages that nobody else uses leave the cache, and the tier
+        deletes those that it has of the session."""
+        self._running.forget_session(tenant, session)
+
     @property
     def has_unstored(self) -> bool:
         """Whether a plan may still give pages to the tier, without any sequence."""
