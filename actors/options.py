@@ -86,6 +86,26 @@ class ModelOptions:
             metavar="RANKS",
         ),
     ] = 1
+    expert_parallel_size: Annotated[
+        int,
+        OptionInfo(
+            "Divide the experts of a mixture of experts among this many groups of those processes: each "
+            "group has whole experts. It must divide --tensor-parallel-size. 1 cuts every expert.",
+            min=1,
+            max=64,
+            metavar="GROUPS",
+        ),
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        OptionInfo(
+            "Divide the layers among this many stages, on a CPU: each is a process, or with "
+            "--tensor-parallel-size as many.",
+            min=1,
+            max=64,
+            metavar="STAGES",
+        ),
+    ] = 1
     quantize: Annotated[
         str | None,
         OptionInfo(

@@ -59,6 +59,10 @@ async def open_engine(
             f"--prefill-replicas {options.prefill_replicas} leaves no engine of --replicas "
             f"{options.replicas} for answers."
         )
+    if options.scale_by_load and most == options.replicas:
+        raise LoadError("--scale-by-load needs a --max-replicas that is more than --replicas.")
+    if options.scale_by_load and options.ray is not None:
+        raise LoadError("--scale-by-load does not work with --ray so far.")
     if options.one_process and options.ray is not None:
         raise LoadError("--one-process has its engine here; --ray has engines on other machines.")
     if names_the_hub(options):
@@ -222,4 +226,5 @@ def _open_processes(
         on_kv_events=hear,
         keeper=keeper,
         prefill=options.prefill_replicas,
+        by_load=options.scale_by_load,
     )

@@ -119,6 +119,10 @@ class ReplicaSet:
             ]
         return found
 
+    def backlog_seconds(self) -> float:
+        """How long the replicas need for the work that waits."""
+        return self._dispatcher.backlog_seconds()
+
     def stats(self) -> EngineStats:
         """What the engines are doing now: each one, and all together."""
         each = {index: replica.frontend.stats() for index, replica in self.replicas.items()}

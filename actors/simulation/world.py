@@ -233,6 +233,7 @@ class World:
             placement=PLACEMENTS[scenario.placement](),
             on_kv_events=lambda engine, events: None,
             prefill=scenario.prefill,
+            by_load=scenario.by_load,
         )
 
     # Adding and removing engines

@@ -39,6 +39,10 @@ from personae.engine.tiers.tier import PageFetch, TierIndex
 # one with the sequences that decode now.
 OVER_QUOTA_FACTORS = (1.5, 2.0)
 
+# The part of a step's tokens that prompts of a tenant have for a while after all others have left. One that
+# comes back waits for the step that runs. Steps that are shorter compute about as many tokens a second.
+LEFT_ALONE = 1 / 4
+
 
 STORED_A_STEP = 2  # pages that a step with rows gives to the tier, besides those it evicts
 STORED_IDLE = 16
@@ -192,6 +196,8 @@ class Scheduler:
     def _add_prompts(self, builder: StepBuilder, budget: TokenBudget) -> None:
         """Rows for prompts. Those of tenants over quota come last, within their limit."""
         sequences, begun = self._sequences, self._running.prefilling.copy()
+        if sequences.left_alone:
+            budget.tokens = min(budget.tokens, max(int(LEFT_ALONE * self.layout.max_batch_tokens), 1))
         if sequences.over_quota_tenants:
             kept = min(self.layout.page_size, budget.tokens) if self._held_back else 0
             left = budget.tokens = budget.tokens - kept

@@ -119,8 +119,9 @@ async def test_streams_continue_token_for_token_when_the_engine_core_is_killed(o
         assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
 
 
-async def test_streams_continue_token_for_token_when_a_rank_of_the_model_is_killed(options) -> None:
-    shared = dataclasses.replace(options, tensor_parallel_size=2)
+@pytest.mark.parametrize("shared", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+async def test_streams_continue_token_for_token_when_a_rank_of_the_model_is_killed(options, shared) -> None:
+    shared = dataclasses.replace(options, **shared)
     async with open_multi_process(shared, max_restarts=20) as engine_processes:
         client, logs = engine_processes.client, mixed(engine_processes)
         calm = await play_all(client, logs)
