@@ -232,10 +232,11 @@ class SequenceTable:
             if last.background or last.key.tenant == giver:
                 giver = None  # that one is preempted if a page is missing
         preempted = None if giver is None else running.last_of(giver)
-        if preempted is not None and len(preempted.tokens) > preempted.gave_up_at:
-            # One that has got no token since the last time is left alone, or it might never get any.
+        wanting = None if head is None else head.id
+        if preempted is not None and preempted.gave_up_for != (wanting, len(preempted.tokens)):
+            # Once for the same one: it came back before that one, and would for ever.
             preempted.was_preempted = True
-            preempted.gave_up_at = len(preempted.tokens)
+            preempted.gave_up_for = wanting, len(preempted.tokens)
             self.preempt(preempted, last_step)
 
     def preempt(self, sequence: LiveSequence, last_step: int | None) -> None:
