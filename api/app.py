@@ -184,7 +184,6 @@ def make_context(
     client: EngineClient,
     settings: ApiSettings,
     registry: Registry | None = None,
-    batches: BatchManager | None = None,
     tracing: Tracing = UNTRACED,
     tenants: TenantStore | None = None,
     usage: UsageLedger | None = None,
@@ -207,7 +206,6 @@ def make_context(
         tracing,
         revocations=Revocations(tenants),
         registry=registry,
-        batches=batches,
         tenants=tenants,
         usage=usage,
         budgets=None if usage is None else Budgets(usage, Prices(settings.price)),
@@ -246,7 +244,7 @@ def create_app(
     ModelLoadError if the model's chat template cannot be compiled, or a format is unknown.
     """
     settings = settings or ApiSettings()
-    context = make_context(client, settings, registry, batches, tracing, tenants, usage, stored, scaler)
+    context = make_context(client, settings, registry, tracing, tenants, usage, stored, scaler)
     access = Middleware(
         Access,
         store=tenants,
@@ -255,7 +253,9 @@ def create_app(
         insecure=settings.insecure_no_auth,
         origins=settings.allowed_origin,
     )
-    return app_of(context, OPERATIONS, access)
+    app = app_of(context, OPERATIONS, access)
+    app.state.batches = batches
+    return app
 
 
 def app_of(context: RequestContext, operations: Sequence[Operation], access: Middleware) -> Starlette:
@@ -274,4 +274,5 @@ def app_of(context: RequestContext, operations: Sequence[Operation], access: Mid
     )
     app.router.redirect_slashes = False
     app.state.context = context
+    app.state.background = None  # see `BackgroundResponses.runs`
     return app
