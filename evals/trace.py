@@ -95,7 +95,7 @@ async def measure(counter: CallCounter) -> tuple[Counter[str], Counter[str]]:
 
 
 def modules(packages: tuple[str, ...]) -> dict[str, ast.Module]:
-    """The modules of these packages, by their dotted names, without the tests beside them."""
+    """The modules of these packages, by their dotted names."""
     found = {}
     for package in packages:
         for path in sorted((Path(ROOT) / package).rglob("*.py")):
