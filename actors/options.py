@@ -33,7 +33,8 @@ class OptionInfo:
 
     `min` and `max` bound a number. `unset` describes what None means, `metavar` is the value's name in the
     help. `parse` makes a value from text, `check` returns the value to use; both raise ValueError. A `folder`
-    must exist. `env` names an environment variable that sets the default.
+    must exist. `env` names an environment variable that sets the default. `flag` is how the command line
+    spells it, if not by its name.
     """
 
     help: str
@@ -45,6 +46,7 @@ class OptionInfo:
     check: Callable[[Any], object] | None = None
     folder: bool = False
     env: str | None = None
+    flag: str | None = None
 
 
 def parse_size(text: str) -> int:

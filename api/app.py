@@ -23,6 +23,7 @@ from personae.api.adapters import routes as adapters
 from personae.api.adapters.registry import Registry
 from personae.api.anthropic import routes as anthropic
 from personae.api.anthropic.errors import AnthropicErrors
+from personae.api.base_models.base_models import BaseModels
 from personae.api.batches import routes as batch_routes
 from personae.api.batches.manager import BatchManager
 from personae.api.chat import chat_completions
@@ -190,6 +191,7 @@ def make_context(
     stored: ResponseStore | None = None,
     scaler: ReplicaScaler | None = None,
     sessions: SessionStore | None = None,
+    base_models: BaseModels | None = None,
 ) -> RequestContext:
     """What the routes need from an open engine.
 
@@ -198,7 +200,7 @@ def make_context(
     base = next(iter(client.models(DEFAULT_TENANT)))
     metrics = Metrics(client, base, settings.max_adapters, registry, settings.tenant_metrics)
     family = Family.of(client.tokenizer, settings.tool_format, settings.reasoning_format)
-    return RequestContext(
+    context = RequestContext(
         client,
         settings,
         metrics,
@@ -212,9 +214,13 @@ def make_context(
         budgets=None if usage is None else Budgets(usage, Prices(settings.price)),
         responses=stored,
         scaler=scaler,
+        base_models=base_models,
         sessions=SessionStore(settings.session_ttl) if sessions is None else sessions,
         fingerprint=_fingerprint(client, settings),
     )
+    if base_models is not None:
+        base_models.begin(context)
+    return context
 
 
 def _fingerprint(client: EngineClient, settings: ApiSettings) -> str:
@@ -237,17 +243,21 @@ def create_app(
     stored: ResponseStore | None = None,
     scaler: ReplicaScaler | None = None,
     sessions: SessionStore | None = None,
+    base_models: BaseModels | None = None,
 ) -> Starlette:
     """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
 
     Without `tenants`, no key is required. Without `usage` or `stored`, usage or responses are not stored;
     without `sessions` the list of sessions ends with the app. Without a `scaler`, the number of engines is
-    fixed. Without a `registry`, adapters cannot be uploaded; without `batches`, files cannot. Batches run
-    within `batches.running(app.state.context)`. Raises ModelLoadError if the model's chat template cannot be
+    fixed. With `base_models` there are several bases, and `client` is the first one's. Without a
+    `registry`, adapters cannot be uploaded; without `batches`, files cannot. Batches run within
+    `batches.running(app.state.context)`. Raises ModelLoadError if the model's chat template cannot be
     compiled, or a format is unknown.
     """
     settings = settings or ApiSettings()
-    context = make_context(client, settings, registry, tracing, tenants, usage, stored, scaler, sessions)
+    context = make_context(
+        client, settings, registry, tracing, tenants, usage, stored, scaler, sessions, base_models
+    )
     access = Middleware(
         Access,
         store=tenants,

@@ -104,6 +104,7 @@ async def admit(
     """Check everything, render and encode. The job, whose id begins with `prefix`, is then ready to run.
     `dialect` is the API that the request came by."""
     refuse_unserved(body)
+    context = await context.of_model(body.model)
     settings, client = context.settings, context.client
     model = context.chosen(body)
     context = await context.with_defaults(model)

@@ -1,11 +1,12 @@
-"""The command line: `personae serve`, `chat`, `launch`, `check-template`, `tenants`, `keys`, `adapters` and
-`database`, `eval`, `bench` and `simulate`.
+"""The command line: `personae serve`, `run`, `chat`, `launch`, `pull`, `list`, `show`, `rm`, `ps`, `models`,
+`check-template`, `tenants`, `keys`, `adapters`, `database`, `eval`, `bench` and `simulate`.
 
 Heavy packages (torch, the server) are imported inside the commands, so that `personae --help` is quick.
 """
 
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from personae import __version__
 from personae.actors.spawn import ahead
 from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
+from personae.api.bundled import check_model
 from personae.api.commands.command_line import ConfigOption, OptionsCommand, expand_options
 from personae.api.commands.group import CommandGroup
 from personae.api.database.cli import database_app
@@ -107,6 +109,92 @@ def _dry_run(options: ServeOptions) -> None:
         raise typer.Exit(_START_UP_ERROR) from None
     if not fits:
         raise typer.Exit(1)
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A model or an adapter on the Hub: org/name.")],
+) -> None:
+    """Download a model or an adapter from the Hugging Face Hub."""
+    from personae.api.commands.cached_models import pull
+
+    with _refusals():
+        pull(name)
+
+
+@app.command("list")
+def list_cached(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List the models and adapters that were downloaded."""
+    from personae.api.commands.cached_models import show_cached
+
+    with _refusals():
+        show_cached(json=json)
+
+
+@app.command("rm")
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What `personae list` shows.")],
+) -> None:
+    """Remove a downloaded model or adapter."""
+    from personae.api.commands.cached_models import remove
+
+    with _refusals():
+        remove(name)
+
+
+@app.command()
+def show(
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="As for `personae serve`; else the default model.")
+    ] = None,
+) -> None:
+    """Show what a model is, and what it would take, from its files' headers."""
+    from personae.api.commands.dry_run import run
+
+    with _refusals():
+        try:
+            options = ServeOptions(model if model is None else check_model(model))
+        except ValueError as error:
+            raise LoadError(f"{error}") from None
+        run(options)
+
+
+@app.command()
+def ps(
+    url: Annotated[str, typer.Option(help="Where the server runs.")] = "http://127.0.0.1:8000",
+    key: KeyOption = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List what a running server serves, and whether its engines run."""
+    from personae.api.commands.served_models import run
+
+    run(url, key, json=json)
+
+
+@app.command("run", context_settings={"ignore_unknown_options": True})
+def run_model(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="As for `personae serve`; else the default model.")
+    ] = None,
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[OPTIONS]", help="Options of `personae serve`.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="Instructions for the model.")] = None,
+) -> None:
+    """Talk to a model: serve it, as long as the conversation goes on."""
+    from personae.api.commands.run import run
+
+    raise typer.Exit(run(model, options or (), system))
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """A LoadError inside the block is printed and ends the command."""
+    try:
+        yield
+    except LoadError as error:
+        typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(_START_UP_ERROR) from None
 
 
 @app.command()

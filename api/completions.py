@@ -74,6 +74,7 @@ async def completions(request: Request) -> Response | EventStream:
 async def admit(context: RequestContext, body: CompletionRequest) -> tuple[Job, "CompletionBuilder"]:
     """Check everything and encode. The job is then ready to run."""
     refuse_unserved(body)
+    context = await context.of_model(body.model)
     settings, client = context.settings, context.client
     model = context.chosen(body)
     context = await context.with_defaults(model)

@@ -47,6 +47,7 @@ from personae.lora.mix_id import parts_of
 if TYPE_CHECKING:
     from personae.actors.replicas.scaling import ReplicaScaler
     from personae.api.adapters.registry import AdapterRecord, Registry
+    from personae.api.base_models.base_models import BaseModels
     from personae.api.responses.store import ResponseStore
     from personae.api.tenants.budgets import Budgets
     from personae.api.tenants.store import TenantStore
@@ -80,7 +81,8 @@ class RequestContext:
     `registry` has the adapters that were added while the server runs; None if there is no place for them.
     `tenants` are those who may send requests, `usage` records what they use,
     `responses` are the stored ones; `revocations` ends what runs for a revoked key; `scaler` adds and removes
-    engines. `live` is the last answer of `/v1/stats`. `budgets` bounds what they use in a day. `background`
+    engines. `base_models` has all bases of a server with several; the context is that of one of them.
+    `live` is the last answer of `/v1/stats`. `budgets` bounds what they use in a day. `background`
     requests run after all others. `arrived` is when the request arrived, None for now; `patience` is when its
     client has no more use for the answer. Both are on `anyio.current_time`'s clock. `fingerprint` changes
     when the server could answer differently than before. `ignored` names what in the request binds nothing; a
@@ -106,6 +108,7 @@ class RequestContext:
     budgets: "Budgets | None" = None
     responses: "ResponseStore | None" = None
     scaler: "ReplicaScaler | None" = None
+    base_models: "BaseModels | None" = None
     caller: Caller = field(default_factory=lambda: Caller(LOCAL_ADMIN))
     arrived: float | None = None
     patience: float = math.inf
@@ -132,12 +135,40 @@ class RequestContext:
     def models(self) -> list[ModelCard]:
         """Every name that the caller may use in `model`: the base, adapters of the server's start, and later
         ones."""
-        cards = dict(self.client.models(self.caller.tenant))
+        cards, bases = dict(self.client.models(self.caller.tenant)), self.bases
         for record in self.registry.list(self.caller.tenant) if self.registry else ():
-            cards.setdefault(record.name, record.card())
+            if record.base_model in bases:
+                cards.setdefault(record.name, record.card())
         for alias in self.registry.aliases.list(self.caller.tenant) if self.registry else ():
             cards.setdefault(alias.name, ModelCard(alias.name, "", alias.created, self.base))
         return list(cards.values())
+
+    async def of_model(self, name: str | None) -> "RequestContext":
+        """The context of the base that answers requests for this model; None: for the default. Waits until
+        that base's engine has started for the first time. A source is fetched, if the tenant may do that.
+        Raises Overloaded, and what `fetch_requested` does."""
+        if name is not None and "://" in name:
+            from personae.api.adapters.on_request import fetch_requested  # it needs what is below
+
+            await fetch_requested(self, name)
+        if self.base_models is None:
+            return self
+        named = name if name is not None else self.settings.default_model
+        first = self.base_models.first
+        base = first if named is None else self.base_models.base_of(self.caller.tenant, named)
+        return await self.base_models.context_of(self, base)
+
+    def answered_by(self, other: "RequestContext") -> "RequestContext":
+        """This request's context, if the base of another context answers it."""
+        if self.client is other.client:
+            return self
+        return replace(
+            self,
+            client=other.client,
+            settings=other.settings,
+            family=other.family,
+            fingerprint=other.fingerprint,
+        )
 
     def chosen(self, body: Sampling) -> ModelCard:
         """What answers the request: `model`, or the base with all of `adapters`. Raises NotFound or
@@ -221,7 +252,9 @@ class RequestContext:
                 await self.registry.bring(digest)
 
     def _uploaded(self, name: str) -> "AdapterRecord | None":
-        return None if self.registry is None else self.registry.find(self.caller.tenant, name)
+        record = None if self.registry is None else self.registry.find(self.caller.tenant, name)
+        here = record is not None and (record.base_model == self.base or record.base_model in self.bases)
+        return record if here else None
 
     def _meant(self, name: str) -> str | None:
         """The model that was probably meant: without the prefix that other servers use (`base:poet`,

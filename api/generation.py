@@ -249,6 +249,13 @@ class Job:
         """The name by which the model has a price: without its version."""
         return self.model.ran.partition("@")[0] if self.model.version else self.model.name
 
+    def _used(self) -> str | None:
+        """What is recorded as used: None is the base; of several bases, the first."""
+        bases = self.context.base_models
+        if self.model.adapter is not None:
+            return self.model.ran
+        return None if bases is None or self.model.name == bases.first.name else self.model.name
+
     def _label(self) -> str:
         """The model's name in metrics, where the base has one name."""
         name = self.model.name if self.model.adapter is not None else self.context.base
@@ -297,8 +304,8 @@ class Job:
             counts = {"prompt": prompt, "cached": cached, "completion": completion}
             self.context.sessions.ended(who.tenant, self.session, self.session_ttl, **counts)
         if self.context.usage is not None:
-            adapter = None if self.model.adapter is None else self.model.ran
-            seconds = 0.0 if adapter is None else sum(clock.ran() for clock in clocks.values())
+            adapter = self._used()
+            seconds = 0.0 if self.model.adapter is None else sum(clock.ran() for clock in clocks.values())
             budgets = self.context.budgets
             spend = (
                 0.0 if budgets is None else budgets.prices.cost(self._priced(), prompt, cached, completion)

@@ -51,6 +51,11 @@ async def open_engine(
     requested ones. Models and adapters on the Hub are downloaded. `on_progress(phase, done, total)` is called
     for each phase, and with bytes while weights load; in one process, from another thread. Raises LoadError.
     """
+    if options.models:
+        raise LoadError("`models` is for `personae serve`; a program opens one engine for each model.")
+    if options.keep_alive is not None or options.models_memory is not None:
+        given = "--models-memory" if options.keep_alive is None else "--keep-alive"
+        raise LoadError(f"{given} needs --model NAME=MODEL.")
     most = max(options.replicas, options.max_replicas or 1)
     if options.one_process and most > 1:
         raise LoadError("--one-process has one engine; --replicas needs processes of their own.")

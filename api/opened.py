@@ -12,6 +12,7 @@ from personae.errors import PersonaeError
 if TYPE_CHECKING:
     from personae.actors.client import EngineClient
     from personae.actors.replicas.scaling import ReplicaScaler
+    from personae.api.base_models.base_models import BaseModels
     from personae.engine.generation_config import GenerationDefaults
     from personae.lora.bounds import AdapterBounds
 
@@ -36,7 +37,8 @@ class Opened:
     None if unknown. `lost` waits until the engine has failed for good. `end_all` ends every stream with an
     error, and refuses new ones with it. `describe` says what every actor is doing, `about` what was opened.
     `scaler` adds and removes engines, if there may be several. `model` is the folder or file of the model,
-    from which other processes load its tokenizer.
+    from which other processes load its tokenizer. `base_models` has all bases, if there may be several; the
+    rest is the first one's.
     """
 
     client: "EngineClient"
@@ -49,3 +51,4 @@ class Opened:
     about: str = ""
     scaler: "ReplicaScaler | None" = None
     model: Path | None = None
+    base_models: "BaseModels | None" = None

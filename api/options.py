@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 import msgspec
 
-from personae.actors.options import BatchingOptions, ClusterOptions, ModelOptions, OptionInfo
+from personae.actors.options import BatchingOptions, ClusterOptions, ModelOptions, OptionInfo, parse_size
 from personae.api.adapters.sources.url import check_prefixes
+from personae.api.base_models.names import check_models
 from personae.api.bundled import check_model
 from personae.api.database.schema import check_database_url
 from personae.api.hub.names import check_adapters
@@ -79,6 +80,14 @@ class AdapterOptions:
             check=check_prefixes,
         ),
     ] = ()
+    fetches_per_minute: Annotated[
+        int,
+        OptionInfo(
+            "How many adapters a minute the requests of each tenant may have fetched by naming a source of "
+            "--adapter-source in `model`; a tenant's own limit goes before. 0: none.",
+            min=0,
+        ),
+    ] = 0
     adapter_root: Annotated[
         tuple[Path, ...],
         OptionInfo(
@@ -368,8 +377,44 @@ class ProcessOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeveralModelsOptions:
+    """Several models."""
+
+    models: Annotated[
+        tuple[str, ...],
+        OptionInfo(
+            "A model by a name for requests, in place of the argument; in the file `models` has a list. Can "
+            "be repeated: engines then start with the first request for their model.",
+            metavar="NAME=MODEL",
+            check=check_models,
+            flag="--model",
+        ),
+    ] = ()
+    keep_alive: Annotated[
+        float | None,
+        OptionInfo(
+            "With --model: seconds after its last request after which an engine stops.",
+            min=0,
+            unset="when another needs its memory",
+        ),
+    ] = None
+    models_memory: Annotated[
+        int | None,
+        OptionInfo(
+            "With --model: the memory that the engines may take together. The least recently used ones stop "
+            "to make room.",
+            min=1,
+            parse=parse_size,
+            metavar="SIZE",
+            unset="what is free when the server starts",
+        ),
+    ] = None
+
+
 GROUPS = (
     ModelOptions,
+    SeveralModelsOptions,
     BatchingOptions,
     AdapterOptions,
     AnswerOptions,
@@ -383,6 +428,7 @@ GROUPS = (
 @dataclass(frozen=True)
 class ServeOptions(
     ModelOptions,
+    SeveralModelsOptions,
     BatchingOptions,
     AdapterOptions,
     AnswerOptions,
@@ -415,7 +461,7 @@ class Option(NamedTuple):
     @property
     def text(self) -> str:
         """How the command line spells it."""
-        return f"--{self.name.replace('_', '-')}"
+        return self.info.flag or f"--{self.name.replace('_', '-')}"
 
 
 def options_of(group: type) -> Iterator[Option]:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 import personae
 from personae.actors.client import ModelCard
 from personae.api.adapters.defaults import decode_defaults
+from personae.api.base_models.base_models import BaseModel
 from personae.api.body import read_json
 from personae.api.context import RequestContext, context_of
 from personae.api.dialect import CHAT, Dialect
@@ -19,6 +20,7 @@ from personae.api.templates.sandbox import PromptTooLong
 from personae.api.tools import functions_of, shown_tools
 from personae.api.wire.answers import Load, Model, ModelList, Status, Text, Tokens, Version
 from personae.api.wire.schema import DetokenizeRequest, TokenizeRequest
+from personae.engine.generation_config import GenerationDefaults
 from personae.engine.prompt_length import TooManyTokens
 from personae.errors import Overloaded, RequestError
 
@@ -51,21 +53,42 @@ def _model(card: ModelCard, context: RequestContext, *, whole: bool = False) -> 
     )
 
 
+def _of_base(card: ModelCard, base: BaseModel, context: RequestContext, *, whole: bool = False) -> Model:
+    """A model of one of several bases. Until a base is loaded, its files' headers say what is known."""
+    own = context if base.context is None else context.answered_by(base.context)
+    model = _model(card, own, whole=whole)
+    model.state, model.root = base.engine.state, card.parent or base.name
+    if base.context is None:
+        model.max_model_len, model.sampling_defaults = (
+            base.max_model_len,
+            sampling_defaults(GenerationDefaults()),
+        )
+    return model
+
+
 @operation("GET", "/v1/models", answers={200: ModelList})
 async def list_models(request: Request) -> Response:
     """List the base, then the adapters."""
     context = context_of(request)
-    return json_response(ModelList([_model(card, context) for card in context.models()]))
+    if context.base_models is None:
+        return json_response(ModelList([_model(card, context) for card in context.models()]))
+    found = context.base_models.models(context)
+    return json_response(ModelList([_of_base(card, base, context) for card, base in found]))
 
 
 @operation("GET", "/v1/models/{id:path}", answers={200: Model}, refuses=(404,))
 async def get_model(request: Request) -> Response:
     """Show the base or an adapter."""
-    context = context_of(request)
-    card = context.model(request.path_params["id"])
-    if card.alias is not None:
-        card = msgspec.structs.replace(card, name=card.alias)
-    return json_response(_model(card, context, whole=True))
+    context, id = context_of(request), request.path_params["id"]
+    if context.base_models is not None:
+        card, base = context.base_models.model(context, id)
+        return json_response(_of_base(_as_asked(card), base, context, whole=True))
+    return json_response(_model(_as_asked(context.model(id)), context, whole=True))
+
+
+def _as_asked(card: ModelCard) -> ModelCard:
+    """The model by the name of the alias that chose it, if one did."""
+    return card if card.alias is None else msgspec.structs.replace(card, name=card.alias)
 
 
 @operation("GET", "/health", answers={200: Status})
@@ -122,6 +145,7 @@ async def tokenize(request: Request) -> Response:
     """Show the ids of a prompt or a conversation; nothing is generated."""
     context = context_of(request)
     body = await read_json(request, TokenizeRequest, context)
+    context = await context.of_model(body.model)
     if body.model is not None:
         context = await context.with_defaults(context.model(body.model))
     if (body.prompt is None) == (body.messages is None):
@@ -175,6 +199,7 @@ async def detokenize(request: Request) -> Response:
     """Show the text of token ids, including special tokens."""
     context = context_of(request)
     body = await read_json(request, DetokenizeRequest, context)
+    context = await context.of_model(body.model)
     if body.model is not None:
         context.model(body.model)
     if len(body.tokens) > (most := _most_tokens(context)):

@@ -26,6 +26,7 @@ SLOW = frozenset(
         "test_checked.py",
         "test_forkserver.py",
         "test_gpu_dry_run.py",
+        "test_hostile_schemas.py",
         "test_isolation.py",
         "test_mutations.py",
         "test_neon.py",

@@ -6,9 +6,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api.adapters.aliases import AliasRecord, check_targets, no_such_alias
-from personae.api.adapters.routes import OfTenant, checked_name, registry_of, tenant_of
+from personae.api.adapters.registration import checked_name
+from personae.api.adapters.registry import Registry
+from personae.api.adapters.routes import OfTenant, registry_of, tenant_of
 from personae.api.body import read_json
-from personae.api.context import context_of
+from personae.api.context import RequestContext, context_of
 from personae.api.http.operation import operation
 from personae.api.respond import json_response
 from personae.api.wire.schema import Body
@@ -58,16 +60,24 @@ async def put_alias(request: Request) -> Response:
         raise Conflict(f"The name `{name}` is the server's own; choose another.", param="name")
     check_targets(body.targets)
     for target in body.targets:
-        if target not in context.client.models(tenant) and registry.find(tenant, target) is None:
+        if not _exists(context, registry, tenant, target):
             raise NotFound(
                 f"`targets`: the model `{target[:80]}` does not exist.",
                 param="targets",
                 code="model_not_found",
             )
+    if context.base_models is not None:
+        context.base_models.check_alike(tenant, body.targets)
     record = await to_thread.run_sync(
         lambda: registry.aliases.put(tenant, name, body.targets, shared=body.shared)
     )
     return json_response(record)
+
+
+def _exists(context: RequestContext, registry: Registry, tenant: str, name: str) -> bool:
+    own = name in context.client.models(tenant)
+    own = own or (context.base_models is not None and context.base_models.has(tenant, name))
+    return own or registry.find(tenant, name) is not None
 
 
 @operation("GET", "/v1/adapter_aliases", query=OfTenant, answers={200: AliasList}, refuses=(404,))

@@ -15,8 +15,14 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,11 +34,12 @@ from personae.actors.client import ModelCard
 from personae.api.adapters.aliases import Aliases
 from personae.api.adapters.checker import AdapterChecker, ThreadChecker
 from personae.api.adapters.defaults import RequestDefaults, decode_defaults, encode_defaults
+from personae.api.adapters.sources.url import parse_source, requested_name
 from personae.api.database.base import Connection, Row
 from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
-from personae.errors import Conflict, LoadError, NotFound, QuotaExceeded, StorageFailed
+from personae.errors import Conflict, LoadError, NotFound, QuotaExceeded, RequestError, StorageFailed
 from personae.kernels.sizes import size_text
 from personae.lora.bounds import AdapterBounds
 from personae.lora.disk import bytes_in
@@ -42,7 +49,19 @@ STAGING = "staging"
 _KEY = ("tenant", "name")
 _COLUMNS = (
     *_KEY,
-    *("id", "version", "digest", "ranks", "bytes", "shared", "created", "traits", "source", "defaults"),
+    *(
+        "id",
+        "version",
+        "digest",
+        "ranks",
+        "bytes",
+        "shared",
+        "created",
+        "traits",
+        "source",
+        "defaults",
+        "base",
+    ),
 )
 _VALUES = f"({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"
 _PUT = f"insert into adapters {_VALUES} on conflict (tenant, name) do update set " + ", ".join(
@@ -60,7 +79,7 @@ _SET = (
 KEPT_VERSIONS = 5
 """How many versions of a name are kept besides the one that serves it."""
 _MOST_DIGITS = 15
-_BIND = "insert into meta values ('shapes', ?) on conflict (key) do update set value = excluded.value"
+_BIND = "insert into meta values (?, ?) on conflict (key) do update set value = excluded.value"
 
 
 class AdapterRecord(msgspec.Struct, frozen=True):
@@ -125,7 +144,7 @@ class _Settings(NamedTuple):
 
 
 class Registry:
-    """The adapters of a data directory, for one base.
+    """The adapters of a data directory, each for one base. `base` is the first base; `add_base` adds others.
 
     `reserved` are names that the server itself uses. `checker` checks uploads; None: a thread does. Besides
     the one that serves a name, `kept_versions` of its versions are kept.
@@ -143,22 +162,42 @@ class Registry:
     ) -> None:
         self._data = data
         self._base = base
-        self._reserved = reserved
-        self._bounds = bounds
+        self._reserved = set(reserved)
+        self._bounds: dict[str, AdapterBounds] = {}  # by what a row has as its base
         self._kept_versions = kept_versions
         self._held: Counter[str] = Counter()
         self.aliases = Aliases(data)
         self._lock = Lock()
+        self._requested: dict[tuple[str, str], tuple[Lock, int]] = {}
         self._bringing = Lock()  # one adapter is brought at a time
         self.travels = data.shared  # whether the files of an adapter may be elsewhere
         self._checker = ThreadChecker() if checker is None else checker
-        shapes = bounds.shapes
-        self._bind(f"{shapes.layers} {sorted(shapes.modules.items())}{' merged' * shapes.merged}")
+        self._learn("", bounds)
         self._staging = Staging(data.adapters / STAGING)
         for folder in data.adapters.iterdir():
             if folder.name != STAGING:
                 self._collect(folder.name)
         self._recount()
+
+    def add_base(self, base: str, reserved: Iterable[str], bounds: AdapterBounds) -> None:
+        """Take adapters for one more base, which has these names. Raises LoadError if the directory's
+        adapters of that name are for a base with other shapes."""
+        self._reserved.update(reserved)
+        if base != self._base:
+            self._learn(base, bounds)
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Give these names to no adapter from now on."""
+        self._reserved.update(names)
+
+    def _learn(self, key: str, bounds: AdapterBounds) -> None:
+        shapes = bounds.shapes
+        self._bind(key, f"{shapes.layers} {sorted(shapes.modules.items())}{' merged' * shapes.merged}")
+        self._bounds[key] = bounds
+
+    def _key(self, base: str | None) -> str:
+        """What a row has as its base: nothing for the first, so that it may be renamed."""
+        return "" if base is None or base == self._base else base
 
     def close(self) -> None:
         """Wait until all deletions are done."""
@@ -166,7 +205,12 @@ class Registry:
         self._staging.close()
 
     def find(self, tenant: str, name: str) -> AdapterRecord | None:
-        """The tenant's adapter of that name, else one that is shared. `name@N` is its version N."""
+        """The tenant's adapter of that name, else one that is shared. `name@N` is its version N. If a request
+        had it fetched, its source is a name of it, too."""
+        if "://" in name:
+            with suppress(RequestError):
+                return self.find(tenant, requested_name(parse_source(name)))
+            return None
         name, at, number = name.partition("@")
         rows = self._data.rows(
             "select * from adapters where name = ? and (tenant = ? or shared) "
@@ -276,6 +320,19 @@ class Registry:
         """A folder for an adapter that is on the server already; see `Staging.folder_in_turn`."""
         return self._staging.folder_in_turn(tenant)
 
+    @asynccontextmanager
+    async def one_at_a_time(self, tenant: str, name: str) -> AsyncIterator[None]:
+        """Let no other block of this name run at the same time."""
+        lock, waiting = self._requested.get((tenant, name), (Lock(), 0))
+        self._requested[tenant, name] = (lock, waiting + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, waiting = self._requested.pop((tenant, name))
+            if waiting > 1:
+                self._requested[tenant, name] = (lock, waiting - 1)
+
     def check_room(self, who: Identity, size: int) -> None:
         """Raises QuotaExceeded if the tenant may not have `size` more bytes of adapters."""
         self._storage_quota(who, 0).check(size)
@@ -314,19 +371,21 @@ class Registry:
         shared: bool,
         source: str = "",
         defaults: RequestDefaults | None = None,
+        base: str | None = None,
     ) -> AdapterRecord:
-        """Check a staged adapter against the base and register it under the name. Without `defaults` it has
-        those of the version that the name means until then.
+        """Check a staged adapter against its base, None for the first, and register it under the name.
+        Without `defaults` it has those of the version that the name means until then.
 
         Raises AdapterError, Conflict or QuotaExceeded; nothing has changed then.
         """
-        old = self.check_name(who, name, replace)
+        key = self._key(base)
+        old = self._check_base(self.check_name(who, name, replace), key)
         room = self._storage_quota(who, old["bytes"] if old else 0)
-        read = await self._checker.check(folder, self._bounds, room.left)
+        read = await self._checker.check(folder, self._bounds[key], room.left)
         digest, size = read.digest, read.bytes
         room.check(size)
         async with self._lock:
-            old = self.check_name(who, name, replace)
+            old = self._check_base(self.check_name(who, name, replace), key)
             known = self._settings(who.tenant, name)
             newest = max(known.newest, old["version"] if old else 0) + 1
             serves = old is None or not known.pinned
@@ -343,6 +402,7 @@ class Registry:
                 msgspec.json.encode(_Traits(read.traits, read.invocation)).decode(),
                 source,
                 encode_defaults(defaults) if defaults is not None else old["defaults"] if old else "{}",
+                key,
             )
             retired = old if serves else None
             dropped = self._dropped(who, name, size, retired)
@@ -360,6 +420,16 @@ class Registry:
         found = self.find(who.tenant, f"{name}@{newest}")
         assert found is not None, "it was just registered"
         return found
+
+    def _check_base(self, old: Row | None, key: str) -> Row | None:
+        """The row, if its next version may be for this base. Raises Conflict."""
+        if old is not None and old["base"] != key:
+            raise Conflict(
+                f"`{old['name']}` is an adapter of the base `{old['base'] or self._base}`; all versions of a "
+                "name are for one base.",
+                param="base_model",
+            )
+        return old
 
     def _dropped(self, who: Identity, name: str, size: int, retired: Row | None) -> builtins.list[Row]:
         """The versions that go when one of `size` bytes is added to a name and `retired` no longer serves it:
@@ -551,17 +621,21 @@ class Registry:
             return
         self._staging.discard(self._data.adapters / digest)  # none, if it is the server's own
 
-    def _bind(self, shapes: str) -> None:
-        """Check that the directory's adapters were checked against these shapes, or that it has none yet."""
-        known = self._data.rows("select value from meta where key = 'shapes'")
-        if known and known[0][0] != shapes.encode() and self._data.rows("select 1 from adapters limit 1"):
+    def _bind(self, key: str, shapes: str) -> None:
+        """Check that the directory's adapters of a base were checked against these shapes, or that it has
+        none yet."""
+        name = f"shapes {key}".rstrip()
+        known = self._data.rows("select value from meta where key = ?", (name,))
+        others = known and known[0][0] != shapes.encode()
+        if others and self._data.rows("select 1 from adapters where base = ? limit 1", (key,)):
+            of = f" of `{key}`" if key else ""
             raise LoadError(
-                f"--data-dir {self._data.path}: its adapters are for a base of other shapes; "
+                f"--data-dir {self._data.path}: its adapters{of} are for a base of other shapes; "
                 "use another directory for this model."
             )
-        if not known or known[0][0] != shapes.encode():
+        if not known or others:
             with self._data.write() as db:
-                db.execute(_BIND, (shapes.encode(),))
+                db.execute(_BIND, (name, shapes.encode()))
 
     def _records(self, rows: Sequence[Row], tenant: str | None) -> builtins.list[AdapterRecord]:
         """The records of these rows. `tenant` sees its own versions and shared ones; None: all."""
@@ -594,10 +668,10 @@ class Registry:
             version=row["version"],
             sha256=row["digest"],
             ranks=ranks,
-            targets=targets(ranks, self._bounds.shapes),
+            targets=self._targets(row["base"], ranks),
             bytes=row["bytes"],
             created=row["created"],
-            base_model=self._base,
+            base_model=row["base"] or self._base,
             shared=bool(row["shared"]),
             traits=traits.traits,
             invocation=traits.invocation,
@@ -606,6 +680,11 @@ class Registry:
             source=row["source"] or None,
             defaults=decode_defaults(row["defaults"]),
         )
+
+    def _targets(self, key: str, ranks: dict[str, int]) -> builtins.list[str]:
+        """The names of an adapter's modules: PEFT's, or ours as long as its base has not been loaded."""
+        bounds = self._bounds.get(key)
+        return sorted(ranks) if bounds is None else targets(ranks, bounds.shapes)
 
 
 class _Change(NamedTuple):

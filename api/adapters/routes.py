@@ -1,7 +1,6 @@
 """`/v1/adapters`, and vLLM's way to load and unload adapters from the server's own disk."""
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +14,14 @@ from starlette.responses import PlainTextResponse, Response
 
 from personae.api.adapters.checked_defaults import check_defaults
 from personae.api.adapters.defaults import RequestDefaults
+from personae.api.adapters.registration import (
+    FetchAdapter,
+    base_of,
+    check_asked,
+    checked_name,
+    register_source,
+)
 from personae.api.adapters.registry import AdapterRecord, Registry, no_such_adapter
-from personae.api.adapters.sources.fetch import FetchJob, fetch
-from personae.api.adapters.sources.url import allowed_prefix, parse_source
 from personae.api.adapters.upload import copy_folder, read_adapter_form
 from personae.api.body import read_json
 from personae.api.context import NO_DEFAULTS, RequestContext, context_of
@@ -28,11 +32,8 @@ from personae.api.respond import json_response
 from personae.api.storage import storage_failure
 from personae.api.tenants.store import Identity
 from personae.api.wire.schema import Body
-from personae.errors import Conflict, Forbidden, NotFound, RequestError, StorageFailed
+from personae.errors import Conflict, Forbidden, NotFound, RequestError
 from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
 
 _File = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
 
@@ -53,20 +54,6 @@ class AdapterList(msgspec.Struct):
 
     data: list[AdapterRecord]
     object: str = "list"
-
-
-class FetchAdapter(Body, kw_only=True):
-    """An adapter that the server fetches from `source`, such as `hf://org/name@revision`, instead of an
-    upload. Without a `name` it has the last part of its source's. `defaults` as in a change."""
-
-    free_form: ClassVar[tuple[str, ...]] = ("defaults",)
-
-    source: str
-    name: str | None = None
-    base_model: str | None = None
-    replace: bool = False
-    shared: bool = False
-    defaults: RequestDefaults | None = None
 
 
 class OfTenant(msgspec.Struct):
@@ -125,49 +112,24 @@ async def create_adapter(request: Request) -> Response:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower().endswith("json"):
         body = await read_json(request, FetchAdapter, context)
         return json_response(
-            await unless_disconnected(request.receive, lambda: _fetch(context, registry, who, body)), 201
+            await unless_disconnected(request.receive, lambda: _fetched(context, registry, who, body)), 201
         )
     async with receiving(request, registry, who) as (stream, folder):
         kind = request.headers.get("content-type", "")
         form = await read_adapter_form(stream, kind, folder, context.settings.max_upload_bytes)
         name, replace, shared = checked_name(form.name), form.flag("replace"), form.flag("shared")
-        _check_asked(context, shared, form.base_model)
+        check_asked(context, shared, form.base_model)
         registry.check_name(who, name, replace)
-        record = await registry.add(who, name, folder, replace=replace, shared=shared)
+        base = await base_of(context, form.base_model, folder)
+        record = await registry.add(who, name, folder, replace=replace, shared=shared, base=base)
     return json_response(record, 201)
 
 
-async def _fetch(
+async def _fetched(
     context: RequestContext, registry: Registry, who: Identity, body: FetchAdapter
 ) -> AdapterRecord:
-    """Fetch an adapter and register it. Raises what an upload raises, and what `fetch` does."""
-    settings, source = context.settings, parse_source(body.source)
-    prefix = allowed_prefix(source, settings.adapter_source)
-    name = checked_name(source.name if body.name is None else body.name)
-    _check_asked(context, body.shared, body.base_model)
-    registry.check_name(who, name, body.replace)
-    registry.check_room(who, 0)
-    defaults = None if body.defaults is None else NO_DEFAULTS.changed(body.defaults)
-    if defaults is not None:
-        await check_defaults(context, defaults)
-    context.caller.ready()
-    try:
-        with registry.stage(who.tenant) as folder:
-            job = FetchJob(source, prefix, str(folder), settings.max_upload_bytes, settings.upload_seconds)
-            exact = await fetch(job)
-            return await registry.add(
-                who, name, folder, replace=body.replace, shared=body.shared, source=exact, defaults=defaults
-            )
-    except OSError as error:
-        raise StorageFailed(f"The adapter could not be written: {error.strerror}.") from error
-
-
-def _check_asked(context: RequestContext, shared: bool, base: str | None) -> None:
-    """Raises Forbidden or RequestError for what no caller, or not this one, may ask for."""
-    if shared and context.caller.identity.role != "admin":
-        raise Forbidden("Only an admin's key may share an adapter with all tenants.", param="shared")
-    if base is not None and base not in context.bases:
-        raise RequestError(f"The base model here is `{context.base}`.", param="base_model")
+    context.caller.ready()  # a fetch takes time, and nothing of the body is needed any more
+    return await register_source(context, registry, who, body)
 
 
 @operation("GET", "/v1/adapters", query=OfTenant, answers={200: AdapterList}, refuses=(404,))
@@ -280,8 +242,9 @@ async def load_lora_adapter(request: Request) -> Response:
             if (failure := storage_failure(error)) is not None:
                 raise failure from error
             raise RequestError(f"`lora_path` cannot be read: {error.strerror}.", param="lora_path") from None
+        base = await base_of(context, None, folder)
         with _as_in_vllm():
-            await registry.add(who, name, folder, replace=body.load_inplace, shared=True)
+            await registry.add(who, name, folder, replace=body.load_inplace, shared=True, base=base)
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
@@ -347,19 +310,6 @@ def registry_of(context: RequestContext) -> Registry:
     if context.registry is None:
         raise NotFound("This server takes no adapters while it runs.", code="unknown_url")
     return context.registry
-
-
-def checked_name(name: str | None, field: str = "name") -> str:
-    """A name that is safe in URLs, logs, metrics and file names."""
-    if name is None:
-        raise RequestError(f"`{field}` is required.", param=field, code="missing_required_parameter")
-    if _NAME.fullmatch(name) is None:
-        raise RequestError(
-            f"`{field}` must be 1 to 64 of A-Z, a-z, 0-9, `.`, `_` and `-`, a letter or digit first.",
-            param=field,
-            code="invalid_name",
-        )
-    return name
 
 
 def _below(path: str, roots: tuple[Path, ...]) -> Path:

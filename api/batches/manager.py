@@ -342,7 +342,11 @@ class BatchManager:
         for model, line in found.models.items():
             try:
                 with (caller := Caller(Identity(entry.tenant, "tenant"))).until_done:
-                    dataclasses.replace(self._context, caller=caller).model(model)
+                    context = dataclasses.replace(self._context, caller=caller)
+                    if context.base_models is None:
+                        context.model(model)
+                    else:
+                        context.base_models.model(context, model)
             except NotFound as error:
                 errors.append(BatchError("model_not_found", error.message, "body.model", line))
         if errors:

@@ -98,7 +98,8 @@ def _parameter(each: Option) -> Parameter:
     if each.name == "model":
         declared: Any = typer.Argument(**about)
     else:
-        names = [each.text] if default is False else []  # there is no `--no-...` for what is off by default
+        named = info.flag is not None or default is False
+        names = [each.text] if named else []  # there is no `--no-...` for what is off by default
         declared = typer.Option(*names, envvar=info.env, **about)
     return Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[type, declared])
 

@@ -56,6 +56,10 @@ class Conversation:
         self._model: str | None = None
         self._asked = model
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
     @property
     def model(self) -> str:
         """The model or adapter that answers; the server's first if none was chosen. Raises ChatFailed."""

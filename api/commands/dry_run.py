@@ -4,6 +4,7 @@ import typer
 
 from personae.actors.assembly import chosen_device
 from personae.actors.footprint import Footprint, footprint
+from personae.api.base_models.open import options_by_name
 from personae.api.hub.resolve import on_disk
 from personae.api.local import engine_options_of
 from personae.api.options import ServeOptions
@@ -11,8 +12,15 @@ from personae.kernels.sizes import size_text
 
 
 def run(options: ServeOptions) -> bool:
-    """Print it, and return whether the free memory holds it. Models and adapters on the Hub are downloaded.
-    Raises LoadError for what `serve` would refuse."""
+    """Print it, and return whether the free memory holds it; of several models, each alone. Models and
+    adapters on the Hub are downloaded. Raises LoadError for what `serve` would refuse."""
+    if not options.models and options.keep_alive is None and options.models_memory is None:
+        return _run_one(options)
+    fits = [_run_one(each) for each in options_by_name(options).values()]
+    return all(fits)
+
+
+def _run_one(options: ServeOptions) -> bool:
     told, _ = engine_options_of(on_disk(options))
     found = footprint(told, chosen_device(options.device))
     lines = _lines(found, draft=options.draft_model is not None)

@@ -16,11 +16,9 @@ COMMANDS = {
 
 
 ELSEWHERE = {
-    "list": "`personae adapters list` shows the adapters of a running server, GET /v1/models all its models.",
-    "ls": "`personae adapters list` shows the adapters of a running server, GET /v1/models all its models.",
-    "ps": "GET /v1/models shows what a running server serves.",
-    "pull": "`personae serve org/name` downloads the model and serves it.",
-    "run": "`personae serve` serves a model, and `personae chat` talks to it.",
+    "delete": "`personae rm` removes a downloaded model.",
+    "download": "`personae pull` downloads a model or an adapter.",
+    "ls": "`personae list` shows what was downloaded, `personae ps` what a running server serves.",
     "start": "`personae serve` serves a model.",
     "stop": "Ctrl-C or SIGTERM stops `personae serve`.",
 }

@@ -5,7 +5,7 @@ import logging
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 
 import anyio
@@ -17,6 +17,7 @@ from personae.actors.kit.switch_interval import shorten_switch_interval
 from personae.api.adapters.checker import AdapterChecker, ProcessChecker, ThreadChecker
 from personae.api.adapters.registry import KEPT_VERSIONS, Registry
 from personae.api.app import create_app
+from personae.api.base_models.names import named_models
 from personae.api.batches.manager import BatchManager
 from personae.api.commands.startup import StartUp
 from personae.api.commands.tracing import tracing_to
@@ -74,7 +75,8 @@ def run(options: ServeOptions, start_up: StartUp) -> None:
                 f"  personae serve --host {options.host} --data-dir {folder} …\n"
                 "Or give one as PERSONAE_SERVER_KEY, listen on 127.0.0.1, or say --insecure-no-auth."
             )
-        logger.info("loading %s", options.model or "the default model")
+        named = ", ".join(named_models(options.models)) or options.model or "the default model"
+        logger.info("loading %s", named)
         if names_the_hub(options):
             start_up.begin("download", drawn=False)
             options = on_disk(options)
@@ -131,13 +133,21 @@ async def _serve(
     scheme = "http" if certificate is None else "https"
     async with AsyncExitStack() as stack:
         tracing, traced = stack.enter_context(tracing_to(options.otlp_traces_endpoint))
-        engine = open_engine(
-            options,
-            start_up.begin,
-            adapter_store=data.adapters,
-            secret=data.secret,
-            engine_folder=data.path / "engines" if options.data_dir is not None else None,
-        )
+        engine: AbstractAsyncContextManager[Opened]
+        if options.models:
+            from personae.api.base_models.open import open_base_models  # one model needs none of it
+
+            engine = open_base_models(
+                options, start_up.begin, adapter_store=data.adapters, secret=data.secret
+            )
+        else:
+            engine = open_engine(
+                options,
+                start_up.begin,
+                adapter_store=data.adapters,
+                secret=data.secret,
+                engine_folder=data.path / "engines" if options.data_dir is not None else None,
+            )
         opened = await stack.enter_async_context(engine)
         start_up.begin("server")
         client = opened.client
@@ -173,6 +183,7 @@ async def _serve(
                 stored=stored if options.store_responses else None,
                 scaler=opened.scaler,
                 sessions=sessions,
+                base_models=opened.base_models,
             )
             app.state.context.metrics.registry.register(WriteFailureCollector(data.failures))
             _log_start(opened, app.state.context.family, options.data_dir, data.shared)

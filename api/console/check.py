@@ -91,6 +91,7 @@ async def check_request(request: Request) -> Response:
 
 async def verdict(context: RequestContext, body: ChatRequest) -> RequestVerdict:
     """The complete verdict on a request."""
+    context = await context.of_model(body.model)
     parts = list(_parts(body, context.settings.default_strict))
     try:
         bound_by, prompt = await _compiled(context, body)

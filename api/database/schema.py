@@ -106,6 +106,7 @@ create table if not exists adapters (
     traits text not null default '{}',
     source text not null default '',
     defaults text not null default '{}',
+    base text not null default '',
     primary key (tenant, name)
 ) strict;
 create index if not exists adapters_by_digest on adapters (digest);
@@ -123,6 +124,7 @@ create table if not exists adapter_versions (
     traits text not null default '{}',
     source text not null default '',
     defaults text not null default '{}',
+    base text not null default '',
     primary key (tenant, name, version)
 ) strict;
 create index if not exists adapter_versions_by_digest on adapter_versions (digest);
@@ -172,7 +174,7 @@ LATER_COLUMNS = (
     *(
         (table, column, f"text not null default '{default}'")
         for table in ("adapters", "adapter_versions")
-        for column, default in (("source", ""), ("defaults", "{}"))
+        for column, default in (("source", ""), ("defaults", "{}"), ("base", ""))
     ),
     ("keys", "label", "text not null default ''"),
     ("keys", "expires", "integer"),

@@ -39,6 +39,7 @@ async def relevance(
         )
     if not 0 < len(pairs) <= MOST_INPUTS:
         raise RequestError(f"`{field}` must have 1 to {MOST_INPUTS} texts.", param=field)
+    context = await context.of_model(body.model)
     model = context.chosen(as_completion(body))
     yes, no = _answers(context.client.tokenizer)
     asked = as_completion(body)

@@ -63,6 +63,7 @@ class EmbeddingJob:
 
 async def admit(context: RequestContext, body: EmbeddingRequest) -> EmbeddingJob:
     """Check everything and encode. Raises RequestError."""
+    context = await context.of_model(body.model)
     model = context.chosen(asked := as_completion(body, body.input))
     asked.add_special_tokens = body.add_special_tokens
     if body.dimensions is not None and body.dimensions < 1:

@@ -16,6 +16,7 @@ from personae.actors.client import EngineClient
 from personae.api.choices import Part
 from personae.api.telemetry.adapter_metrics import AdapterCollector, RegisteredAdapters
 from personae.api.telemetry.engine_metrics import EngineCollector
+from personae.api.telemetry.merged import MergedCollector
 from personae.api.telemetry.orca import load_header
 from personae.api.telemetry.tenant_metrics import TenantMetrics
 from personae.engine.sequence import LatencyTargets
@@ -85,7 +86,8 @@ class Metrics:
         self._client = client
         self._names = {model_name}
         self._adapters = AdapterCollector(client, self.label, max_adapters, adapters)
-        self._collectors = (EngineCollector(client, model_name), self._adapters)
+        self._engines = MergedCollector(EngineCollector(client, model_name))
+        self._collectors = (self._engines, self._adapters)
         for collector in self._collectors:
             self.registry.register(collector)
         self.prompt_tokens = self._counter(
@@ -146,6 +148,11 @@ class Metrics:
         self.http = self._counter(
             "personae:http_requests", "Answers, by route and status.", "method", "route", "status"
         )
+
+    def add_engine(self, client: EngineClient, model_name: str) -> None:
+        """Show one more engine, that of another base."""
+        self._names.add(model_name)
+        self._engines.add(EngineCollector(client, model_name))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)

@@ -164,6 +164,14 @@ class LimitOptions:
     spend_per_day: Annotated[
         float | None, OptionInfo("What it may spend in a day, by the server's --price.", min=0)
     ] = None
+    fetches_per_minute: Annotated[
+        int | None,
+        OptionInfo(
+            "Adapters per minute that its requests may have fetched, by sources that they name as `model`.",
+            min=0,
+            unset="the server's",
+        ),
+    ] = None
 
     def limits(self) -> "TenantLimits":
         """The limits; those that are not given are None."""

@@ -102,6 +102,7 @@ class _Account:
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
         self.schemas: Bucket | None = None
+        self.fetches: Bucket | None = None
         self.seen: OrderedDict[int, None] = OrderedDict()  # hashes of schemas that are not counted again
 
 
@@ -159,6 +160,14 @@ class Meter:
                 found[f"x-ratelimit-remaining-{unit}"] = str(left)
                 found[f"x-ratelimit-reset-{unit}"] = duration(seconds)
         return found
+
+    def fetch(self, who: Identity, per_minute: int) -> None:
+        """Count an adapter that a request of the tenant has fetched. Raises RateLimited."""
+        account, now = self._account(who.tenant), self._clock()
+        account.fetches = _bucket(account.fetches, per_minute, now)
+        if account.fetches is not None:
+            _demand(account.fetches, 1, now, "fetched adapters")
+            account.fetches.take(1)
 
     def schema(self, who: Identity, source: str) -> None:
         """Count a schema that this tenant has not used recently, because it may have to be compiled. Raises

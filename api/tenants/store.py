@@ -47,7 +47,8 @@ class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     `bytes` are those of its adapters on the disk. `files` and `file_bytes` limit input files and results
     of batches, `batches` the unfinished ones, `schemas_per_minute` schemas and grammars that must be
     compiled, `body_bytes` request bodies that are arriving, `response_bytes` stored responses, of which
-    the oldest are removed, `tokens_per_day` and `spend_per_day` tokens and money in a day (UTC). `weight`
+    the oldest are removed, `tokens_per_day` and `spend_per_day` tokens and money in a day (UTC),
+    `fetches_per_minute` adapters that its requests have fetched by naming a source in `model`. `weight`
     is not a limit: with 2 a tenant gets twice the service of one without."""
 
     requests_per_minute: int | None = None
@@ -64,6 +65,7 @@ class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     response_bytes: int | None = None
     tokens_per_day: int | None = None
     spend_per_day: float | None = None
+    fetches_per_minute: int | None = None
 
     def or_else(self, others: "TenantLimits") -> "TenantLimits":
         """These limits, with the others' where they have none."""
@@ -104,6 +106,7 @@ class LimitChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     response_bytes: _Count = UNSET
     tokens_per_day: _Count = UNSET
     spend_per_day: _Money = UNSET
+    fetches_per_minute: _Count = UNSET
 
     def named(self) -> dict[str, Any]:
         """The limits that are present."""

@@ -55,7 +55,8 @@ _Place = tuple[int, str, str, str]
 
 class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sums over what `group_by` does not name. `hour` is the Unix time at which it began. `key` is empty for
-    batches and servers without keys, `adapter` for the base. `version` is the adapter's exact version, as
+    batches and servers without keys, `adapter` for the base; of several
+    bases, for the first. `version` is the adapter's exact version, as
     `poet@2`; it is the name itself if the adapter was not uploaded. `adapter_seconds` says how long
     sequences ran with the adapter, each from its first step on; sequences that ran at the same time count
     separately. `last_hour` is the Unix time at which the last hour that counts began. `spend` is what it cost

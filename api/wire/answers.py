@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from personae.actors.on_demand import EngineState
 from personae.api.adapters.defaults import RequestDefaults
 
 
@@ -259,7 +260,8 @@ class Model(msgspec.Struct):
 
     `quantization` says how the base's weights are stored; null means as its dtype says. `rank` is the largest
     rank of an adapter's matrices, null for the base. `sampling_defaults` apply where a request says nothing.
-    `defaults` are all that an uploaded adapter has of its own; lists leave them out.
+    `defaults` are all that an uploaded adapter has of its own; lists leave them out. `state` is that of the
+    base's engine, of a server with several: a request for one that is asleep starts it.
     """
 
     id: str
@@ -271,6 +273,7 @@ class Model(msgspec.Struct):
     rank: int | None
     sampling_defaults: SamplingDefaults
     defaults: RequestDefaults | UnsetType = UNSET
+    state: EngineState | UnsetType = UNSET
     object: Literal["model"] = "model"
     owned_by: str = "personae"
 

@@ -148,7 +148,6 @@ _OPTIONS = {
     "--max-num-seqs": "Here it is --max-seqs.",
     "--max-running-requests": "Here it is --max-seqs.",
     "--mem-fraction-static": "Here it is --kv-memory, in bytes; by default most of the free memory.",
-    "--model": _PATH,
     "--model-path": _PATH,
     "--model-draft": "Here it is --draft-model, with --speculate auto.",
     "--parallel": "Here it is --max-seqs.",

@@ -60,6 +60,7 @@ class LiveSequence:
         "delivered",
         "drafts",
         "followers",
+        "gave_up_at",
         "handle",
         "id",
         "key",
@@ -108,6 +109,7 @@ class LiveSequence:
         self.stop_after = log.prompt_length + params.min_tokens
 
         self.was_preempted = False  # its slot went to a tenant that had less than its share
+        self.gave_up_at = -1  # how many tokens it had when its slot or memory last went to another tenant
         self.settled = False  # admitted although others wait: these may not preempt it
         self.charged = False  # its input is charged once, however often it is preempted
         self.delivered = False  # its first delta was sent

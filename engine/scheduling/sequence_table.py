@@ -231,8 +231,11 @@ class SequenceTable:
             giver = quota.giver_of_pages(running.pages_by_tenant(), running.pages)
             if last.background or last.key.tenant == giver:
                 giver = None  # that one is preempted if a page is missing
-        if giver is not None and (preempted := running.last_of(giver)) is not None:
+        preempted = None if giver is None else running.last_of(giver)
+        if preempted is not None and len(preempted.tokens) > preempted.gave_up_at:
+            # One that has got no token since the last time is left alone, or it might never get any.
             preempted.was_preempted = True
+            preempted.gave_up_at = len(preempted.tokens)
             self.preempt(preempted, last_step)
 
     def preempt(self, sequence: LiveSequence, last_step: int | None) -> None:

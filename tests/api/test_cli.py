@@ -281,7 +281,8 @@ def test_every_option_is_passed_on(
         "--tool-format hermes --reasoning-format none --max-tokens-overflow refuse --stream-ping-interval 2 "
         "--adapter-versions 7 --kv-disk k --kv-disk-bytes 1GiB --packed-weights-size 3GiB "
         "--session-ttl 60 --price a=1/2 --prefill-replicas 1 --kv-transfer "
-        "--adapter-source hf://acme"
+        "--adapter-source hf://acme --model c=demo --keep-alive 9 --models-memory 1GiB "
+        "--fetches-per-minute 2"
     )
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
@@ -367,6 +368,10 @@ def test_every_option_is_passed_on(
         ssl_keyfile=Path("k.pem"),
         price=("a=1/2",),
         adapter_source=("hf://acme",),
+        fetches_per_minute=2,
+        models=("c=demo",),
+        keep_alive=9,
+        models_memory=2**30,
     )
     plain = ServeOptions()
     same = [
@@ -445,9 +450,8 @@ def test_the_package_runs_as_a_module() -> None:
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["pull", "org/name"], "personae serve org/name"),
-        (["run"], "personae chat"),
-        (["list"], "personae adapters list"),
+        (["ls"], "personae list"),
+        (["download", "org/name"], "personae pull"),
         (["serve", "llama3.2"], "A model on the Hub is named org/name"),
         (["serve", "--adapters", "poet"], "An adapter on the Hub is named org/name"),
     ],

@@ -83,13 +83,8 @@ async def test_an_ambiguous_grammar_ends_its_own_request_and_others_are_answered
                 await soon(lambda: len(bystander.gaps) >= ENOUGH, "the other client's tokens")
                 tasks.cancel_scope.cancel()  # slow masks get idle cores only
             assert len(outcomes) < 2, "it was answered meanwhile"
-    # The last is for a machine that is too busy to make the masks within their time.
-    assert set(outcomes) <= {
-        "400 grammar_too_slow",
-        "400 grammar_too_complex",
-        "200",
-        "503 grammar_delayed",
-    }, outcomes
+    # The last is for a machine that is too busy to make the masks in time.
+    assert set(outcomes) <= ENDS | {"503 grammar_delayed"}, outcomes
 
 
 @pytest.mark.parametrize(

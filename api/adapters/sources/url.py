@@ -8,6 +8,7 @@ mlflow://runs/RUN/folder                                     the artifacts of a 
 file:///folder
 """
 
+import hashlib
 import re
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -80,6 +81,13 @@ def parse_source(text: str) -> SourceUrl:
             f"`source` cannot be read: {error}. Write it as {_FORMS}.", param="source", code="invalid_source"
         ) from None
     return source
+
+
+def requested_name(source: SourceUrl) -> str:
+    """The name of an adapter that was fetched because a request named its source: readable, and another for
+    each source."""
+    readable = re.sub(r"[^A-Za-z0-9._-]", "-", source.name).lstrip("._-")[:40]
+    return f"{readable or 'adapter'}-{hashlib.sha256(str(source).encode()).hexdigest()[:16]}"
 
 
 def check_prefixes(prefixes: tuple[str, ...]) -> tuple[str, ...]:

@@ -227,3 +227,19 @@ def test_pages_that_two_computed_at_the_same_time_do_not_fail_the_one_that_is_le
     alone = solo(long, 40)
     assert (brought.tokens, brought.prompt_logprobs) == (alone.tokens, alone.prompt_logprobs)
     assert brought.finish == "length"
+
+
+def test_sequences_whose_memory_goes_to_other_tenants_still_end() -> None:
+    """Prompt logprobs are computed anew after each preemption. One that came back before the tenant for which
+    it had made room was preempted for it again, and so on for ever."""
+    layout = MemoryLayout(12, 3, 5, 44, 19)
+    it = Bench(Scheduler(layout, FirstComeFirstServed(), sharing=True), FakeExecutor(layout), 1)
+    for number, (tokens, tenant, steps) in enumerate(
+        [(17, "b", 0), (10, "b", 0), (11, "c", 0), (7, "a", 1), (4, "c", 1)]
+    ):
+        prompt = range(100 * number, 100 * number + tokens)
+        it.add(make_log(f"{number}", prompt, tenant=tenant, prompt_logprobs=1, max_tokens=6))
+        for _ in range(steps):
+            it.step()
+    brought = it.run(600)
+    assert all(each.finish for each in brought.values())

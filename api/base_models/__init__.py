@@ -1,0 +1,1 @@
+"""Several base models behind one address, each with an engine that runs while it is needed."""
