@@ -185,7 +185,6 @@ def make_context(
     client: EngineClient,
     settings: ApiSettings,
     registry: Registry | None = None,
-    batches: BatchManager | None = None,
     tracing: Tracing = UNTRACED,
     tenants: TenantStore | None = None,
     usage: UsageLedger | None = None,
@@ -210,7 +209,6 @@ def make_context(
         tracing,
         revocations=Revocations(tenants),
         registry=registry,
-        batches=batches,
         tenants=tenants,
         usage=usage,
         budgets=None if usage is None else Budgets(usage, Prices(settings.price)),
@@ -258,7 +256,7 @@ def create_app(
     """
     settings = settings or ApiSettings()
     context = make_context(
-        client, settings, registry, batches, tracing, tenants, usage, stored, scaler, sessions, base_models
+        client, settings, registry, tracing, tenants, usage, stored, scaler, sessions, base_models
     )
     access = Middleware(
         Access,
@@ -268,7 +266,9 @@ def create_app(
         insecure=settings.insecure_no_auth,
         origins=settings.allowed_origin,
     )
-    return app_of(context, OPERATIONS, access)
+    app = app_of(context, OPERATIONS, access)
+    app.state.batches = batches
+    return app
 
 
 def app_of(context: RequestContext, operations: Sequence[Operation], access: Middleware) -> Starlette:
@@ -287,4 +287,5 @@ def app_of(context: RequestContext, operations: Sequence[Operation], access: Mid
     )
     app.router.redirect_slashes = False
     app.state.context = context
+    app.state.background = None  # see `BackgroundResponses.runs`
     return app

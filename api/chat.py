@@ -64,7 +64,7 @@ from personae.api.wire.answers import (
     Usage,
 )
 from personae.api.wire.schema import ChatRequest, refuse_unserved
-from personae.engine.prompt_length import TooManyTokens, longest_text
+from personae.engine.prompt_length import TooManyTokens
 from personae.errors import RequestError
 from personae.grammar.reasoning.format import ReasoningFormat
 from personae.grammar.spec import GrammarSpec
@@ -181,7 +181,7 @@ def _prepare(
             kwargs=template_kwargs(context, body),
             tools=shown_tools(body.tools),
             chat_template=body.chat_template,
-            characters=longest_text(context.client.tokenizer, limit) if kept is None else None,
+            characters=context.client.tokenizer.longest_text(limit) if kept is None else None,
         )
         (prompt,) = context.encode(
             [text],
@@ -207,7 +207,7 @@ def _predicted(context: RequestContext, body: ChatRequest, brief: bool) -> tuple
     if body.prediction is None or body.speculate is False:
         return ()
     limit = context.client.max_model_len
-    text = body.prediction.text[: longest_text(context.client.tokenizer, limit)]
+    text = body.prediction.text[: context.client.tokenizer.longest_text(limit)]
     (tokens,) = context.encode([text], add_special_tokens=False, brief=brief, most=limit, first=True)
     return tuple(tokens)
 

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from personae.actors.replicas.scaling import ReplicaScaler
     from personae.api.adapters.registry import AdapterRecord, Registry
     from personae.api.base_models.base_models import BaseModels
-    from personae.api.batches.manager import BatchManager
     from personae.api.responses.store import ResponseStore
     from personae.api.tenants.budgets import Budgets
     from personae.api.tenants.store import TenantStore
@@ -79,8 +78,8 @@ with."""
 class RequestContext:
     """What every route needs: the app's parts, and the caller.
 
-    `registry` has the adapters that were added while the server runs, `batches` the files and batches; None
-    if there is no place for them. `tenants` are those who may send requests, `usage` records what they use,
+    `registry` has the adapters that were added while the server runs; None if there is no place for them.
+    `tenants` are those who may send requests, `usage` records what they use,
     `responses` are the stored ones; `revocations` ends what runs for a revoked key; `scaler` adds and removes
     engines. `base_models` has all bases of a server with several; the context is that of one of them.
     `live` is the last answer of `/v1/stats`. `budgets` bounds what they use in a day. `background`
@@ -104,7 +103,6 @@ class RequestContext:
     live: KeptAnswer = field(default_factory=KeptAnswer)
     history: LiveHistory = field(default_factory=LiveHistory)
     registry: "Registry | None" = None
-    batches: "BatchManager | None" = None
     tenants: "TenantStore | None" = None
     usage: "UsageLedger | None" = None
     budgets: "Budgets | None" = None

@@ -21,7 +21,7 @@ from personae.api.tools import functions_of, shown_tools
 from personae.api.wire.answers import Load, Model, ModelList, Status, Text, Tokens, Version
 from personae.api.wire.schema import DetokenizeRequest, TokenizeRequest
 from personae.engine.generation_config import GenerationDefaults
-from personae.engine.prompt_length import TooManyTokens, longest_text
+from personae.engine.prompt_length import TooManyTokens
 from personae.errors import Overloaded, RequestError
 
 _CONTEXTS = 8
@@ -183,7 +183,7 @@ def prompt_ids(
                 kwargs=body.chat_template_kwargs,
                 tools=shown_tools(body.tools),
                 chat_template=body.chat_template,
-                characters=longest_text(context.client.tokenizer, most),
+                characters=context.client.tokenizer.longest_text(most),
             )
             special = bool(body.add_special_tokens)
         else:

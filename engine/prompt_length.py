@@ -10,14 +10,11 @@ because it is longer than the context. So its length is bounded first, in two wa
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tokenizers
 
 from personae.errors import RequestError
-
-if TYPE_CHECKING:
-    from personae.engine.tokens import Tokenizer
 
 USUAL_CHARACTERS = 8
 """Characters per token, a generous estimate. A text with fewer per token of its limit is encoded without a
@@ -73,11 +70,6 @@ def _shrinking(normalizer: dict[str, Any]) -> int | None:
     if kind == "Replace":  # SentencePiece writes a space as ▁
         return 1 if normalizer["pattern"] == {"String": " "} and normalizer["content"] == "▁" else None
     return _SHRINKING.get(kind)
-
-
-def longest_text(tokenizer: "Tokenizer", tokens: int) -> int | None:
-    """The most characters that this many tokens can have; None if unknown."""
-    return None if tokenizer.longest_token is None else tokenizer.longest_token * tokens
 
 
 def is_long_for(text: str, tokens: int) -> bool:

@@ -149,6 +149,10 @@ class Tokenizer:
             lists += self._encode(batch, add_special_tokens)
         return lists
 
+    def longest_text(self, tokens: int) -> int | None:
+        """The most characters that this many tokens can have; None if unknown."""
+        return None if self.longest_token is None else self.longest_token * tokens
+
     def _encode_end(self, text: str, add_special_tokens: bool, most: int, first: bool) -> list[int]:
         for end in heads(text, most) if first else tails(text, most):
             (ids,) = self._encode([end], add_special_tokens)

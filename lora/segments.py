@@ -1,7 +1,6 @@
 """From the rows of a step to the adapters' updates in a model's layers."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -11,46 +10,10 @@ from personae.kernels.decoder import LoraStep
 from personae.kernels.sgmv import Finish, WorkList
 from personae.kernels.side_stream import SideStream
 from personae.kernels.upload import upload, uploads
+from personae.lora.context import RoutedLora
 from personae.lora.copies import CopyEvent
 from personae.lora.non_lora_deltas import StepDeltas
 from personae.lora.pool import LoraPool
-
-RoutedLora = Callable[[int, str, Tensor], Finish]
-"""`LoraHooks.begin` of rows that a router has sorted."""
-
-
-class LoraHooks(Protocol):
-    """What a model's layer calls around its base linears, so that adapters can add their updates."""
-
-    def begin(self, layer: int, group: str, x: Tensor) -> Finish:
-        """Call it before the base's modules of a group compute ys from x: [T, in]. The returned function adds
-        the updates to ys, in place.
-
-        group: that of the modules' `LoraSite`. ys: [T, out_m] each, in the order of the sites. They may be
-        strided slices of one tensor.
-        """
-
-    def embed(self, tokens: Tensor, x: Tensor) -> None:
-        """Change the embedded rows x: [T, hidden] of tokens: [T], in place."""
-
-    def routed(self, tokens: Tensor, experts: Tensor) -> "RoutedLora | None":
-        """The updates of experts, for rows that a router has sorted by expert and, within an expert, by
-        token; None if no adapter of the step changes experts. tokens, experts: [N] int64 of each row."""
-
-    def factors(self, layer: int, module: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """The updates of a module that is alone in its group, for each run of tokens with one adapter: the
-        tokens, A [rank, inputs], and B^T [rank, outputs], which contains the scaling. For modules whose
-        weight is not multiplied as a whole. Waits for the device."""
-
-    @property
-    def rescales(self) -> bool:
-        """Whether `rescale` does anything."""
-
-    def rescale(self, layer: int, group: str, ys: tuple[Tensor, ...]) -> None:
-        """Multiplies the base's outputs of a group of modules by gains and adds shifts, in place."""
-
-    def fused(self) -> LoraStep | None:
-        """The adapters of all layers, for a forward pass in one call."""
 
 
 def segments_of(slots: Sequence[int | None], counts: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -83,7 +46,7 @@ def _on_device(segments: Sequence[tuple[int, int, int]], device: torch.device) -
 
 
 def lora_batch(pool: LoraPool, slots: Sequence[int | None], counts: Sequence[int]) -> "LoraBatch | None":
-    """The LoraHooks of a step, with rows as for `segments_of`; None if the step has no adapter."""
+    """The LoraContext of a step, with rows as for `segments_of`; None if the step has no adapter."""
     segments = segments_of(slots, counts)
     if not segments:
         return None
@@ -103,7 +66,7 @@ def _unchanged(ys: tuple[Tensor, ...]) -> None:
 
 
 class LoraBatch:
-    """The LoraHooks of one step: applies the pool's adapters to the rows of a work list.
+    """The LoraContext of one step: applies the pool's adapters to the rows of a work list.
 
     arriving: the layers' copy events of each adapter that may still be arriving. side_stream: where updates
     begin, in parallel with the base's products. token_slots: [T] int64, the slot of each token, -1 for none;
@@ -130,7 +93,7 @@ class LoraBatch:
         self._token_slots = token_slots
 
     def begin(self, layer: int, group: str, x: Tensor) -> Finish:
-        """See LoraHooks."""
+        """See LoraContext."""
         return self._begin(layer, group, x, self._work)
 
     def _begin(self, layer: int, group: str, x: Tensor, work: WorkList) -> Finish:
@@ -149,7 +112,7 @@ class LoraBatch:
         return finish
 
     def routed(self, tokens: Tensor, experts: Tensor) -> "RoutedLora | None":
-        """See LoraHooks. Waits for the device."""
+        """See LoraContext. Waits for the device."""
         if self._token_slots is None:
             return None
         count, slots = self._pool.experts, self._token_slots[tokens]
@@ -165,7 +128,7 @@ class LoraBatch:
         return lambda layer, group, x: self._begin(layer, group, x, work)
 
     def factors(self, layer: int, module: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """See LoraHooks."""
+        """See LoraContext."""
         for marks in self._arriving:
             marks[layer].wait()
         group = self._pool.shapes.sites[module].group
@@ -180,16 +143,16 @@ class LoraBatch:
 
     @property
     def rescales(self) -> bool:
-        """See LoraHooks."""
+        """See LoraContext."""
         return self._deltas is not None
 
     def rescale(self, layer: int, group: str, ys: tuple[Tensor, ...]) -> None:
-        """See LoraHooks."""
+        """See LoraContext."""
         if self._deltas is not None:
             self._deltas.apply(layer, group, ys)
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
-        """See LoraHooks."""
+        """See LoraContext."""
         if self._deltas is not None:
             self._deltas.embed(tokens, x)
 
@@ -201,5 +164,5 @@ class LoraBatch:
         return self._work if complete else None
 
     def fused(self) -> LoraStep | None:
-        """See LoraHooks. None if `work` is None."""
+        """See LoraContext. None if `work` is None."""
         return LoraStep(self._pool.stacks, self._work) if self.work is not None else None

@@ -2,6 +2,7 @@
 
 import math
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -58,15 +59,22 @@ class BatchCall:
     """A request of a batch. `prepare` it, then `run` it. Each raises RetryLater if there is no room for it
     now.
 
-    If `who` is None, its tenant has been revoked.
+    If `who` is None, its tenant has been revoked. `check_room` raises if there is no room for its result.
     """
 
-    def __init__(self, context: RequestContext, who: Identity | None, line: InputLine) -> None:
+    def __init__(
+        self,
+        context: RequestContext,
+        who: Identity | None,
+        line: InputLine,
+        check_room: Callable[[Identity], None],
+    ) -> None:
         self._caller = None if who is None else Caller(who)
         self._context = (
             context if self._caller is None else replace(context, caller=self._caller, background=True)
         )
         self._line = line
+        self._check_room = check_room
         self._request_id = uuid.uuid4().hex
         self._work: _Generation | vectors.EmbeddingJob | None = None
         self.result: OutputLine | None = None
@@ -81,8 +89,7 @@ class BatchCall:
         try:
             if self._caller is None:
                 raise Unauthorized("The tenant of this batch has been revoked.")
-            if self._context.batches is not None:
-                self._context.batches.check_room_for_results(self._caller.identity)
+            self._check_room(self._caller.identity)
             body = await self._decoded(self._caller)
             self._work = await self._admitted(body)
         except Exception as error:

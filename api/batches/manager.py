@@ -36,6 +36,7 @@ from personae.api.batches.model import (
     Counts,
     CreateBatch,
     Ending,
+    InputLine,
     OutputLine,
 )
 from personae.api.batches.run import BatchRun
@@ -360,7 +361,9 @@ class BatchManager:
             await BatchRun(
                 journal,
                 requests,
-                lambda line: BatchCall(self._context, self._who(entry.tenant), line),
+                lambda line: BatchCall(
+                    self._context, self._who(entry.tenant), line, self.check_room_for_results
+                ),
                 self._room,
                 lambda: self._context.bodies.hold(
                     self._who(entry.tenant) or Identity(entry.tenant, "tenant")
@@ -406,6 +409,9 @@ class BatchManager:
             journal.write(OutputLine(new_id("batch_req"), line.custom_id, None, why) for line in requests)
         finally:
             requests.close()
+
+    def _call(self, tenant: str, line: InputLine) -> BatchCall:
+        return BatchCall(self._context, self._who(tenant), line, self.check_room_for_results)
 
     def _who(self, tenant: str) -> Identity | None:
         if self._tenants is None:

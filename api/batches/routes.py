@@ -37,7 +37,7 @@ async def create_batch(request: Request) -> Response:
     """Run the requests of a file that was uploaded."""
     context = context_of(request)
     body = await read_json(request, CreateBatch, context)
-    return json_response(await batches_of(context).create(context.caller.identity, body, context.settings))
+    return json_response(await batches_of(request).create(context.caller.identity, body, context.settings))
 
 
 @operation("GET", "/v1/batches", query=ListBatches, answers={200: BatchList}, refuses=(404,))
@@ -45,7 +45,7 @@ async def list_batches(request: Request) -> Response:
     """List the tenant's batches, a page at a time, the newest first."""
     context = context_of(request)
     after, limit = request.query_params.get("after"), page_size(request, 20, 100)
-    data, more = batches_of(context).page(context.caller.tenant, after, limit)
+    data, more = batches_of(request).page(context.caller.tenant, after, limit)
     return json_response(BatchList(data, more, *ends(data)))
 
 
@@ -53,11 +53,11 @@ async def list_batches(request: Request) -> Response:
 async def get_batch(request: Request) -> Response:
     """Show a batch."""
     context = context_of(request)
-    return json_response(batches_of(context).get(context.caller.tenant, request.path_params["id"]))
+    return json_response(batches_of(request).get(context.caller.tenant, request.path_params["id"]))
 
 
 @operation("POST", "/v1/batches/{id}/cancel", answers={200: Batch}, refuses=(404, 409))
 async def cancel_batch(request: Request) -> Response:
     """Stop a batch. It keeps the results so far."""
     context = context_of(request)
-    return json_response(await batches_of(context).cancel(context.caller.tenant, request.path_params["id"]))
+    return json_response(await batches_of(request).cancel(context.caller.tenant, request.path_params["id"]))

@@ -20,6 +20,7 @@ from personae.api.app import create_app
 from personae.api.base_models.names import named_models
 from personae.api.batches.manager import BatchManager
 from personae.api.commands.startup import StartUp
+from personae.api.commands.tracing import tracing_to
 from personae.api.console.live import history_sample
 from personae.api.family import Family, check_formats
 from personae.api.http.address import bind, url
@@ -35,7 +36,6 @@ from personae.api.responses.store import ResponseStore
 from personae.api.sessions.store import SessionStore
 from personae.api.settings import serve_settings
 from personae.api.telemetry import logs
-from personae.api.telemetry.tracing import tracing_to
 from personae.api.telemetry.write_metrics import WriteFailureCollector
 from personae.api.tenants.data import DataDir, serving
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
@@ -201,7 +201,7 @@ async def _serve(
                 describe=opened.describe,
                 certificate=certificate,
             )
-            background = BackgroundResponses(stored).runs(app.state.context)
+            background = BackgroundResponses(stored).runs(app)
             async with (
                 batches.running(app.state.context),
                 background if options.store_responses else nullcontext(),

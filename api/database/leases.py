@@ -8,13 +8,10 @@ import logging
 import secrets
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
-from personae.api.database.base import Connection
+from personae.api.database.base import Connection, Database
+from personae.api.tenants.flusher import WriteFailures, flushed
 from personae.errors import StorageFailed
-
-if TYPE_CHECKING:
-    from personae.api.tenants.data import DataDir
 
 logger = logging.getLogger(__name__)
 
@@ -40,28 +37,25 @@ _OURS = (
 class Leases:
     """The work of one server. Its first lease is taken by `renew`. For threads."""
 
-    def __init__(self, data: "DataDir") -> None:
-        self._data = data
+    def __init__(self, database: Database, failures: WriteFailures) -> None:
+        self._database = database
+        self._failures = failures
         self._server = secrets.token_hex(8)
 
     def renew(self) -> None:
         """Renew the lease on everything that this server does. Raises StorageFailed."""
-        with self._data.read() as db:
+        with self._database.read() as db:
             db.execute(_RENEW, (self._server, LEASE_SECONDS))
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Renew while the block runs; let others take over when it ends. Raises StorageFailed."""
-        from personae.api.tenants.flusher import flushed
-
         self.renew()
         try:
-            with flushed(
-                "the lease on batches", lambda: self.renew(), RENEW_SECONDS, logger, self._data.failures
-            ):
+            with flushed("the lease on batches", lambda: self.renew(), RENEW_SECONDS, logger, self._failures):
                 yield
         finally:
-            with suppress(StorageFailed), self._data.write() as db:
+            with suppress(StorageFailed), self._database.write() as db:
                 db.execute("delete from servers where id = ?", (self._server,))
 
     def begin(self, db: Connection, item: str) -> None:
@@ -82,7 +76,7 @@ class Leases:
         """Those of this server's work that are not its own any more. Raises StorageFailed."""
         if not items:
             return set()
-        with self._data.read() as db:
+        with self._database.read() as db:
             ours = {row["item"] for row in db.execute(_OURS, (self._server,))}
         return set(items) - ours
 
@@ -90,7 +84,7 @@ class Leases:
         """Take over work that no living server does; returns what was taken. Raises StorageFailed."""
         if not items:
             return set()
-        with self._data.write() as db:
+        with self._database.write() as db:
             live = {row["id"] for row in db.execute(_LIVE)}
             if self._server not in live:
                 return set()

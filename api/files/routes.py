@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from personae.api.context import RequestContext, context_of
+from personae.api.context import context_of
 from personae.api.files.store import KEPT, FileRecord, expiry
 from personae.api.http.operation import Content, operation
 from personae.api.http.upload import read_form, receiving
@@ -73,7 +73,7 @@ class ListFiles(msgspec.Struct):
 async def create_file(request: Request) -> Response:
     """Upload a file of requests for a batch."""
     context = context_of(request)
-    files, who = batches_of(context).files, context.caller.identity
+    files, who = batches_of(request).files, context.caller.identity
     async with receiving(request, files, who) as (stream, folder):
         form = await read_form(
             stream,
@@ -101,7 +101,7 @@ async def list_files(request: Request) -> Response:
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise RequestError("`order` must be asc or desc.", param="order")
-    data, more = batches_of(context).files.page(
+    data, more = batches_of(request).files.page(
         context.caller.tenant,
         query.get("purpose"),
         query.get("after"),
@@ -115,7 +115,7 @@ async def list_files(request: Request) -> Response:
 async def get_file(request: Request) -> Response:
     """Show a file."""
     context = context_of(request)
-    return json_response(batches_of(context).files.find(context.caller.tenant, request.path_params["id"]))
+    return json_response(batches_of(request).files.find(context.caller.tenant, request.path_params["id"]))
 
 
 @operation(
@@ -127,7 +127,7 @@ async def get_file(request: Request) -> Response:
 async def get_content(request: Request) -> Response:
     """Send the content of a file."""
     context = context_of(request)
-    files = batches_of(context).files
+    files = batches_of(request).files
     record = files.find(context.caller.tenant, request.path_params["id"])
     return FileResponse(
         await files.bring(record.id),
@@ -140,15 +140,16 @@ async def get_content(request: Request) -> Response:
 async def delete_file(request: Request) -> Response:
     """Remove a file that no batch reads any more."""
     context, id = context_of(request), request.path_params["id"]
-    await batches_of(context).remove_file(context.caller.tenant, id)
+    await batches_of(request).remove_file(context.caller.tenant, id)
     return json_response(FileDeleted(id))
 
 
-def batches_of(context: RequestContext) -> "BatchManager":
+def batches_of(request: Request) -> "BatchManager":
     """The store of files and batches. Raises NotFound if the server has none."""
-    if context.batches is None:
+    batches: BatchManager | None = request.app.state.batches
+    if batches is None:
         raise NotFound("This server keeps no files and runs no batches.", code="unknown_url")
-    return context.batches
+    return batches
 
 
 def page_size(request: Request, default: int, most: int) -> int:

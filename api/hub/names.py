@@ -27,7 +27,7 @@ class HubName:
         return self.repo + file + ("" if self.revision is None else f"@{self.revision}")
 
 
-class AdapterSource(NamedTuple):
+class NamedSource(NamedTuple):
     """One value of `--adapters`. Without a `name`, `place` is a folder of adapters, or one on the Hub."""
 
     name: str | None
@@ -49,21 +49,21 @@ def pasted(path: Path) -> str | None:
     return None if match is None else match["rest"]
 
 
-def adapter_source(path: Path) -> AdapterSource:
+def adapter_source(path: Path) -> NamedSource:
     """The meaning of a value of `--adapters`: `DIR`, `NAME=DIR`, `org/name` or `NAME=org/name`.
 
     Raises ValueError if it is none of these.
     """
     if path.is_dir():
-        return AdapterSource(None, path)
+        return NamedSource(None, path)
     name, equals, rest = str(path).partition("=")
     if not equals:
-        return AdapterSource(None, _place(path))
+        return NamedSource(None, _place(path))
     if _OWN_NAME.fullmatch(name) is None:
         raise ValueError(
             f"'{name}' cannot be an adapter's name: it has letters, digits, '.', '_' and '-', at most 64."
         )
-    return AdapterSource(name, _place(Path(rest).expanduser()))
+    return NamedSource(name, _place(Path(rest).expanduser()))
 
 
 def check_adapters(paths: tuple[Path, ...]) -> tuple[Path, ...]:

@@ -106,9 +106,9 @@ def _check_background(context: RequestContext, body: ResponsesRequest) -> None:
     """Raises UnsupportedParameter where no answer can be made in the background."""
     if context.background:
         raise UnsupportedParameter("A batch's requests are not run in the background.", param="background")
-    if context.responses is None or context.responses.background is None:
+    if context.responses is None or context.responses.check_background is None:
         raise UnsupportedParameter("`background`: this server stores no responses.", param="background")
-    context.responses.background.check_room(context.caller.tenant)
+    context.responses.check_background(context.caller.tenant)
     if body.store is False:
         raise RequestError("`background` needs `store`: the answer is fetched later.", param="store")
     if body.stream:

@@ -18,6 +18,7 @@ import anyio
 import msgspec
 from anyio import CancelScope, to_thread
 from anyio.abc import TaskGroup
+from starlette.applications import Starlette
 
 from personae.actors.kit.background import background_tasks
 from personae.api.context import RequestContext
@@ -82,18 +83,19 @@ class BackgroundResponses:
         self._tasks: TaskGroup | None = None
 
     @asynccontextmanager
-    async def runs(self, context: RequestContext) -> AsyncIterator[None]:
-        """Run new responses, and the ones that an earlier server left, while the block runs."""
-        self._context = context
+    async def runs(self, app: Starlette) -> AsyncIterator[None]:
+        """Run the new responses of an app, and the ones that an earlier server left, while the block runs."""
+        self._context: RequestContext = app.state.context
         async with background_tasks() as tasks:
-            self._tasks, self._store.background = tasks, self
+            self._tasks, self._store.check_background = tasks, self.check_room
+            app.state.background = self
             await self._take_over()
             if self._store.shared:
                 tasks.start_soon(self._look)
             try:
                 yield
             finally:
-                self._tasks = self._store.background = None
+                self._tasks = self._store.check_background = app.state.background = None
 
     async def _take_over(self) -> None:
         """Run what no server works on."""

@@ -13,6 +13,7 @@ from personae.api.http.operation import events, operation
 from personae.api.respond import json_response
 from personae.api.responses.admission import admit
 from personae.api.responses.answers import Event, Response, ResponseDeleted
+from personae.api.responses.background import BackgroundResponses
 from personae.api.responses.kept_items import KeptItem
 from personae.api.responses.pages import ItemList, ListItems, item_list, page_of
 from personae.api.responses.request import ResponsesRequest
@@ -35,15 +36,15 @@ async def create_response(request: Request) -> HttpResponse | EventStream:
     context = context_of(request)
     body = await read_json(request, ResponsesRequest, context)
     if body.background:
-        return await _begun(context, body)
+        return await _begun(request, context, body)
     job, form = await admit(context, body)
     return await respond(request, job, form, stream=bool(body.stream))
 
 
-async def _begun(context: RequestContext, body: ResponsesRequest) -> HttpResponse:
+async def _begun(request: Request, context: RequestContext, body: ResponsesRequest) -> HttpResponse:
     """The answer to a request whose response is made in the background."""
     context.caller.ready()  # its turn is another's: the response has a caller of its own
-    background = None if context.responses is None else context.responses.background
+    background = _background(request)
     if background is None:
         refuse_unserved(body)
         raise UnsupportedParameter("`background`: this server stores no responses.", param="background")
@@ -66,8 +67,9 @@ async def delete_response(request: Request) -> HttpResponse:
     context, id = context_of(request), request.path_params["id"]
     store = _store(context)
     await to_thread.run_sync(store.find, context.caller.tenant, id)
-    if store.background is not None:
-        store.background.drop(id)
+    background = _background(request)
+    if background is not None:
+        background.drop(id)
     await to_thread.run_sync(store.remove, context.caller.tenant, id)
     return json_response(ResponseDeleted(id))
 
@@ -76,7 +78,8 @@ async def delete_response(request: Request) -> HttpResponse:
 async def cancel_response(request: Request) -> HttpResponse:
     """Stop a response in the background. One that has ended stays as it is."""
     context, id = context_of(request), request.path_params["id"]
-    background = _store(context).background
+    _store(context)  # a server without one says so
+    background = _background(request)
     if background is None:
         raise NotFound(f"There is no response `{id[:80]}`.", param="id", code="response_not_found")
     return HttpResponse(await background.cancel(context.caller.tenant, id), media_type="application/json")
@@ -97,6 +100,12 @@ async def list_input_items(request: Request) -> HttpResponse:
             raise NotFound(f"The response has no item `{after[:80]}`.", param="after")
         items = items[places[0] + 1 :]
     return json_response(item_list(items[:limit], len(items) > limit))
+
+
+def _background(request: Request) -> BackgroundResponses | None:
+    """What runs the app's responses in the background, while it does."""
+    found: BackgroundResponses | None = request.app.state.background
+    return found
 
 
 def _store(context: RequestContext) -> ResponseStore:

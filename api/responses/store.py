@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,9 +22,6 @@ from personae.api.responses.kept_items import KeptItem
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.flusher import flushed
 from personae.errors import NotFound, RequestError
-
-if TYPE_CHECKING:
-    from personae.api.responses.background import BackgroundResponses
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +66,15 @@ class _Output(msgspec.Struct):
 
 
 class ResponseStore:
-    """The responses of a data directory, and its `conversations`. `clock` gives Unix time."""
+    """The responses of a data directory, and its `conversations`. `clock` gives Unix time.
+
+    `check_background` raises QuotaExceeded if a tenant has no room for another response in the background.
+    It is None while nothing runs these.
+    """
 
     def __init__(self, data: DataDir, clock: Callable[[], float] = time.time) -> None:
         self.conversations = ConversationStore(data, clock)
-        self.background: BackgroundResponses | None = None  # while it runs
+        self.check_background: Callable[[str], None] | None = None
         self.shared = data.shared
         self._data = data
         self._clock = clock

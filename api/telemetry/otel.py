@@ -25,9 +25,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import personae
-from personae.api.generation import Job
 from personae.api.telemetry.metrics import SequenceClock
-from personae.api.telemetry.tracing import Tracing
+from personae.api.telemetry.tracing import TracedJob, Tracing
 from personae.errors import PersonaeError
 
 _OPERATIONS = {"chatcmpl": "chat", "cmpl": "text_completion"}
@@ -41,7 +40,7 @@ class OpenTelemetry(Tracing):
         self.tracer = provider.get_tracer("personae", personae.__version__)
 
     @contextmanager
-    def generation(self, job: Job, clocks: Mapping[str, SequenceClock]) -> Iterator[None]:
+    def generation(self, job: TracedJob, clocks: Mapping[str, SequenceClock]) -> Iterator[None]:
         """The span of a job, and when it has ended those of its sequences."""
         kind = _OPERATIONS.get(job.id.partition("-")[0], "chat")
         clocks = dict(clocks)

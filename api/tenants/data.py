@@ -76,7 +76,7 @@ class DataDir:
             raise LoadError(f"--data-dir {path}: {error}.") from None
         self.secret = self._database.secret
         self.shared = self._database.shared
-        self.leases = Leases(self) if self.shared else None
+        self.leases = Leases(self._database, self.failures) if self.shared else None
 
     def rows(self, query: str, values: Sequence[object] = ()) -> Sequence[Row]:
         """What a select finds; see `Database.rows`. Raises StorageFailed."""

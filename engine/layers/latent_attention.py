@@ -15,11 +15,12 @@ from personae.engine.layers.block import BlockContext, KVSpec, UndividedBlock, U
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import Norm, RMSNorm
 from personae.engine.layers.rotary import RopeConfig, score_scale
-from personae.engine.layers.step import ForwardContext, LoraContext
+from personae.engine.layers.step import ForwardContext
 from personae.engine.quantization.unquantized import Unquantized
 from personae.kernels.attention import append_latent
 from personae.kernels.decoder import Weight
 from personae.kernels.rotary import rotary
+from personae.lora.context import LoraContext
 from personae.lora.sites import LoraSite
 
 

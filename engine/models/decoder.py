@@ -21,7 +21,7 @@ from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP
 from personae.engine.layers.norm import LayerNorm, Norm, RMSNorm
 from personae.engine.layers.rotary import RopeConfig, rotary_tables
-from personae.engine.layers.step import ForwardContext, LoraContext, LoraOutput, StepPart
+from personae.engine.layers.step import ForwardContext, StepPart
 from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import OUTPUT, Scheme
@@ -47,6 +47,7 @@ from personae.kernels.decoder import (
 )
 from personae.kernels.quantized import QuantizedWeight
 from personae.kernels.states import plan_states
+from personae.lora.context import LoraContext, LoraOutput
 from personae.lora.shapes import Fingerprint
 from personae.lora.shards import OUTPUTS, Shard
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from personae.engine.kv import KVCache
 from personae.engine.plan import MemoryLayout, StepPlan
-from personae.engine.speculation.computed_pages import ComputedPages, Span
+from personae.engine.speculation.computed_pages import ComputedPages, TokenSpan
 from personae.kernels.upload import uploads
 
 
@@ -90,7 +90,7 @@ class ModelProposer(ABC):
         """See BatchProposer. All together compute at most the tokens of a step before they guess."""
         self.passes.clear()
         budget = self._budget
-        spans: list[Span] = []
+        spans: list[TokenSpan] = []
         wanted: list[tuple[int, int]] = []  # the place among the spans, and how many tokens to guess
         for slot, (tokens, most) in wishes.items():
             if not most or not budget:
@@ -100,7 +100,7 @@ class ModelProposer(ABC):
             budget -= end - start
             if end == whole:
                 wanted.append((len(spans), most))
-            spans.append(Span(slot, start, tokens[start + self.shift : end + self.shift]))
+            spans.append(TokenSpan(slot, start, tokens[start + self.shift : end + self.shift]))
         if not spans:
             return {}
         wanted.sort(key=lambda wish: -wish[1])
@@ -114,7 +114,7 @@ class ModelProposer(ABC):
             found[span.slot] = tuple(guessed[:most])
         return found
 
-    def _guess(self, spans: list[Span], wanted: list[tuple[int, int]]) -> list[list[int]]:
+    def _guess(self, spans: list[TokenSpan], wanted: list[tuple[int, int]]) -> list[list[int]]:
         """Compute the spans, and guess after those that are `wanted`: first those with the most guesses."""
         begun = time.perf_counter()
         hidden = self._compute(spans, None)
@@ -129,7 +129,8 @@ class ModelProposer(ABC):
         for depth in range(1, wanted[0][1]):
             going = [place for place, most in wanted if most > depth]
             after = [
-                Span(spans[i].slot, spans[i].start + len(spans[i].tokens) + depth - 1, [0]) for i in going
+                TokenSpan(spans[i].slot, spans[i].start + len(spans[i].tokens) + depth - 1, [0])
+                for i in going
             ]
             hidden = self._compute(after, (ids[: len(going)], hidden[: len(going)]))
             ids = self._choose(hidden)
@@ -149,7 +150,7 @@ class ModelProposer(ABC):
         """The first position that is not computed. The last one never is."""
 
     @abstractmethod
-    def _compute(self, spans: list[Span], guessed: tuple[Tensor, Tensor] | None) -> Tensor:
+    def _compute(self, spans: list[TokenSpan], guessed: tuple[Tensor, Tensor] | None) -> Tensor:
         """A forward pass: the hidden states [T, hidden_size] of the spans' tokens; or of one guessed token
         each, of which `guessed` has the ids [B], and the hidden states [B, hidden_size] that they were
         chosen from."""
@@ -158,5 +159,5 @@ class ModelProposer(ABC):
     def _choose(self, hidden: Tensor) -> Tensor:
         """The likeliest token of each row [S, hidden_size] -> [S] int64."""
 
-    def _guessed_after(self, span: Span, guessed: list[int]) -> None:  # noqa: B027  # not all remember them
+    def _guessed_after(self, span: TokenSpan, guessed: list[int]) -> None:  # noqa: B027  # not all remember them
         """These were guessed after a span."""

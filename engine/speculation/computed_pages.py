@@ -22,7 +22,7 @@ from personae.kernels.attention import AttentionBatch
 from personae.kernels.upload import uploads
 
 
-class Span(NamedTuple):
+class TokenSpan(NamedTuple):
     """Positions `start` to `start + len(tokens) - 1` of a slot, and the tokens that are computed there."""
 
     slot: int
@@ -89,7 +89,7 @@ class ComputedPages:
             self._filled[page] = max(self._filled[page], min(computed - place * size, size))
         self._computed[slot] = computed
 
-    def pack(self, spans: Sequence[Span], vocab_size: int, device: torch.device) -> Packed:
+    def pack(self, spans: Sequence[TokenSpan], vocab_size: int, device: torch.device) -> Packed:
         """Lay the spans' tokens out one after the other. A token outside of the vocabulary is padding of the
         other model's, and becomes 0."""
         slots = np.array([span.slot for span in spans], np.int64)

@@ -9,7 +9,7 @@ from personae.engine.kv import KVCache
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout, StepPlan
 from personae.engine.speculation.batch_proposer import ModelProposer
-from personae.engine.speculation.computed_pages import Span
+from personae.engine.speculation.computed_pages import TokenSpan
 
 
 class DraftModel(ModelProposer):
@@ -45,10 +45,10 @@ class DraftModel(ModelProposer):
             self._pages.advance(slot, computed, since=at)
         return min(computed, len(tokens) - 1)
 
-    def _guessed_after(self, span: Span, guessed: list[int]) -> None:
+    def _guessed_after(self, span: TokenSpan, guessed: list[int]) -> None:
         self._guessed[span.slot] = span.start + len(span.tokens), guessed[:-1]
 
-    def _compute(self, spans: list[Span], guessed: tuple[Tensor, Tensor] | None) -> Tensor:
+    def _compute(self, spans: list[TokenSpan], guessed: tuple[Tensor, Tensor] | None) -> Tensor:
         packed = self._pages.pack(spans, self._model.config.vocab_size, self._model.device)
         tokens = packed.tokens if guessed is None else guessed[0]
         return self._model.forward(tokens, packed.positions, self.kv, packed.batch)

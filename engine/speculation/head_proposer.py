@@ -15,7 +15,7 @@ from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
 from personae.engine.plan import MemoryLayout
 from personae.engine.speculation.batch_proposer import ModelProposer
-from personae.engine.speculation.computed_pages import Span
+from personae.engine.speculation.computed_pages import TokenSpan
 
 
 class HeadProposer(ModelProposer):
@@ -40,7 +40,7 @@ class HeadProposer(ModelProposer):
             computed = max(self._pages.shared(slot) - 1, 0)
         return min(computed, len(tokens) - 2)
 
-    def _compute(self, spans: list[Span], guessed: tuple[Tensor, Tensor] | None) -> Tensor:
+    def _compute(self, spans: list[TokenSpan], guessed: tuple[Tensor, Tensor] | None) -> Tensor:
         packed = self._pages.pack(spans, self._head.vocab_size, self._head.device)
         if guessed is None:
             tokens, hidden = packed.tokens, self._states.values[packed.places]

@@ -12,7 +12,7 @@ import torch
 
 from personae.engine.device_event import DeviceToHostEvent, to_host
 from personae.engine.kv import KVCache
-from personae.engine.layers.step import LoraOutput, StepPart
+from personae.engine.layers.step import StepPart
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import FetchPage, ForgetSession, MemoryLayout, Move, Row, StepPlan, StorePage
 from personae.engine.tiers.tier import PageBytes, Tier
@@ -24,6 +24,7 @@ from personae.engine.worker.prefill_graphs import PrefillGraphs
 from personae.engine.worker.worker import Drafts, Forward, LogitMask, PackedStep, all_logits
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.upload import uploads
+from personae.lora.context import LoraOutput
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch, lora_batch, segments_of
 

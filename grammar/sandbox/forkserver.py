@@ -27,7 +27,7 @@ from personae.grammar.budget.analysis import Analysis, CompilePlan
 from personae.grammar.registry import missing
 from personae.grammar.sandbox.children import Children
 from personae.grammar.sandbox.light_import import import_xgrammar
-from personae.grammar.sandbox.mask_server import Compiled, serve
+from personae.grammar.sandbox.mask_server import GrammarReady, serve
 from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.sandbox.server import (
     ChildEnded,
@@ -89,8 +89,8 @@ _REQUESTS: msgspec.msgpack.Decoder[tuple[GrammarSpec, bool, SandboxRefusal | Non
     tuple[GrammarSpec, bool, SandboxRefusal | None]
 )
 _SPECS = msgspec.msgpack.Decoder(GrammarSpec)
-_STARTS: msgspec.msgpack.Decoder[Compiled | SandboxRefusal] = msgspec.msgpack.Decoder(
-    Compiled | SandboxRefusal
+_STARTS: msgspec.msgpack.Decoder[GrammarReady | SandboxRefusal] = msgspec.msgpack.Decoder(
+    GrammarReady | SandboxRefusal
 )
 
 
@@ -167,7 +167,7 @@ class Sandbox(SandboxServer):
                 if not retries.again(error):
                     raise self._ended(spec, error, asked) from None
                 continue
-            if isinstance(report, Compiled):
+            if isinstance(report, GrammarReady):
                 return connection, report.shortest
             connection.close()
             raise report.error()

@@ -23,7 +23,7 @@ from personae.grammar.matcher import MOST_RESTORED, UNDECIDED, Matcher, Snapshot
 from personae.grammar.sandbox.server import SandboxLimits, frames, send_frame
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
+class BeginAnswer(msgspec.Struct, frozen=True, tag=True):
     """A new answer of at most `budget` tokens, with `tokens` written already."""
 
     id: int
@@ -66,7 +66,7 @@ class End(msgspec.Struct, frozen=True, tag=True):
     id: int
 
 
-class Compiled(msgspec.Struct, frozen=True, tag=True):
+class GrammarReady(msgspec.Struct, frozen=True, tag=True):
     """The grammar is compiled; the number of tokens of its shortest answer."""
 
     shortest: int
@@ -95,15 +95,15 @@ class TooSlow(msgspec.Struct, frozen=True, tag=True):
     id: int
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class TokenRefused(msgspec.Struct, frozen=True, tag=True):
     """The grammar does not allow a token that its mask allowed."""
 
     id: int
     token: int
 
 
-Operation = Begin | Take | Ask | Keep | Restore | End
-Report = Mask | Veto | TooSlow | Refused
+Operation = BeginAnswer | Take | Ask | Keep | Restore | End
+Report = Mask | Veto | TooSlow | TokenRefused
 
 OPERATIONS: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
 REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
@@ -136,7 +136,7 @@ class MaskServer:
     def left(self, operation: Operation) -> float:
         """Seconds of processor time that are left for an operation. One that replays an answer may take as
         long as all of its masks."""
-        if isinstance(operation, Begin) and operation.tokens:
+        if isinstance(operation, BeginAnswer) and operation.tokens:
             return self._limits.masks
         return min(self._limits.mask, self._limits.masks - self._spent.get(operation.id, 0.0))
 
@@ -147,7 +147,7 @@ class MaskServer:
             self._spent.pop(operation.id, None)
             self._kept.pop(operation.id, None)
             return
-        if not isinstance(operation, Begin) and operation.id not in self._matchers:
+        if not isinstance(operation, BeginAnswer) and operation.id not in self._matchers:
             return  # the answer was given up
         if isinstance(operation, Keep):
             kept = self._kept.setdefault(operation.id, deque(maxlen=MOST_RESTORED))
@@ -171,18 +171,18 @@ class MaskServer:
         matcher.restore(kept[-1][1])
         return matcher
 
-    def _report(self, operation: Begin | Take | Ask | Restore) -> Report:
+    def _report(self, operation: BeginAnswer | Take | Ask | Restore) -> Report:
         match operation:
-            case Begin(id=id, budget=budget, tokens=tokens):
+            case BeginAnswer(id=id, budget=budget, tokens=tokens):
                 matcher = self._matchers[id] = self._grammar.matcher(budget)
                 for token in tokens:
                     if not (matcher.terminated or matcher.accept(token)):
-                        return Refused(id, token)
+                        return TokenRefused(id, token)
                 return self._mask(id, matcher)
             case Take(id=id, token=token):
                 matcher = self._matchers[id]
                 if not (matcher.terminated or matcher.accept(token)):
-                    return Refused(id, token)
+                    return TokenRefused(id, token)
                 return self._mask(id, matcher)
             case Restore(id=id):
                 return self._mask(id, self._back(operation))
@@ -200,7 +200,7 @@ class MaskServer:
 def serve(connection: socket.socket, grammar: BoundGrammar, vocab_size: int, limits: SandboxLimits) -> None:
     """Serve until the other end is closed, or nobody has had an answer for long. The kernel ends this process
     if it takes too long."""
-    send_frame(connection, _encode(Compiled(grammar.shortest)))
+    send_frame(connection, _encode(GrammarReady(grammar.shortest)))
     server = MaskServer(grammar, vocab_size, limits)
     connection.settimeout(limits.kept)
     with suppress(TimeoutError):

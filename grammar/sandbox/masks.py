@@ -27,15 +27,15 @@ from personae.grammar.matcher import UNDECIDED, Binding, Snapshot, Undecided, Wo
 from personae.grammar.sandbox.mask_server import (
     REPORTS,
     Ask,
-    Begin,
+    BeginAnswer,
     End,
     Keep,
     Mask,
     Operation,
-    Refused,
     Report,
     Restore,
     Take,
+    TokenRefused,
     TooSlow,
     Veto,
 )
@@ -342,7 +342,7 @@ class RemoteMatcher(Binding):
 
     def begin(self) -> None:
         """Have the process begin the answer, with its tokens so far."""
-        self._await(Begin(self.id, min(self._budget, 2**31), tuple(self._tokens)))
+        self._await(BeginAnswer(self.id, min(self._budget, 2**31), tuple(self._tokens)))
 
     def begin_again(self) -> None:
         """Begin in a process that knows nothing of the answer."""
@@ -455,7 +455,7 @@ class RemoteMatcher(Binding):
         """The answer cannot go on."""
         self.failure, self._failed = (why, code), True
 
-    def _await(self, operation: Begin | Take | Ask | Restore) -> None:
+    def _await(self, operation: BeginAnswer | Take | Ask | Restore) -> None:
         if not isinstance(operation, Restore) or operation.mask:
             self._reports += 1
             self._awaited.append(self._reports)
@@ -481,5 +481,5 @@ class RemoteMatcher(Binding):
                     self._vetoes[token] = left_out
             case TooSlow():
                 self.fail(_SPENT, GRAMMAR_TOO_SLOW)
-            case Refused(token=token):
+            case TokenRefused(token=token):
                 self.failure = _REFUSED.format(token), None

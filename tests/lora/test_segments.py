@@ -7,9 +7,10 @@ import torch
 from tiny_adapters import ZOO, lora_shapes, make_adapter, make_adapter_folder, tiny_config
 
 from personae.kernels.sgmv import WorkList
+from personae.lora.context import LoraContext
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
-from personae.lora.segments import LoraBatch, LoraHooks, work_list
+from personae.lora.segments import LoraBatch, work_list
 from personae.lora.sites import PROJECTIONS
 
 CPU = torch.device("cpu")
@@ -50,7 +51,7 @@ def test_a_batch_of_all_adapters_and_the_base_gets_the_updates_that_peft_compute
     counts = [2, 1, 3, 1, 5, 1, 2, 1, 4, 1]
     work = work_list([None if owner is None else slots[owner] for owner in owners], counts, CPU)
     per_row = [owner for owner, count in zip(owners, counts, strict=True) for _ in range(count)]
-    batch: LoraHooks = LoraBatch(pool, work)
+    batch: LoraContext = LoraBatch(pool, work)
     random = torch.Generator().manual_seed(0)
     for layer in range(SHAPES.layers):
         for group, modules in SHAPES.groups.items():

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from personae.engine.kv import KVCache
-from personae.engine.layers.step import LoraContext
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.kernels.attention import AttentionBatch
+from personae.lora.context import LoraContext
 
 
 class PagedSequences:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from personae.api.hub.files import adapter_files, model_files
-from personae.api.hub.names import AdapterSource, HubName, adapter_source, hub_name
+from personae.api.hub.names import HubName, NamedSource, adapter_source, hub_name
 from personae.errors import LoadError
 
 MODEL = [
@@ -70,11 +70,11 @@ def test_adapters_are_folders_or_names_with_or_without_a_name_of_their_own(
     monkeypatch.chdir(tmp_path)
     Path("loras").mkdir()
     Path("a=b").mkdir()
-    assert adapter_source(Path("loras")) == AdapterSource(None, Path("loras"))
-    assert adapter_source(Path("a=b")) == AdapterSource(None, Path("a=b"))
-    assert adapter_source(Path("sql=loras")) == AdapterSource("sql", Path("loras"))
-    assert adapter_source(Path("sql=org/name@v2")) == AdapterSource("sql", HubName("org/name", None, "v2"))
-    assert adapter_source(Path("org/name")) == AdapterSource(None, HubName("org/name"))
+    assert adapter_source(Path("loras")) == NamedSource(None, Path("loras"))
+    assert adapter_source(Path("a=b")) == NamedSource(None, Path("a=b"))
+    assert adapter_source(Path("sql=loras")) == NamedSource("sql", Path("loras"))
+    assert adapter_source(Path("sql=org/name@v2")) == NamedSource("sql", HubName("org/name", None, "v2"))
+    assert adapter_source(Path("org/name")) == NamedSource(None, HubName("org/name"))
     for wrong in ("nowhere", "sql=nowhere", "org/name:Q4", "s q l=loras", "=loras"):
         with pytest.raises(ValueError, match=r"does not exist|cannot be an adapter's name"):
             adapter_source(Path(wrong))

@@ -231,7 +231,7 @@ def test_the_examples_of_the_page_run(engine: FakeEngine, tmp_path: Path) -> Non
     with open_fixture(tmp_path) as fixture:
         store = ResponseStore(fixture.data)
         app = create_app(engine, stored=store)
-        running = BackgroundResponses(store).runs(app.state.context)
+        running = BackgroundResponses(store).runs(app)
         run_blocks(blocks, app, running)
 
 

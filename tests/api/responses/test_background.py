@@ -39,7 +39,7 @@ def fixture(tmp_path: Path) -> Iterator[UploadFixture]:
 def client(fixture: UploadFixture) -> Iterator[OpenAI]:
     store = ResponseStore(fixture.data)
     fixture.app = create_app(fixture.engine, tenants=fixture.tenants, stored=store)
-    running = BackgroundResponses(store).runs(fixture.app.state.context)
+    running = BackgroundResponses(store).runs(fixture.app)
     with (
         serving(fixture.app, None, running) as address,
         OpenAI(

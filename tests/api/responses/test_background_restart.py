@@ -34,7 +34,7 @@ async def started(path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncCl
     app = create_app(engine, stored=store)
     try:
         async with (
-            BackgroundResponses(store).runs(app.state.context),
+            BackgroundResponses(store).runs(app),
             httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
         ):
             yield client

@@ -53,7 +53,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         store = ResponseStore(fixture.data)
         fixture.engine = engine
         fixture.app = create_app(engine, tenants=fixture.tenants, stored=store)
-        running = BackgroundResponses(store).runs(fixture.app.state.context)
+        running = BackgroundResponses(store).runs(fixture.app)
         with serving(fixture.app, None, running) as address:
             yield Server(fixture, address)
 

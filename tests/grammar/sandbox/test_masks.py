@@ -22,7 +22,16 @@ from personae.errors import GRAMMAR_DELAYED, GRAMMAR_TOO_SLOW, GrammarError, Ove
 from personae.grammar.bitmask import allow_only, allows, words_of
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox.forkserver import Sandbox
-from personae.grammar.sandbox.mask_server import Ask, Begin, End, Mask, MaskServer, Refused, Take, TooSlow
+from personae.grammar.sandbox.mask_server import (
+    Ask,
+    BeginAnswer,
+    End,
+    Mask,
+    MaskServer,
+    Take,
+    TokenRefused,
+    TooSlow,
+)
 from personae.grammar.sandbox.masks import Processes, RemoteGrammar, RemoteMatcher
 from personae.grammar.sandbox.server import ATTEMPTS, SandboxLimits, end_frame
 from personae.grammar.spec import GrammarSpec
@@ -306,9 +315,9 @@ class Slow:
 def test_all_masks_of_an_answer_together_have_their_time() -> None:
     grammar = Slow()
     server = MaskServer(grammar, 32, SandboxLimits(mask=0.5, masks=1.0), lambda: grammar.now)  # type: ignore[arg-type]
-    assert server.left(Take(0, 1)) == server.left(Begin(0, 10, ())) == 0.5
-    assert server.left(Begin(0, 10, (1, 1))) == 1.0, "a replay has the time of all masks"
-    (first,) = server.do(Begin(0, 10, (1, 1)))
+    assert server.left(Take(0, 1)) == server.left(BeginAnswer(0, 10, ())) == 0.5
+    assert server.left(BeginAnswer(0, 10, (1, 1))) == 1.0, "a replay has the time of all masks"
+    (first,) = server.do(BeginAnswer(0, 10, (1, 1)))
     assert isinstance(first, Mask)
     assert not first.verifies
     (second,) = server.do(Take(0, 1))
@@ -316,9 +325,9 @@ def test_all_masks_of_an_answer_together_have_their_time() -> None:
     assert server.left(Take(0, 1)) == pytest.approx(0.2)
     assert [*server.do(Take(0, 1))] == [TooSlow(0)]
     assert [*server.do(Take(0, 1))] == [*server.do(Ask(0, 1))] == []
-    (other,) = server.do(Begin(1, 10, ()))
+    (other,) = server.do(BeginAnswer(1, 10, ()))
     assert isinstance(other, Mask), "another answer's time is its own"
-    assert [*server.do(Take(1, 2))] == [Refused(1, 2)]
+    assert [*server.do(Take(1, 2))] == [TokenRefused(1, 2)]
     assert [*server.do(End(1))] == []
     assert server.left(Take(1, 1)) == 0.5
 
