@@ -9,7 +9,8 @@ expert last:
     dW_e = scaling * B[:, e::E] A[e r : (e + 1) r]
 
 The rows of gate_up_proj's B are those of gate, then those of up; in gpt-oss they alternate. PEFT before 0.19
-swapped the two sides for parameters that are [E, outputs, inputs], as all but gpt-oss' are.
+swapped the two sides for parameters that are [E, outputs, inputs], as all but gpt-oss' and Llama 4's are.
+Since then PEFT does so for Llama 4's, because transformers does not mark them as [E, inputs, outputs].
 """
 
 import re
@@ -148,7 +149,7 @@ def _read_fused(
         )
     rank, scaling, experts = config.rank(path), config.scaling(path), site.experts
     outputs = site.outputs * len(keys)
-    swapped = config.swapped_experts and not site.alternate
+    swapped = not site.alternate and config.swapped_experts != site.reversed
     rows, columns = (outputs, site.inputs) if swapped else (site.inputs, outputs)
     file.check_shape(first, (experts * rank, rows))
     file.check_shape(second, (columns, experts * rank))

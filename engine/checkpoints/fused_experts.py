@@ -33,7 +33,7 @@ def _parts(
     """The experts' tensors of one block, by their own names. The fused ones are taken out of `stored`."""
     gate, up, down = moe.names
     wide, narrow = (2 * moe.size, hidden), (hidden, moe.size)
-    first, second = (slice(0, None, 2), slice(1, None, 2)) if fused.transposed else _halves(moe.size)
+    first, second = (slice(0, None, 2), slice(1, None, 2)) if fused.alternate else _halves(moe.size)
     for file_name, (outputs, inputs), cuts in (
         (fused.gate_up, wide, {gate: first, up: second}),
         (fused.down, narrow, {down: slice(None)}),

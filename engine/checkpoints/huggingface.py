@@ -33,7 +33,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # The prefixes of the decoder's tensors in checkpoints that also have a part for images.
 DECODER = re.compile(r"^(?:model\.language_model\.|language_model\.model\.)(?=embed_tokens|layers|norm)")
 HEAD = re.compile(r"^language_model\.(?=lm_head)")
-IMAGES = re.compile(r"^(?:model\.)?(?:vision_tower|multi_modal_projector|visual)\.")
+IMAGES = re.compile(r"^(?:model\.)?(?:vision_tower|vision_model|multi_modal_projector|visual)\.")
 MTP = "model.mtp_layers."  # the prefix of layers that predict further tokens
 OTHER_MTP = "mtp."  # the same in other families
 

@@ -38,10 +38,12 @@ class AttentionSpec:
     layer without rotary embedding. `scale`: of scores, None means 1 / sqrt(head_dim). `merged`: the
     checkpoint has q, k and v as one tensor. `inputs`: the width of the input, None means the hidden size.
     `softcap`: scores s become softcap * tanh(s / softcap). `sinks`: each head has a learned score of a key
-    without a value. `normed_after_rope`: where `qk_norm` stands. `position_scale`: (beta, length), q is
-    multiplied by 1 + beta ln(1 + floor(position / length)). `gated`: q has a gate behind each head, whose
-    sigmoid weighs the head's result. `output`, `norms`: names in the checkpoint. `part`: of a rank's, the
-    first query head, the first key and value head, and the spec of the whole.
+    without a value. `chunk`: positions are in chunks of that many tokens, and a query sees only its own
+    chunk. `normed_after_rope`: where `qk_norm` stands. `position_scale`: (beta, length, first), q is
+    multiplied by 1 + beta ln(1 + floor((position + first) / length)). `gated`: q has a gate behind each head,
+    whose sigmoid weighs the head's result. `output`, `norms`: names in the checkpoint; no `norms` for norms
+    without weights. `part`: of a rank's, the first query head, the first key and value head, and the spec of
+    the whole.
     """
 
     heads: int
@@ -57,11 +59,12 @@ class AttentionSpec:
     inputs: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    chunk: int | None = None
     normed_after_rope: bool = False
-    position_scale: tuple[float, int] | None = None
+    position_scale: tuple[float, int, int] | None = None
     gated: bool = False
     output: str = "o_proj"
-    norms: tuple[str, str] = ("q_norm", "k_norm")
+    norms: tuple[str, str] | None = ("q_norm", "k_norm")
     part: "tuple[int, int, AttentionSpec] | None" = None
 
     @property
@@ -86,7 +89,7 @@ class AttentionSpec:
         rare = self.scale is not None or self.qk_norm == "all" or self.softcap is not None or self.sinks
         turned = self.rope is not None and self.rope.interleaved
         changed = self.normed_after_rope or self.position_scale is not None or self.gated
-        return not (rare or turned or changed)
+        return not (rare or turned or changed or self.chunk is not None)
 
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
         """See BlockSpec."""
@@ -153,8 +156,15 @@ class Attention:
         if spec.qk_norm is not None:
             q, k, _ = (spec.head_dim,) * 3 if spec.qk_norm == "head" else spec.widths
             self.qk_norms = context.norm(q), context.norm(k)
+            if spec.norms is None:
+                for norm in self.qk_norms:
+                    norm.weight.fill_(1.0)
         self.sinks = torch.empty(spec.heads, dtype=torch.float32, device=device) if spec.sinks else None
-        self.scores = ScoreChange(spec.softcap, self.sinks) if spec.softcap or spec.sinks else None
+        chunk = spec.chunk
+        if chunk is not None and self.rope is not None and len(self.rope[0]) <= chunk:
+            chunk = None  # no context that is served has a second chunk
+        changed = spec.softcap or spec.sinks or chunk
+        self.scores = ScoreChange(spec.softcap, self.sinks, chunk) if changed else None
         self.capturable = self.scores is None  # the plain attention asks the device for lengths
         self._halves: Tensor | None = None  # the dimensions in the order of pairs' first and second halves
         if spec.rope is not None and spec.rope.interleaved:
@@ -180,8 +190,8 @@ class Attention:
         if self.qk_norms is not None and self.spec.normed_after_rope:
             q, k = (part.view(x.shape[0], -1, self.kv.head_dim) for part in self._normed(q, k))
         if self.spec.position_scale is not None:
-            beta, length = self.spec.position_scale
-            far = 1 + beta * torch.log1p((step.positions // length).float())
+            beta, length, first = self.spec.position_scale
+            far = 1 + beta * torch.log1p(((step.positions + first) // length).float())
             q = (q * far.view(-1, 1, 1)).to(q.dtype)
         self._append_kv(k, v, *cache, step.batch.write_index)
         mixed = attend(q, *cache, self.scale, self.spec.window).flatten(1)
@@ -210,7 +220,7 @@ class Attention:
         """See Block."""
         yield from self.qkv.tensors()
         yield from self.o.tensors()
-        if self.qk_norms is not None:
+        if self.qk_norms is not None and self.spec.norms is not None:
             for name, norm in zip(self.spec.norms, self.qk_norms, strict=True):
                 yield from norm.tensors(f"{self.prefix}.{name}")
         if self.sinks is not None:
@@ -226,7 +236,8 @@ class Attention:
 
     def norms(self) -> Iterator[Norm]:
         """See Block."""
-        yield from self.qk_norms or ()
+        if self.spec.norms is not None:
+            yield from self.qk_norms or ()
 
     def linears(self) -> Iterator[Linear]:
         """See Block."""

@@ -25,12 +25,13 @@ from personae.lora.sites import LoraSite
 class FusedExperts:
     """How a checkpoint has all experts as one tensor: `gate_up` [experts, 2 * size, hidden] with the rows of
     gate first, and `down` [experts, hidden, size], by their names in the block. `suffix`: of a weight's name.
-    `transposed`: inputs come before outputs, and the rows of gate and up alternate, as in gpt-oss."""
+    `transposed`: inputs come before outputs. `alternate`: so do the rows of gate and up, as in gpt-oss."""
 
     gate_up: str
     down: str
     suffix: str = ".weight"
     transposed: bool = False
+    alternate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class MoeSpec:
     """Some of `experts` MLPs, each with inner vectors of `size`, chosen for each token as `routing` says.
 
     `path`, `names`: the block's name in a layer, and the names of an expert's gate, up and down. `router`:
-    the router's name in the block; `correction`: the name of the bias of its choice, None for none, and
+    the router's name in the block. `weighs_input`: an expert's weight multiplies its input, not its result.
+    `correction`: the name of the bias of its choice, None for none, and
     `correction_shape` its shape in the checkpoint. `bias`: the
     experts and the router have biases. `shared`: an MLP that every token uses too, and `shared_gate` the name
     in the block of what weighs it, by a sigmoid. `fused`: how a checkpoint may have all experts as one
@@ -53,6 +55,7 @@ class MoeSpec:
     path: str = "mlp"
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     router: str = "gate"
+    weighs_input: bool = False
     correction: str | None = None
     correction_shape: tuple[int, ...] = (-1,)
     bias: bool = False
@@ -79,8 +82,15 @@ class MoeSpec:
         shared = {} if self.shared is None else self.shared.lora_sites(hidden_size)
 
         def site(name: str, group: str, inputs: int, outputs: int) -> LoraSite:
-            alternate = self.fused is not None and self.fused.transposed
-            return LoraSite(f"{path}.experts.*.{name}", group, inputs, outputs, self.experts, alternate)
+            return LoraSite(
+                f"{path}.experts.*.{name}",
+                group,
+                inputs,
+                outputs,
+                self.experts,
+                self.fused is not None and self.fused.alternate,
+                self.fused is not None and self.fused.transposed and not self.fused.alternate,
+            )
 
         return {
             "router": LoraSite(
@@ -285,8 +295,11 @@ class MoE:
             finish(torch.split(y, sizes, dim=-1))
             return y
 
-        size, hidden = self.spec.size, x.shape[-1]
-        inner = self._gate(grouped(self.gate_up, "expert_gate_up", x[tokens], [size, size]))
+        size, hidden, rows = self.spec.size, x.shape[-1], x[tokens]
+        if self.spec.weighs_input:
+            rows *= weights.flatten()[order].unsqueeze(-1).to(x.dtype)
+            weights = torch.ones_like(weights)
+        inner = self._gate(grouped(self.gate_up, "expert_gate_up", rows, [size, size]))
         y = self._combine(grouped(self.down, "expert_down", inner, [hidden]), weights, order)
         if self.shared is not None:
             common = self.shared.partial(x, step)

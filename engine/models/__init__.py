@@ -52,6 +52,8 @@ _TABLE = (  # model_type, architecture, file
     ("lfm2", "Lfm2ForCausalLM", "lfm2"),
     ("lfm2_moe", "Lfm2MoeForCausalLM", "lfm2"),
     ("llama", "LlamaForCausalLM", "llama"),
+    ("llama4", "Llama4ForConditionalGeneration", "llama4"),
+    ("llama4_text", "Llama4ForCausalLM", "llama4"),
     ("mellum", "MellumForCausalLM", "mellum"),
     ("mimo", "MiMoForCausalLM", "mimo"),
     ("minicpm3", "MiniCPM3ForCausalLM", "deepseek"),

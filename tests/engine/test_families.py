@@ -1,6 +1,8 @@
 """A family of every kind of block against transformers and PEFT. `python -m personae.evals.families` checks
 all."""
 
+import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,18 @@ from hf import hf_logits, hf_model, relative_error
 from paged import PagedSequences
 from safetensors.torch import load_file, save_file
 from tiny_models import model_folder
-from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from transformers import (
+    Llama4Config,
+    Llama4ForConditionalGeneration,
+    Llama4TextConfig,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+)
 
+from personae.engine.config import read_config
 from personae.engine.loader import load_model
 from personae.engine.models import MODEL_TYPES
+from personae.errors import LoadError
 
 SAMPLE = [
     "glm4",  # interleaved rotary embedding over half of the head, four norms
@@ -22,6 +32,7 @@ SAMPLE = [
     "granitemoehybrid, Mamba",  # Mamba-2; experts in one tensor, a merged shared MLP
     "gemma2",  # soft caps
     "ministral3",  # q scaled by position
+    "llama4",  # chunks, norms without weights, weights of the experts' inputs
     "gpt_oss",  # sinks, clamped experts with biases
     "cohere2",  # LayerNorm, parallel halves
     "starcoder2",  # no gate
@@ -61,6 +72,54 @@ def test_the_decoder_of_a_model_that_reads_images_and_predicts_further_tokens_is
     with torch.no_grad():
         truth = model(input_ids=torch.tensor([tokens])).logits[0]
     assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
+
+
+def test_the_decoder_of_llama_4_with_images_is_served(tmp_path: Path) -> None:
+    changes = {**SIZES, **CASES["llama4"][1]}
+    known = {field.name for field in fields(Llama4TextConfig)}
+    config = Llama4Config(
+        text_config={name: value for name, value in changes.items() if name in known},
+        vision_config={
+            **{"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
+            **{"image_size": 28, "patch_size": 14, "vision_output_dim": 16, "projector_output_dim": 16},
+            **{"projector_input_dim": 16},
+        },
+    )
+    model = Llama4ForConditionalGeneration(config).eval()
+    randomize(model, 0, offset=1.0)
+    model.save_pretrained(tmp_path)
+    tokens = [*range(30, 80)]
+    decoder = load_model(tmp_path, device=torch.device("cpu"), dtype="float32")
+    hidden, _ = PagedSequences(decoder).forward({"a": tokens})
+    with torch.no_grad():
+        truth = model(input_ids=torch.tensor([tokens])).logits[0]
+    assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
+
+
+def test_chunks_no_shorter_than_the_context_leave_the_usual_attention(tmp_path: Path) -> None:
+    folder = make_family_folder(tmp_path, "llama4")
+    for longest, changed in ((37, [False] * 4), (38, [True, False, False, True])):
+        decoder = load_model(folder, device=torch.device("cpu"), max_position=longest)
+        assert [layer in decoder._scores for layer in range(4)] == changed
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("no_rope_layers", [1, 2, 0, 1], "no_rope_layers: expected 4 times 0 or 1"),
+        ("moe_layers", [4], "moe_layers: expected numbers of the 4 layers"),
+        ("layer_types", ["sliding_attention"] * 4, "layer_types: expected 4 times 'chunked_attention'"),
+        ("attention_chunk_size", 0, "attention_chunk_size: must be at least 1"),
+    ],
+)
+def test_llama_4_with_wrong_fields_is_refused_by_name(
+    name: str, value: object, error: str, tmp_path: Path
+) -> None:
+    folder = make_family_folder(tmp_path, "llama4")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(LoadError, match=error):
+        read_config(folder)
 
 
 def test_every_case_is_of_a_family_that_is_served() -> None:

@@ -220,6 +220,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("qwen3_5_text", DELTA),
     "qwen3_5_moe": ("qwen3_5_moe_text", DELTA),
     "minicpm3": ("minicpm3", {**LATENT, "scale_emb": 3, "dim_model_base": 48}),
+    "llama4": (
+        "llama4_text",
+        {
+            "num_hidden_layers": 4,
+            "intermediate_size_mlp": 80,
+            "moe_layers": [0, 2, 3],
+            "no_rope_layers": [1, 0, 1, 1],
+            "layer_types": [f"{kind}_attention" for kind in ("chunked", "full", "full", "chunked")],
+            "attention_chunk_size": 37,
+            "floor_scale": 16,
+            "attn_scale": 0.5,
+            "pad_token_id": None,
+        },
+    ),
     # transformers zeroes the embedding of its padding token after loading it.
     "youtu": ("youtu", {**LATENT, "pad_token_id": None}),
 }
