@@ -80,9 +80,9 @@ def test_the_decoder_of_llama_4_with_images_is_served(tmp_path: Path) -> None:
     config = Llama4Config(
         text_config={name: value for name, value in changes.items() if name in known},
         vision_config={
-            **{"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
-            **{"image_size": 28, "patch_size": 14, "vision_output_dim": 16, "projector_output_dim": 16},
-            **{"projector_input_dim": 16},
+            "hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "image_size": 28, "patch_size": 14, "vision_output_dim": 16, "projector_output_dim": 16,
+            "projector_input_dim": 16,
         },
     )
     model = Llama4ForConditionalGeneration(config).eval()
