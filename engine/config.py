@@ -35,7 +35,9 @@ class ModelConfig:
     `embedding_scale` multiplies the embedding, `residual_scale` what each half of a layer adds to the
     residual stream, `logits_scale` the logits. `images`: the checkpoint also has a part for images.
     `mtp_layers`: how many layers it has that predict further tokens (multi-token prediction), which the
-    decoder does without. `dtype` is the checkpoint's dtype, None if the file does not say.
+    decoder does without. `per_layer_embedding`: the size of a token's embedding for each layer, and how many
+    tokens have one. `layer_scalars`: each layer's result is multiplied by a number. `dtype` is the
+    checkpoint's dtype, None if the file does not say.
     """
 
     architecture: str
@@ -59,6 +61,8 @@ class ModelConfig:
     logits_scale: float = 1.0
     images: bool = False
     mtp_layers: int = 0
+    per_layer_embedding: tuple[int, int] | None = None
+    layer_scalars: bool = False
     dtype: str | None = None
 
     @property

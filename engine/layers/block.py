@@ -196,19 +196,25 @@ class UndividedBlock:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """h += attention(norm(h)); h += mlp(norm(h))."""
+    """h += attention(norm(h)); h += mlp(norm(h)); and h += further(h), if there is a third block."""
 
     attention: BlockSpec
     mlp: BlockSpec
+    further: BlockSpec | None = None
+
+    @property
+    def blocks(self) -> tuple[BlockSpec, ...]:
+        """Its blocks, in order."""
+        return (self.attention, self.mlp, *(() if self.further is None else (self.further,)))
 
     def lora_sites(self, hidden_size: int) -> dict[str, LoraSite]:
         """The sites of its blocks."""
-        return {**self.attention.lora_sites(hidden_size), **self.mlp.lora_sites(hidden_size)}
+        return {key: site for block in self.blocks for key, site in block.lora_sites(hidden_size).items()}
 
     def of_rank(self, rank: int, size: int) -> "LayerSpec":
         """See BlockSpec."""
-        return LayerSpec(self.attention.of_rank(rank, size), self.mlp.of_rank(rank, size))
+        return LayerSpec(*(block.of_rank(rank, size) for block in self.blocks))
 
     def shards(self) -> dict[str, Shard]:
         """See BlockSpec."""
-        return {**self.attention.shards(), **self.mlp.shards()}
+        return {key: shard for block in self.blocks for key, shard in block.shards().items()}

@@ -34,6 +34,8 @@ _TABLE = (  # model_type, architecture, file
     ("gemma2", "Gemma2ForCausalLM", "gemma2"),
     ("gemma3", "Gemma3ForConditionalGeneration", "gemma3"),
     ("gemma3_text", "Gemma3ForCausalLM", "gemma3"),
+    ("gemma4", "Gemma4ForConditionalGeneration", "gemma4"),
+    ("gemma4_text", "Gemma4ForCausalLM", "gemma4"),
     ("glm", "GlmForCausalLM", "glm"),
     ("glm4", "Glm4ForCausalLM", "glm"),
     ("glm4_moe", "Glm4MoeForCausalLM", "glm4_moe"),

@@ -2,8 +2,10 @@
 all."""
 
 import json
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +16,14 @@ from paged import PagedSequences
 from safetensors.torch import load_file, save_file
 from tiny_models import model_folder
 from transformers import (
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
     Llama4Config,
     Llama4ForConditionalGeneration,
     Llama4TextConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
 )
@@ -33,6 +40,7 @@ SAMPLE = [
     "gemma2",  # soft caps
     "ministral3",  # q scaled by position
     "llama4",  # chunks, norms without weights, weights of the experts' inputs
+    "gemma4",  # embeddings for each layer, keys and values of other layers, heads of two sizes
     "gpt_oss",  # sinks, clamped experts with biases
     "cohere2",  # LayerNorm, parallel halves
     "starcoder2",  # no gate
@@ -74,18 +82,45 @@ def test_the_decoder_of_a_model_that_reads_images_and_predicts_further_tokens_is
     assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
 
 
-def test_the_decoder_of_llama_4_with_images_is_served(tmp_path: Path) -> None:
-    changes = {**SIZES, **CASES["llama4"][1]}
-    known = {field.name for field in fields(Llama4TextConfig)}
+def _text(config: type[PreTrainedConfig], case: str) -> dict[str, Any]:
+    """The sizes of a case that the class of its config knows."""
+    names = {field.name for field in fields(config)} | {"global_head_dim"}
+    changes = {**SIZES, **CASES[case][1]}
+    return {name: value for name, value in changes.items() if name in names}
+
+
+def _llama4() -> PreTrainedModel:
     config = Llama4Config(
-        text_config={name: value for name, value in changes.items() if name in known},
+        text_config=_text(Llama4TextConfig, "llama4"),
         vision_config={
-            "hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
-            "image_size": 28, "patch_size": 14, "vision_output_dim": 16, "projector_output_dim": 16,
+            "hidden_size": 16,
+            "intermediate_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "patch_size": 14,
+            "vision_output_dim": 16,
+            "projector_output_dim": 16,
             "projector_input_dim": 16,
         },
     )
-    model = Llama4ForConditionalGeneration(config).eval()
+    return Llama4ForConditionalGeneration(config)
+
+
+def _gemma4() -> PreTrainedModel:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = Gemma4Config(
+        text_config=_text(Gemma4TextConfig, "gemma4") | {"pad_token_id": 3},
+        vision_config={**sizes, "num_key_value_heads": 1, "head_dim": 16, "position_embedding_size": 8},
+    )
+    return Gemma4ForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("make", [_llama4, _gemma4])
+def test_the_decoder_of_a_model_with_images_is_served(
+    make: Callable[[], PreTrainedModel], tmp_path: Path
+) -> None:
+    model = make().eval()
     randomize(model, 0, offset=1.0)
     model.save_pretrained(tmp_path)
     tokens = [*range(30, 80)]
@@ -96,6 +131,18 @@ def test_the_decoder_of_llama_4_with_images_is_served(tmp_path: Path) -> None:
     assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
 
 
+def test_keys_that_a_file_has_of_layers_that_share_those_of_others_are_left_out(tmp_path: Path) -> None:
+    folder = make_family_folder(tmp_path, "gemma4")
+    file = folder / "model.safetensors"
+    further = {f"model.layers.4.self_attn.{name}_proj.weight": torch.zeros(32, 64) for name in "kv"}
+    norms = {"model.layers.4.self_attn.k_norm.weight": torch.zeros(16)}
+    save_file({**load_file(file), **further, **norms}, file, {"format": "pt"})
+    load_model(folder, device=torch.device("cpu"), dtype="float32")
+    save_file({**load_file(file), "model.layers.2.self_attn.x_proj.weight": torch.zeros(1)}, file)
+    with pytest.raises(LoadError, match=r"model\.layers\.2\.self_attn\.x_proj"):
+        load_model(folder, device=torch.device("cpu"), dtype="float32")
+
+
 def test_chunks_no_shorter_than_the_context_leave_the_usual_attention(tmp_path: Path) -> None:
     folder = make_family_folder(tmp_path, "llama4")
     for longest, changed in ((37, [False] * 4), (38, [True, False, False, True])):
@@ -104,18 +151,27 @@ def test_chunks_no_shorter_than_the_context_leave_the_usual_attention(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "error"),
+    ("case", "name", "value", "error"),
     [
-        ("no_rope_layers", [1, 2, 0, 1], "no_rope_layers: expected 4 times 0 or 1"),
-        ("moe_layers", [4], "moe_layers: expected numbers of the 4 layers"),
-        ("layer_types", ["sliding_attention"] * 4, "layer_types: expected 4 times 'chunked_attention'"),
-        ("attention_chunk_size", 0, "attention_chunk_size: must be at least 1"),
+        ("gemma4", "num_kv_shared_layers", 6, "num_kv_shared_layers: 6 of 6 layers"),
+        ("gemma4", "num_kv_shared_layers", 5, "num_kv_shared_layers: layer 1 has no layer whose keys"),
+        ("gemma4", "vocab_size_per_layer_input", 9, "vocab_size_per_layer_input: 9 is less than"),
+        ("gemma4", "use_bidirectional_attention", "all", "use_bidirectional_attention: only 'vision'"),
+        ("llama4", "no_rope_layers", [1, 2, 0, 1], "no_rope_layers: expected 4 times 0 or 1"),
+        ("llama4", "moe_layers", [4], "moe_layers: expected numbers of the 4 layers"),
+        (
+            "llama4",
+            "layer_types",
+            ["sliding_attention"] * 4,
+            "layer_types: expected 4 times 'chunked_attention'",
+        ),
+        ("llama4", "attention_chunk_size", 0, "attention_chunk_size: must be at least 1"),
     ],
 )
-def test_llama_4_with_wrong_fields_is_refused_by_name(
-    name: str, value: object, error: str, tmp_path: Path
+def test_wrong_fields_are_refused_by_name(
+    case: str, name: str, value: object, error: str, tmp_path: Path
 ) -> None:
-    folder = make_family_folder(tmp_path, "llama4")
+    folder = make_family_folder(tmp_path, case)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
     with pytest.raises(LoadError, match=error):

@@ -234,6 +234,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": None,
         },
     ),
+    "gemma4": (
+        "gemma4_text",
+        {
+            "num_hidden_layers": 6,
+            "layer_types": [f"{kind}_attention" for kind in ("sliding", "full") * 3],
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": VOCAB,
+            "final_logit_softcapping": 3.0,
+            "global_head_dim": 24,
+            "pad_token_id": None,
+        },
+    ),
+    "gemma4, keys as values": (
+        "gemma4_text",
+        {
+            "layer_types": [*MIXED[1:], "full_attention"],
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "global_head_dim": 24,
+            "hidden_size_per_layer_input": 0,
+            "pad_token_id": None,
+        },
+    ),
     # transformers zeroes the embedding of its padding token after loading it.
     "youtu": ("youtu", {**LATENT, "pad_token_id": None}),
 }
@@ -251,6 +276,7 @@ def make_family_folder(path: Path, case: str, *, seed: int = 0, **overrides: Any
         if dataclasses.is_dataclass(config_class)
         else {*inspect.signature(config_class.__init__).parameters}
     )
+    known |= {"global_head_dim", "num_global_key_value_heads"}  # of classes that take any name
     known -= {"head_dim"} if wanted["head_dim"] is None else set()  # it follows from other sizes
     config = config_class(**{name: value for name, value in wanted.items() if name in known})
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -283,3 +309,5 @@ def randomize(model: Any, seed: int, *, offset: float) -> None:
     for name, buffer in model.named_buffers():
         if "bias" in name:
             buffer.copy_(noise(buffer.shape) * 0.2)
+        elif "layer_scalar" in name:
+            buffer.copy_(1 + noise(buffer.shape) * 0.2)
