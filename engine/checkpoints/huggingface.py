@@ -73,7 +73,7 @@ class Folder:
 
     def tensors(self, config: ModelConfig) -> dict[str, StoredTensor]:
         """See `Checkpoint`."""
-        stored = self.stored()
+        stored = {_usual(name): tensor for name, tensor in self.stored().items()}
         if config.mtp_layers:
             last = range(config.layers, config.layers + config.mtp_layers)
             further = (MTP, OTHER_MTP, *(f"model.layers.{layer}." for layer in last))
@@ -220,6 +220,12 @@ def _read_headers(files: list[Path]) -> dict[str, StoredTensor]:
                 f"{file.name} cannot be read as safetensors: {error}; is the download complete?"
             ) from None
     return stored
+
+
+def _usual(name: str) -> str:
+    """The name that most families have for a tensor. Nemotron-H has others for the decoder and the
+    embedding."""
+    return re.sub(r"^backbone\.", "model.", name).replace("model.embeddings.weight", EMBEDDING)
 
 
 def _of_decoder(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -44,8 +44,9 @@ class AttentionSpec:
     whose sigmoid weighs the head's result. `output`, `norms`: names in the checkpoint; no `norms` for norms
     without weights. `value_norm`: so are values, each head, without weights. `keys_as_values`: values are
     keys before their norm and rotary embedding. `reads`: the layer whose keys and values it reads, as it has
-    none. `key` begins the short names of its LoRA sites, so that layers may have different shapes. `part`: of
-    a rank's, the first query head, the first key and value head, and the spec of the whole.
+    none. `path`: the block's name in a layer. `key` begins the short names of its LoRA sites, so that layers
+    may have different shapes. `part`: of a rank's, the first query head, the first key and value head, and
+    the spec of the whole.
     """
 
     heads: int
@@ -70,6 +71,7 @@ class AttentionSpec:
     value_norm: bool = False
     keys_as_values: bool = False
     reads: int | None = None
+    path: str = "self_attn"
     key: str = ""
     part: "tuple[int, int, AttentionSpec] | None" = None
 
@@ -114,7 +116,11 @@ class AttentionSpec:
         found = sites({**sizes, "o": (self.heads * self.head_dim, hidden_size)}, merged=self.merged)
         found["o"] = replace(found["o"], path=f"self_attn.{self.output}")
         return {
-            f"{self.key}{name}": replace(site, group=f"{self.key}{site.group}")
+            f"{self.key}{name}": replace(
+                site,
+                path=site.path.replace("self_attn", self.path, 1),
+                group=f"{self.key}{site.group}",
+            )
             for name, site in found.items()
         }
 
@@ -157,7 +163,7 @@ class Attention:
     def __init__(self, spec: AttentionSpec, context: BlockContext) -> None:
         device, dtype = context.device, context.dtype
         names = ("qkv",) if spec.merged else tuple(spec.projected)
-        self.prefix = f"{context.prefix}.self_attn"
+        self.prefix = f"{context.prefix}.{spec.path}"
         self.spec, self.layer = spec, context.layer
         self.source = context.layer if spec.reads is None else spec.reads
         self.kv, self.heads, self.sizes = spec.kv, spec.heads, list(spec.widths)

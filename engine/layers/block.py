@@ -195,6 +195,63 @@ class UndividedBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class NoBlockSpec:
+    """In place of a half that a layer does not have."""
+
+    @property
+    def kv(self) -> None:
+        """See BlockSpec."""
+        return
+
+    @property
+    def discrete(self) -> bool:
+        """See BlockSpec."""
+        return False
+
+    def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
+        """See BlockSpec."""
+        return {}
+
+    def of_rank(self, rank: int, size: int) -> "NoBlockSpec":
+        """See BlockSpec."""
+        return self
+
+    def shards(self) -> Mapping[str, Shard]:
+        """See BlockSpec."""
+        return {}
+
+    def build(self, context: BlockContext) -> "NoBlock":
+        """See BlockSpec."""
+        return NoBlock()
+
+
+class NoBlock(UndividedBlock):
+    """See `NoBlockSpec`. A layer does not call it."""
+
+    kv, heads, capturable = None, 0, True
+
+    def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
+        """See Block. Always raises TypeError."""
+        raise TypeError("the layer does not have this half")
+
+    def tensors(self) -> Iterator[tuple[str, Weight]]:
+        """See Block."""
+        yield from ()
+
+    def norms(self) -> Iterator[Norm]:
+        """See Block."""
+        yield from ()
+
+    def linears(self) -> Iterator[Linear]:
+        """See Block."""
+        yield from ()
+
+    def lora_linears(self) -> Iterator[tuple[tuple[str, ...], Linear]]:
+        """See Block."""
+        yield from ()
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """h += attention(norm(h)); h += mlp(norm(h)); and h += further(h), if there is a third block."""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from personae.engine.layers.block import BlockContext
 from personae.engine.layers.linear import Linear
-from personae.engine.layers.mlp import GATES, MLP, Activation, MlpSpec
+from personae.engine.layers.mlp import MLP, Activation, MlpSpec, gate_of
 from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
 from personae.engine.quantization.base import Backend, LinearMethod, Product
@@ -40,11 +40,11 @@ class MoeSpec:
 
     `path`, `names`: the block's name in a layer, and the names of an expert's gate, up and down. `router`:
     the router's name in the block. `weighs_input`: an expert's weight multiplies its input, not its result.
-    `correction`: the name of the bias of its choice, None for none, and
-    `correction_shape` its shape in the checkpoint. `bias`: the
-    experts and the router have biases. `shared`: an MLP that every token uses too, and `shared_gate` the name
-    in the block of what weighs it, by a sigmoid. `fused`: how a checkpoint may have all experts as one
-    tensor. `module`, `router_module`: PEFT's names for the block and its router, None for those of the
+    `gated`: experts are MLPs with a gate. `correction`: the name of the bias of its choice, None for none,
+    and `correction_shape` its shape in the checkpoint. `bias`: the experts and the router have biases.
+    `shared`: an MLP that every token uses too, and `shared_gate` the name in the block of what weighs it, by
+    a sigmoid. `fused`: how a checkpoint may have all experts as one tensor. `module`, `router_module`: PEFT's
+    names for the block and its router, None for those of the
     checkpoint. `first`: of a rank's, where its inner vectors begin in those of the whole.
     """
 
@@ -54,6 +54,7 @@ class MoeSpec:
     activation: Activation = "silu"
     path: str = "mlp"
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    gated: bool = True
     router: str = "gate"
     weighs_input: bool = False
     correction: str | None = None
@@ -96,11 +97,16 @@ class MoeSpec:
             "router": LoraSite(
                 f"{path}.{self.router_module or self.router}", "router", hidden_size, self.experts
             ),
-            "expert_gate": site(gate, "expert_gate_up", hidden_size, self.size),
+            **({"expert_gate": site(gate, "expert_gate_up", hidden_size, self.size)} if self.gated else {}),
             "expert_up": site(up, "expert_gate_up", hidden_size, self.size),
             "expert_down": site(down, "expert_down", self.size, hidden_size),
             **shared,
         }
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """The short names of the LoRA sites that read an expert's input."""
+        return ("expert_gate", "expert_up") if self.gated else ("expert_up",)
 
     def of_rank(self, rank: int, size: int) -> "MoeSpec":
         """See BlockSpec: a part of the inner vectors of every expert. The router is whole."""
@@ -116,7 +122,7 @@ class MoeSpec:
         if self.first is None:
             return {}
         own = ((self.first, self.first + self.size),)
-        inner = {name: Shard(OUTPUTS, own) for name in ("expert_gate", "expert_up")}
+        inner = {name: Shard(OUTPUTS, own) for name in self.inner}
         shared = {} if self.shared is None else self.shared.shards()
         return {**inner, "expert_down": Shard(INPUTS, own), **shared}
 
@@ -225,19 +231,21 @@ class MoE:
             dtype=dtype,
             device=device,
         )
-        pairs = tuple(name for pair in zip(gate, up, strict=True) for name in pair)
+        pairs = tuple(up)
+        if spec.gated:
+            pairs = tuple(name for pair in zip(gate, up, strict=True) for name in pair)
         of = spec.shards()
         self._comm = context.comm
         self.gate_up = ExpertLinear(
             pairs,
             hidden,
-            (spec.size, spec.size),
+            (spec.size,) * len(spec.inner),
             spec.experts,
             bias=spec.bias,
             method=context.scheme(pairs),
             dtype=dtype,
             device=device,
-            shards=[of["expert_gate"], of["expert_up"]] * spec.experts if of else (),
+            shards=[of[name] for name in spec.inner] * spec.experts if of else (),
         )
         self.down = ExpertLinear(
             tuple(down),
@@ -251,7 +259,7 @@ class MoE:
             shards=[of["expert_down"]] * spec.experts if of else (),
         )
         self._numbers = torch.arange(spec.experts + 1, device=device)
-        self._gate = GATES[spec.activation].on(device, dtype)
+        self._gate = gate_of(spec.activation, gated=spec.gated, device=device, dtype=dtype)
         self.correction = (
             torch.empty(spec.experts, dtype=torch.float32, device=device) if spec.correction else None
         )
@@ -299,7 +307,7 @@ class MoE:
         if self.spec.weighs_input:
             rows *= weights.flatten()[order].unsqueeze(-1).to(x.dtype)
             weights = torch.ones_like(weights)
-        inner = self._gate(grouped(self.gate_up, "expert_gate_up", rows, [size, size]))
+        inner = self._gate(grouped(self.gate_up, "expert_gate_up", rows, [size] * len(self.spec.inner)))
         y = self._combine(grouped(self.down, "expert_down", inner, [hidden]), weights, order)
         if self.shared is not None:
             common = self.shared.partial(x, step)

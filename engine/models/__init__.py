@@ -67,6 +67,7 @@ _TABLE = (  # model_type, architecture, file
     ("mistral4", "Mistral4ForCausalLM", "deepseek"),
     ("mixtral", "MixtralForCausalLM", "mixtral"),
     ("nemotron", "NemotronForCausalLM", "nemotron"),
+    ("nemotron_h", "NemotronHForCausalLM", "nemotron_h"),
     ("olmo2", "Olmo2ForCausalLM", "olmo"),
     ("olmo3", "Olmo3ForCausalLM", "olmo"),
     ("olmoe", "OlmoeForCausalLM", "olmoe"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from personae.engine.config import ModelConfig
 from personae.engine.kv import KVCache
 from personae.engine.layers.attention import Attention
-from personae.engine.layers.block import Block, BlockContext, KVSpec, LayerSpec
+from personae.engine.layers.block import Block, BlockContext, KVSpec, LayerSpec, NoBlock
 from personae.engine.layers.latent_attention import LatentAttention
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP
@@ -79,13 +79,13 @@ class Layer:
         """(output not added yet, residual stream) -> the same after this layer. None means zero."""
         if self.parallel:
             return self._in_parallel(x, residual, step)
-        normed, residual = self._half_input(x, residual, 0)
-        mixed = self._half_output(self.attention(normed, step), 0)
-        normed, residual = self._half_input(mixed, residual, 1)
-        x = self._half_output(self.mlp(normed, step), 1)
+        for half, block in enumerate((self.attention, self.mlp)):
+            if not isinstance(block, NoBlock):
+                normed, residual = self._half_input(x, residual, half)
+                x = self._half_output(block(normed, step), half)
         if self.further is None and self.scalar is None:
             return x, residual
-        x = residual + x
+        x = x if residual is None else residual + x
         if self.further is not None:
             x = x + self.further(x, step)
         return x if self.scalar is None else x * self.scalar.to(x.dtype), None

@@ -41,6 +41,7 @@ SAMPLE = [
     "ministral3",  # q scaled by position
     "llama4",  # chunks, norms without weights, weights of the experts' inputs
     "gemma4",  # embeddings for each layer, keys and values of other layers, heads of two sizes
+    "nemotron_h",  # one block a layer, experts without a gate
     "gpt_oss",  # sinks, clamped experts with biases
     "cohere2",  # LayerNorm, parallel halves
     "starcoder2",  # no gate
@@ -157,6 +158,9 @@ def test_chunks_no_shorter_than_the_context_leave_the_usual_attention(tmp_path: 
         ("gemma4", "num_kv_shared_layers", 5, "num_kv_shared_layers: layer 1 has no layer whose keys"),
         ("gemma4", "vocab_size_per_layer_input", 9, "vocab_size_per_layer_input: 9 is less than"),
         ("gemma4", "use_bidirectional_attention", "all", "use_bidirectional_attention: only 'vision'"),
+        ("nemotron_h", "layers_block_type", ["mamba", "other"], "layers_block_type: expected the kind"),
+        ("nemotron_h", "moe_latent_size", 32, "moe_latent_size: is not supported"),
+        ("nemotron_h", "n_groups", 3, "n_groups: 3 groups do not divide 8 heads"),
         ("llama4", "no_rope_layers", [1, 2, 0, 1], "no_rope_layers: expected 4 times 0 or 1"),
         ("llama4", "moe_layers", [4], "moe_layers: expected numbers of the 4 layers"),
         (

@@ -259,6 +259,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": None,
         },
     ),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "ssm_state_size": 24,
+            "n_groups": 2,
+            "time_step_min": 1e-30,  # transformers limits steps by it in prompts, but not in answers
+            "use_bias": True,
+            "mlp_bias": True,
+            "moe_shared_expert_intermediate_size": 40,
+            "routed_scaling_factor": 2.5,
+            "sliding_window": None,
+        },
+    ),
     # transformers zeroes the embedding of its padding token after loading it.
     "youtu": ("youtu", {**LATENT, "pad_token_id": None}),
 }
@@ -301,7 +317,7 @@ def randomize(model: Any, seed: int, *, offset: float) -> None:
 
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
-            scale = 1.0 if "embed_tokens" in name else 1.5 * parameter.shape[-1] ** -0.5
+            scale = 1.0 if "embed" in name else 1.5 * parameter.shape[-1] ** -0.5
             parameter.copy_(noise(parameter.shape) * scale)
         else:
             is_norm = "norm" in name and name.endswith("weight")
