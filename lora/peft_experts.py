@@ -30,7 +30,7 @@ from personae.lora.shapes import LoraShapes
 
 _LAYER = (
     r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,5})"
-    r"\.(?:mlp|block_sparse_moe|feed_forward|mixer)\.experts"
+    r"(?:\.(?:mlp|block_sparse_moe|feed_forward|mixer))?\.experts"
 )
 _EACH = re.compile(_LAYER + r"\.(0|[1-9][0-9]{0,4})\.([a-z0-9_]+)\.lora_([AB])\.weight")
 _FUSED = re.compile(_LAYER + r"(\.base_layer)?\.lora_([AB])\.weight")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from personae.engine.checkpoints.base import StoredTensor
 from personae.engine.config import ModelConfig
+from personae.engine.layers.dense_and_experts import experts_of
 from personae.engine.layers.moe import FusedExperts, MoeSpec
 from personae.errors import ModelLoadError
 
@@ -20,9 +21,9 @@ def separated(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[s
     """The tensors, with the experts of fused ones apart. Raises ModelLoadError if one has another shape."""
     found = dict(stored)
     for layer, spec in enumerate(config.layer_specs):
-        moe = spec.mlp
-        if isinstance(moe, MoeSpec) and moe.fused is not None:
-            prefix = f"model.layers.{layer}.{moe.path}"
+        moe = experts_of(spec)
+        if moe is not None and moe.fused is not None:
+            prefix = moe.within(f"model.layers.{layer}")
             found |= dict(_parts(found, moe, moe.fused, prefix, config.hidden_size))
     return found
 

@@ -40,6 +40,8 @@ class MoeSpec:
 
     `path`, `names`: the block's name in a layer, and the names of an expert's gate, up and down. `router`:
     the router's name in the block. `weighs_input`: an expert's weight multiplies its input, not its result.
+    `router_scale`: the router reads norm(x) / sqrt(hidden) times these numbers, without other weights of the
+    norm. `expert_scale`: what multiplies each expert's weight.
     `gated`: experts are MLPs with a gate. `correction`: the name of the bias of its choice, None for none,
     and `correction_shape` its shape in the checkpoint. `bias`: the experts and the router have biases.
     `shared`: an MLP that every token uses too, and `shared_gate` the name in the block of what weighs it, by
@@ -57,6 +59,8 @@ class MoeSpec:
     gated: bool = True
     router: str = "gate"
     weighs_input: bool = False
+    router_scale: str | None = None
+    expert_scale: str | None = None
     correction: str | None = None
     correction_shape: tuple[int, ...] = (-1,)
     bias: bool = False
@@ -80,11 +84,12 @@ class MoeSpec:
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
         """See BlockSpec: the router, the experts and the shared MLP."""
         path, (gate, up, down) = self.module or self.path, self.names
+        path = f"{path}." if path else ""
         shared = {} if self.shared is None else self.shared.lora_sites(hidden_size)
 
         def site(name: str, group: str, inputs: int, outputs: int) -> LoraSite:
             return LoraSite(
-                f"{path}.experts.*.{name}",
+                f"{path}experts.*.{name}",
                 group,
                 inputs,
                 outputs,
@@ -95,13 +100,17 @@ class MoeSpec:
 
         return {
             "router": LoraSite(
-                f"{path}.{self.router_module or self.router}", "router", hidden_size, self.experts
+                f"{path}{self.router_module or self.router}", "router", hidden_size, self.experts
             ),
             **({"expert_gate": site(gate, "expert_gate_up", hidden_size, self.size)} if self.gated else {}),
             "expert_up": site(up, "expert_gate_up", hidden_size, self.size),
             "expert_down": site(down, "expert_down", self.size, hidden_size),
             **shared,
         }
+
+    def within(self, prefix: str) -> str:
+        """The block's name behind a layer's, or that of the layer if `path` is empty."""
+        return f"{prefix}.{self.path}" if self.path else prefix
 
     @property
     def inner(self) -> tuple[str, ...]:
@@ -216,7 +225,7 @@ class MoE:
     kv, heads = None, 0
 
     def __init__(self, spec: MoeSpec, context: BlockContext) -> None:
-        hidden, prefix = context.hidden_size, f"{context.prefix}.{spec.path}"
+        hidden, prefix = context.hidden_size, spec.within(context.prefix)
         dtype, device = context.dtype, context.device
         self.spec, self.layer, self._prefix = spec, context.layer, prefix
         gate, up, down = (
@@ -277,19 +286,31 @@ class MoE:
             if spec.shared_gate
             else None
         )
+        self._router_norm: Norm | None = None
+        if spec.router_scale is not None:  # its weights are the numbers
+            self._router_norm = context.norm(hidden)
+        self._root = hidden**-0.5
+        self._expert_scale = (
+            torch.empty(spec.experts, dtype=torch.float32, device=device) if spec.expert_scale else None
+        )
         self._simple = spec.correction is None and spec.routing == Routing(
             spec.routing.top_k, spec.routing.renormalize
         )
         self._route, self._route_scored = route.on(device, dtype), route_scored.on(device, dtype)
         self._combine = combine.on(device, dtype)
 
-    def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
-        """See Block."""
-        routing, logits = self.spec.routing, step.linear(self.router, self.layer, "router", x)
+    def __call__(self, x: Tensor, step: ForwardContext, routed_by: Tensor | None = None) -> Tensor:
+        """See Block. `routed_by`: what the router reads, None for x."""
+        read = x if routed_by is None else routed_by
+        if self._router_norm is not None:
+            read = self._router_norm(read) * self._root
+        routing, logits = self.spec.routing, step.linear(self.router, self.layer, "router", read)
         if self._simple:
             weights, chosen = self._route(logits, routing.top_k, routing.renormalize)
         else:
             weights, chosen = self._route_scored(logits, self.correction, routing)
+        if self._expert_scale is not None:
+            weights = weights * self._expert_scale[chosen]
         experts, order = chosen.flatten().sort(stable=True)
         starts = torch.searchsorted(experts, self._numbers, out_int32=True)
         tokens = order // routing.top_k
@@ -326,6 +347,10 @@ class MoE:
         if self.correction is not None:
             name = f"{self._prefix}.{self.spec.correction}"
             yield name, self.correction.view(self.spec.correction_shape)
+        if self._router_norm is not None:
+            yield f"{self._prefix}.{self.spec.router_scale}", self._router_norm.weight
+        if self._expert_scale is not None:
+            yield f"{self._prefix}.{self.spec.expert_scale}", self._expert_scale
 
     def shards(self) -> Iterator[tuple[str, Shard]]:
         """See Block."""

@@ -214,7 +214,7 @@ class Decoder:
         self.dtype = dtype
         self.device = device
         kept = scheme or scheme_of(None)
-        if any(spec.attention.discrete or spec.mlp.discrete for spec in config.layer_specs):
+        if any(block.discrete for layer in config.layer_specs for block in layer.blocks):
             kept = batch_invariant(kept)
 
         def norm(size: int) -> Norm:

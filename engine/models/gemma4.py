@@ -1,4 +1,4 @@
-"""Gemma 4's decoder, but for the one with experts.
+"""Gemma 4's decoder.
 
 Layers with a window and layers without have heads of different sizes, and rotary embeddings of their own.
 Values have a norm without weights, and in some models they are the keys. The last layers may read the keys
@@ -12,8 +12,10 @@ from dataclasses import replace
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.attention import AttentionSpec
-from personae.engine.layers.block import LayerSpec
-from personae.engine.layers.mlp import MlpSpec
+from personae.engine.layers.block import BlockSpec, LayerSpec, NoBlockSpec
+from personae.engine.layers.dense_and_experts import DenseAndExpertsSpec
+from personae.engine.layers.mlp import Activation, MlpSpec
+from personae.engine.layers.moe import FusedExperts, MoeSpec
 from personae.engine.layers.per_layer_embedding import PerLayerInputSpec
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.models.common import (
@@ -28,6 +30,7 @@ from personae.engine.models.common import (
     text_fields,
     windows_by_type,
 )
+from personae.kernels.moe import Routing
 
 DEFAULTS = {  # transformers' defaults; files of models with images may have only what differs
     "vocab_size": 262144,
@@ -38,16 +41,13 @@ DEFAULTS = {  # transformers' defaults; files of models with images may have onl
     "num_key_value_heads": 4,
     "max_position_embeddings": 131072,
 }
-MOE = ("num_experts", "top_k_experts", "moe_intermediate_size")
+ONCE = ("input_layernorm",) * 2, ("post_attention_layernorm",) * 2
+"""The norms of layers whose MLP is part of a block with norms of its own."""
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
     """Gemma 4's `config.json`."""
     images, fields = "text_config" in fields, text_fields(fields, "gemma4_text", **DEFAULTS)
-    if fields.get("enable_moe_block", False):
-        raise fields.error("enable_moe_block", "Gemma 4's mixture of experts is not supported")
-    for name in MOE:
-        fields.raw(name)
     if fields.raw("use_bidirectional_attention") not in (None, "vision"):
         raise fields.error(
             "use_bidirectional_attention", "only 'vision' is supported, which leaves texts alone"
@@ -85,21 +85,52 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     tokens = fields.size("vocab_size_per_layer_input", default=262144)
     if per_layer and tokens < config.vocab_size:
         raise fields.error("vocab_size_per_layer_input", f"{tokens} is less than {config.vocab_size} tokens")
-    further = PerLayerInputSpec(per_layer, gate) if per_layer else None
+    further: BlockSpec | None = PerLayerInputSpec(per_layer, gate) if per_layer else None
+    moe = _experts(fields, gate)
+    if moe is not None and per_layer:
+        raise fields.error("hidden_size_per_layer_input", "is not supported in a mixture of experts")
     attentions = _attentions(fields, config, layers - shared)
     return replace(
         config,
         layer_specs=tuple(
-            LayerSpec(attention, layer.mlp, further)
+            LayerSpec(attention, layer.mlp, further) if moe is None else _sparse(attention, layer.mlp, moe)
             for attention, layer in zip(attentions, config.layer_specs, strict=True)
         ),
-        pre_norms=SANDWICH,
-        post_norms=AFTER,
+        pre_norms=SANDWICH if moe is None else ONCE[0],
+        post_norms=AFTER if moe is None else ONCE[1],
         embedding_scale=config.hidden_size**0.5,
         logits_softcap=fields.optional_number("final_logit_softcapping"),
         per_layer_embedding=(per_layer, tokens) if per_layer else None,
         layer_scalars=True,
     )
+
+
+def _experts(fields: Fields, gate: Activation) -> MoeSpec | None:
+    """The experts beside each MLP, if there are some."""
+    for name in ("num_experts", "top_k_experts", "moe_intermediate_size"):
+        fields.raw(name)
+    if not fields.get("enable_moe_block", False):
+        return None
+    count, top_k = fields.size("num_experts"), fields.size("top_k_experts")
+    if top_k > count:
+        raise fields.error("top_k_experts", f"{top_k} is more than the {count} experts")
+    return MoeSpec(
+        count,
+        fields.size("moe_intermediate_size"),
+        Routing(top_k, renormalize=True),
+        activation=gate,
+        path="",
+        router="router.proj",
+        router_scale="router.scale",
+        expert_scale="router.per_expert_scale",
+        fused=FusedExperts("experts.gate_up_proj", "experts.down_proj", suffix=""),
+    )
+
+
+def _sparse(attention: BlockSpec, mlp: BlockSpec, moe: MoeSpec) -> LayerSpec:
+    """A layer with an MLP beside experts, which have their norms."""
+    assert isinstance(mlp, MlpSpec)
+    return LayerSpec(attention, NoBlockSpec(), DenseAndExpertsSpec(mlp, moe))
 
 
 def _ropes(fields: Fields, windows: Sequence[int | None]) -> tuple[RopeConfig, ...]:

@@ -248,6 +248,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": None,
         },
     ),
+    "gemma4, experts": (
+        "gemma4_text",
+        {
+            "layer_types": [*MIXED[1:], "full_attention"],
+            "global_head_dim": 24,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "top_k_experts": 2,
+            "pad_token_id": None,
+        },
+    ),
     "gemma4, keys as values": (
         "gemma4_text",
         {
