@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 MOST = 64 << 20  # bytes
-LEFT = ("evals/demo/smollm2", "evals/demo/eagle3/head")
+LEFT = ("evals/demo/smollm2",)
 """Folders of weights that no step of the kit reads."""
 ROOT = Path(__file__).resolve().parents[3]
 
