@@ -1,4 +1,5 @@
-"""An MLP for every token beside a mixture of experts, each with norms of its own, as Gemma 4 has them."""
+"""An MLP for every token and a mixture of experts in one half of a layer, each with norms of its own, as in
+Gemma 4."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ NORMS = (
 class DenseAndExpertsSpec(UndividedSpec):
     """See `DenseAndExperts`."""
 
-    kind = "an MLP beside experts"
+    kind = "an MLP next to experts"
 
     dense: MlpSpec
     sparse: MoeSpec

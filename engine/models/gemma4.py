@@ -106,7 +106,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
 
 
 def _experts(fields: Fields, gate: Activation) -> MoeSpec | None:
-    """The experts beside each MLP, if there are some."""
+    """The experts that stand next to each MLP, if there are some."""
     for name in ("num_experts", "top_k_experts", "moe_intermediate_size"):
         fields.raw(name)
     if not fields.get("enable_moe_block", False):
@@ -128,7 +128,7 @@ def _experts(fields: Fields, gate: Activation) -> MoeSpec | None:
 
 
 def _sparse(attention: BlockSpec, mlp: BlockSpec, moe: MoeSpec) -> LayerSpec:
-    """A layer with an MLP beside experts, which have their norms."""
+    """A layer with an MLP and experts, which have their own norms."""
     assert isinstance(mlp, MlpSpec)
     return LayerSpec(attention, NoBlockSpec(), DenseAndExpertsSpec(mlp, moe))
 
