@@ -20,6 +20,7 @@
     ├── Overloaded                the server is full or stopping; `retry_after` seconds      503
     │   ├── EngineLost            the engine failed too often and is not started again       503
     │   ├── TargetOutOfReach      the first token cannot meet the client's target            503
+    │   ├── GrammarDelayed        the machine had no time for the masks of a grammar         503
     │   ├── StorageFailed         the disk is full or failed                                 503
     │   ├── SourceFailed          where an adapter is fetched from failed                    503
     │   └── ActorStopped          the part of the server that would handle it is stopping    503
@@ -41,7 +42,9 @@
 (https://platform.openai.com/docs/guides/error-codes).
 """
 
-GRAMMAR_TOO_SLOW = "grammar_too_slow"  # the code of GrammarTooSlow, which identifies it between processes
+# The codes of GrammarTooSlow and GrammarDelayed, which identify them between processes.
+GRAMMAR_TOO_SLOW = "grammar_too_slow"
+GRAMMAR_DELAYED = "grammar_delayed"
 
 
 class PersonaeError(Exception):
@@ -214,6 +217,13 @@ class EngineLost(Overloaded):
     """The engine failed too often and is not started again. The server is about to exit."""
 
     code = "engine_lost"
+    retry_after = 30.0
+
+
+class GrammarDelayed(Overloaded):
+    """The machine was too busy to make the masks of a grammar in time, so the answer was ended."""
+
+    code = GRAMMAR_DELAYED
     retry_after = 30.0
 
 

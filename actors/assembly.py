@@ -16,6 +16,7 @@ import torch
 
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.client import ModelCard
+from personae.actors.cluster.identity import client_context
 from personae.actors.draft_model import chosen_speculation, load_draft_model
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import Sizes, choose_sizes
@@ -29,7 +30,7 @@ from personae.engine.heads.head import Head
 from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
-from personae.engine.lora_shapes import lora_shapes, rank_shapes
+from personae.engine.lora_shapes import lora_shapes, rank_shapes, shared_shapes
 from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import NumericsClass, weights_digest
 from personae.engine.packed_weights import PackedWeights
@@ -149,8 +150,7 @@ def assemble(
     folders = adapter_folders(options.adapters, options.named_adapters)
     adapters = read_start_adapters(folders, shapes)
     cards = _cards(options, checkpoint, adapters, model.quantization)
-    own_shapes = rank_shapes(model)
-    sizes = choose_sizes(options, model, own_shapes, adapters.values(), draft, device=device)
+    sizes = choose_sizes(options, model, shared_shapes(model), adapters.values(), draft, device=device)
     layout = sizes.layout
     stored = KINDS[model.dtype] if device.type == "cpu" and ranks is None else None
     known = {adapter.digest: folders[name] for name, adapter in adapters.items()}
@@ -167,14 +167,16 @@ def assemble(
         str(model.dtype).removeprefix("torch."),
         model.quantization,
         str(sizes.kv_dtype).removeprefix("torch."),
-        _instructions(device, options.tensor_parallel_size),
+        _instructions(device, options),
     )
     identity, page_bytes = _page_identity(options, model, sizes, draft, numerics)
     tier: Tier | None = _open_disk(options, layout, identity, page_bytes)
     source = None
-    if options.page_socket is not None:
+    if options.gives_pages:
         source = PageSource(identity, page_bytes)
-        tier = PeerTier(source, tier)
+        certified = options.page_identity
+        tls = None if certified is None else client_context(certified, certified.certificate)
+        tier = PeerTier(source, tier, tls)
 
     def build_scheduler() -> Scheduler:
         if tier is not None:
@@ -191,7 +193,7 @@ def assemble(
     engine_spec = EngineSpec(
         build_step_engine=EngineBuilder(
             model,
-            own_shapes,
+            rank_shapes(model),
             sizes,
             retokenizer,
             options.cuda_graphs,
@@ -221,9 +223,9 @@ def assemble(
         checkpoint.generation_defaults(vocab_size),
         sizes.max_adapters,
         bounds_of_pool(shapes, sizes.ranks, model.dtype, stored),
-        f"{device}{'' if ranks is None else f', {model.comm.size} ranks'}, "
+        f"{device}{'' if ranks is None else f', {ranks.count} ranks'}, "
         f"{model.quantization or str(model.dtype).removeprefix('torch.')}, "
-        f"{model.weight_bytes * model.comm.size / 2**20:.0f} MiB of weights, "
+        f"{model.weight_bytes / 2**20:.0f} MiB of weights, "
         f"context {layout.max_model_len} tokens, "
         f"KV cache {layout.num_pages * layout.page_size} tokens, "
         f"{layout.max_seqs} sequences and {layout.max_batch_tokens} tokens a step",
@@ -270,11 +272,26 @@ def _open_disk(options: EngineOptions, layout: MemoryLayout, identity: str, page
     )
 
 
-def _instructions(device: torch.device, ranks: int) -> str:
-    """The processor's instruction set or the kind of GPU, the version of torch, and how many ranks add up a
-    layer's sums."""
-    if ranks > 1:
-        return f"{_instructions(device, 1)} tensor-parallel {ranks}"
+def _instructions(device: torch.device, options: EngineOptions) -> str:
+    """The processor's instruction set or the kind of GPU, the version of torch, and how ranks share the
+    model."""
+    return " ".join(
+        [
+            _processor(device),
+            *(
+                f"{name} {size}"
+                for name, size in (
+                    ("tensor-parallel", options.tensor_parallel_size),
+                    ("expert-parallel", options.expert_parallel_size),
+                    ("pipeline-parallel", options.pipeline_parallel_size),
+                )
+                if size > 1
+            ),
+        ]
+    )
+
+
+def _processor(device: torch.device) -> str:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"{torch.cuda.get_device_name(device)} sm_{major}{minor} torch {torch.__version__}"
@@ -468,10 +485,15 @@ def _check_kernels() -> None:
 def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.device) -> Ranks | None:
     """Start the processes of the ranks besides this one; None if the model has one. Raises LoadError for
     what several ranks cannot do."""
-    size = options.tensor_parallel_size
-    if size == 1:
+    size, stages = options.tensor_parallel_size, options.pipeline_parallel_size
+    if size % options.expert_parallel_size:
+        raise LoadError(
+            f"--expert-parallel-size {options.expert_parallel_size}: it must divide "
+            f"--tensor-parallel-size, which is {size}."
+        )
+    if size * stages == 1:
         return None
-    option = f"--tensor-parallel-size {size}"
+    option = f"--tensor-parallel-size {size}" if size > 1 else f"--pipeline-parallel-size {stages}"
     if device.type != "cpu":
         raise LoadError(f"{option} works on a CPU only so far; use --device cpu.")
     if sys.platform == "win32":
@@ -482,12 +504,15 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         raise LoadError(f"{option} and --kv-disk do not work together so far.")
     if options.kv_transfer:
         raise LoadError(f"{option} and --kv-transfer do not work together so far.")
-    checkpoint.config().of_rank(0, size)  # says so before anything is loaded
+    shared = checkpoint.config().of_rank(0, size, options.expert_parallel_size)
+    shared.of_stage(0, stages)  # says so before anything is loaded
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(torch.get_num_threads() // size, 1))
     return Ranks(
         options.model,
         size,
+        stages,
+        options.expert_parallel_size,
         dtype=options.dtype,
         quantize=options.quantize,
         max_position=options.max_model_len,

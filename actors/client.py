@@ -131,3 +131,6 @@ class EngineClient(Protocol):
 
     def keep_session(self, tenant: str, session: str, seconds: float) -> None:
         """Keep the pages of a tenant's session for so long from now on; 0: no longer."""
+
+    def forget_session(self, tenant: str, session: str) -> None:
+        """Delete the pages of a tenant's session that nobody else uses, in memory and in the tier."""

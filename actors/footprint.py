@@ -17,9 +17,9 @@ from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, StoredTensor
 from personae.engine.layers.dense_and_experts import experts_of
 from personae.engine.loader import Described, describe
-from personae.engine.lora_shapes import lora_shapes, rank_shapes
+from personae.engine.lora_shapes import lora_shapes, shared_shapes
 from personae.engine.models.decoder import Decoder
-from personae.engine.parallel.comm import ONE_RANK, OneRank
+from personae.engine.parallel.comm import Unconnected
 from personae.kernels.cgroup import free_memory
 from personae.lora.base import fingerprint
 
@@ -68,13 +68,6 @@ class Footprint:
         return self.free_bytes is None or self.needed_bytes <= self.free_bytes
 
 
-class _First(OneRank):
-    """The first of several ranks, to ask what it would have."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-
 def footprint(options: EngineOptions, device: torch.device) -> Footprint:
     """What the model of the options would take on the device.
 
@@ -83,37 +76,38 @@ def footprint(options: EngineOptions, device: torch.device) -> Footprint:
     """
     checkpoint = open_checkpoint(options.model)
     described = describe(checkpoint, device=device, dtype=options.dtype, quantize=options.quantize)
-    ranks = options.tensor_parallel_size
-    decoder = described.decoder(ONE_RANK if ranks == 1 else _First(ranks))
+    size, stages = options.tensor_parallel_size, options.pipeline_parallel_size
+    decoders = list(described.decoders(Unconnected(0, size, 0, stages, options.expert_parallel_size)))
+    decoder = decoders[0]
     folders = adapter_folders(options.adapters, options.named_adapters)
     _set_fingerprints(decoder, described.stored, read=bool(folders))
     shapes = lora_shapes(decoder)
     adapters = read_start_adapters(folders, shapes)
     sizes = choose_sizes(
-        options, decoder, rank_shapes(decoder), adapters.values(), device=device, loaded=False
+        options, decoder, shared_shapes(decoder), adapters.values(), device=device, loaded=False
     )
     layout = sizes.layout
-    stored = _used(described, decoder)
+    stored = [tensor for each in decoders for tensor in _used(described, each)]
     return Footprint(
         model=described.name,
         architecture=described.config.architecture,
         device=str(device),
-        ranks=ranks,
+        ranks=size * stages,
         parameters=sum(prod(tensor.shape) for tensor in stored),
         file_bytes=sum(tensor.bytes for tensor in stored),
         format=described.form,
-        weight_bytes=decoder.nbytes * ranks,
-        read_bytes=_read_bytes(decoder) * ranks,
+        weight_bytes=size * sum(each.nbytes for each in decoders),
+        read_bytes=size * sum(map(_read_bytes, decoders)),
         kv_dtype=str(sizes.kv_dtype).removeprefix("torch."),
-        token_bytes=sizes.page_bytes * ranks // layout.page_size,
-        kv_bytes=sizes.page_bytes * ranks * layout.num_pages,
+        token_bytes=sizes.page_bytes * size // layout.page_size,
+        kv_bytes=sizes.page_bytes * size * layout.num_pages,
         kv_tokens=layout.num_pages * layout.page_size,
         max_model_len=layout.max_model_len,
         max_seqs=layout.max_seqs,
         max_batch_tokens=layout.max_batch_tokens,
         adapters=len(adapters),
         adapter_ranks=sizes.ranks,
-        adapter_bytes=sizes.pool_bytes * ranks,
+        adapter_bytes=sizes.pool_bytes * size,
         free_bytes=free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0],
     )
 

@@ -69,6 +69,11 @@ class Line:
         self._plain = bytearray()
         self._sending = Lock()
 
+    @property
+    def own_host(self) -> str:
+        """The address of this machine by which it reached the other one."""
+        return str(self._connection.getsockname()[0])
+
     def recv(self, count: int) -> bytes:
         """Wait for data, at most `count` bytes. Empty: the other side has closed."""
         if self._tls is None:

@@ -359,11 +359,12 @@ class Preempt(Message, frozen=True):
 
 class KeepSession(Message, frozen=True):
     """*Wire.* From a client: keep the pages of a tenant's session for so many seconds from now on, 0 for no
-    longer. In every epoch."""
+    longer. With `forget` delete those that nobody else uses. In every epoch."""
 
     tenant: str
     session: str
     seconds: float
+    forget: bool = False
 
 
 class HoldPages(Message, frozen=True):

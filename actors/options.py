@@ -10,10 +10,11 @@ import hmac
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from personae.actors.cluster.identity import Identity
 from personae.engine.quantization import QUANTIZATIONS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -83,6 +84,26 @@ class ModelOptions:
             min=1,
             max=64,
             metavar="RANKS",
+        ),
+    ] = 1
+    expert_parallel_size: Annotated[
+        int,
+        OptionInfo(
+            "Divide the experts of a mixture of experts among this many groups of those processes: each "
+            "group has whole experts. It must divide --tensor-parallel-size. 1 cuts every expert.",
+            min=1,
+            max=64,
+            metavar="GROUPS",
+        ),
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        OptionInfo(
+            "Divide the layers among this many stages, on a CPU: each is a process, or with "
+            "--tensor-parallel-size as many.",
+            min=1,
+            max=64,
+            metavar="STAGES",
         ),
     ] = 1
     quantize: Annotated[
@@ -193,7 +214,7 @@ class BatchingOptions:
         bool,
         OptionInfo(
             "With --replicas: engines fetch pages of the KV cache from one another where that is sooner than "
-            "computing them."
+            "computing them; with --ray over TCP with TLS."
         ),
     ] = False
     gpu_memory_utilization: Annotated[
@@ -284,8 +305,8 @@ class EngineOptions(ModelOptions, BatchingOptions):
     adapter, named after its folder; `named_adapters` are pairs of a name and an adapter's folder. Adapters
     that are added later lie in `adapter_store`, by digest. The tenants' prefix-cache salts are derived from
     `secret`. `share` engines use this machine's memory. With `record_kv_events` the engine reports what
-    enters and leaves its prefix cache. Other engines ask for its pages at `page_socket`. None in any option
-    means that the engine chooses.
+    enters and leaves its prefix cache. Other engines ask for its pages at `page_socket`, or on other machines
+    with `page_identity` at a port that it chooses. None in any option means that the engine chooses.
     """
 
     model: Path
@@ -296,6 +317,12 @@ class EngineOptions(ModelOptions, BatchingOptions):
     record_kv_events: bool = False
     named_adapters: tuple[tuple[str, Path], ...] = ()
     page_socket: Path | None = None
+    page_identity: Identity | None = field(default=None, repr=False)
+
+    @property
+    def gives_pages(self) -> bool:
+        """Whether it gives pages to other engines, and fetches theirs."""
+        return self.page_socket is not None or self.page_identity is not None
 
     def base_names(self, own: str) -> tuple[str, ...]:
         """The names of the base, each once. If none is configured: its `own` name."""

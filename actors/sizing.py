@@ -37,7 +37,8 @@ class Sizes:
     """The chosen sizes. `layout` has those of the KV cache and of a step.
 
     A page of the cache has `page_bytes`, in `kv_dtype`. The adapter pool has `ranks` rank rows per module, in
-    `pool_bytes` of its own, and room for `spare_ranks` more in memory that the cache lends.
+    `pool_bytes` of its own, and room for `spare_ranks` more in memory that the cache lends. With a pipeline,
+    bytes are those of one rank of each stage together.
     """
 
     layout: MemoryLayout
@@ -63,7 +64,8 @@ def choose_sizes(
     device: torch.device,
     loaded: bool = True,
 ) -> Sizes:
-    """Choose the sizes for a model on its device and the adapters that it serves from the start. A page of
+    """Choose the sizes for a model on its device and the adapters that it serves from the start. `shapes`:
+    see `shared_shapes`. A page of
     the cache has a part for the model and one for the `draft` model or head. `loaded`: the device has the
     weights. If not, a GPU's memory for a step is not measured, and what the weights need is left free.
 
@@ -71,7 +73,7 @@ def choose_sizes(
     """
     kv_dtype = _kv_dtype(options, model, device)
     page_size = _page_size(model, kv_dtype)
-    page_bytes = KVCache.bytes_per_page(model.config.kv_specs, page_size, kv_dtype)
+    page_bytes = KVCache.bytes_per_page(model.shared.kv_specs, page_size, kv_dtype)
     draft_bytes = 0 if draft is None else _draft_bytes(draft, page_size)
     ranks = _ranks(options, adapters, shapes, model.dtype, model.comm.size)
     granule = granule_of(device)
@@ -89,7 +91,7 @@ def choose_sizes(
 def _page_size(model: Decoder, kv_dtype: torch.dtype) -> int:
     """The tokens of a page: with states as many as take as much memory as a page's states do, at most
     `LARGEST_PAGE`."""
-    specs = [spec for spec in model.config.kv_specs if spec is not None]
+    specs = [spec for spec in model.shared.kv_specs if spec is not None]
     if not any(spec.state for spec in specs):
         return PAGE_SIZE
     size, kept = PAGE_SIZE, sum(spec.bytes(kv_dtype) for spec in specs if not spec.state)
@@ -251,7 +253,7 @@ def _kv_dtype(options: EngineOptions, model: Decoder, device: torch.device) -> t
     """The dtype of keys and values."""
     if options.kv_cache_dtype == "auto":
         return model.dtype
-    if any(spec is not None and not spec.values for spec in model.config.kv_specs):
+    if any(spec is not None and not spec.values for spec in model.shared.kv_specs):
         raise LoadError(
             f"--kv-cache-dtype {options.kv_cache_dtype} does not work for models with convolutions or states."
         )

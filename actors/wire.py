@@ -82,7 +82,8 @@ class LoadFailed(Message, frozen=True):
 
 class Facts(msgspec.Struct, frozen=True):
     """What the frontend must know about the loaded model. A step has at most `max_seqs` sequences and
-    `max_batch_tokens` tokens. `numerics` is what the tokens depend on."""
+    `max_batch_tokens` tokens. `numerics` is what the tokens depend on. Other engines ask for its pages at
+    `page_address`."""
 
     models: dict[str, ModelCard]
     max_model_len: int
@@ -94,6 +95,7 @@ class Facts(msgspec.Struct, frozen=True):
     max_seqs: int = 64
     max_batch_tokens: int = 512
     numerics: NumericsClass = NumericsClass()
+    page_address: str | None = None
 
 
 class Loaded(Message, frozen=True):

@@ -190,6 +190,7 @@ def make_context(
     usage: UsageLedger | None = None,
     stored: ResponseStore | None = None,
     scaler: ReplicaScaler | None = None,
+    sessions: SessionStore | None = None,
 ) -> RequestContext:
     """What the routes need from an open engine.
 
@@ -213,7 +214,7 @@ def make_context(
         budgets=None if usage is None else Budgets(usage, Prices(settings.price)),
         responses=stored,
         scaler=scaler,
-        sessions=SessionStore(settings.session_ttl),
+        sessions=SessionStore(settings.session_ttl) if sessions is None else sessions,
         fingerprint=_fingerprint(client, settings),
     )
 
@@ -237,16 +238,20 @@ def create_app(
     usage: UsageLedger | None = None,
     stored: ResponseStore | None = None,
     scaler: ReplicaScaler | None = None,
+    sessions: SessionStore | None = None,
 ) -> Starlette:
     """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
 
-    Without `tenants`, no key is required. Without `usage` or `stored`, usage or responses are not stored.
-    Without a `scaler`, the number of engines is fixed. Without a `registry`, adapters cannot be uploaded;
-    without `batches`, files cannot. Batches run within `batches.running(app.state.context)`. Raises
-    ModelLoadError if the model's chat template cannot be compiled, or a format is unknown.
+    Without `tenants`, no key is required. Without `usage` or `stored`, usage or responses are not stored;
+    without `sessions` the list of sessions ends with the app. Without a `scaler`, the number of engines is
+    fixed. Without a `registry`, adapters cannot be uploaded; without `batches`, files cannot. Batches run
+    within `batches.running(app.state.context)`. Raises ModelLoadError if the model's chat template cannot be
+    compiled, or a format is unknown.
     """
     settings = settings or ApiSettings()
-    context = make_context(client, settings, registry, batches, tracing, tenants, usage, stored, scaler)
+    context = make_context(
+        client, settings, registry, batches, tracing, tenants, usage, stored, scaler, sessions
+    )
     access = Middleware(
         Access,
         store=tenants,

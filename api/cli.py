@@ -109,6 +109,42 @@ def _dry_run(options: ServeOptions) -> None:
         raise typer.Exit(1)
 
 
+@app.command()
+def plan(
+    model: Annotated[Path, typer.Option(metavar="DIR", help="A model's folder or GGUF file.")],
+    devices: Annotated[str, typer.Option(metavar="NxKIND", help="What there is: 8xH100, 2xL4, 4xCPU.")],
+    context: Annotated[int, typer.Option(min=2, help="Tokens of the longest sequence.")],
+    rate: Annotated[float, typer.Option(help="Requests per second.")],
+    prompt: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of a prompt, on average; else half of --context, up to 1024."),
+    ] = None,
+    answer: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of an answer, on average; else a quarter of --context, up to 256."),
+    ] = None,
+    quantize: Annotated[
+        str | None, typer.Option(help="Keep the weights in fewer bits: int8, int4 or fp8.")
+    ] = None,
+) -> None:
+    """Plan replicas and ranks for a model on given devices, by arithmetic, without loading it.
+
+    It ends with 1 if the devices cannot answer so many requests."""
+    from personae.actors.options import parse_quantization
+    from personae.api.commands.plan import checked_load, run
+
+    try:
+        known = None if quantize is None else parse_quantization(quantize)
+        enough = run(model, devices, checked_load(rate, prompt, answer, context), quantize=known)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--quantize") from None
+    except LoadError as error:
+        typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(_START_UP_ERROR) from None
+    if not enough:
+        raise typer.Exit(1)
+
+
 @app.command("models")
 def models(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the families of models that can be served, and the formats of their weights.

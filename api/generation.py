@@ -26,11 +26,13 @@ from personae.engine.params import SamplingParams
 from personae.engine.plan import NOT_FINITE
 from personae.engine.sequence import SequenceLog
 from personae.errors import (
+    GRAMMAR_DELAYED,
     GRAMMAR_TOO_SLOW,
     AdapterOverflow,
     BudgetTooSmall,
     Cancelled,
     DeadlineExceeded,
+    GrammarDelayed,
     GrammarError,
     GrammarTooSlow,
     Overloaded,
@@ -269,7 +271,7 @@ class Job:
                     raise watched.error()
                 raise DeadlineExceeded("The request's time was over before its answer was complete.")
         except (RequestError, Overloaded) as refusal:
-            if not isinstance(refusal, GrammarTooSlow | Unauthorized):
+            if not isinstance(refusal, GrammarTooSlow | GrammarDelayed | Unauthorized):
                 clocks.clear()  # it never began
             self._place(refusal)
             raise
@@ -376,6 +378,8 @@ class Job:
         """The error for a client whose sequence cannot continue."""
         if code == GRAMMAR_TOO_SLOW:
             return GrammarTooSlow(f"The request could not be finished: {why}.")
+        if code == GRAMMAR_DELAYED:
+            return GrammarDelayed(f"The request could not be finished: {why}.")
         if why == NOT_FINITE and self.model.adapter is not None:  # the base's own weights are finite
             return AdapterOverflow(
                 f"The adapter's values overflow with this prompt: {why}. Upload one with smaller updates."

@@ -59,14 +59,18 @@ async def open_engine(
             f"--prefill-replicas {options.prefill_replicas} leaves no engine of --replicas "
             f"{options.replicas} for answers."
         )
-    if options.ray is not None and (options.kv_transfer or options.prefill_replicas):
-        raise LoadError("--kv-transfer and --prefill-replicas do not work with --ray so far.")
+    if options.scale_by_load and most == options.replicas:
+        raise LoadError("--scale-by-load needs a --max-replicas that is more than --replicas.")
+    if options.scale_by_load and options.ray is not None:
+        raise LoadError("--scale-by-load does not work with --ray so far.")
     if options.one_process and options.ray is not None:
         raise LoadError("--one-process has its engine here; --ray has engines on other machines.")
     if names_the_hub(options):
         options = await to_thread.run_sync(on_disk, options, abandon_on_cancel=True)
     if options.kv_disk is not None and secret is None:
         secret = await to_thread.run_sync(_kept_secret, options.kv_disk)
+    if options.prefill_replicas:
+        options = replace(options, kv_transfer=True)
     engine_options, recommended = engine_options_of(options, adapter_store, secret)
     if options.one_process and options.kv_events is not None:
         raise LoadError("--kv-events needs an engine process; leave out --one-process.")
@@ -200,6 +204,7 @@ def _open_processes(
             max_restarts=options.max_restarts,
             hang_seconds=options.hang_timeout,
             silence_seconds=options.silence_timeout,
+            prefill=options.prefill_replicas,
         )
     if max(options.replicas, options.max_replicas or 1) == 1:
         return open_multi_process(
@@ -211,7 +216,7 @@ def _open_processes(
             keeper=keeper,
         )
     return open_replicas(
-        replace(engine_options, kv_transfer=engine_options.kv_transfer or options.prefill_replicas > 0),
+        engine_options,
         options.replicas,
         on_progress,
         most=options.max_replicas,
@@ -221,4 +226,5 @@ def _open_processes(
         on_kv_events=hear,
         keeper=keeper,
         prefill=options.prefill_replicas,
+        by_load=options.scale_by_load,
     )

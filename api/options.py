@@ -341,6 +341,13 @@ class ProcessOptions:
             unset="as many as --replicas",
         ),
     ] = None
+    scale_by_load: Annotated[
+        bool,
+        OptionInfo(
+            "Add engines while work waits, up to --max-replicas, and remove them down to --replicas when "
+            "fewer would do."
+        ),
+    ] = False
     silence_timeout: Annotated[
         float,
         OptionInfo(

@@ -55,6 +55,10 @@ class DecoderBaseWeights:
         """See BaseWeights."""
         return not self._model.comm.all_reduce(torch.tensor([0.0 if good else 1.0])).item()
 
+    def name(self, site: Site) -> str:
+        """See BaseWeights."""
+        return site if isinstance(site, str) else f"{(site[0] + self._model.config.first_layer, site[1])}"
+
     def bias(self, site: Site) -> Tensor | None:
         """See BaseWeights."""
         if site == "embedding":

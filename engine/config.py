@@ -15,6 +15,7 @@ from typing import Literal
 
 from personae.engine.fields import Fields, read_fields
 from personae.engine.layers.block import KVSpec, LayerSpec
+from personae.engine.layers.moe import MoeSpec
 from personae.engine.models import FAMILIES, MODEL_TYPES, family
 from personae.engine.models.config_keys import check_unread
 from personae.errors import LoadError
@@ -37,7 +38,8 @@ class ModelConfig:
     `mtp_layers`: how many layers it has that predict further tokens (multi-token prediction), which the
     decoder does without. `per_layer_embedding`: the size of a token's embedding for each layer, and how many
     tokens have one. `layer_scalars`: each layer's result is multiplied by a number. `dtype` is the
-    checkpoint's dtype, None if the file does not say.
+    checkpoint's dtype, None if the file does not say. `first_layer`: the number of the first layer, if these
+    are the layers of a later stage.
     """
 
     architecture: str
@@ -64,6 +66,7 @@ class ModelConfig:
     per_layer_embedding: tuple[int, int] | None = None
     layer_scalars: bool = False
     dtype: str | None = None
+    first_layer: int = 0
 
     @property
     def layers(self) -> int:
@@ -84,17 +87,55 @@ class ModelConfig:
             if len({*own.values()}) == 1
         }
 
-    def of_rank(self, rank: int, size: int) -> "ModelConfig":
-        """What a rank of `size` has of the layers. Raises LoadError if they cannot be cut so."""
+    def of_rank(self, rank: int, size: int, expert_groups: int = 1) -> "ModelConfig":
+        """What a rank of `size` has of the layers. `expert_groups`: how many groups of them have different
+        experts. Raises LoadError if the layers cannot be divided so."""
         if size == 1:
             return self
+        divided = self if expert_groups == 1 else self._with_expert_groups(expert_groups)
         try:
-            return self.with_layers(lambda layer: layer.of_rank(rank, size))
+            return divided.with_layers(lambda layer: layer.of_rank(rank, size))
         except ValueError as error:
             raise LoadError(
                 f"--tensor-parallel-size {size}: this model has {error}, which {size} ranks cannot share "
                 "equally."
             ) from None
+
+    def _with_expert_groups(self, count: int) -> "ModelConfig":
+        option = f"--expert-parallel-size {count}"
+        experts = {layer.mlp.experts for layer in self.layer_specs if isinstance(layer.mlp, MoeSpec)}
+        if not experts:
+            raise LoadError(f"{option}: this model has no experts.")
+        for number in sorted(experts):
+            if number % count or number < 2 * count:
+                raise LoadError(
+                    f"{option}: this model has {number} experts, which so many groups cannot share equally "
+                    "with at least two for each."
+                )
+        return self.with_layers(
+            lambda layer: (
+                replace(layer, mlp=replace(layer.mlp, expert_groups=count))
+                if isinstance(layer.mlp, MoeSpec)
+                else layer
+            )
+        )
+
+    def of_stage(self, stage: int, stages: int) -> "ModelConfig":
+        """The layers of one of the stages: equally many, and where that is not possible the last stages have
+        one more. Raises LoadError if there are more stages than layers."""
+        if stages > self.layers:
+            raise LoadError(
+                f"--pipeline-parallel-size {stages}: this model has {self.layers} layers, and each stage "
+                "needs one."
+            )
+        shared = any(getattr(layer.attention, "reads", None) is not None for layer in self.layer_specs)
+        if stages > 1 and (shared or self.per_layer_embedding is not None):
+            raise LoadError(
+                f"--pipeline-parallel-size {stages}: this model has layers that read keys and values of "
+                "others, or embeddings for each layer, which stages cannot share."
+            )
+        first, stop = (number * self.layers // stages for number in (stage, stage + 1))
+        return replace(self, layer_specs=self.layer_specs[first:stop], first_layer=first)
 
     @property
     def shards(self) -> dict[str, Shard]:

@@ -1,7 +1,7 @@
 """Loads a model from disk into a decoder, one tensor at a time."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import weight_files, weights_digest
 from personae.engine.packed_weights import PackedWeights, code_digest, file_facts
-from personae.engine.parallel.comm import ONE_RANK, Comm
+from personae.engine.parallel.comm import ONE_RANK, Comm, Unconnected
 from personae.engine.quantization.base import load
 from personae.engine.quantization.unquantized import multiplies_bfloat16
 from personae.errors import ModelLoadError
@@ -61,6 +61,15 @@ class Described:
             comm=comm,
         )
 
+    def decoders(self, comm: Comm) -> Iterator[Decoder]:
+        """The decoders of a rank of each stage, with shapes and without values."""
+        for stage in range(comm.stages):
+            yield self.decoder(Unconnected(comm.rank, comm.size, stage, comm.stages, comm.expert_groups))
+
+    def nbytes(self, comm: Comm) -> int:
+        """The bytes of the parameters of all ranks."""
+        return comm.size * sum(decoder.nbytes for decoder in self.decoders(comm))
+
 
 def describe(checkpoint: Checkpoint, *, device: torch.device, dtype: str, quantize: str | None) -> Described:
     """Read the headers of a model's files, and compare its tensors with its config; see `load_model`.
@@ -103,7 +112,8 @@ def load_model(
         LoadError: so many ranks cannot share the model.
     """
     described = describe(checkpoint or open_checkpoint(path), device=device, dtype=dtype, quantize=quantize)
-    _check_memory(described, device, quantize, comm)
+    size = described.nbytes(comm)
+    _check_memory(described, size, device, quantize)
     config, stored, numerics = described.config, described.stored, described.numerics
     decoder = Decoder(
         config,
@@ -113,7 +123,7 @@ def load_model(
         scheme=numerics.scheme,
         comm=comm,
     )
-    decoder.weight_bytes = decoder.nbytes
+    decoder.weight_bytes = size
     decoder.quantization = numerics.quantization
     fill = partial(_fill, decoder, stored, on_progress)
     if packed is None or (layout := decoder.packed_layout()) is None:
@@ -207,11 +217,10 @@ def _for_this_processor(described: Described, device: torch.device) -> Described
     return wide if memory is None or wide.decoder().nbytes <= memory / 2 else described
 
 
-def _check_memory(described: Described, device: torch.device, quantize: str | None, comm: Comm) -> None:
-    """Compares the memory that the weights of all ranks need with the free memory, before any is
+def _check_memory(described: Described, size: int, device: torch.device, quantize: str | None) -> None:
+    """Compares the memory that the weights of all ranks need, `size`, with the free memory, before any is
     allocated."""
     free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    size = described.decoder(comm).nbytes * comm.size
     if free is None or size <= free:
         return
     if device.type == "cpu":
@@ -248,6 +257,9 @@ def _fill(decoder: Decoder, stored: Mapping[str, StoredTensor], on_progress: Pro
     of = {name: stored.get(name, stored[EMBEDDING]) for name in places}
     shards = decoder.shards()
     total, done = sum(tensor.bytes for tensor in of.values()), 0
+    for name in (EMBEDDING, OUTPUT):
+        if name in stored and name not in places:
+            decoder.fingerprints[name] = fingerprint(stored[name].read())
     for name in sorted(places, key=lambda name: of[name].file):
         load(name, places[name], of[name], shards.get(name))
         if name in stored and name in (EMBEDDING, OUTPUT):

@@ -21,6 +21,21 @@ def lora_shapes(model: Decoder) -> LoraShapes:
     )
 
 
+def shared_shapes(model: Decoder) -> LoraShapes:
+    """The shapes of this rank's part of an adapter, in the layers of all stages."""
+    return replace(lora_shapes(model), sites=model.shared.lora_sites)
+
+
 def rank_shapes(model: Decoder) -> LoraShapes:
-    """The shapes of this rank's part of an adapter."""
-    return replace(lora_shapes(model), sites=model.config.lora_sites)
+    """The shapes of this rank's part of an adapter, in the layers of its stage, numbered from 0."""
+    shapes, first, layers = shared_shapes(model), model.config.first_layer, model.config.layers
+    if model.comm.stages == 1:
+        return shapes
+    sites = {
+        key: replace(site, layers=_within(site.layers, first, layers)) for key, site in shapes.sites.items()
+    }
+    return replace(shapes, layers=layers, sites=sites)
+
+
+def _within(layers: frozenset[int] | None, first: int, count: int) -> frozenset[int] | None:
+    return None if layers is None else frozenset(range(count)) & {layer - first for layer in layers}

@@ -55,10 +55,12 @@ class PageKey(NamedTuple):
 
 
 class PageOwner(NamedTuple):
-    """The tenant to whose share of a tier a page counts: a digest of 16 bytes, and its weight."""
+    """The tenant to whose share of a tier a page counts: a digest of 16 bytes, and its weight. `session` is a
+    digest of the session that the page is deleted with, if it has one."""
 
     tenant: bytes
     weight: float
+    session: bytes = b""
 
 
 class StorePage(msgspec.Struct, frozen=True, tag=True):
@@ -77,10 +79,20 @@ class FetchPage(msgspec.Struct, frozen=True, tag=True):
     index: int
 
 
+class ForgetSession(msgspec.Struct, frozen=True, tag=True):
+    """A tier deletes the pages of this session; both are digests, see `PageOwner`."""
+
+    tenant: bytes
+    session: bytes
+
+
+Move = StorePage | FetchPage | ForgetSession
+
+
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step, in this order: `releases` (slots whose sequence ended), `moves` (all pages to store before
-    those to fetch), `admissions`, page `copies` (source, destination), one forward pass over `rows`, and
-    sampling for the rows that need it.
+    """One step, in this order: `releases` (slots whose sequence ended), `moves` (all pages to store first,
+    then the sessions to forget, then the pages to fetch), `admissions`, page `copies` (source, destination),
+    one forward pass over `rows`, and sampling for the rows that need it.
 
     A plan may have no rows. For each time that a slot is in `reclaimed`, its page table loses its last page,
     before the rows' pages are appended.
@@ -92,7 +104,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     releases: tuple[int, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     reclaimed: tuple[int, ...] = ()
-    moves: tuple[StorePage | FetchPage, ...] = ()
+    moves: tuple[Move, ...] = ()
 
 
 class Drafted(NamedTuple):

@@ -1,15 +1,17 @@
 """A model on ranks and the same model in one process: the same tokens, and how long a step takes.
 
-    python -m personae.evals.parallel MODEL [--adapters DIR] [--sizes 2,4] [--dtype float32] [--quantize int8]
+    python -m personae.evals.parallel MODEL [--adapters DIR] [--sizes 2,1x2,2x2] [--dtype float32]
 
-For each size the program assembles an engine as a server does, and plays one batch: the base and every
-adapter, 64 greedy tokens and 64 drawn ones each. The tokens must be those of one process in float32; in
-bfloat16 they differ where two tokens are nearly equally likely. Then the engines play the same batch in
-alternation, and the median step of each is printed.
+A size is the number of ranks that share each layer. 2x3 has three stages of two ranks each, and 4e2 has two
+groups of experts among four ranks. For each size the program assembles an engine as a server does,
+and plays one batch: the base and every adapter, 64 greedy tokens and 64 drawn ones each. The tokens must be
+those of one process in float32; in bfloat16 they differ where two tokens are nearly equally likely. Then the
+engines play the same batch in alternation, and the median step of each is printed.
 """
 
 import argparse
 import random
+import re
 import statistics
 import sys
 import time
@@ -68,6 +70,15 @@ class Engine:
             found[delta.id] += delta.tokens
 
 
+def sizes_of(text: str) -> dict[str, Any]:
+    """The options of a size such as 2, 1x2 or 4e2."""
+    found = re.fullmatch(r"(\d+)(?:x(\d+))?(?:e(\d+))?", text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a size such as 2, 1x2 or 4e2")
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size")
+    return {name: int(size or 1) for name, size in zip(names, found.groups(), strict=True)}
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the program. Returns 1 if tokens differ in float32."""
     parser = argparse.ArgumentParser(prog="personae.evals.parallel")
@@ -77,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--quantize")
     asked = parser.parse_args(arguments)
-    sizes = [1, *map(int, asked.sizes.split(","))]
+    sizes = ["1", *asked.sizes.split(",")]
     adapters = () if asked.adapters is None else (asked.adapters,)
     engines = {
         size: Engine(
@@ -89,24 +100,24 @@ def main(arguments: Sequence[str]) -> int:
                 quantize=asked.quantize,
                 kv_memory=2**28,
                 speculate="off",
-                tensor_parallel_size=size,
+                **sizes_of(size),
             )
         )
         for size in sizes
     }
-    tokens: dict[int, dict[str, list[int]]] = {}
-    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    tokens: dict[str, dict[str, list[int]]] = {}
+    seconds: dict[str, list[float]] = {size: [] for size in sizes}
     for round_ in range(ROUNDS):
         for size, engine in engines.items():
             tokens[size], steps = engine.play(round_)
             seconds[size] += steps
     differ = 0
     for size in sizes:
-        same = sum(tokens[size][id] == tokens[1][id] for id in tokens[1])
-        differ += len(tokens[1]) - same
+        same = sum(tokens[size][id] == tokens["1"][id] for id in tokens["1"])
+        differ += len(tokens["1"]) - same
         step = 1000 * statistics.median(seconds[size])
         print(  # the program's result
-            f"{size} ranks: {same} of {len(tokens[1])} sequences equal, a decode step "
+            f"{size} ranks: {same} of {len(tokens['1'])} sequences equal, a decode step "
             f"takes {step:.2f} ms (p10 {1000 * sorted(seconds[size])[len(seconds[size]) // 10]:.2f})"
         )
     return int(asked.dtype == "float32" and differ > 0)

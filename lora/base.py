@@ -33,6 +33,9 @@ class BaseWeights(Protocol):
     def everywhere(self, good: bool) -> bool:
         """Whether it is good on all ranks, so that all of them go on or none."""
 
+    def name(self, site: Site) -> str:
+        """The site's name in messages."""
+
     def bias(self, site: Site) -> Tensor | None:
         """The bias: [out] float32, or None."""
 

@@ -53,7 +53,7 @@ class DoraBias:
         if self.magnitude is not None:
             gain = self.magnitude.float() / _norms(base, site, a, b)
             if not base.everywhere(bool(gain.isfinite().all())):
-                raise AdapterError(f"DoRA of {site}: a row of the changed weight is zero")
+                raise AdapterError(f"DoRA of {base.name(site)}: a row of the changed weight is zero")
         before = base.bias(site)
         if self.bias is not None or (gain is not None and before is not None):
             old = torch.zeros(()) if before is None else before

@@ -23,10 +23,12 @@ INPUTS: Literal[1] = 1
 @dataclass(frozen=True, slots=True)
 class Shard:
     """The part of a weight [outputs, inputs], or of a vector [outputs], that is a rank's: these ranges of
-    dimension `dim`, one after the other."""
+    dimension `dim`, one after the other. `experts`: of a module of experts, those whose parts it has, if
+    these are not all."""
 
     dim: Literal[0, 1]
     ranges: tuple[tuple[int, int], ...]
+    experts: range | None = None
 
     def of(self, whole: Tensor, dim: int | None = None) -> Tensor:
         """The part of a tensor: a view if it is one range. `dim`: instead of the shard's own."""
@@ -69,15 +71,68 @@ def sharded(adapter: Adapter, shards: Mapping[str, Shard], *, first: bool) -> Ad
     before, after = (
         sum(pair.a.nbytes + pair.b.nbytes for pair in own.values()) for own in (adapter.pairs, pairs)
     )
-    return replace(adapter, pairs=pairs, dora_bias=biases, nbytes=adapter.nbytes - before + after)
+    held = {module: shard.experts for module, shard in shards.items() if shard.experts is not None}
+    return replace(
+        adapter,
+        pairs=pairs,
+        ranks={
+            module: rank // adapter.experts[module] * len(held[module]) if module in held else rank
+            for module, rank in adapter.ranks.items()
+        },
+        experts={
+            module: len(held[module]) if module in held else count
+            for module, count in adapter.experts.items()
+        },
+        dora_bias=biases,
+        nbytes=adapter.nbytes - before + after,
+    )
+
+
+def of_layers(adapter: Adapter, layers: range, *, vocabulary: bool) -> Adapter:
+    """The adapter's part for a stage that has these layers of the base, which are numbered from 0 there.
+    `vocabulary`: the stage has the embedding and the output matrix.
+
+    Its identity and the bounds of its values stay those of the whole.
+    """
+    first = layers.start
+    pairs = {
+        (layer - first, module): pair for (layer, module), pair in adapter.pairs.items() if layer in layers
+    }
+    biases = {
+        (layer - first, module): vectors
+        for (layer, module), vectors in adapter.dora_bias.items()
+        if layer in layers
+    }
+    modules = {module for _, module in pairs}
+    changes = adapter.vocabulary if vocabulary else ()
+    before, after = (
+        sum(pair.a.nbytes + pair.b.nbytes for pair in own.values()) for own in (adapter.pairs, pairs)
+    )
+    return replace(
+        adapter,
+        pairs=pairs,
+        ranks={module: rank for module, rank in adapter.ranks.items() if module in modules},
+        experts={module: count for module, count in adapter.experts.items() if module in modules},
+        dora_bias=biases,
+        vocabulary=changes,
+        nbytes=adapter.nbytes - before + after,
+    )
 
 
 def _pair(pair: LoraPair, shard: Shard | None) -> LoraPair:
     if shard is None:
         return pair
+    if shard.experts is not None:
+        pair = _of_experts(pair, shard.experts)
     if shard.dim == OUTPUTS:
         return replace(pair, b=shard.of(pair.b, 1).contiguous())
     return replace(pair, a=shard.of(pair.a, 1).contiguous())
+
+
+def _of_experts(pair: LoraPair, experts: range) -> LoraPair:
+    each = pair.rank // pair.experts
+    rows = slice(experts.start * each, experts.stop * each)
+    return replace(pair, a=pair.a[rows].contiguous(), b=pair.b[rows].contiguous(), experts=len(experts))
 
 
 def _vectors(vectors: DoraBias, shard: Shard | None, first: bool) -> DoraBias:

@@ -43,6 +43,7 @@ MAY_ASK = {  # commands, not the server, and the process that fetches adapters f
     "api/sse.py",
 }
 WILDCARDS = {"0.0.0.0", "::", "[::]", "*"}
+LISTENS = {"create_server", "create_tcp_listener", "start_server", "open_tcp_listeners"}
 
 
 parsed = cache(ast.parse)
@@ -92,6 +93,8 @@ def calls(node: ast.Call, where: str) -> Iterator[str]:
             yield f"passes {keyword}"
     if name.endswith(".bind") and where not in ("api/http/address.py", "evals/demo/train.py"):
         yield "binds a socket"
+    if name.split(".")[-1] in LISTENS:
+        yield "listens on TCP"
     if name.split(".")[-1] in ("bind", "run", "Config", "serve") and any(
         isinstance(each, ast.Constant) and each.value in WILDCARDS for each in ast.walk(node)
     ):
@@ -113,6 +116,10 @@ KNOWN = {
     "actors/enginecore/page_server.py opens a socket with a name",
     "actors/enginecore/page_server.py binds a socket",
     "engine/tiers/transfer.py opens a socket with a name",
+    # With --ray they do so between machines: TLS, and both sides show the certificate of a server's engines.
+    "actors/enginecore/page_server.py listens on TCP",
+    # Engines on other machines call the frontend: a ticket for each connection, and TLS beyond loopback.
+    "actors/cluster/listener.py listens on TCP",
 }
 
 
@@ -143,6 +150,7 @@ def test_nothing_that_runs_foreign_code_or_allows_it_stands_in_the_tree() -> Non
         "os.system(command)",
         "AutoModel.from_pretrained(name, trust_remote_code=True)",
         "socket.bind(address)",
+        "anyio.create_tcp_listener(local_port=80)",
         "socket.socket(socket.AF_UNIX)",
         "uvicorn.run(app, host='0.0.0.0')",
         "import requests",

@@ -2,6 +2,9 @@
 
 They are made at the start, and keys never leave their process; only certificates are sent. Each side trusts
 exactly the certificates that it was given.
+
+The engines of a server that give pages to one another have one more identity, which is the same for all of
+them. The frontend makes it and sends it to each, key and all, over the sockets above.
 """
 
 import ssl

@@ -17,6 +17,7 @@ from anyio import to_thread
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.cluster.adapter_files import AdapterFiles
 from personae.actors.cluster.contact import Contact
+from personae.actors.cluster.identity import new_identity
 from personae.actors.cluster.listener import Listener, open_listener
 from personae.actors.cluster.node import weights_digest
 from personae.actors.cluster.ray_cluster import RayCluster, open_ray
@@ -27,6 +28,7 @@ from personae.actors.kit.child import Report, log_incident
 from personae.actors.multi_process import HANG_SECONDS, MultiProcessEngine
 from personae.actors.options import OWN_MTP, ClusterOptions, EngineOptions
 from personae.actors.replicas.launch import MAX_LIVE, SILENCE_SECONDS, launch_replicas
+from personae.engine.tiers.transfer import CERTIFIED
 from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError
 
@@ -46,6 +48,7 @@ async def open_cluster(
     max_restarts: int = MAX_RESTARTS,
     hang_seconds: float = HANG_SECONDS,
     silence_seconds: float = SILENCE_SECONDS,
+    prefill: int = 0,
 ) -> AsyncIterator[MultiProcessEngine]:
     """Do what `open_replicas` does, with engines on the nodes of the cluster that `cluster.ray` names. Raises
     LoadError if it has no room for the first `count`, or if a node refuses; later engines wait for room."""
@@ -85,6 +88,7 @@ async def open_cluster(
                 adapters=(),
                 named_adapters=(),
                 adapter_store=None,
+                page_identity=new_identity(CERTIFIED) if options.kv_transfer else None,
             ),
             tokenizer,
             on_progress,
@@ -93,6 +97,7 @@ async def open_cluster(
             hang_seconds=hang_seconds,
             silence_seconds=silence_seconds,
             max_live=MAX_LIVE * most,
+            prefill=prefill,
         ) as engines:
             yield engines
 

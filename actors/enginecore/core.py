@@ -23,7 +23,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import aclosing, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
 import anyio
@@ -34,7 +33,12 @@ from personae.actors.enginecore.adapter_store import AdapterStore
 from personae.actors.enginecore.compiler import Compiler
 from personae.actors.enginecore.executor import Executor
 from personae.actors.enginecore.kept import KeptCore, redirect_output
-from personae.actors.enginecore.page_server import serve_pages
+from personae.actors.enginecore.page_server import (
+    PageListener,
+    listen_at_host,
+    listen_at_path,
+    serve_pages,
+)
 from personae.actors.enginecore.scheduler import SchedulerActor
 from personae.actors.enginecore.step_recorder import StepRecorder
 from personae.actors.framing import frame, receive_first
@@ -129,8 +133,8 @@ def spawn_core(
     return store, scheduler
 
 
-def facts_of(assembly: Assembly) -> Facts:
-    """The facts of the loaded model, for the frontend."""
+def facts_of(assembly: Assembly, page_address: str | None = None) -> Facts:
+    """The facts of the loaded model, for the frontend. Other engines ask for pages at `page_address`."""
     engine_spec = assembly.engine_spec
     return Facts(
         models=dict(engine_spec.models),
@@ -143,6 +147,7 @@ def facts_of(assembly: Assembly) -> Facts:
         max_seqs=engine_spec.layout.max_seqs,
         max_batch_tokens=engine_spec.layout.max_batch_tokens,
         numerics=assembly.numerics,
+        page_address=page_address,
     )
 
 
@@ -204,7 +209,8 @@ def _run(
     line: Line, start: Start, assembly: Assembly, recorder: StepRecorder, kept: KeptCore | None = None
 ) -> None:
     """Run the engine until the connection closes."""
-    line.sendall(frame(Loaded(facts_of(assembly))))
+    pages = _page_listener(line, start)
+    line.sendall(frame(Loaded(facts_of(assembly, None if pages is None else pages.address))))
     spare_what_is_here()
 
     def end(code: int, why: BaseException | None) -> None:
@@ -225,10 +231,23 @@ def _run(
             recorder,
             end,
             on_pulse=alive,
-            page_socket=start.options.page_socket,
+            pages=pages,
         )
 
     anyio.run(run, backend_options=loop_options())
+
+
+def _page_listener(line: Line, start: Start) -> PageListener | None:
+    """Where other engines ask for pages; None: nowhere."""
+    if start.options.page_socket is not None:
+        return listen_at_path(start.options.page_socket)
+    if (identity := start.options.page_identity) is not None:
+        from personae.actors.cluster.identity import server_context, trust
+
+        tls = server_context(identity)
+        trust(tls, identity.certificate)
+        return listen_at_host(line.own_host, tls)
+    return None
 
 
 def _close_tier(assembly: Assembly) -> None:
@@ -275,12 +294,12 @@ async def serve(
     end: Callable[[int, BaseException | None], object],
     on_started: Callable[[Supervisor], object] = lambda core: None,
     on_pulse: Callable[[], object] = lambda: None,
-    page_socket: Path | None = None,
+    pages: PageListener | None = None,
 ) -> None:
     """Run the engine until the connection closes or an actor crashes. Then `end` is called with the exit
     code, and with the error if there was one. If it returns, the actors are stopped. `on_started` is called
     with the supervisor when the actors run, `on_pulse` with each pulse. Other engines ask for pages at
-    `page_socket`."""
+    `pages`."""
 
     def report(incident: Incident) -> None:
         """End the process: an engine without one of its actors is useless, and its device may be unusable."""
@@ -297,8 +316,8 @@ async def serve(
     async with core, anyio.create_task_group() as tasks, aclosing(messages(stream, ToCore)) as arriving:
         tasks.start_soon(frontend.write, stream)
         tasks.start_soon(_pulse, core, frontend, on_pulse)
-        if page_socket is not None and engine_spec.page_source is not None:
-            tasks.start_soon(serve_pages, page_socket, engine_spec.page_source, scheduler)
+        if pages is not None and engine_spec.page_source is not None:
+            tasks.start_soon(serve_pages, pages, engine_spec.page_source, scheduler)
         on_started(core)
         async for message in arriving:
             match message:

@@ -119,6 +119,8 @@ class SchedulerActor(Actor[Message]):
                     deltas += self._end(ids, "cancelled")
                 case Preempt(ids=ids, epoch=self._epoch):
                     deltas += self._end(ids, "preempted")
+                case KeepSession(tenant=tenant, session=session, forget=True):
+                    self._scheduler.forget_session(tenant, session)
                 case KeepSession(tenant=tenant, session=session, seconds=seconds):
                     self._scheduler.keep_session(tenant, session, seconds)
                 case HoldPages(root=root, chunks=chunks, reply=reply):

@@ -250,6 +250,10 @@ class LocalClient:
         """Keep the pages of a tenant's session for so long from now on; 0: no longer."""
         self._frontend.keep_session(KeepSession(tenant, session, seconds))
 
+    def forget_session(self, tenant: str, session: str) -> None:
+        """Delete the pages of a tenant's session that nobody else uses, in memory and in the tier."""
+        self._frontend.keep_session(KeepSession(tenant, session, 0.0, forget=True))
+
     def stats(self) -> EngineStats:
         """Return what the engine is doing now."""
         return self._frontend.stats()

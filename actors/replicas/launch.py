@@ -3,6 +3,7 @@
 personae               one_for_one, gives up at once
 ├── dispatcher         decides who goes next, and where
 ├── scaler             adds and removes replicas
+├── load-scaler        with --scale-by-load: says how many
 ├── engine-0/front     as in `in_process.py`
 ├── engine-0/back      restarts the engine core when it dies, within its restart intensity
 │   └── host           one epoch of the engine core's process
@@ -33,6 +34,7 @@ from personae.actors.multi_process import (
 )
 from personae.actors.options import EngineOptions
 from personae.actors.process import Launch
+from personae.actors.replicas.load_scaling import LoadScaler, ScalingPolicy
 from personae.actors.replicas.placement.base import Placement
 from personae.actors.replicas.placement.estimated import EstimatedSeconds
 from personae.actors.replicas.replica_set import ReplicaSet
@@ -67,15 +69,14 @@ async def open_replicas(
     on_kv_events: HearKVEvents | None = None,
     keeper: Keeper | None = None,
     prefill: int = 0,
+    by_load: bool = False,
 ) -> AsyncIterator[MultiProcessEngine]:
     """Do what `open_multi_process` does with `count` engines, and with up to `most` after scaling. An engine
     that dies, or is silent for `silence_seconds`, loses its streams to the others. With `prefill`, so many of
-    the engines only compute prompts.
+    the engines only compute prompts. `by_load`: the load decides how many there are, from `count` to `most`.
 
     Raises LoadError if no engine would be left for the answers.
     """
-    if prefill >= count:
-        raise LoadError(f"--prefill-replicas {prefill} leaves no engine of --replicas {count} for answers.")
     if options.kv_transfer and sys.platform == "win32":
         raise LoadError("--kv-transfer and --prefill-replicas do not work on Windows.")
     tokenizer = await to_thread.run_sync(Tokenizer.load, options.model)
@@ -99,6 +100,7 @@ async def open_replicas(
             on_kv_events=on_kv_events,
             prefill=prefill,
             page_folder=page_folder,
+            by_load=by_load,
         ) as engines,
     ):
         yield engines
@@ -150,9 +152,13 @@ async def launch_replicas(
     on_kv_events: HearKVEvents | None = None,
     prefill: int = 0,
     page_folder: Path | None = None,
+    by_load: bool = False,
 ) -> AsyncIterator[MultiProcessEngine]:
     """Do what `open_replicas` does, with a given source of processes. The first engine starts alone: options
-    that it refuses, all would refuse."""
+    that it refuses, all would refuse. Raises LoadError if prefill engines would leave none for the answers.
+    """
+    if prefill >= count:
+        raise LoadError(f"--prefill-replicas {prefill} leaves no engine of --replicas {count} for answers.")
 
     def make_engine(index: int, launch: Launch) -> SupervisedEngine:
         return SupervisedEngine(
@@ -183,6 +189,8 @@ async def launch_replicas(
     scaler = ReplicaScaler(root, replicas, source, make_engine, on_events)
     engines = [scaler.add()[1] for _ in range(count)]
     scaler.start(engines[0])
+    if by_load:
+        root.spawn("load-scaler", lambda: LoadScaler(replicas, scaler, ScalingPolicy(count, source.most)))
     try:
         async with root:
             for engine in engines[1:]:

@@ -60,11 +60,10 @@ class Replica:
         frontend: ReplicaFrontend,
         *,
         prefill: bool = False,
-        page_address: str | None = None,
     ) -> None:
         self.index = index
         self.prefill = prefill
-        self.page_address = page_address
+        self.page_address: str | None = None
         self.frontend = frontend
         self.state = ReplicaState.STARTING
         self.seqs = 64
@@ -89,6 +88,7 @@ class Replica:
         """Take the limits that its engine core reported."""
         self.seqs, self.batch = facts.max_seqs, facts.max_batch_tokens
         self.numerics = facts.numerics
+        self.page_address = facts.page_address
 
     def has_room(self, key: FairnessKey) -> bool:
         """Whether one more request of this key may wait there. Each tenant may have a few: so the engine

@@ -71,12 +71,10 @@ class ReplicaSet:
             max_live=self._max_live,
             window=self._window,
         )
-        socket = self.page_socket(index)
         replica = self.replicas[index] = Replica(
             index,
             frontend,
             prefill=sum(other.prefill for other in self.replicas.values()) < self._prefill,
-            page_address=None if socket is None else str(socket),
         )
         return replica
 
@@ -120,6 +118,10 @@ class ReplicaSet:
                 replace_gauge(gauge, path=f"{name}/{gauge.path}") for gauge in replica.frontend.core_actors
             ]
         return found
+
+    def backlog_seconds(self) -> float:
+        """How long the replicas need for the work that waits."""
+        return self._dispatcher.backlog_seconds()
 
     def stats(self) -> EngineStats:
         """What the engines are doing now: each one, and all together."""

@@ -72,7 +72,11 @@ class Clients:
         except Exception as error:
             self._fail(error)
         finally:
-            self._run.live.discard(request.logs[0].id)
+            log = request.logs[0]
+            self._run.live.discard(log.id)
+            share = crc32(f"{log.id} deletes".encode()) / 2**32
+            if log.session is not None and share < self._run.scenario.workload.deletes:
+                self._client.forget_session(log.tenant, log.session)
 
     async def _ask(self, request: SimulatedRequest) -> None:
         witness, now = self._run.witness, self._run.loop.time()

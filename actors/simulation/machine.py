@@ -20,7 +20,9 @@ from personae.actors.simulation.trouble import Costs, Trouble, Wrong
 from personae.engine.plan import (
     Drafted,
     FetchPage,
+    ForgetSession,
     MemoryLayout,
+    Move,
     Row,
     StepPlan,
     StepResult,
@@ -242,8 +244,8 @@ class SimulatedDevice:
         """Overwrite a page that is lent."""
         self._cells[page] = [-1] * self.layout.page_size
 
-    def _move(self, moves: Sequence[StorePage | FetchPage]) -> None:
-        """Give pages to the tier, then put fetched ones into free pages."""
+    def _move(self, moves: Sequence[Move]) -> None:
+        """Give pages to the tier, have it delete those of sessions, then put fetched ones into free pages."""
         if not moves:
             return
         assert self._tier is not None
@@ -252,6 +254,9 @@ class SimulatedDevice:
         keys, owners = [move.key for move in stores], [move.owner for move in stores]
         if stores:
             self._tier.store(keys, owners, lambda: contents)
+        for move in moves:
+            if isinstance(move, ForgetSession):
+                self._tier.forget(move.tenant, move.session)
         fetches = [move for move in moves if isinstance(move, FetchPage)]
         for move in fetches:
             if self._readers[move.page] or move.page in self.worker.lent:

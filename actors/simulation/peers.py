@@ -92,6 +92,11 @@ class SimulatedPeers:
         assert self._below is not None
         self._below.store(keys, owners, ready)
 
+    def forget(self, tenant: bytes, session: bytes) -> None:
+        """See Tier."""
+        if self._below is not None:
+            self._below.forget(tenant, session)
+
     def fetch(self, fetch: PageFetch) -> int:
         """See Tier."""
         if fetch.ticket not in self._tickets:

@@ -28,7 +28,8 @@ class Scenario:
     of the tier's operations that go wrong. With `transfer` engines fetch pages from one another;
     `transfer_fails` is the share of these fetches that go wrong. `prefill` of the engines only compute
     prompts. `goal` applies to sequences without targets of their own. With `compare_service`, the service of
-    the (tenant, adapter) is compared over all engines.
+    the (tenant, adapter) is compared over all engines. With `by_load`, the load decides how
+    many engines there are, from `replicas` on.
     """
 
     seed: int
@@ -60,6 +61,7 @@ class Scenario:
     calm_lulls: bool = False
     goal: LatencyTargets | None = None
     compare_service: bool = False
+    by_load: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,10 @@ class SimulatedTier:
             self._cells.add(key.name, (key, cells), owner)
             self._counts = self._counts._replace(stored=self._counts.stored + 1)
 
+    def forget(self, tenant: bytes, session: bytes) -> None:
+        """See Tier."""
+        self._cells.remove_session(tenant, session)
+
     def fetch(self, fetch: PageFetch) -> int:
         """See Tier."""
         ticket, keys = fetch.ticket, fetch.keys

@@ -27,7 +27,8 @@ class SimulatedWorkload:
     exponent `zipf`; one request in ten is for the base. Tenants are chosen likewise. A share `prefixed` of
     the prompts begins with one of four prefixes of `prefix` tokens that all tenants share. The other shares
     are probabilities for each request: `schemas` is bound by one of `grammars` grammars, `siblings` has two
-    or three choices, `leaves` disconnects at some time, `slow` reads slowly, `sessions` belongs to a session.
+    or three choices, `leaves` disconnects at some time, `slow` reads slowly, `sessions` belongs to a session,
+    of which `deletes` (a share) are deleted by their client after a request.
     `broken` of the adapters cannot be read, `bad` of the grammars cannot be compiled or take long, `thinks`
     of the others have slow masks, `poison` of the requests kill the engine. A share `targeted` has the
     latency targets `targets`, if there are any.
@@ -56,6 +57,7 @@ class SimulatedWorkload:
     targets: LatencyTargets | None = None
     targeted: float = 1.0
     sessions: float = 0.0
+    deletes: float = 0.0
     speculates: bool = True  # every second unbound answer has drafts
 
 

@@ -233,7 +233,7 @@ class World:
             placement=PLACEMENTS[scenario.placement](),
             on_kv_events=lambda engine, events: None,
             prefill=scenario.prefill,
-            page_folder=Path("simulation") if scenario.transfer else None,
+            by_load=scenario.by_load,
         )
 
     # Adding and removing engines
@@ -308,6 +308,7 @@ class World:
             {}, self.layout.max_model_len, VOCABULARY, GenerationDefaults(), scenario.places,
             AdapterBounds(LoraShapes(1, {}), 64, 1e9), "", scenario.slots, scenario.batch,
             NumericsClass(f"{self.engines.index(engine) % scenario.classes}"),
+            f"engines/{self.engines.index(engine)}" if scenario.transfer else None,
         )  # fmt: skip
         process = SimulatedProcess(
             loop,

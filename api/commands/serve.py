@@ -31,6 +31,7 @@ from personae.api.options import ServeOptions
 from personae.api.params import sampling_defaults
 from personae.api.responses.background import BackgroundResponses
 from personae.api.responses.store import ResponseStore
+from personae.api.sessions.store import SessionStore
 from personae.api.settings import serve_settings
 from personae.api.telemetry import logs
 from personae.api.telemetry.tracing import tracing_to
@@ -159,6 +160,7 @@ async def _serve(
             closing(BatchManager(data, tenants, lasting=lasting)) as batches,
             UsageLedger(data).running() as usage,
             ResponseStore(data).running() as stored,
+            SessionStore(settings.session_ttl, data=data).running() as sessions,
         ):
             app = create_app(
                 client,
@@ -170,6 +172,7 @@ async def _serve(
                 usage=usage,
                 stored=stored if options.store_responses else None,
                 scaler=opened.scaler,
+                sessions=sessions,
             )
             app.state.context.metrics.registry.register(WriteFailureCollector(data.failures))
             _log_start(opened, app.state.context.family, options.data_dir, data.shared)

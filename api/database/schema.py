@@ -49,6 +49,20 @@ create table if not exists usage (
     spend real not null default 0,
     primary key (hour, tenant, key, adapter)
 ) strict;
+create table if not exists sessions (
+    tenant text not null,
+    id blob not null,
+    created integer not null,
+    used integer not null,
+    expires integer not null,
+    ttl integer not null,
+    requests integer not null,
+    prompt integer not null,
+    cached integer not null,
+    completion integer not null,
+    primary key (tenant, id)
+) strict;
+create index if not exists sessions_by_time on sessions (expires);
 create table if not exists responses (
     id text primary key,
     tenant text not null,

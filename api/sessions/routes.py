@@ -63,8 +63,9 @@ async def change_session(request: Request) -> Response:
 
 @operation("DELETE", "/v1/sessions/{id:path}", answers={200: SessionDeleted}, refuses=(404,))
 async def delete_session(request: Request) -> Response:
-    """Forget a session. Its keys and values are kept no longer than others."""
+    """Forget a session, and delete its keys and values, in memory and on the disk. Those that other requests
+    use stay."""
     context, name = context_of(request), request.path_params["id"]
     context.sessions.remove(context.caller.tenant, name)
-    context.client.keep_session(context.caller.tenant, session_key(name), 0)
+    context.client.forget_session(context.caller.tenant, session_key(name))
     return json_response(SessionDeleted(name))

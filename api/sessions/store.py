@@ -1,18 +1,36 @@
 """What is known of each session: when it was used, how much, and how long its keys and values are kept."""
 
 import hashlib
+import logging
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
+from personae.api.tenants.data import DataDir
+from personae.api.tenants.flusher import flushed
 from personae.api.wire.prompt_cache import LONGEST_NAME, CacheOptions
 from personae.engine.scheduling.sessions import SESSIONS_OF_A_TENANT
 from personae.errors import NotFound, RequestError
 
+logger = logging.getLogger(__name__)
+
 LONGEST_TTL = 30 * 86400
 OPENAI_TTL = 1800  # "30m", the only value of `prompt_cache_options.ttl`
+FLUSH_SECONDS = 2.0
+_SUMS = ("requests", "prompt", "cached", "completion")
+_PUT = (
+    "insert into sessions (tenant, id, created, used, expires, ttl, requests, prompt, cached, completion) "
+    "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (tenant, id) do update set "
+    "used = excluded.used, expires = excluded.expires, ttl = excluded.ttl, "
+    + ", ".join(f"{name} = sessions.{name} + excluded.{name}" for name in _SUMS)
+)
+_Key = tuple[str, str]  # tenant and name
+_Counts = tuple[int, int, int, int]  # see _SUMS
+_NOTHING = (0, 0, 0, 0)
 
 
 class Session(msgspec.Struct, kw_only=True):
@@ -33,15 +51,28 @@ class Session(msgspec.Struct, kw_only=True):
 
 class SessionStore:
     """The sessions of all tenants, in memory. A tenant has at most `most`; a further one takes the place of
-    the least recently used. `ttl` is the default, in seconds."""
+    the least recently used. `ttl` is the default, in seconds.
+
+    With `data`, a thread writes them there every few seconds within `running`. A server that is killed loses
+    what it has not written yet.
+    """
 
     def __init__(
-        self, ttl: int, most: int = SESSIONS_OF_A_TENANT, clock: Callable[[], float] = time.time
+        self,
+        ttl: int,
+        most: int = SESSIONS_OF_A_TENANT,
+        clock: Callable[[], float] = time.time,
+        data: DataDir | None = None,
     ) -> None:
         self._ttl = ttl
         self._most = most
         self._clock = clock
+        self._data = data
+        self._lock = threading.Lock()  # for what the thread reads
         self._tenants: dict[str, OrderedDict[str, Session]] = {}
+        self._unwritten: dict[_Key, _Counts] = {}  # sessions that have changed, and what to add
+        self._written: set[_Key] = set()  # those that may be in the database
+        self._removed: set[_Key] = set()
 
     def ttl_of(self, tenant: str, name: str, options: CacheOptions | None) -> int:
         """How many seconds the next request's keys and values are kept after it."""
@@ -53,20 +84,24 @@ class SessionStore:
         """Count a request of the session that has ended. Its ttl was `ttl`."""
         if not ttl:
             return
-        now, sessions = int(self._clock()), self._tenants.setdefault(tenant, OrderedDict())
-        session = sessions.get(name)
-        if session is None:
-            session = sessions[name] = Session(
-                id=name, created_at=now, last_used_at=now, expires_at=now + ttl, ttl=ttl
-            )
-        sessions.move_to_end(name)
-        session.last_used_at, session.ttl, session.expires_at = now, ttl, now + ttl
-        session.requests += 1
-        session.prompt_tokens += prompt
-        session.cached_tokens += cached
-        session.completion_tokens += completion
-        if len(sessions) > self._most:
-            sessions.popitem(last=False)
+        self._live(tenant)
+        now = int(self._clock())
+        with self._lock:
+            sessions = self._tenants.setdefault(tenant, OrderedDict())
+            session = sessions.get(name)
+            if session is None:
+                session = sessions[name] = Session(
+                    id=name, created_at=now, last_used_at=now, expires_at=now + ttl, ttl=ttl
+                )
+            sessions.move_to_end(name)
+            session.last_used_at, session.ttl, session.expires_at = now, ttl, now + ttl
+            session.requests += 1
+            session.prompt_tokens += prompt
+            session.cached_tokens += cached
+            session.completion_tokens += completion
+            self._note((tenant, name), (1, prompt, cached, completion))
+            if len(sessions) > self._most:
+                self._drop(tenant, next(iter(sessions)))
 
     def list(self, tenant: str) -> list[Session]:
         """The tenant's sessions, the least recently used first."""
@@ -82,22 +117,111 @@ class SessionStore:
     def keep(self, tenant: str, name: str, ttl: int) -> Session:
         """Change the session's ttl, and count it from now on. Raises NotFound."""
         session = self.find(tenant, name)
-        session.ttl, session.expires_at = ttl, int(self._clock()) + ttl
+        with self._lock:
+            session.ttl, session.expires_at = ttl, int(self._clock()) + ttl
+            self._note((tenant, name), _NOTHING)
         return session
 
     def remove(self, tenant: str, name: str) -> None:
         """Forget the session. Raises NotFound."""
         self.find(tenant, name)
+        with self._lock:
+            self._drop(tenant, name)
+
+    @contextmanager
+    def running(self) -> Iterator["SessionStore"]:
+        """Read what an earlier server wrote, and write regularly while the block runs and when it ends.
+        Raises StorageFailed."""
+        assert self._data is not None
+        self._read(self._data)
+        with flushed("sessions", self.flush, FLUSH_SECONDS, logger, self._data.failures):
+            yield self
+
+    def flush(self) -> None:
+        """Write what has changed. Raises StorageFailed; it is then written the next time."""
+        assert self._data is not None
+        now = int(self._clock())
+        with self._lock:
+            unwritten, self._unwritten = self._unwritten, {}
+            removed, self._removed = self._removed, set()
+            rows = [
+                _row(tenant, self._tenants[tenant][name], counts)
+                for (tenant, name), counts in unwritten.items()
+            ]
+            self._written |= unwritten.keys()
+        if not rows and not removed:
+            return
+        try:
+            with self._data.write() as db:
+                gone = [(tenant, _bytes(name)) for tenant, name in removed]
+                db.executemany("delete from sessions where tenant = ? and id = ?", gone)
+                db.execute("delete from sessions where expires <= ?", (now,))
+                db.executemany(_PUT, rows)
+        except BaseException:
+            with self._lock:
+                for key, counts in unwritten.items():
+                    if key not in self._removed:  # meanwhile
+                        self._note(key, counts)
+                self._removed |= removed
+            raise
+
+    def _read(self, data: DataDir) -> None:
+        query = "select * from sessions where expires > ? order by used"
+        with data.read() as db:
+            rows = db.execute(query, (int(self._clock()),)).fetchall()
+        with self._lock:
+            for row in rows:
+                name = bytes(row["id"]).decode()
+                sessions = self._tenants.setdefault(row["tenant"], OrderedDict())
+                sessions[name] = Session(
+                    id=name,
+                    created_at=row["created"],
+                    last_used_at=row["used"],
+                    expires_at=row["expires"],
+                    ttl=row["ttl"],
+                    requests=row["requests"],
+                    prompt_tokens=row["prompt"],
+                    cached_tokens=row["cached"],
+                    completion_tokens=row["completion"],
+                )
+                self._written.add((row["tenant"], name))
+                if len(sessions) > self._most:
+                    self._drop(row["tenant"], next(iter(sessions)))
+
+    def _note(self, key: _Key, counts: _Counts) -> None:
+        """The session has changed. Call it with the lock."""
+        if self._data is not None:
+            before = self._unwritten.get(key, _NOTHING)
+            requests, prompt, cached, completion = (a + b for a, b in zip(before, counts, strict=True))
+            self._unwritten[key] = requests, prompt, cached, completion
+
+    def _drop(self, tenant: str, name: str) -> None:
+        """Remove a session. Call it with the lock."""
         del self._tenants[tenant][name]
+        self._unwritten.pop((tenant, name), None)
+        if (tenant, name) in self._written:
+            self._written.remove((tenant, name))
+            self._removed.add((tenant, name))
 
     def _live(self, tenant: str) -> OrderedDict[str, Session]:
         """The tenant's sessions whose time is not over; the others are removed."""
-        sessions, now = self._tenants.get(tenant, OrderedDict()), self._clock()
-        for name in [name for name, session in sessions.items() if session.expires_at <= now]:
-            del sessions[name]
-        if not sessions:
-            self._tenants.pop(tenant, None)
-        return sessions
+        with self._lock:
+            sessions, now = self._tenants.get(tenant, OrderedDict()), self._clock()
+            for name in [name for name, session in sessions.items() if session.expires_at <= now]:
+                self._drop(tenant, name)
+            if not sessions:
+                self._tenants.pop(tenant, None)
+            return sessions
+
+
+def _row(tenant: str, session: Session, counts: _Counts) -> tuple[object, ...]:
+    times = session.created_at, session.last_used_at, session.expires_at, session.ttl
+    return tenant, _bytes(session.id), *times, *counts
+
+
+def _bytes(name: str) -> bytes:
+    """The name in the database: a text cannot have every character there."""
+    return name.encode()
 
 
 def checked_name(name: str, param: str) -> str:

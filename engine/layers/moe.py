@@ -46,8 +46,9 @@ class MoeSpec:
     and `correction_shape` its shape in the checkpoint. `bias`: the experts and the router have biases.
     `shared`: an MLP that every token uses too, and `shared_gate` the name in the block of what weighs it, by
     a sigmoid. `fused`: how a checkpoint may have all experts as one tensor. `module`, `router_module`: PEFT's
-    names for the block and its router, None for those of the
-    checkpoint. `first`: of a rank's, where its inner vectors begin in those of the whole.
+    names for the block and its router, None for those of the checkpoint. `expert_groups`: how many groups of
+    the ranks that share it have different experts. `first`: of a rank's, where its inner vectors begin in
+    those of the whole, and `own` its experts.
     """
 
     experts: int
@@ -69,7 +70,14 @@ class MoeSpec:
     fused: "FusedExperts | None" = None
     module: str | None = None
     router_module: str | None = None
+    expert_groups: int = 1
     first: int | None = None
+    own: range | None = None
+
+    @property
+    def held(self) -> range:
+        """The experts whose weights it has."""
+        return range(self.experts) if self.own is None else self.own
 
     @property
     def kv(self) -> None:
@@ -93,7 +101,7 @@ class MoeSpec:
                 group,
                 inputs,
                 outputs,
-                self.experts,
+                len(self.held),
                 self.fused is not None and self.fused.alternate,
                 self.fused is not None and self.fused.transposed and not self.fused.alternate,
             )
@@ -118,22 +126,32 @@ class MoeSpec:
         return ("expert_gate", "expert_up") if self.gated else ("expert_up",)
 
     def of_rank(self, rank: int, size: int) -> "MoeSpec":
-        """See BlockSpec: a part of the inner vectors of every expert. The router is whole."""
-        if self.size % size:
+        """See BlockSpec: of its group's experts, a part of the inner vectors of each. The router is whole."""
+        sharing = size // self.expert_groups  # the ranks of a group
+        if self.size % sharing:
             raise ValueError(f"experts with inner vectors of {self.size}")
-        shared, own = self.shared, self.size // size
+        group, part = divmod(rank, sharing)
+        inner, count = self.size // sharing, self.experts // self.expert_groups
         return replace(
-            self, size=own, first=rank * own, shared=None if shared is None else shared.of_rank(rank, size)
+            self,
+            size=inner,
+            first=part * inner,
+            own=None if self.expert_groups == 1 else range(group * count, (group + 1) * count),
+            shared=None if self.shared is None else self.shared.of_rank(rank, size),
         )
 
     def shards(self) -> Mapping[str, Shard]:
         """See BlockSpec."""
         if self.first is None:
             return {}
-        own = ((self.first, self.first + self.size),)
-        inner = {name: Shard(OUTPUTS, own) for name in self.inner}
+        inner = ((self.first, self.first + self.size),)
+        wide = Shard(OUTPUTS, inner, self.own)
         shared = {} if self.shared is None else self.shared.shards()
-        return {**inner, "expert_down": Shard(INPUTS, own), **shared}
+        return {
+            **dict.fromkeys(self.inner, wide),
+            "expert_down": Shard(INPUTS, inner, self.own),
+            **shared,
+        }
 
     def build(self, context: BlockContext) -> "MoE":
         """See BlockSpec."""
@@ -229,7 +247,7 @@ class MoE:
         dtype, device = context.dtype, context.device
         self.spec, self.layer, self._prefix = spec, context.layer, prefix
         gate, up, down = (
-            [f"{prefix}.experts.{expert}.{name}" for expert in range(spec.experts)] for name in spec.names
+            [f"{prefix}.experts.{expert}.{name}" for expert in spec.held] for name in spec.names
         )
         self.router = Linear(
             (f"{prefix}.{spec.router}",),
@@ -243,29 +261,29 @@ class MoE:
         pairs = tuple(up)
         if spec.gated:
             pairs = tuple(name for pair in zip(gate, up, strict=True) for name in pair)
-        of = spec.shards()
+        of, count = spec.shards(), len(spec.held)
         self._comm = context.comm
         self.gate_up = ExpertLinear(
             pairs,
             hidden,
             (spec.size,) * len(spec.inner),
-            spec.experts,
+            count,
             bias=spec.bias,
             method=context.scheme(pairs),
             dtype=dtype,
             device=device,
-            shards=[of[name] for name in spec.inner] * spec.experts if of else (),
+            shards=[of[name] for name in spec.inner] * count if of else (),
         )
         self.down = ExpertLinear(
             tuple(down),
             spec.size,
             (hidden,),
-            spec.experts,
-            bias=spec.bias and context.comm.rank == 0,
+            count,
+            bias=spec.bias and not spec.first,
             method=context.scheme(down),
             dtype=dtype,
             device=device,
-            shards=[of["expert_down"]] * spec.experts if of else (),
+            shards=[of["expert_down"]] * count if of else (),
         )
         self._numbers = torch.arange(spec.experts + 1, device=device)
         self._gate = gate_of(spec.activation, gated=spec.gated, device=device, dtype=dtype)
@@ -313,7 +331,51 @@ class MoE:
             weights = weights * self._expert_scale[chosen]
         experts, order = chosen.flatten().sort(stable=True)
         starts = torch.searchsorted(experts, self._numbers, out_int32=True)
-        tokens = order // routing.top_k
+        if self.spec.own is None:
+            y = self._products(x, order, experts, starts, step, weights)
+        else:
+            y = self._own_products(x, order, experts, starts, step, weights)
+        if self.spec.weighs_input:
+            weights = torch.ones_like(weights)
+        y = self._combine(y, weights, order)
+        if self.shared is not None:
+            common = self.shared.partial(x, step)
+            y = y + (common if self.shared_gate is None else self.shared_gate(x).sigmoid() * common)
+        return self._comm.all_reduce(y)
+
+    def _own_products(
+        self,
+        x: Tensor,
+        order: Tensor,
+        experts: Tensor,
+        starts: Tensor,
+        step: ForwardContext,
+        weights: Tensor,
+    ) -> Tensor:
+        """As `_products`, but rows of experts that this rank does not have are zero."""
+        own = self.spec.held
+        first, stop = starts[own.start : own.stop + 1 : len(own)].tolist()
+        y = x.new_zeros(len(order), x.shape[-1])
+        if first < stop:
+            rows, numbers = slice(first, stop), starts[own.start : own.stop + 1] - first
+            y[rows] = self._products(x, order[rows], experts[rows] - own.start, numbers, step, weights)
+        return y
+
+    def _products(
+        self,
+        x: Tensor,
+        order: Tensor,
+        experts: Tensor,
+        starts: Tensor,
+        step: ForwardContext,
+        weights: Tensor,
+    ) -> Tensor:
+        """x: [T, hidden] through experts -> [N, hidden].
+
+        order: [N] int64, t * top_k + j of each row. experts: [N] int64, ascending, numbered from 0 as this
+        rank has them. starts: as of `ExpertLinear.grouped`. weights: [T, top_k], of all experts.
+        """
+        tokens = order // self.spec.routing.top_k
         lora = None if step.lora is None else step.lora.routed(tokens, experts)
 
         def grouped(module: ExpertLinear, group: str, x: Tensor, sizes: list[int]) -> Tensor:
@@ -327,13 +389,8 @@ class MoE:
         size, hidden, rows = self.spec.size, x.shape[-1], x[tokens]
         if self.spec.weighs_input:
             rows *= weights.flatten()[order].unsqueeze(-1).to(x.dtype)
-            weights = torch.ones_like(weights)
         inner = self._gate(grouped(self.gate_up, "expert_gate_up", rows, [size] * len(self.spec.inner)))
-        y = self._combine(grouped(self.down, "expert_down", inner, [hidden]), weights, order)
-        if self.shared is not None:
-            common = self.shared.partial(x, step)
-            y = y + (common if self.shared_gate is None else self.shared_gate(x).sigmoid() * common)
-        return self._comm.all_reduce(y)
+        return grouped(self.down, "expert_down", inner, [hidden])
 
     @property
     def capturable(self) -> bool:

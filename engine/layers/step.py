@@ -59,6 +59,16 @@ class LoraOutput(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class StepPart:
+    """Some of a step's packed tokens, which stages compute at a time. `batch` and `lora` are those of the
+    part alone. A row may begin in one part and go on in the next."""
+
+    tokens: slice
+    batch: AttentionBatch
+    lora: LoraContext | None
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardContext:
     """One forward pass over T packed tokens."""
 

@@ -4,7 +4,7 @@ It works on packed tokens: T tokens of many sequences in a row, without padding.
 differences between families: the blocks of each layer, norms, scales, tying.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ from personae.engine.layers.mlp import MLP
 from personae.engine.layers.norm import LayerNorm, Norm, RMSNorm
 from personae.engine.layers.per_layer_embedding import PerLayerEmbedding
 from personae.engine.layers.rotary import RopeConfig, rotary_tables
-from personae.engine.layers.step import ForwardContext, LoraContext, LoraOutput
+from personae.engine.layers.step import ForwardContext, LoraContext, LoraOutput, StepPart
 from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import OUTPUT, Scheme
@@ -195,8 +195,9 @@ class Decoder:
     `dtype`, even if it is also the output matrix: a step reads only one row of it per token.
 
     `comm`: the ranks that share the model, of which this is one. `config` is that of the whole model;
-    `self.config` has this rank's part of the layers. A rank has some rows of the embedding and of the output
-    matrix. All ranks have all hidden states and logits.
+    `self.shared` has this rank's part of all layers, and `self.config` those of its stage, numbered from 0. A
+    rank of stage 0 has some rows of the embedding and of the output matrix; a later stage has none. All ranks
+    have all hidden states, and those of stage 0 all logits.
     """
 
     def __init__(
@@ -210,11 +211,12 @@ class Decoder:
         comm: Comm = ONE_RANK,
     ) -> None:
         self.whole, self.comm = config, comm
-        self.config = config = config.of_rank(comm.rank, comm.size)
+        self.shared = config.of_rank(comm.rank, comm.size, comm.expert_groups)
+        self.config = config = self.shared.of_stage(comm.stage, comm.stages)
         self.dtype = dtype
         self.device = device
         kept = scheme or scheme_of(None)
-        if any(block.discrete for layer in config.layer_specs for block in layer.blocks):
+        if any(block.discrete for layer in self.whole.layer_specs for block in layer.blocks):
             kept = batch_invariant(kept)
 
         def norm(size: int) -> Norm:
@@ -232,12 +234,20 @@ class Decoder:
         bounds = [rank * config.vocab_size // comm.size for rank in range(comm.size + 1)]
         self._vocabulary = bounds[comm.rank], bounds[comm.rank + 1]
         self.vocabulary_widths = [stop - start for start, stop in pairwise(bounds)]
-        tokens = self.vocabulary_widths[comm.rank]
+        tokens = 0 if comm.stage else self.vocabulary_widths[comm.rank]
         rows = [Shard(OUTPUTS, (self._vocabulary,))] if comm.size > 1 else []
         self.embedding = torch.empty(tokens, config.hidden_size, dtype=dtype, device=device)
         contexts = [
             BlockContext(
-                index, f"model.layers.{index}", config.hidden_size, dtype, device, kept, norm, rope, comm
+                index,
+                f"model.layers.{config.first_layer + index}",
+                config.hidden_size,
+                dtype,
+                device,
+                kept,
+                norm,
+                rope,
+                comm,
             )
             for index in range(config.layers)
         ]
@@ -287,8 +297,11 @@ class Decoder:
         lora: LoraContext | None = None,
         overlap: Callable[[], None] | None = None,
         attend: Mapping[int, AttentionPlan] | None = None,
+        parts: Sequence[StepPart] = (),
     ) -> Tensor:
-        """Runs the layers over T packed tokens, and appends their keys and values to the cache.
+        """Runs the layers over T packed tokens, and appends their keys and values to the cache. A stage runs
+        its own layers, over one part after the other if there are `parts`; stage 0 then waits for the others.
+        A later stage returns nothing: [T, 0].
 
         tokens, positions: [T] int64 -> the residual stream [T, hidden_size], from which `logits` follow. It
         is in the model's dtype, or float32 if all layers run in one call. This thread calls `overlap`; if all
@@ -299,17 +312,50 @@ class Decoder:
             adapters = None if lora is None else lora.fused()
             if lora is None or adapters is not None:
                 return self._forward_fused(tokens, positions, kv, batch, adapters, overlap)
+        if self.comm.stages > 1:
+            whole = StepPart(slice(0, len(tokens)), batch, lora)
+            return self._forward_stage(tokens, positions, kv, parts or [whole], overlap)
         if overlap is not None:
             overlap()
+        x = self._inputs(tokens, lora)
+        per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
+        return self._run_layers(x, positions, kv, batch, lora, attend, per_layer)
+
+    def _forward_stage(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        kv: KVCache,
+        parts: Sequence[StepPart],
+        overlap: Callable[[], None] | None,
+    ) -> Tensor:
+        hidden = torch.empty(len(tokens), 0 if self.comm.stage else self.config.hidden_size, dtype=self.dtype)
+        if self.comm.stage == 0:
+            self.comm.begin_receive(hidden)
+        for part in parts:
+            x = self._inputs(tokens[part.tokens], part.lora)
+            self.comm.send(self._run_layers(x, positions[part.tokens], kv, part.batch, part.lora))
+        if overlap is not None:
+            overlap()
+        if self.comm.stage == 0:
+            self.comm.end_receive()
+        return hidden
+
+    def _run_layers(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        kv: KVCache,
+        batch: AttentionBatch,
+        lora: LoraContext | None,
+        attend: Mapping[int, AttentionPlan] | None = None,
+        per_layer: Tensor | None = None,
+    ) -> Tensor:
+        """What the first layer reads [T, H] -> the residual stream after the last layer [T, H]."""
         states = plan_states(batch, kv.page_size) if kv.states else None
         attend = attend or self.plan(kv, batch)
-        x, residual = self._embed(tokens), None
-        if lora is not None:
-            lora.embed(tokens, x)
-        if self._embedding_scale != 1.0:
-            x.mul_(self._embedding_scale)
-        per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
         step = ForwardContext(positions, batch, kv.layers, kv.states, attend, lora, states, per_layer)
+        residual: Tensor | None = None
         kept = []
         for index, layer in enumerate(self.layers):
             if kv.reader is not None and index in kv.reader.layers:
@@ -320,6 +366,18 @@ class Decoder:
             kept += [hidden] * (len(self.layers) in kv.reader.layers)
             kv.reader.write(torch.stack(kept, 1), batch.write_index)
         return hidden
+
+    def _inputs(self, tokens: Tensor, lora: LoraContext | None) -> Tensor:
+        """What the first layer reads: the embedded tokens, or what the stage before has sent."""
+        if self.comm.stage:
+            x = torch.empty(len(tokens), self.config.hidden_size, dtype=self.dtype)
+            self.comm.begin_receive(x)
+            self.comm.end_receive()
+            return x
+        x = self._embed(tokens)
+        if lora is not None:
+            lora.embed(tokens, x)
+        return x if self._embedding_scale == 1.0 else x.mul_(self._embedding_scale)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """[T] -> [T, hidden_size]. Each token's row comes from the rank that has it."""
@@ -380,7 +438,9 @@ class Decoder:
         self, hidden: Tensor, lora: LoraOutput | None = None, logit_mask: Tensor | None = None
     ) -> Tensor:
         """Rows of `forward`'s result [S, hidden_size] -> [S, vocab_size] float32, valid until the next call.
-        `logit_mask`: see `FusedDecoder.logits`."""
+        A later stage has no logits: [S, 0]. `logit_mask`: see `FusedDecoder.logits`."""
+        if self.comm.stage:
+            return torch.empty(len(hidden), 0)
         if self._fused is not None and hidden.dtype is torch.float32:
             logits = self._fused.logits(hidden, logit_mask)
         else:
@@ -399,13 +459,16 @@ class Decoder:
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """(checkpoint name, the parameter or the part of a merged one to fill), with Hugging Face names."""
-        yield "model.embed_tokens.weight", self.embedding
+        first = not self.comm.stage
+        if first:
+            yield "model.embed_tokens.weight", self.embedding
         for layer in self.layers:
             yield from layer.tensors()
-        yield from self.norm.tensors(self.config.final_norm)
+        if first:
+            yield from self.norm.tensors(self.config.final_norm)
         if self.per_layer is not None:
             yield from self.per_layer.tensors()
-        if self._own_output:
+        if first and self._own_output:
             yield from self.output.tensors()
 
     def shards(self) -> dict[str, Shard]:
@@ -448,7 +511,8 @@ class Decoder:
         If the device's backend runs all layers in one call, it takes the weights over. Otherwise each linear
         module packs its own. `place`: see `packed_layout`; if that is filled, the linear modules need not be.
         """
-        for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms())):
+        norms = [norm for layer in self.layers for norm in layer.norms()]
+        for norm in norms if self.comm.stage else (self.norm, *norms):
             norm.finish()
         if self.per_layer is not None:
             self.per_layer.norm.finish()
@@ -471,12 +535,13 @@ class Decoder:
             yield from layer.linears()
         if self.per_layer is not None:
             yield self.per_layer.projection
-        yield self.output
+        if not self.comm.stage:
+            yield self.output
 
     def _weights(self) -> DecoderWeights | None:
         """The whole decoder as tensors; None if `kernels/decoder.py` does not support it, or ranks share it:
-        those sum between the halves of a layer."""
-        if self.comm.size > 1:
+        those sum between the halves of a layer, or have only some of the layers."""
+        if self.comm.size * self.comm.stages > 1:
             return None
         config, layers = self.config, [layer.weights() for layer in self.layers]
         known = [layer for layer in layers if layer is not None]

@@ -1,7 +1,10 @@
 """What the ranks of one model exchange while they compute: sums and parts, in shared memory.
 
-Every rank makes the same calls in the same order. A sum adds the ranks' parts in the order of their numbers,
-element by element. So all ranks get the same bits, and a row's bits do not depend on the other rows.
+Ranks share each layer (tensor parallelism), or have different layers (pipeline parallelism, `pipeline.py`),
+or both: then each stage of the pipeline has as many ranks, which share its layers.
+
+The ranks of a stage make the same calls in the same order. A sum adds the ranks' parts in the order of their
+numbers, element by element. So all ranks get the same bits, and a row's bits do not depend on the other rows.
 (gloo's `all_reduce` has neither with three ranks or more.)
 """
 
@@ -29,11 +32,23 @@ class Comm(Protocol):
 
     @property
     def rank(self) -> int:
-        """This rank's number, from 0."""
+        """This rank's number in its stage, from 0."""
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """How many ranks share each layer."""
+
+    @property
+    def stage(self) -> int:
+        """The number of this rank's stage, from 0. Stage 0 has the embedding and the output matrix, too."""
+
+    @property
+    def stages(self) -> int:
+        """How many stages the layers are divided into."""
+
+    @property
+    def expert_groups(self) -> int:
+        """How many groups of the ranks that share a layer have different experts of it."""
 
     def all_reduce(self, x: Tensor, /) -> Tensor:
         """The sum of all ranks' x, of one shape and dtype: rounded once to it, and written to x if x is
@@ -43,11 +58,22 @@ class Comm(Protocol):
         """[rows, width] of each rank -> [rows, sum of widths], in the order of the ranks. `widths` has the
         width of each."""
 
+    def send(self, x: Tensor, /) -> None:
+        """Give the hidden states [T, H] of a step to the next stage; the last stage gives them to stage 0."""
+
+    def begin_receive(self, x: Tensor, /) -> None:
+        """Begin to fill x [T, H] with what the stage before sends; see `send`."""
+
+    def end_receive(self) -> None:
+        """Wait until x is filled."""
+
 
 class OneRank:
     """A model on one device: there is nobody to exchange anything with."""
 
     rank, size = 0, 1
+    stage, stages = 0, 1
+    expert_groups = 1
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See Comm."""
@@ -57,8 +83,26 @@ class OneRank:
         """See Comm."""
         return x
 
+    def send(self, x: Tensor) -> None:
+        """See Comm."""
+
+    def begin_receive(self, x: Tensor) -> None:
+        """See Comm."""
+
+    def end_receive(self) -> None:
+        """See Comm."""
+
 
 ONE_RANK = OneRank()
+
+
+class Unconnected(OneRank):
+    """A rank that does not compute, to ask what it would have."""
+
+    def __init__(self, rank: int, size: int, stage: int, stages: int, expert_groups: int) -> None:
+        self.rank, self.size = rank, size
+        self.stage, self.stages = stage, stages
+        self.expert_groups = expert_groups
 
 
 def shared_file(size: int) -> int:
@@ -80,8 +124,12 @@ class SharedMemory:
     `given`: how many bytes this rank has given so far.
     """
 
-    def __init__(self, file: int, rank: int, size: int, check: Callable[[], None]) -> None:
-        self.rank, self.size = rank, size
+    stage, stages = 0, 1
+
+    def __init__(
+        self, file: int, rank: int, size: int, check: Callable[[], None], expert_groups: int = 1
+    ) -> None:
+        self.rank, self.size, self.expert_groups = rank, size, expert_groups
         self.given = 0
         self._check = check
         self._fence = Lock()
@@ -128,6 +176,15 @@ class SharedMemory:
             ):
                 columns.copy_(slot[: len(part) * width].view(-1, width))
         return found
+
+    def send(self, x: Tensor) -> None:
+        """See Comm. There is one stage."""
+
+    def begin_receive(self, x: Tensor) -> None:
+        """See Comm. There is one stage."""
+
+    def end_receive(self) -> None:
+        """See Comm. There is one stage."""
 
     def _exchange(self, part: Tensor) -> list[Tensor]:
         """Give a part [n], and wait for those of all ranks. Returns the slots that have them, valid until the

@@ -9,11 +9,16 @@ from personae.lora.source import AdapterSource
 
 
 class StartRank(msgspec.Struct, frozen=True):
-    """Load this rank's part of a model. The fields are those of `load_model`."""
+    """Load this rank's part of a model. The first fields are those of its `Comm`, the others of
+    `load_model`. `weights`: the digest of the model's files as the first rank sees them."""
 
     rank: int
     size: int
+    stage: int
+    stages: int
+    expert_groups: int
     model: str
+    weights: str
     dtype: str
     quantize: str | None
     max_position: int | None

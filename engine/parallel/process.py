@@ -1,4 +1,5 @@
-"""The process of a rank other than the first: `python -m personae.engine.parallel.process LINE MEMORY`.
+"""The process of a rank other than the first: `python -m personae.engine.parallel.process LINE MEMORY [BEFORE
+AFTER]`, with the descriptors of what it shares with others; "-" for no memory.
 
 It loads its part of the model, and then does what the first rank tells it, in that order. It ends when the
 first rank does, and after any error, which ends the engine.
@@ -9,11 +10,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Never
+from socket import socket
+from typing import Any, Never, NoReturn
 
 import msgspec
 import numpy as np
@@ -24,7 +26,8 @@ from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.lora_shapes import lora_shapes, rank_shapes
 from personae.engine.models.decoder import Decoder
-from personae.engine.parallel.comm import SharedMemory
+from personae.engine.numerics import weights_digest
+from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory
 from personae.engine.parallel.messages import (
     Answer,
     Begin,
@@ -44,6 +47,7 @@ from personae.engine.parallel.messages import (
     decode_message,
     encode,
 )
+from personae.engine.parallel.pipeline import Neighbours, Pipeline
 from personae.engine.worker.known import Guess, Ints, KnownTokens
 from personae.engine.worker.runner import Runner
 from personae.engine.worker.worker import AdapterTicket, Forward, PackedStep
@@ -53,7 +57,7 @@ from personae.kernels.memory import memory_of
 from personae.lora.adapter import Adapter
 from personae.lora.library import AdapterLibrary, Prepare
 from personae.lora.pool import LoraPool
-from personae.lora.shards import sharded
+from personae.lora.shards import of_layers, sharded
 from personae.lora.stacking import stacked
 from personae.lora.throttle import Rest
 
@@ -62,11 +66,18 @@ CPU = torch.device("cpu")
 
 def preparation(model: Decoder) -> Prepare:
     """The function that makes of an adapter what this rank's pool takes: its part, as the pool has it."""
-    first, shards = model.comm.rank == 0, model.config.shards
+    comm, config = model.comm, model.config
+    first, shards, layers = (
+        comm.rank == 0,
+        config.shards,
+        range(config.first_layer, config.first_layer + config.layers),
+    )
 
     def prepare(adapter: Adapter, *, rest: Rest) -> Adapter:
         part = sharded(adapter, shards, first=first) if shards else adapter
-        return stacked(part, model.config.layers, model.dtype, rest)
+        if comm.stages > 1:
+            part = of_layers(part, layers, vocabulary=comm.stage == 0)
+        return stacked(part, config.layers, model.dtype, rest)
 
     return prepare
 
@@ -185,6 +196,24 @@ def _runner(model: Decoder, build: Build) -> Runner:
     return Runner(model, kv, sizes.layout, pool, library.take)
 
 
+def _comm(start: StartRank, descriptors: list[str], check: Callable[[], None]) -> Comm:
+    """What this rank exchanges with others, by the descriptors that it was started with."""
+    memory, *connections = descriptors
+    comm: Comm = (
+        ONE_RANK
+        if memory == "-"
+        else SharedMemory(int(memory), start.rank, start.size, check, start.expert_groups)
+    )
+    if not connections:
+        return comm
+    before, after = (socket(fileno=int(each)) for each in connections)
+    return Pipeline(comm, start.stage, start.stages, Neighbours(before, after), _neighbour_ended)
+
+
+def _neighbour_ended() -> NoReturn:
+    raise ConnectionResetError("another rank of the model has ended")
+
+
 def _check_parent(parent: int) -> None:
     """End this process if the first rank's has ended."""
     if os.getppid() != parent:
@@ -200,7 +229,7 @@ def main() -> Never:
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     try:
         start = msgspec.msgpack.decode(connection.recv_bytes(), type=StartRank)
-        comm = SharedMemory(int(sys.argv[2]), start.rank, start.size, partial(_check_parent, parent))
+        comm = _comm(start, sys.argv[2:], partial(_check_parent, parent))
         torch.set_grad_enabled(False)
         try:
             model = load_model(
@@ -211,8 +240,11 @@ def main() -> Never:
                 max_position=start.max_position,
                 comm=comm,
             )
+            if weights_digest(Path(start.model)) != start.weights:
+                raise LoadError("It sees other weights than the first rank. They have changed; start again.")
         except LoadError as error:
-            connection.send_bytes(encode(RankLoaded(f"rank {start.rank}: {error.message}")))
+            place = start.stage * start.size + start.rank
+            connection.send_bytes(encode(RankLoaded(f"rank {place}: {error.message}")))
             os._exit(0)
         connection.send_bytes(encode(RankLoaded()))
         give_back_freed()

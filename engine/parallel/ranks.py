@@ -14,12 +14,13 @@ from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 import torch
 
-from personae.engine.parallel.comm import SharedMemory, shared_file
+from personae.engine.numerics import weights_digest
+from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory, shared_file
 from personae.engine.parallel.messages import (
     Begin,
     Build,
@@ -39,6 +40,7 @@ from personae.engine.parallel.messages import (
     decode_answer,
     encode,
 )
+from personae.engine.parallel.pipeline import Neighbours, Pipeline, ring
 from personae.engine.params import SamplingParams
 from personae.engine.plan import Admission, StepPlan
 from personae.engine.sequence import SequenceLog
@@ -56,32 +58,49 @@ class RankEnded(RuntimeError):
 
 
 class Ranks:
-    """All ranks of one model but the first. `comm` is the first rank's part in what they exchange.
+    """All ranks of one model but the first. `comm` is the first rank's part in what they exchange, `count`
+    how many ranks there are with the first.
 
-    They load their parts in parallel to the first rank, which calls `loaded` when it has its own.
+    `size` ranks share the layers of each of the `stages`. The ranks' numbers go stage by stage. They load
+    their parts in parallel to the first rank, which calls `loaded` when it has its own.
     """
 
     def __init__(
         self,
         model: Path,
         size: int,
+        stages: int = 1,
+        expert_groups: int = 1,
         *,
         dtype: str,
         quantize: str | None,
         max_position: int | None,
         threads: int,
     ) -> None:
+        weights = weights_digest(model)
+        places = [(rank, stage) for stage in range(stages) for rank in range(size)]
         self._starts = [
-            StartRank(rank, size, str(model), dtype, quantize, max_position) for rank in range(1, size)
+            StartRank(
+                rank, size, stage, stages, expert_groups, str(model), weights, dtype, quantize, max_position
+            )
+            for rank, stage in places[1:]
         ]
+        self.count = len(places)
+        self._size, self._stages = size, stages
         self._threads = threads
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lines: list[Connection[Any, Any]] = []
         self._used = False
         self._finalizer: weakref.finalize[..., Ranks] | None = None
-        file = shared_file(size)
-        self.comm = SharedMemory(file, 0, size, self.check)
-        self._start(file)
+        shared = self._shared()
+        own = shared[0]
+        self._sums = None if own.file is None else SharedMemory(own.file, 0, size, self.check, expert_groups)
+        self.comm: Comm = self._sums or ONE_RANK
+        self._pipeline: Pipeline | None = None
+        if own.neighbours is not None:
+            self._pipeline = Pipeline(self.comm, 0, stages, own.neighbours, self._ended)
+            self.comm = self._pipeline
+        self._start(shared)
 
     @property
     def pids(self) -> list[int]:
@@ -90,11 +109,11 @@ class Ranks:
 
     def loaded(self) -> None:
         """Wait until all have loaded. Raises LoadError if one cannot."""
-        for start, line in zip(self._starts, self._lines, strict=True):
+        for rank, line in enumerate(self._lines, 1):
             try:
                 answer = msgspec.msgpack.decode(line.recv_bytes(), type=RankLoaded)
             except (EOFError, OSError):
-                raise LoadError(f"Rank {start.rank} of the model ended while it loaded its part.") from None
+                raise LoadError(f"Rank {rank} of the model ended while it loaded its part.") from None
             if answer.error is not None:
                 raise LoadError(answer.error)
 
@@ -103,9 +122,14 @@ class Ranks:
         a new epoch, with new processes."""
         if self._used:
             self.end()
-            file = shared_file(self.comm.size)
-            self.comm.open(file)
-            self._start(file)
+            shared = self._shared()
+            own = shared[0]
+            if self._sums is not None and own.file is not None:
+                self._sums.open(own.file)
+            if self._pipeline is not None and own.neighbours is not None:
+                self._pipeline.close()
+                self._pipeline.open(own.neighbours)
+            self._start(shared)
             self.loaded()
         self._used = True
         ranks = [RemoteRank(line, self.check, sizes) for line in self._lines]
@@ -115,34 +139,66 @@ class Ranks:
 
     def check(self) -> None:
         """Raises RankEnded if a process has ended."""
-        for start, process in zip(self._starts, self._processes, strict=True):
+        for rank, process in enumerate(self._processes, 1):
             if (code := process.poll()) is not None:
-                raise RankEnded(f"rank {start.rank} of the model ended with exit code {code}")
+                raise RankEnded(f"rank {rank} of the model ended with exit code {code}")
+
+    def _ended(self) -> NoReturn:
+        self.check()
+        raise RankEnded("a rank of the model has closed its connection")
 
     def end(self) -> None:
         """End the processes."""
         if self._finalizer is not None:
             self._finalizer()
 
-    def _start(self, file: int) -> None:
+    def _shared(self) -> "list[_Shared]":
+        """What each rank shares with others, the first rank included."""
+        files = [shared_file(self._size) if self._size > 1 else None for _ in range(self._stages)]
+        total = self._size * self._stages
+        links: list[Neighbours | None] = [None] * total
+        if self._stages > 1:
+            links = list(ring(self._size, self._stages))
+        return [_Shared(files[rank // self._size], links[rank]) for rank in range(total)]
+
+    def _start(self, shared: "list[_Shared]") -> None:
+        """Start the processes. What they share is closed here, but for the first rank's connections."""
         self._processes, self._lines = [], []
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
-        for start in self._starts:
+        for start, own in zip(self._starts, shared[1:], strict=True):
             ours, theirs = Pipe()
-            command = [sys.executable, "-m", f"{__package__}.process", str(theirs.fileno()), str(file)]
+            given = [theirs.fileno(), own.file, *(each.fileno() for each in own.neighbours or ())]
+            command = [
+                sys.executable,
+                "-m",
+                f"{__package__}.process",
+                *("-" if fd is None else str(fd) for fd in given),
+            ]
             with theirs:
                 self._processes.append(
                     subprocess.Popen(  # noqa: S603  # our own interpreter and module
                         command,
                         stdin=subprocess.DEVNULL,
                         env=environment,
-                        pass_fds=(theirs.fileno(), file),
+                        pass_fds=[fd for fd in given if fd is not None],
                     )
                 )
             ours.send_bytes(encode(start))
             self._lines.append(ours)
-        os.close(file)
+            for connection in own.neighbours or ():
+                connection.close()
+        for file in {own.file for own in shared}:
+            if file is not None:
+                os.close(file)
         self._finalizer = weakref.finalize(self, _end, self._processes, self._lines)
+
+
+class _Shared(NamedTuple):
+    """What a rank shares with others: the file of its stage's sums, and its connections to other stages; None
+    if there is nobody to share it with."""
+
+    file: int | None
+    neighbours: Neighbours | None
 
 
 def _end(processes: list[subprocess.Popen[bytes]], lines: "list[Connection[Any, Any]]") -> None:

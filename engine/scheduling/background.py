@@ -42,7 +42,7 @@ class TieredPolicy:
         self._waiting[key.background].remove(key)
         self._policies[key.background].withdraw(key)
 
-    def choose(self, behind: Collection[str] = (), of: str | None = None) -> FairnessKey:
+    def choose(self, behind: Collection[str] = (), of: Collection[str] | None = None) -> FairnessKey:
         """The tier whose turn it is chooses."""
         if of is not None:
             return self._policies[False].choose(behind, of)

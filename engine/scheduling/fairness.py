@@ -29,10 +29,10 @@ class FairnessPolicy(Protocol):
     def withdraw(self, key: FairnessKey) -> None:
         """The queue of `key` is empty."""
 
-    def choose(self, behind: Collection[str] = (), of: str | None = None) -> FairnessKey:
+    def choose(self, behind: Collection[str] = (), of: Collection[str] | None = None) -> FairnessKey:
         """The key whose first sequence goes next. At least one key is on offer. Among equal keys, the policy
-        takes those of tenants in `behind` last. With `of` only that tenant's keys count, of which one is on
-        offer that is not background."""
+        takes those of tenants in `behind` last. With `of` only the keys of these tenants count, of which one
+        is on offer that is not background."""
 
     def charge(self, key: FairnessKey, input_tokens: int, output_tokens: int) -> None:
         """`key` was served this much."""
@@ -100,10 +100,10 @@ class VirtualTokenCounters:
         del self._heads[key]
         self._last = key
 
-    def choose(self, behind: Collection[str] = (), of: str | None = None) -> FairnessKey:
+    def choose(self, behind: Collection[str] = (), of: Collection[str] | None = None) -> FairnessKey:
         """The waiting key with the smallest counter; among equals the earliest arrival."""
         if of is not None:
-            theirs = (key for key in self._heads if key.tenant == of)
+            theirs = (key for key in self._heads if key.tenant in of)
             return min(theirs, key=lambda key: (self._counters[key], self._heads[key]))
         first = self._first()
         if first.tenant not in behind:

@@ -68,6 +68,11 @@ def tenant_digest(name: str) -> bytes:
     return blake2b(name.encode(), digest_size=TENANT_BYTES).digest()
 
 
+def session_digest(name: str) -> bytes:
+    """A session, as tiers know it."""
+    return blake2b(name.encode(), digest_size=TENANT_BYTES).digest()
+
+
 def event_name(name: bytes) -> int:
     """A name as vLLM's events have it: eight bytes of it, as a signed 64-bit number."""
     return int.from_bytes(name[:8], "big", signed=True)

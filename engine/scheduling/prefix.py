@@ -90,9 +90,10 @@ class TrieRoot(TrieNode):
 class PageNode(TrieNode):
     """One full page of KV: its tokens `chunk`, its page id `page`, and the node before it, `parent`.
     `keepers` counts the sessions that keep it, `tips` are those whose last page it is. `released` is a number
-    that grows with each release. `stored`: a tier got it. `durable`: a tier may get it."""
+    that grows with each release. `stored`: a tier got it. `durable`: a tier may get it, as a page of
+    `session` if that is not empty."""
 
-    __slots__ = ("chunk", "durable", "keepers", "page", "parent", "released", "stored", "tips")
+    __slots__ = ("chunk", "durable", "keepers", "page", "parent", "released", "session", "stored", "tips")
 
     def __init__(self, chunk: tuple[Token, ...], page: int, parent: TrieNode) -> None:
         super().__init__(parent.tenant)
@@ -103,6 +104,7 @@ class PageNode(TrieNode):
         self.tips: list[KeptPath] | None = None
         self.released = 0
         self.stored = self.durable = False
+        self.session = b""
 
 
 class KeptPath:
@@ -113,6 +115,15 @@ class KeptPath:
 
     def __init__(self) -> None:
         self.tip: PageNode | None = None
+
+    def nodes(self) -> "list[PageNode]":
+        """The pages, the last one first."""
+        found: list[PageNode] = []
+        node: TrieNode | None = self.tip
+        while isinstance(node, PageNode):
+            found.append(node)
+            node = node.parent
+        return found
 
 
 def key_of(node: PageNode) -> PageKey:
@@ -125,7 +136,7 @@ def owner_of(node: PageNode) -> PageOwner:
     tenant = node.tenant
     if tenant.digest is None:
         tenant.digest = tenant_digest(tenant.name)
-    return PageOwner(tenant.digest, tenant.weight)
+    return PageOwner(tenant.digest, tenant.weight, node.session)
 
 
 def name_of(node: TrieNode) -> bytes:
@@ -393,6 +404,16 @@ class PrefixCache:
             if not node.handles:
                 self._add_unheld(node)
             node = node.parent
+
+    def drop_unused(self, nodes: Sequence[PageNode]) -> Sequence[PageNode]:
+        """Remove those of the nodes from the cache that nobody holds, keeps or continues. `nodes` is a path,
+        its deep end first. Returns the others."""
+        for place, node in enumerate(nodes):
+            if node.children or node.keepers or not self.is_evictable(node):
+                return nodes[place:]  # so those before it are continued
+            self._take_unheld(node)
+            self._drop(node)
+        return ()
 
     def publish(self, handle: CacheHandle, chunk: tuple[Token, ...], page: int) -> None:
         """The handle's next page is full and computed, so others may find it.

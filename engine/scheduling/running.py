@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from personae.engine.plan import FetchPage, MemoryLayout, PageKey, StorePage
+from personae.engine.plan import FetchPage, ForgetSession, MemoryLayout, Move, PageKey, StorePage
 from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages
-from personae.engine.scheduling.page_names import page_keys
+from personae.engine.scheduling.page_names import page_keys, session_digest, tenant_digest
 from personae.engine.scheduling.pages import PagePool
 from personae.engine.scheduling.prefix import (
     MISS,
@@ -100,7 +100,7 @@ class RunningTable:
         self.releases: list[int] = []
         self.copies: list[tuple[int, int]] = []
         self.reclaimed: list[int] = []
-        self.moves: list[StorePage | FetchPage] = []
+        self.moves: list[Move] = []
         self.lent: set[int] = set()
         self.short = 0
         self.holds: dict[int, CacheHandle] = {}
@@ -305,6 +305,19 @@ class RunningTable:
             assert handle is not None
             self.sessions.keep(log.tenant, log.session, handle, log.session_seconds)
 
+    def forget_session(self, tenant: str, name: str) -> None:
+        """See Scheduler."""
+        left = self._cache.drop_unused(self.sessions.forget(tenant, name))
+        if self._tier is None or not self._tier.stores:
+            return
+        session = session_digest(name)
+        for node in left:
+            if node.session == session:  # it is deleted there, and others use it: they may store it again
+                node.session, node.stored = b"", False
+                if node.durable:
+                    self._unstored.append(node)
+        self.moves.append(ForgetSession(tenant_digest(tenant), session))
+
     @property
     def pages_kept(self) -> int:
         """Pages that sessions keep."""
@@ -319,9 +332,12 @@ class RunningTable:
         self.releases.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         if self._tier is not None and self._tier.stores and keep and not sequence.log.in_memory:
+            name = sequence.log.session
+            session = b"" if name is None else session_digest(name)
             for node in reversed(sequence.handle.nodes):
                 node.durable = True
                 if not node.stored:
+                    node.session = node.session or session
                     self._unstored.append(node)
         self._cache.release(sequence.handle, sequence.pages, keep=keep)
         self.background -= sequence.background

@@ -39,6 +39,10 @@ from personae.engine.tiers.tier import PageFetch, TierIndex
 # one with the sequences that decode now.
 OVER_QUOTA_FACTORS = (1.5, 2.0)
 
+# The part of a step's tokens that prompts of a tenant have for a while after all others have left. One that
+# comes back waits for the step that runs. Steps that are shorter compute about as many tokens a second.
+LEFT_ALONE = 1 / 4
+
 
 STORED_A_STEP = 2  # pages that a step with rows gives to the tier, besides those it evicts
 STORED_IDLE = 16
@@ -192,6 +196,8 @@ class Scheduler:
     def _add_prompts(self, builder: StepBuilder, budget: TokenBudget) -> None:
         """Rows for prompts. Those of tenants over quota come last, within their limit."""
         sequences, begun = self._sequences, self._running.prefilling.copy()
+        if sequences.left_alone:
+            budget.tokens = min(budget.tokens, max(int(LEFT_ALONE * self.layout.max_batch_tokens), 1))
         if sequences.over_quota_tenants:
             kept = min(self.layout.page_size, budget.tokens) if self._held_back else 0
             left = budget.tokens = budget.tokens - kept
@@ -302,6 +308,11 @@ class Scheduler:
         """Keep the pages of a tenant's session for so long from now on; 0: no longer. Does nothing if it has
         none."""
         self._running.sessions.extend(tenant, session, seconds)
+
+    def forget_session(self, tenant: str, session: str) -> None:
+        """Keep nothing of a tenant's session: the pages that nobody else uses leave the cache, and the tier
+        deletes those that it has of the session."""
+        self._running.forget_session(tenant, session)
 
     @property
     def has_unstored(self) -> bool:

@@ -30,12 +30,14 @@ class SequenceTable:
         "_layout",
         "_policy",
         "_quota",
+        "_room_for",
         "_sharing",
         "_tier",
         "_times",
         "counters",
         "fetches",
         "fetching",
+        "left_alone",
         "left_out",
         "news",
         "over_quota_tenants",
@@ -61,7 +63,9 @@ class SequenceTable:
         self._arrivals = 0
         self._quota = SlotQuota(layout.max_seqs, layout.max_batch_tokens)
         self._sharing = sharing
+        self._room_for: LiveSequence | None = None  # others have given up what it needs
         self.over_quota_tenants: list[str] = []  # see SlotQuota
+        self.left_alone = False  # see SlotQuota
         self.left_out: set[LiveSequence] = set()  # see RowShares
         self.counters = EngineCounters()
         self.sequences: dict[str, LiveSequence] = {}
@@ -101,15 +105,16 @@ class SequenceTable:
         """Call it once for each step that is planned."""
         self.over_quota_tenants = []
         self.left_out = set()
+        self._room_for = None
+        self.left_alone = False
         if not self._sharing or not self._quota.begin_step():
             return
-        prompts: Counter[str] = Counter()
+        self.left_alone = self._quota.left_alone
+        prompts = self.waiting.tokens.copy()
         for sequence in self.running.prefilling:
             if not sequence.background:
                 # Not what is left: the end of a long prompt is no short one.
                 prompts[sequence.key.tenant] += sequence.known - sequence.cached
-        for sequence in self.waiting.heads():
-            prompts[sequence.key.tenant] += len(sequence.tokens)
         self.left_out = self.row_shares.left_out(self.running.decoding, self._quota.tenants(), prompts)
         limited = {sequence.key.tenant for sequence in self.left_out}
         self.over_quota_tenants = self._quota.over_quota_tenants(prompts, limited)
@@ -129,14 +134,14 @@ class SequenceTable:
         """Give a slot to the sequence whose turn it is, among those of the tenant `of` if it is given. None
         if no sequence waits, or there is no slot for it.
 
-        No sequence is passed over: a long prompt that does not fit yet delays those behind it. A sequence
+        A long prompt that does not fit yet delays those behind it, but see `_next`. A sequence
         that was preempted for lack of memory is not overtaken by others of its kind on its way back. Without
         `background`, no background sequence is admitted, unless one was passed over for too long. Without
         `over_quota`, no sequence of a tenant over quota is admitted either, unless sequences of other tenants
         wait behind it. Input is charged once, at the first admission, without the tokens from the prefix
         cache.
         """
-        while (sequence := self.waiting.peek(self.over_quota_tenants, of)) is not None:
+        while (sequence := self._next(of)) is not None:
             if self._tier is None or not self._begin_fetch(self._tier, sequence):
                 break
         if sequence is None:
@@ -166,6 +171,34 @@ class SequenceTable:
                 self.counters.tier_hits += fetched * self._layout.page_size
         return sequence
 
+    def _next(self, of: str | None = None) -> LiveSequence | None:
+        """The sequence whose turn it is, of the tenant `of` if it is given; None if none waits.
+
+        One for which there is no room is passed over if its tenant would have more than its share of the
+        slots or the memory with it, and others wait who would not. It waits for its own tenant's sequences to
+        end, which may take long.
+        """
+        given = self._room_for
+        if given is not None and given.place is SequenceState.WAITING and of in (None, given.key.tenant):
+            return given
+        head = self.waiting.peek(self.over_quota_tenants, None if of is None else (of,))
+        if not self._sharing or of is not None or head is None or head.background:
+            return head
+        if self.running.has_slot_for(head, 0) or len(tenants := self.waiting.tenants) < 2:
+            return head
+        held = self.running.pages_by_tenant()
+        within = [tenant for tenant in tenants if self._stays_within_share(tenant, held)]
+        if head.key.tenant in within or not within:
+            return head
+        return self.waiting.peek(self.over_quota_tenants, within)
+
+    def _stays_within_share(self, tenant: str, held: Counter[str]) -> bool:
+        """Whether a tenant does with its next sequence."""
+        head = self.waiting.peek(of=(tenant,))
+        assert head is not None
+        running = self.running
+        return self._quota.stays_within_share(tenant, held, running.pages, running.pages_for(head))
+
     def preempt_background(self, last_step: int | None) -> None:
         """Preempt background sequences for the others that wait, if it is these others' turn."""
         head = self.waiting.peek(self.over_quota_tenants)
@@ -183,7 +216,7 @@ class SequenceTable:
         if not self._sharing:
             return
         running, quota = self.running, self._quota
-        head = self.waiting.peek(self.over_quota_tenants)
+        head = self._next()
         giver = None
         if head is not None and not head.background and not running.has_slot:
             giver = quota.giver_for(head.key.tenant)
@@ -191,7 +224,9 @@ class SequenceTable:
             giver = quota.giver_of_pages(
                 running.pages_by_tenant(), running.pages, head.key.tenant, running.pages_for(head)
             )
-        if giver is None and not running.has_pages_to_spare and len(running) > 1:
+        if giver is not None:
+            self._room_for = head
+        elif not running.has_pages_to_spare and len(running) > 1:
             last = running.last()
             giver = quota.giver_of_pages(running.pages_by_tenant(), running.pages)
             if last.background or last.key.tenant == giver:

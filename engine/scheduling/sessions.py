@@ -7,7 +7,7 @@ So the pages of that turn go last among the pages that the tenant loses, until t
 import math
 from collections import OrderedDict
 
-from personae.engine.scheduling.prefix import CacheHandle, KeptPath, PrefixCache
+from personae.engine.scheduling.prefix import CacheHandle, KeptPath, PageNode, PrefixCache
 
 SESSIONS_OF_A_TENANT = 1024  # a further one takes the place of the least recently used
 
@@ -51,6 +51,14 @@ class SessionTable:
         """Keep what the session keeps for so long from now on. Does nothing if it keeps nothing."""
         if tenant in self._tenants and name in self._tenants[tenant]:
             self._extend(self._tenants[tenant][name], seconds)
+
+    def forget(self, tenant: str, name: str) -> list[PageNode]:
+        """End the session now. Returns the pages that it kept, the last one first."""
+        if name not in self._tenants.get(tenant, ()):
+            return []
+        kept = self._tenants[tenant][name].path.nodes()
+        self._end(tenant, name)
+        return kept
 
     def _extend(self, session: _Session, seconds: float) -> None:
         session.until = self.now + seconds

@@ -8,7 +8,8 @@ queue, and its pages go to the prefix cache. A tenant's share of the slots is by
 that run or wait. A tenant that gives up a slot keeps at least its share, so slots do not go back and forth.
 
 Memory is shared alike: while pages are short, the tenant furthest above its share of them gives those of the
-sequence that it admitted last. They go to a tenant that stays within its own share with them.
+sequence that it admitted last. They go to a tenant that stays within its own share with them. A sequence for
+which there is no room, of a tenant that would exceed its share with it, delays no other tenant.
 
 A step that has begun cannot be interrupted, and new requests wait for it. So a tenant is *over quota* if it
 asks for more than its share of the slots, with shares kept for other tenants that were here recently, or if
@@ -16,11 +17,11 @@ its prompts need more tokens than its share of a step, or if some of its rows ar
 (`row_shares.py`). These prompts come after all others, whether they have begun or not, and are spread over
 several steps. None of these takes much longer than a step in which all slots decode, or than twice one
 without prompts. Among tenants over quota, the one whose prompts had the fewest tokens goes first in each
-step.
+step. A tenant that has been left alone has shorter steps for a while, since the others may come back.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Set
 
 from personae.engine.scheduling.fairness import FairnessKey
 
@@ -92,12 +93,25 @@ class SlotQuota:
         giver = max(above, key=above.__getitem__)
         return giver if above[giver] > 0 else None
 
+    def stays_within_share(self, tenant: str, held: Counter[str], pages: int, needed: int) -> bool:
+        """Whether a tenant with one more sequence, of `needed` pages, has at most its share of the slots and
+        of all `pages`. A tenant without a slot always does, or it would wait forever. `held`: as above."""
+        if not self._with_slot[tenant]:
+            return True
+        share = pages * self._weights[tenant] / sum(self._weights.values())
+        return self._below(tenant) and held[tenant] + needed <= share
+
     def begin_step(self) -> bool:
         """A step is planned. False if there is one tenant, which is never over quota."""
         self._step += 1
         while self._recent and next(iter(self._recent.values()))[0] + RECENT < self._step:
             del self._recent[next(iter(self._recent))]
         return len(self._live) + len(self._recent) > 1
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether one tenant is here, and others were recently."""
+        return len(self._live) == 1 and bool(self._recent)
 
     def tenants(self) -> dict[str, float]:
         """The weight of each tenant that is here or has just left."""
@@ -108,10 +122,11 @@ class SlotQuota:
         }
         return left | self._weights
 
-    def over_quota_tenants(self, prompts: Mapping[str, int], limited: Set[str] = frozenset()) -> list[str]:
+    def over_quota_tenants(self, prompts: Counter[str], limited: Set[str] = frozenset()) -> list[str]:
         """The tenants that ask for more than their share, in the step that is being planned, the least served
         first. `prompts`: the prompt tokens of each tenant that has some to plan. `limited`: the tenants some
-        of whose rows are left out of the step."""
+        of whose rows are left out of the step. A tenant stays over quota while it has prompts: the last of
+        many short ones are no single one."""
         weights = sum(self._weights.values()) + sum(weight for _, weight in self._recent.values())
         asking = sum(self._weights[tenant] for tenant in prompts)
         left = max((step for step, _ in self._recent.values()), default=-RECENT)
@@ -121,7 +136,10 @@ class SlotQuota:
             tenant
             for tenant, live in self._live.items()
             if live > max(self._slots_total * (weight := self._weights[tenant]) / weights, 1)
-            or (asking > weight and prompts.get(tenant, 0) > self._tokens * weight / asking)
+            or (
+                asking > weight
+                and prompts[tenant] > (0 if tenant in self._served else self._tokens * weight / asking)
+            )
         }
         floor = min((self._served[tenant] for tenant in found if tenant in self._served), default=0.0)
         known, self._served = self._served, {tenant: self._served.get(tenant, floor) for tenant in found}

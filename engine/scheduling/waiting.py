@@ -2,6 +2,7 @@
 arrival."""
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Collection, Iterator
 from operator import attrgetter
 
@@ -14,16 +15,18 @@ _by_turn = attrgetter("turn", "order")
 class WaitingQueue:
     """Every sequence here may be admitted at once. The policy decides whose turn it is.
 
-    A preempted sequence keeps its turn, so it returns to its old position in its queue.
+    A preempted sequence keeps its turn, so it returns to its old position in its queue. `tokens`: of the
+    waiting sequences of each tenant, without background ones.
     """
 
-    __slots__ = ("_policy", "_queues", "background", "foreground")
+    __slots__ = ("_policy", "_queues", "background", "foreground", "tokens")
 
     def __init__(self, policy: FairnessPolicy) -> None:
         self._policy = policy
         self._queues: dict[FairnessKey, list[LiveSequence]] = {}
         self.foreground = 0  # the number of sequences that are not background
         self.background = 0
+        self.tokens = Counter[str]()
 
     def __bool__(self) -> bool:
         return bool(self._queues)
@@ -41,18 +44,13 @@ class WaitingQueue:
         """Queue the sequence by its turn."""
         queue = self._queues.setdefault(sequence.key, [])
         insort(queue, sequence, key=_by_turn)
-        self.foreground += not sequence.background
-        self.background += sequence.background
+        self._count(sequence, 1)
         if queue[0] is sequence:
             self._policy.offer(sequence.key, sequence.order)
 
-    def heads(self) -> Iterator[LiveSequence]:
-        """The first sequence of each queue, without background ones."""
-        return (queue[0] for key, queue in self._queues.items() if not key.background)
-
-    def peek(self, behind: Collection[str] = (), of: str | None = None) -> LiveSequence | None:
+    def peek(self, behind: Collection[str] = (), of: Collection[str] | None = None) -> LiveSequence | None:
         """The sequence whose turn it is; None if none waits. `behind` and `of`: see FairnessPolicy."""
-        if not self._queues or (of is not None and of not in self.tenants):
+        if not self._queues or (of is not None and self.tenants.isdisjoint(of)):
             return None
         return self._queues[self._policy.choose(behind, of)][0]
 
@@ -62,10 +60,19 @@ class WaitingQueue:
         index = bisect_left(queue, _by_turn(sequence), key=_by_turn)
         assert queue[index] is sequence, f"sequence {sequence.id} is not in its queue"
         del queue[index]
-        self.foreground -= not sequence.background
-        self.background -= sequence.background
+        self._count(sequence, -1)
         if not queue:
             del self._queues[sequence.key]
             self._policy.withdraw(sequence.key)
         elif index == 0:
             self._policy.offer(sequence.key, queue[0].order)
+
+    def _count(self, sequence: LiveSequence, change: int) -> None:
+        if sequence.background:
+            self.background += change
+            return
+        self.foreground += change
+        tenant = sequence.key.tenant
+        self.tokens[tenant] += change * len(sequence.tokens)
+        if not self.tokens[tenant]:
+            del self.tokens[tenant]

@@ -41,9 +41,10 @@ QUEUE_BYTES = 64 * 2**20  # that wait to be written
 RETRY_SECONDS = 30.0  # without writes after one has failed
 CLOSE_SECONDS = 5.0
 
-# Magic, identity, number of the write, name, parent, tenant and its weight, bytes of tokens, checksum.
-_HEADER = struct.Struct("<8s16sQ32s32s16sdHI")
-_MAGIC = b"PKVPAGE2"
+# Magic, identity, number of the write, name, parent, tenant, weight, session, bytes of tokens, checksum.
+_HEADER = struct.Struct("<8s16sQ32s32s16sd16sHI")
+_MAGIC = b"PKVPAGE3"
+_NO_SESSION = bytes(16)
 _CHECKSUM = struct.Struct("<I")
 _ALIGNMENT = 512
 _IDENTITY_NAME = re.compile(r"[0-9a-f]{32}")
@@ -66,6 +67,13 @@ class _Storing(NamedTuple):
     keys: Sequence[PageKey]
     owners: Sequence[PageOwner]
     ready: Callable[[], PageBytes]
+
+
+class _Forgetting(NamedTuple):
+    """A session whose pages are to be deleted."""
+
+    tenant: bytes
+    session: bytes
 
 
 class DiskTier(StagedTier):
@@ -96,7 +104,7 @@ class DiskTier(StagedTier):
         self._used = 0  # slots below this one have been given out
         self._files: list[int] = []
         self._writes = 0
-        self._queue: queue.SimpleQueue[_Storing | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Storing | _Forgetting | None] = queue.SimpleQueue()
         self._queued = 0  # pages
         self._stored = self._errors = 0
         self._silent_until = 0.0  # no writes before
@@ -176,14 +184,16 @@ class DiskTier(StagedTier):
         """The header of a slot; None if there is no whole one of this identity."""
         if len(data) < self._header_bytes:
             return None
-        magic, identity, number, name, parent, tenant, weight, length, checksum = _HEADER.unpack_from(data)
+        magic, identity, number, name, parent, *owner, length, checksum = _HEADER.unpack_from(data)
         end = _HEADER.size + length
         if magic != _MAGIC or identity != self._identity or end + _CHECKSUM.size > self._header_bytes:
             return None
         if _CHECKSUM.unpack_from(data, end)[0] != zlib.crc32(data[:end]):
             return None
         key = PageKey(name, parent, bytes(data[_HEADER.size : end]))
-        return _Header(number, key, PageOwner(tenant, weight), checksum)
+        tenant, weight, session = owner
+        session = b"" if session == _NO_SESSION else session
+        return _Header(number, key, PageOwner(tenant, weight, session), checksum)
 
     def _offset(self, slot: int) -> int:
         return slot % self._slots_of_a_file * self._slot_bytes
@@ -273,6 +283,11 @@ class DiskTier(StagedTier):
             self._queued += len(keys)
         self._queue.put(_Storing(keys, owners, ready))
 
+    def forget(self, tenant: bytes, session: bytes) -> None:
+        """See Tier."""
+        if self._part is not None:
+            self._queue.put(_Forgetting(tenant, session))
+
     def _run(self) -> None:
         """The writer's thread."""
         try:
@@ -281,6 +296,9 @@ class DiskTier(StagedTier):
             self._report(f"the pages in --kv-disk cannot be read, prompts are computed: {error}")
         self.scanned.set()
         while (item := self._queue.get()) is not None:
+            if isinstance(item, _Forgetting):
+                self._forget(*item)
+                continue
             keys, owners, ready = item
             try:
                 if time.monotonic() >= self._silent_until:
@@ -294,14 +312,28 @@ class DiskTier(StagedTier):
                 with self._lock:
                     self._queued -= len(keys)
 
+    def _forget(self, tenant: bytes, session: bytes) -> None:
+        """Overwrite the pages of a session with zeros."""
+        with self._lock:
+            slots = self._index.remove_session(tenant, session)
+        for slot in slots:
+            try:
+                file = self._files[slot // self._slots_of_a_file]
+                os.pwrite(file, bytes(self._slot_bytes), self._offset(slot))
+            except OSError as error:
+                self._report(f"pages of a deleted session stay in --kv-disk for a while: {error}")
+            finally:
+                with self._lock:
+                    self._free.append(slot)
+
     def _write(self, key: PageKey, owner: PageOwner, page: PageBytes) -> None:
         """Write a page to a free slot. Raises OSError."""
         slot = self._free_slot(owner)
         if slot is None:
             return
-        names, checksum = (key.name, key.parent, owner.tenant), zlib.crc32(page.data)
+        checksum = zlib.crc32(page.data)
         header = _HEADER.pack(
-            _MAGIC, self._identity, self._writes, *names, owner.weight, len(key.tokens), checksum
+            _MAGIC, self._identity, self._writes, key.name, key.parent, *owner, len(key.tokens), checksum
         )
         header += key.tokens
         header += _CHECKSUM.pack(zlib.crc32(header))

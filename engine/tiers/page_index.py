@@ -1,7 +1,7 @@
 """The pages of a tier by their owners: which one makes room for the next."""
 
 from collections import OrderedDict
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from personae.engine.plan import PageOwner
 
@@ -9,13 +9,23 @@ Place = TypeVar("Place")
 
 
 class _OwnedPages:
-    """The names of an owner's pages, the least recently used first, and its weight as last stored."""
+    """The names of an owner's pages, the least recently used first, and its weight as last stored. `sessions`
+    has the names of the pages of each session."""
 
-    __slots__ = ("names", "weight")
+    __slots__ = ("names", "sessions", "weight")
 
     def __init__(self) -> None:
         self.names: OrderedDict[bytes, None] = OrderedDict()
+        self.sessions: dict[bytes, set[bytes]] = {}
         self.weight = 1.0
+
+
+class _Page(NamedTuple, Generic[Place]):
+    """Where a page is, whose it is, and of which session."""
+
+    place: Place
+    owned: _OwnedPages
+    session: bytes
 
 
 class PageIndex(Generic[Place]):
@@ -23,19 +33,19 @@ class PageIndex(Generic[Place]):
     has the most pages for its weight, the least recently used one."""
 
     def __init__(self) -> None:
-        self._places: dict[bytes, tuple[Place, _OwnedPages]] = {}
+        self._pages: dict[bytes, _Page[Place]] = {}
         self._owners: dict[bytes, _OwnedPages] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._pages)
 
     def __contains__(self, name: bytes) -> bool:
-        return name in self._places
+        return name in self._pages
 
     def get(self, name: bytes) -> Place | None:
         """Where the page is; None if it is not there."""
-        found = self._places.get(name)
-        return None if found is None else found[0]
+        found = self._pages.get(name)
+        return None if found is None else found.place
 
     def add(self, name: bytes, place: Place, owner: PageOwner) -> Place | None:
         """A page of this owner is here, and the most recently used. Returns where it was before."""
@@ -45,22 +55,36 @@ class PageIndex(Generic[Place]):
             owned = self._owners[owner.tenant] = _OwnedPages()
         owned.weight = owner.weight
         owned.names[name] = None
-        self._places[name] = place, owned
+        if owner.session:
+            owned.sessions.setdefault(owner.session, set()).add(name)
+        self._pages[name] = _Page(place, owned, owner.session)
         return before
 
     def use(self, name: bytes) -> None:
         """The page is now the most recently used of its owner. Does nothing if it is not there."""
-        found = self._places.get(name)
+        found = self._pages.get(name)
         if found is not None:
-            found[1].names.move_to_end(name)
+            found.owned.names.move_to_end(name)
 
     def remove(self, name: bytes) -> Place | None:
         """Remove a page. Returns where it was."""
-        found = self._places.pop(name, None)
+        found = self._pages.pop(name, None)
         if found is None:
             return None
-        del found[1].names[name]
-        return found[0]
+        owned, session = found.owned, found.session
+        del owned.names[name]
+        if session:
+            owned.sessions[session].remove(name)
+            if not owned.sessions[session]:
+                del owned.sessions[session]
+        return found.place
+
+    def remove_session(self, tenant: bytes, session: bytes) -> list[Place]:
+        """Remove the pages of a session. Returns where they were."""
+        owned = self._owners.get(tenant)
+        names = [] if owned is None else [*owned.sessions.get(session, ())]
+        places = [self.remove(name) for name in names]
+        return [place for place in places if place is not None]
 
     def pop(self, wanting: PageOwner) -> Place | None:
         """Remove a page to make room for another one of the owner `wanting`. Returns where it was; None if

@@ -1,6 +1,7 @@
 """The tier of other engines: pages that they have in memory, which a request says where to find."""
 
 import logging
+import ssl
 import time
 from collections.abc import Callable, Sequence
 
@@ -12,7 +13,7 @@ from personae.engine.tiers.tier import PageBytes, PageFetch, Tier, TierCounts
 from personae.engine.tiers.transfer import PageSource, fetch_pages
 
 LONGEST_FETCH = 5.0  # seconds
-RETRY_SECONDS = 5.0  # in which an engine is asked for nothing after a fetch from it has failed
+RETRY_SECONDS = 5.0  # in which an engine is asked for nothing after a fetch brought nothing
 
 _log = logging.getLogger("personae.kv")
 
@@ -21,15 +22,20 @@ class PeerTier(StagedTier):
     """Implements `Tier` over other engines, and over the tier `below` for all that they do not have.
 
     A fetch from an engine that is gone, slow or different is counted as an error; what it did not bring is
-    looked for in the tier below, and else computed.
+    looked for in the tier below, and else computed. That an engine has fewer
+    pages than it was asked for is no error: it may have evicted them. `tls` is for engines on other machines.
     """
 
-    def __init__(self, source: PageSource, below: Tier | None = None) -> None:
+    def __init__(
+        self, source: PageSource, below: Tier | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         super().__init__(source.page_bytes)
+        self._tls = tls
         self._identity = source.identity
         self._below = below
         self._errors = 0
-        self._silent_until: dict[str, float] = {}  # by address: engines from which a fetch has failed
+        self._silent_until: dict[str, float] = {}  # by address
+        self._reported: set[str] = set()  # addresses of engines whose first failure was logged
 
     @property
     def pages(self) -> int:
@@ -74,6 +80,11 @@ class PeerTier(StagedTier):
         assert self._below is not None, "there is no tier that stores pages"
         self._below.store(keys, owners, ready)
 
+    def forget(self, tenant: bytes, session: bytes) -> None:
+        """See Tier."""
+        if self._below is not None:
+            self._below.forget(tenant, session)
+
     def fetch(self, fetch: PageFetch) -> int:
         """See Tier."""
         if not self._wants(fetch.ticket):
@@ -95,14 +106,21 @@ class PeerTier(StagedTier):
         """The first of the pages, as far as another engine has them."""
         path, first = (*fetch.before, *fetch.keys), len(fetch.before)
         seconds = min(fetch.patience, LONGEST_FETCH)
-        pages, problem = fetch_pages(source, self._identity, path, first, self.page_bytes, seconds)
+        pages, problem = fetch_pages(source, self._identity, path, first, self.page_bytes, seconds, self._tls)
         if problem:
             with self._lock:
                 self._errors += 1
-                first_time = source not in self._silent_until
-                self._silent_until[source] = time.monotonic() + RETRY_SECONDS
-            level = logging.WARNING if first_time else logging.DEBUG
-            _log.log(level, "pages cannot be fetched from another engine, they are computed: %s", problem)
+                first_time = source not in self._reported
+                self._reported.add(source)
+                if not len(pages):  # else it lives, and its pace was measured
+                    self._silent_until[source] = time.monotonic() + RETRY_SECONDS
+            _log.log(
+                logging.WARNING if first_time else logging.DEBUG,
+                "another engine gave %d of %d pages, the others are computed: %s",
+                len(pages),
+                len(fetch.keys),
+                problem,
+            )
         return pages
 
     def _from_below(self, below: Tier, fetch: PageFetch, done: int) -> PageBytes:

@@ -80,6 +80,10 @@ class Tier(TierIndex, Protocol):
         on another thread. The tier may decide to keep none. It has room for a page by removing one of the
         owner that has the most for its weight."""
 
+    def forget(self, tenant: bytes, session: bytes, /) -> None:
+        """Delete the pages of this session (see `PageOwner`) that were given to `store` before. Returns at
+        once."""
+
     def fetch(self, fetch: PageFetch, /) -> int:
         """Stage these pages. Returns how many of them are there, in order; the first that is missing, torn or
         damaged ends it. Blocks: called on a worker thread."""

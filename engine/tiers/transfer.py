@@ -4,12 +4,19 @@
     holder      a frame with `PagesComing`: how many pages follow
     holder      their contents, one after the other, as `KVCache.read_pages` returns them
 
+On one machine it is a Unix socket in a folder that only the server's user may enter. Between machines it is
+TCP with TLS, where both sides show the certificate that the engines of one server have.
+
 The tokens are compared one by one in the holder's prefix cache. The identity stands for everything else that
 decides a page's content (see `tiers/disk.py`), so an engine never gets pages of another model or another
 numerics class. A frame is its length, four bytes little-endian, and a message in msgpack.
+
+Either side gives up at a deadline, however slowly the other one goes on. The fetcher keeps the pages that
+came whole before it; the others are computed.
 """
 
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
@@ -20,8 +27,9 @@ import numpy as np
 from personae.engine.plan import PageKey
 from personae.engine.tiers.tier import PageBytes
 
-SEND_SECONDS = 5.0  # for a fetcher to take what it asked for
+SEND_SECONDS = 5.0  # for a fetcher to ask, and again to take what it asked for
 PIECE_BYTES = 4 * 2**20  # of pages that are read at once
+CERTIFIED = "pages.personae"  # the name in the certificate of a server's engines
 _LENGTH_BYTES = 4
 _MOST_WANTED = 2**26  # bytes of a request: the tokens of 8 million positions
 _MOST_ANSWER = 2**12
@@ -71,38 +79,43 @@ class PageSource:
 
 def receive_wanted(connection: socket.socket) -> PagesWanted:
     """The request of a fetcher. Raises OSError, EOFError, or msgspec.DecodeError for anything else."""
-    connection.settimeout(SEND_SECONDS)
-    return msgspec.msgpack.decode(_receive_frame(connection, _MOST_WANTED), type=PagesWanted)
+    deadline = time.monotonic() + SEND_SECONDS
+    return msgspec.msgpack.decode(_receive_frame(connection, _MOST_WANTED, deadline), type=PagesWanted)
 
 
 def send_pages(connection: socket.socket, contents: Iterator[PageBytes], count: int) -> None:
     """Send `count` pages. Raises OSError if the fetcher has gone, or takes too long."""
     deadline = time.monotonic() + SEND_SECONDS
-    connection.sendall(_frame(PagesComing(count)))
+    _send(connection, _frame(PagesComing(count)), deadline)
     for piece in contents:
-        connection.settimeout(_left(deadline))
-        connection.sendall(piece.data)
+        _send(connection, piece.data, deadline)
 
 
 def refuse_pages(connection: socket.socket, refusal: str) -> None:
     """Say that there are none. Raises OSError."""
-    connection.sendall(_frame(PagesComing(0, refusal)))
+    _send(connection, _frame(PagesComing(0, refusal)), time.monotonic() + SEND_SECONDS)
 
 
 def fetch_pages(
-    address: str, identity: bytes, path: Sequence[PageKey], first: int, page_bytes: int, seconds: float
+    address: str,
+    identity: bytes,
+    path: Sequence[PageKey],
+    first: int,
+    page_bytes: int,
+    seconds: float,
+    tls: ssl.SSLContext | None = None,
 ) -> tuple[PageBytes, str]:
-    """Fetch the pages of `path` from number `first` on from the engine at `address`. Returns those that came
-    within the time, in order, [pages, page_bytes]; and what went wrong, empty if nothing did."""
+    """Fetch the pages of `path` from number `first` on from the engine at `address`: the path of a Unix
+    socket, or `HOST:PORT`, which needs `tls`. Returns those that came within the time, in order,
+    [pages, page_bytes]; and what went wrong, empty if nothing did."""
     deadline = time.monotonic() + seconds
     pages = np.empty((len(path) - first, page_bytes), np.uint8)
     got, wanted = 0, PagesWanted(identity, path[0].parent, tuple(key.tokens for key in path), first)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        try:
-            connection.settimeout(_left(deadline))
-            connection.connect(address)
-            connection.sendall(_frame(wanted))
-            answer = msgspec.msgpack.decode(_receive_frame(connection, _MOST_ANSWER), type=PagesComing)
+    try:
+        with _connected(address, tls, deadline) as connection:
+            _send(connection, _frame(wanted), deadline)
+            body = _receive_frame(connection, _MOST_ANSWER, deadline)
+            answer = msgspec.msgpack.decode(body, type=PagesComing)
             if answer.refusal or not 0 <= answer.count <= len(pages):
                 return pages[:0], answer.refusal or "it offered more pages than were wanted"
             buffer = pages[: answer.count].reshape(-1).data
@@ -111,9 +124,29 @@ def fetch_pages(
                 if not (count := connection.recv_into(buffer[got:])):
                     raise EOFError("it closed the connection")
                 got += count
-        except (OSError, EOFError, msgspec.DecodeError) as error:
-            return pages[: got // page_bytes], str(error) or type(error).__name__
+    except (OSError, EOFError, msgspec.DecodeError) as error:
+        return pages[: got // page_bytes], str(error) or type(error).__name__
     return pages[: answer.count], ""
+
+
+def _connected(address: str, tls: ssl.SSLContext | None, deadline: float) -> socket.socket:
+    """A connection to the engine at this address. Raises OSError."""
+    if address.startswith("/"):
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(_left(deadline))
+            connection.connect(address)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    if tls is None:
+        raise ConnectionRefusedError("it is on another machine, and this engine has no certificate")
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), _left(deadline))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else TLS is 100 times slower
+    connection.settimeout(_left(deadline))
+    return tls.wrap_socket(connection, server_hostname=CERTIFIED)  # closes it if the handshake fails
 
 
 def _left(deadline: float) -> float:
@@ -124,21 +157,30 @@ def _left(deadline: float) -> float:
     return left
 
 
+def _send(connection: socket.socket, data: bytes | memoryview, deadline: float) -> None:
+    """Send all of it. Not by `sendall`: TLS would begin its time again with every part."""
+    left = memoryview(data).cast("B")
+    while left:
+        connection.settimeout(_left(deadline))
+        left = left[connection.send(left) :]
+
+
 def _frame(message: msgspec.Struct) -> bytes:
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(_LENGTH_BYTES, "little") + body
 
 
-def _receive_frame(connection: socket.socket, most: int) -> bytes:
-    length = int.from_bytes(_exactly(connection, _LENGTH_BYTES), "little")
+def _receive_frame(connection: socket.socket, most: int, deadline: float) -> bytes:
+    length = int.from_bytes(_exactly(connection, _LENGTH_BYTES, deadline), "little")
     if length > most:
         raise EOFError(f"it announced {length} bytes; the limit is {most}")
-    return bytes(_exactly(connection, length))
+    return bytes(_exactly(connection, length, deadline))
 
 
-def _exactly(connection: socket.socket, count: int) -> bytearray:
+def _exactly(connection: socket.socket, count: int, deadline: float) -> bytearray:
     data = bytearray()
     while len(data) < count:
+        connection.settimeout(_left(deadline))
         if not (more := connection.recv(min(count - len(data), 2**20))):
             raise EOFError("it closed the connection")
         data += more

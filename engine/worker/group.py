@@ -3,11 +3,16 @@
 Ranks keep the same state because they begin the same steps and place the same adapters in the same order.
 What they exchange while they compute is between their layers. Each rank but the first has a thread here. A
 single rank needs no group: it is the worker.
+
+The ranks of one stage have room for the same adapters. Those of different stages may not, because their
+layers differ. An adapter is placed on all ranks or on none, and memory goes back to the cache on all ranks
+or on none.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -24,6 +29,7 @@ from personae.engine.worker.worker import (
     Worker,
     all_logits,
 )
+from personae.errors import AdapterError, Overloaded
 from personae.lora.source import AdapterSource
 from personae.lora.stored import Pieces
 
@@ -101,24 +107,44 @@ class WorkerGroup:
 
     def lending(self, pages: tuple[int, ...]) -> Iterator[None]:
         """See AdapterMemory."""
-        yield from self.together(self._all(lambda worker: worker.lending(pages)))
+        yield from self._together(self._all(lambda worker: worker.lending(pages)))
 
     def repay(self, count: int) -> tuple[int, ...]:
-        """See AdapterMemory."""
-        return self._all(lambda worker: worker.repay(count))[0]
+        """See AdapterMemory. A rank that can repay more than another borrows the difference again."""
+        found = self._all(lambda worker: worker.repay(count))
+        fewest = min(found, key=len)
+        again = [pages[: len(pages) - len(fewest)] for pages in found]
+        if any(again):
+            self._each([partial(_lend, pages=pages) for pages in again])
+        return fewest
 
     def giving_back(self, pages: tuple[int, ...]) -> Iterator[None]:
         """See AdapterMemory."""
-        yield from self.together(self._all(lambda worker: worker.giving_back(pages)))
+        yield from self._together(self._all(lambda worker: worker.giving_back(pages)))
+
+    def placing(self, tickets: Sequence[AdapterTicket]) -> Pieces:
+        """See AdapterTicket.pieces. If a rank cannot place the adapter, the others discard it."""
+        ends = yield from self._together([ticket.pieces() for ticket in tickets])
+        errors = [end for end in ends if isinstance(end, AdapterError | Overloaded)]
+        if errors:
+            digest = tickets[0].digest
+            self._each([_nothing if end in errors else partial(_discard, digest=digest) for end in ends])
+            raise next((error for error in errors if isinstance(error, AdapterError)), errors[0])
+        return _all_of([end for end in ends if end is not None])
 
     def _all(self, work: Callable[[AdapterMemory], T]) -> list[T]:
         """The result of each rank, the first rank's first."""
-        others = [rank.call(work, rank.worker) for rank in self._others]
-        return [work(self._first), *(each.result() for each in others)]
+        return self._each([work] * (1 + len(self._others)))
 
-    def together(self, pieces: Sequence[Iterator[None]]) -> Pieces:
-        """Run the pieces of all ranks, one of each at a time. Returns a future for the work that then still
-        runs in the background, if any does."""
+    def _each(self, works: Sequence[Callable[[AdapterMemory], T]]) -> list[T]:
+        """The result of each rank's own work, the first rank's first."""
+        own, *rest = works
+        others = [rank.call(work, rank.worker) for rank, work in zip(self._others, rest, strict=True)]
+        return [own(self._first), *(each.result() for each in others)]
+
+    def _together(self, pieces: Sequence[Iterator[None]]) -> Generator[None, None, list[Any]]:
+        """Run the pieces of all ranks, one of each at a time. Returns what each ended with: the iterator's
+        value, or its AdapterError or Overloaded."""
         own, *rest = pieces
         ends: list[Any] = [_UNFINISHED] * len(pieces)
         while _UNFINISHED in ends:
@@ -132,7 +158,7 @@ class WorkerGroup:
                 if each is not None:
                     ends[number] = each.result()
             yield
-        return _all_of([end for end in ends if end is not None])
+        return ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +180,7 @@ class GroupTicket:
 
     def pieces(self) -> Pieces:
         """See AdapterTicket."""
-        return self.group.together([ticket.pieces() for ticket in self.ranks])
+        return self.group.placing(self.ranks)
 
 
 class _Rank:
@@ -217,12 +243,27 @@ _UNFINISHED = object()
 
 
 def _run_piece(pieces: Iterator[None]) -> Any:
-    """Run the next piece. Returns _UNFINISHED, or the iterator's return value if it has ended."""
+    """Run the next piece. Returns _UNFINISHED, or if the iterator has ended its return value or its error."""
     try:
         next(pieces)
     except StopIteration as end:
         return end.value
+    except (AdapterError, Overloaded) as error:
+        return error
     return _UNFINISHED
+
+
+def _lend(worker: AdapterMemory, *, pages: tuple[int, ...]) -> None:
+    for _ in worker.lending(pages) if pages else ():
+        pass
+
+
+def _discard(worker: AdapterMemory, *, digest: str) -> None:
+    worker.discard(digest)
+
+
+def _nothing(_worker: AdapterMemory) -> None:
+    """This rank has nothing to do."""
 
 
 def _all_of(futures: Sequence[Future[None]]) -> Future[None] | None:

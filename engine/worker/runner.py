@@ -12,9 +12,9 @@ import torch
 
 from personae.engine.device_event import DeviceToHostEvent, to_host
 from personae.engine.kv import KVCache
-from personae.engine.layers.step import LoraOutput
+from personae.engine.layers.step import LoraOutput, StepPart
 from personae.engine.models.decoder import Decoder
-from personae.engine.plan import FetchPage, MemoryLayout, Row, StepPlan, StorePage
+from personae.engine.plan import FetchPage, ForgetSession, MemoryLayout, Move, Row, StepPlan, StorePage
 from personae.engine.tiers.tier import PageBytes, Tier
 from personae.engine.worker.adapters import DeviceAdapters, ReadAdapter
 from personae.engine.worker.graphs import DecodeGraphs
@@ -26,6 +26,9 @@ from personae.kernels.attention import AttentionBatch
 from personae.kernels.upload import uploads
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch, lora_batch, segments_of
+
+PARTS = 2  # for each stage: with more, stages wait less for the first part and the last
+PART_TOKENS = 32  # at least
 
 
 class Runner(DeviceAdapters):
@@ -48,6 +51,7 @@ class Runner(DeviceAdapters):
     ) -> None:
         super().__init__(adapters, kv, layout, read_adapter)
         self.model = model
+        self._stages = model.comm.stages
         self._tier = tier
         self.graphs, self.prefill_graphs = graphs, prefill_graphs
         self.device = model.device
@@ -73,8 +77,8 @@ class Runner(DeviceAdapters):
             self.kv.copy_pages(plan.copies)
         return self.pack(plan.rows, known) if plan.rows else None
 
-    def _move(self, moves: Sequence[StorePage | FetchPage]) -> None:
-        """Give pages to the tier, and put fetched ones into the cache."""
+    def _move(self, moves: Sequence[Move]) -> None:
+        """Give pages to the tier, have it delete those of sessions, and put fetched ones into the cache."""
         assert self._tier is not None, "the plan has moves, and there is no tier"
         stores = [move for move in moves if isinstance(move, StorePage)]
         if stores:
@@ -83,7 +87,9 @@ class Runner(DeviceAdapters):
             self._tier.store(keys, owners, _on_host(content))
         fetches: dict[int, list[FetchPage]] = {}
         for move in moves:
-            if isinstance(move, FetchPage):
+            if isinstance(move, ForgetSession):
+                self._tier.forget(move.tenant, move.session)
+            elif isinstance(move, FetchPage):
                 fetches.setdefault(move.ticket, []).append(move)
         for ticket, pages in fetches.items():
             staged = torch.from_numpy(self._tier.take(ticket))
@@ -108,7 +114,13 @@ class Runner(DeviceAdapters):
         hidden = self._run_graph(packed, tokens)
         if hidden is None:
             hidden = self.model.forward(
-                tokens, packed.positions, self.kv, packed.attention, packed.lora, overlap
+                tokens,
+                packed.positions,
+                self.kv,
+                packed.attention,
+                packed.lora,
+                overlap,
+                parts=packed.parts,
             )
         elif overlap is not None:
             overlap()
@@ -229,6 +241,41 @@ class Runner(DeviceAdapters):
             offsets=offsets.tolist(),
             order=order,
             drafts=drafts,
+            parts=self._parts(slots, starts, counts, write_index) if self._stages > 1 else (),
+        )
+
+    def _parts(self, slots: Ints, starts: Ints, counts: Ints, places: Ints) -> tuple[StepPart, ...]:
+        """The parts in which the step goes through the stages, so that they compute at the same time; none if
+        the step is so small that reading the weights for each part would cost more."""
+        ends = np.cumsum(counts)
+        begins, total = ends - counts, int(ends[-1])
+        number = min(PARTS * self._stages, total // PART_TOKENS)
+        parts = []
+        for part in range(number if number > 1 else 0):
+            first, stop = part * total // number, (part + 1) * total // number
+            low, high = np.maximum(begins, first), np.minimum(ends, stop)
+            own = low < high
+            rows = slots[own], (starts + low - begins)[own], (high - low)[own]
+            batch = self._attention(*rows, places[first:stop])
+            parts.append(StepPart(slice(first, stop), batch, self._lora(*rows)))
+        return tuple(parts)
+
+    def _attention(self, slots: Ints, starts: Ints, counts: Ints, places: Ints) -> AttentionBatch:
+        """The attention of packed rows; `places` is where their keys go."""
+        lengths = starts + counts
+        max_kv = int(lengths.max())
+        row_starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+        query_start, kv_length, page_table, write_index = uploads(
+            (row_starts, lengths.astype(np.int32), self._tables.rows(slots, max_kv), places), self.device
+        )
+        return AttentionBatch(
+            query_start,
+            kv_length,
+            page_table,
+            write_index,
+            max_query=int(counts.max()),
+            max_kv=max_kv,
+            host=(row_starts, lengths),
         )
 
     def _grouped_by_adapter(self, rows: tuple[Row, ...]) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from personae.engine.layers.step import StepPart
 from personae.engine.plan import MemoryLayout, StepPlan
 from personae.engine.worker.known import KnownTokens
 from personae.kernels.attention import AttentionBatch
@@ -39,7 +40,8 @@ class PackedStep:
     `sampled` [S] int64 has the packed positions whose logits choose a token. `sampled_rows` and
     `sampled_slots` are the plan's row indices and slots of these, and `sampled_ends` are the positions of the
     chosen tokens. After the S positions, `sampled` has those of the drafts. `drafts` maps an index among the
-    S to its drafts, and to where their logits begin among the logits of drafts.
+    S to its drafts, and to where their logits begin among the logits of drafts. `parts`: what the stages of a
+    pipeline compute at a time; empty if that is the whole step.
     """
 
     tokens: torch.Tensor
@@ -55,6 +57,7 @@ class PackedStep:
     offsets: list[int]
     order: list[int]
     drafts: Drafts
+    parts: tuple[StepPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class FirstComeFirstServed:
         """Take the key out of the queue."""
         del self._queue[bisect_left(self._queue, self._orders.pop(key), key=lambda entry: entry[0])]
 
-    def choose(self, behind: Collection[str] = (), of: str | None = None) -> FairnessKey:
+    def choose(self, behind: Collection[str] = (), of: Collection[str] | None = None) -> FairnessKey:
         """The key of the sequence that came first."""
         return self._queue[0][1]
 

@@ -7,6 +7,11 @@ ended.
 
 A child is used again, unless it has grown, or its request took so long that it runs on idle cores only.
 Children that wait for long end, so that memory is what it was before.
+
+Other programs may leave no core idle for hours. If the children on idle cores together get less than a share
+of one core, the cores are *busy*: a few of these children run at a low priority instead, and get a little
+of every core. An unprivileged process cannot leave the class of idle cores, so such a child is ended from
+outside, and its request is made again in another one.
 """
 
 import ctypes
@@ -19,7 +24,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Never
 
@@ -37,11 +42,43 @@ STANDING = 2  # new children that wait for a request, at least
 MOST = 96  # children; further requests wait
 _WEIGHT_OF_NICENESS = 1.25  # Linux divides the weight of a process by this for each step
 _NICEST = 18
+_LOWERED = 5  # added to the niceness of a child that runs at a low priority while the cores are busy
+_MOST_LOWERED = 4  # children; the others run on idle cores
+_BUSY_SECONDS = 30.0  # since it was last seen
+_STARVED_SECONDS = 1.0
+_HALF = 0.5  # of a core: less than that, and others want it
 _FREE = b"+"  # what a child writes on its line when it has answered
 _BEAT = b"."
 _TIMER = signal.SIGVTALRM
 _LONG = bytes([_TIMER])  # what its signal handler writes there, in whatever library the child may be
 _PR_SET_PDEATHSIG = 1
+
+
+class Starvation:
+    """Whether some processes together get less than a share of a core, although one of them always wants to
+    run."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._since: float | None = None
+        self._begun: dict[int, float] = {}
+
+    def restart(self) -> None:
+        """One of them has done its work: they have enough."""
+        self._since = None
+
+    def observe(self, now: float, seconds: Mapping[int, float], *, waiting: bool) -> bool:
+        """Whether they have starved for a second. `seconds`: the processor time of each process; `waiting`:
+        one of them wants to run."""
+        if self._since is None or not waiting:
+            self._since, self._begun = now if waiting else None, dict(seconds)
+            return False
+        gained = sum(spent - self._begun.setdefault(process, spent) for process, spent in seconds.items())
+        starved = gained < self._share * _STARVED_SECONDS
+        if starved and now - self._since < _STARVED_SECONDS:
+            return False
+        self._since = None
+        return starved
 
 
 class _Child:
@@ -52,6 +89,7 @@ class _Child:
         self.line = line
         self.connection: socket.socket | None = None  # of its request
         self.used = self.slowed = self.exceeded = False
+        self.on_idle_cores = self.lowered = False
         self.since = time.monotonic()  # when it became free
         self.status: int | None = None  # how it has ended, if that is known
 
@@ -70,6 +108,19 @@ class _Child:
         if sys.platform == "linux":
             with suppress(OSError):  # it has ended, or a container forbids this
                 os.sched_setscheduler(self.pid, os.SCHED_IDLE, os.sched_param(0))
+                self.on_idle_cores, self.lowered = True, False
+
+    def lower(self, others: int) -> None:
+        """Let it run at a low priority, if it does not run on idle cores only. So many others do, too:
+        together they have little more than one alone."""
+        if not self.lowered:
+            self.slowed = self.lowered = True
+            niceness = (
+                os.getpriority(os.PRIO_PROCESS, 0) + _LOWERED + math.log(others + 1, _WEIGHT_OF_NICENESS)
+            )
+            with suppress(OSError):  # it has ended
+                already = os.getpriority(os.PRIO_PROCESS, self.pid)
+                os.setpriority(os.PRIO_PROCESS, self.pid, max(min(round(niceness), _NICEST), already))
 
     def ended(self, number: int) -> None:
         """Its work on the request has ended, as `end_frame` says."""
@@ -118,6 +169,9 @@ class Children:
         self._children: dict[int, _Child] = {}  # by the descriptor of their line
         self._free: list[_Child] = []  # the last one is the next to be used
         self._waiting: deque[tuple[bytes, socket.socket]] = deque()
+        self._starvation = Starvation(limits.share)
+        self._contention = Starvation(_HALF)
+        self._busy_until = 0.0
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
 
@@ -146,11 +200,34 @@ class Children:
             self._control.send(_BEAT, socket.MSG_DONTWAIT)
         for child in self._children.values():
             child.examine()
+        self._relieve(time.monotonic())
         self._bound_memory()
         late = time.monotonic() - self._limits.idle
         for child in [child for child in self._free if child.used and child.since < late]:
             self._free.remove(child)
             self._leave(child)
+
+    def _relieve(self, now: float) -> None:
+        """See whether the cores are busy, and end some of the children that get nothing of them."""
+        idle = {child: _activity(child.pid) for child in self._children.values() if child.on_idle_cores}
+        lowered = {child: _activity(child.pid) for child in self._children.values() if child.lowered}
+        if _observe(self._contention, now, lowered) and now < self._busy_until:
+            self._busy_until = now + _BUSY_SECONDS
+        if _observe(self._starvation, now, idle):
+            self._busy_until = now + _BUSY_SECONDS
+            waiting = [child for child, (runnable, _) in idle.items() if runnable]
+            for child in waiting[: max(_MOST_LOWERED - len(lowered), 0)]:
+                with suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
+
+    def _slow_down(self, child: _Child) -> None:
+        """Its request takes long."""
+        others = sum(other.lowered for other in self._children.values() if other is not child)
+        busy = time.monotonic() < self._busy_until
+        if busy and others < _MOST_LOWERED and not child.on_idle_cores:
+            child.lower(others)
+        else:
+            child.give_way()
 
     def _bound_memory(self) -> None:
         """End the largest child while all together have too much."""
@@ -190,8 +267,10 @@ class Children:
         said = b""
         with suppress(ConnectionError):
             said = child.line.recv(1)
+        if said != _LONG and child.on_idle_cores:
+            self._starvation.restart()
         if said == _LONG:
-            child.give_way()
+            self._slow_down(child)
         elif said == _FREE:
             child.ended(ANSWERED)
             child.since = time.monotonic()
@@ -260,6 +339,19 @@ class Children:
             line.send(_FREE)
             if resident() > most:
                 return
+
+
+def _activity(process: int) -> tuple[bool, float]:
+    """Whether a process runs or waits for a core, and its seconds of processor time so far."""
+    with suppress(OSError), open(f"/proc/{process}/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+        return fields[0] == "R", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return False, 0.0
+
+
+def _observe(starvation: Starvation, now: float, children: Mapping[_Child, tuple[bool, float]]) -> bool:
+    seconds = {child.pid: spent for child, (_, spent) in children.items()}
+    return starvation.observe(now, seconds, waiting=any(runnable for runnable, _ in children.values()))
 
 
 def _end_with(server: int) -> None:

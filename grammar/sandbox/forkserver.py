@@ -145,7 +145,8 @@ class Sandbox(SandboxServer):
         """A process that has compiled `spec` and makes the masks of its answers. Calls `left` when the
         process is released. Raises as `analyse` does."""
         connection, shortest = self._open_masks(spec)
-        return RemoteGrammar(connection, shortest, left, partial(self._open_masks, spec))
+        reopen = partial(self._open_masks, spec)
+        return RemoteGrammar(connection, shortest, left, reopen, self.limits.masks_wall)
 
     def _open_masks(self, spec: GrammarSpec) -> tuple[socket.socket, int]:
         """The connection to such a process, and the tokens of the grammar's shortest answer."""

@@ -5,6 +5,7 @@ arrives later, or never. `mask_server.py` is the other side. A process that was 
 by another one, which gets the tokens of the answers again; they wait for their masks meanwhile.
 """
 
+import math
 import select
 import socket
 import time
@@ -20,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from personae.errors import GRAMMAR_TOO_SLOW, Overloaded, PersonaeError
+from personae.errors import GRAMMAR_DELAYED, GRAMMAR_TOO_SLOW, Overloaded, PersonaeError
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.matcher import UNDECIDED, Binding, Snapshot, Undecided, Words
 from personae.grammar.sandbox.mask_server import (
@@ -47,6 +48,7 @@ PLACE_PATIENCE = 40.0  # seconds that a compile waits for one of them
 _ROOM_SECONDS = 0.05  # between two looks for processes that bind no answer any more
 _SPENT = "the masks of its grammar take too long: the grammar is ambiguous, make it simpler"
 _LOST = "the processes that make the masks of its grammar were ended again and again; try again later"
+_LATE = "the machine was too busy to make the masks of its grammar; try again later"
 _PATIENCE = 0.01  # seconds that steps wait for the masks of one answer in total
 _PATIENCE_PER_MASK = 0.0005
 _REFUSED = "the grammar does not allow the sampled token {}"
@@ -109,7 +111,8 @@ class RemoteGrammar:
     belong to one thread.
 
     `reopen` gives a new process in place of one that was ended from outside; without it, or if that happens
-    `ATTEMPTS` times before a mask was made, the answers fail.
+    `ATTEMPTS` times before a mask was made, the answers fail. So does an answer that has waited for its masks
+    for `wall` seconds in all.
     """
 
     remote: ClassVar[bool] = True
@@ -121,8 +124,10 @@ class RemoteGrammar:
         shortest: int,
         left: Callable[[], None] = lambda: None,
         reopen: Callable[[], Opened] | None = None,
+        wall: float = math.inf,
     ) -> None:
         self.shortest = shortest
+        self.wall = wall
         self._left = left
         self._reopen = reopen
         self._reopening: Future[Opened] | None = None
@@ -260,7 +265,7 @@ class RemoteGrammar:
             return
         self._attempts += 1
         if self._reopen is None or self._attempts > ATTEMPTS:
-            self._fail(_LOST)
+            self._fail(_LOST, GRAMMAR_DELAYED)
             return
         self._ended, self._reopening = False, Future()
         Thread(target=_open, args=(self._reopen, self._reopening), name="reopen", daemon=True).start()
@@ -325,6 +330,8 @@ class RemoteMatcher(Binding):
         self._reports = self._mask_report = 0  # requested so far
         self._awaited: deque[int | None] = deque()  # their numbers; None for those that were undone
         self._failed = False  # for good: no snapshot is older
+        self._waited = 0.0  # seconds, for reports that have come
+        self._since: float | None = None  # when it began to wait for a report
         self._snapshots = 0
         self._process = 0
         self._patience = _PATIENCE
@@ -354,7 +361,13 @@ class RemoteMatcher(Binding):
         if self._known:
             return True
         self._grammar.poll()
+        if not self._known and self._waited_so_far > self._grammar.wall:
+            self.fail(_LATE, GRAMMAR_DELAYED)
         return self._known
+
+    @property
+    def _waited_so_far(self) -> float:
+        return self._waited + (0.0 if self._since is None else time.monotonic() - self._since)
 
     @property
     def _known(self) -> bool:
@@ -446,6 +459,8 @@ class RemoteMatcher(Binding):
         if not isinstance(operation, Restore) or operation.mask:
             self._reports += 1
             self._awaited.append(self._reports)
+            if self._since is None:
+                self._since = time.monotonic()
         if not isinstance(operation, Ask):
             self._mask_report = self._reports
         self._grammar.send(operation)
@@ -453,6 +468,9 @@ class RemoteMatcher(Binding):
     def handle(self, report: Report) -> None:
         """Handle a report of the process."""
         number = 0 if isinstance(report, TooSlow) else self._awaited.popleft()
+        if not self._awaited and self._since is not None:
+            self._waited += time.monotonic() - self._since
+            self._since = None
         if number is None:
             return
         match report:

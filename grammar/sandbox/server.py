@@ -71,7 +71,7 @@ class SandboxLimits(msgspec.Struct, frozen=True):
     For an answer whose masks are made there: the seconds of processor time that one mask may take, that all
     of them may take, and the time that a mask may take on a busy machine. An answer that is replayed may take
     as long as all of its masks. A grammar is kept for `kept` seconds after its last answer. Whatever takes
-    more than `ordinary` runs only on idle cores.
+    more than `ordinary` runs only on idle cores, unless all that does gets less than `share` of a core.
 
     A process that has grown by more than `size_estimate` bytes gets no further request, and one that has had
     a request ends after `idle` seconds without another. While all together have grown by more than
@@ -87,6 +87,7 @@ class SandboxLimits(msgspec.Struct, frozen=True):
     masks: float = 10.0
     mask_wall: float = 20.0
     ordinary: float = 0.02
+    share: float = 0.05
     idle: float = 5.0
     kept: float = 20.0
 
@@ -94,6 +95,11 @@ class SandboxLimits(msgspec.Struct, frozen=True):
     def wall(self) -> float:
         """Seconds that a request may take on a busy machine, while its caller waits."""
         return 0.8 * self.patience
+
+    @property
+    def masks_wall(self) -> float:
+        """Seconds that an answer may wait for its masks on a busy machine, all of them together."""
+        return self.masks / self.mask * self.mask_wall
 
 
 class Retries:

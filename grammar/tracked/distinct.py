@@ -115,8 +115,11 @@ class Written:
             items = items.having(one)
         for one in spellings:
             spent = list(self._grammar.spent(one, items.texts, dead))
-            texts = spent[-1:] or [one + end for end in _ENDS]
-            items = items.barring(texts, endings.longest, endings.beginning)
+            if spent:
+                items = items.barring(spent[-1:], endings.longest, endings.beginning)
+            else:  # behind all of it, a large part of the vocabulary ends it: see `bar`
+                texts = [one + end for end in _ENDS]
+                items = items.barring(texts, endings.longest, endings.beginning, ends=1)
             dead = dead.update(spent)
         return Written(self._grammar, items, dead)
 
@@ -133,6 +136,8 @@ class Written:
     def bar(self, words: Words, begun: bytes, endings: Endings) -> None:
         """Bar the tokens after which `begun`, a begun item, would repeat another or be the last of all with
         others to follow."""
+        if begun in self._items.texts:
+            words &= endings.unended
         barred = self._items.barred.get(begun)
         if barred is not None:
             clear_tokens(words, barred)

@@ -18,6 +18,7 @@ _NAME_BEGUN = re.compile(rb',[ \t\r\n]*"[^"]', re.DOTALL)
 _COMMA = re.compile(rb",", re.DOTALL)
 _COMMA_BEHIND_TEXT = re.compile(rb'".*,', re.DOTALL)
 _COMMA_BEHIND_VALUE = re.compile(rb"[}\]].*,", re.DOTALL)
+_END = re.compile(rb"\A[,\] \t\r\n]")
 _OPENING = re.compile(rb"\[.*,", re.DOTALL)
 
 Words = NDArray[np.uint32]
@@ -77,6 +78,11 @@ class Endings:
         return self._without(_CROSSING_WITHIN)
 
     @cached_property
+    def unended(self) -> Words:
+        """All tokens but those that end a value which is complete before them."""
+        return self._without(_END)
+
+    @cached_property
     def outside(self) -> Words:
         """All tokens but those that begin an array and end an item in it."""
         return self._without(_OPENING)
@@ -106,6 +112,7 @@ class Endings:
         for table in (
             self.directly,
             self.deeper,
+            self.unended,
             self.outside,
             self.unnamed,
             self.unbegun,

@@ -28,12 +28,15 @@ class SeenItems(NamedTuple):
         """These and one more."""
         return self._replace(texts=self.texts.insert(text))
 
-    def barring(self, texts: Sequence[bytes], longest: int, beginning: Beginning) -> "SeenItems":
+    def barring(
+        self, texts: Sequence[bytes], longest: int, beginning: Beginning, *, ends: int = 0
+    ) -> "SeenItems":
         """The same, if no token may complete one of `texts`, however much of it is written before. No token
-        has more than `longest` bytes."""
+        has more than `longest` bytes. The tokens that write only the last `ends` bytes, or less, are not kept
+        here."""
         barred = self.barred
         for text in texts:
-            for size in range(max(len(text) - longest, 0), len(text)):
+            for size in range(max(len(text) - longest, 0), len(text) - ends):
                 tokens = beginning(text[size:], size == 0)
                 if len(tokens):
                     begun = text[:size]

@@ -119,6 +119,16 @@ def test_a_context_is_limited_to_what_the_memory_holds_if_none_is_configured() -
         ({"kv_disk": Path("pages")}, "--tensor-parallel-size 2 and --kv-disk do not work together"),
         ({"kv_transfer": True}, "--tensor-parallel-size 2 and --kv-transfer do not work together"),
         ({"tensor_parallel_size": 3}, "--tensor-parallel-size 3: this model has 4 attention heads"),
+        ({"pipeline_parallel_size": 4}, "--pipeline-parallel-size 4: this model has 3 layers"),
+        (
+            {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "kv_disk": Path("pages")},
+            "--pipeline-parallel-size 2 and --kv-disk do not work together",
+        ),
+        ({"expert_parallel_size": 2}, "--expert-parallel-size 2: this model has no experts"),
+        (
+            {"expert_parallel_size": 3},
+            "--expert-parallel-size 3: it must divide --tensor-parallel-size, which is 2",
+        ),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_before_they_start(options: dict[str, Any], said: str) -> None:

@@ -60,11 +60,17 @@ def test_a_token_reads_the_experts_that_it_uses(tmp_path: Path) -> None:
 
 def test_ranks_are_counted_together(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path, "llama")
-    one, two = (
-        footprint(replace(OPTIONS, model=folder, tensor_parallel_size=ranks), CPU) for ranks in (1, 2)
+    one, two, stages = (
+        footprint(
+            replace(OPTIONS, model=folder, tensor_parallel_size=ranks, pipeline_parallel_size=count), CPU
+        )
+        for ranks, count in ((1, 1), (2, 1), (1, 3))
     )
     assert one.weight_bytes < two.weight_bytes < 1.1 * one.weight_bytes  # both have the norms
     assert two.token_bytes == one.token_bytes
+    for name in ("weight_bytes", "read_bytes", "token_bytes", "kv_tokens", "parameters", "adapter_bytes"):
+        assert getattr(stages, name) == getattr(one, name), name
+    assert (one.ranks, two.ranks, stages.ranks) == (1, 2, 3)
 
 
 def test_the_command_says_by_its_exit_code_whether_the_model_fits(

@@ -119,8 +119,9 @@ async def test_streams_continue_token_for_token_when_the_engine_core_is_killed(o
         assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
 
 
-async def test_streams_continue_token_for_token_when_a_rank_of_the_model_is_killed(options) -> None:
-    shared = dataclasses.replace(options, tensor_parallel_size=2)
+@pytest.mark.parametrize("shared", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+async def test_streams_continue_token_for_token_when_a_rank_of_the_model_is_killed(options, shared) -> None:
+    shared = dataclasses.replace(options, **shared)
     async with open_multi_process(shared, max_restarts=20) as engine_processes:
         client, logs = engine_processes.client, mixed(engine_processes)
         calm = await play_all(client, logs)
@@ -147,7 +148,7 @@ async def test_an_engine_core_that_was_killed_finds_its_prefixes_on_the_disk(opt
     params = SamplingParams(max_tokens=4, temperature=0.0, seed=0)
 
     def written() -> int:
-        return sum(path.read_bytes().count(b"PKVPAGE2") for path in tmp_path.rglob("pages-*.kv"))
+        return sum(path.read_bytes().count(b"PKVPAGE") for path in tmp_path.rglob("pages-*.kv"))
 
     async with open_multi_process(disk, max_restarts=20) as engine_processes:
         client, found = engine_processes.client, []

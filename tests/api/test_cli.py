@@ -264,7 +264,7 @@ def test_every_option_is_passed_on(
         "--seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
         "--insecure-no-auth --no-store-responses --engine-grace 8 --drain-timeout 7 "
         "--hang-timeout 9 --max-restarts 1 "
-        "--one-process --replicas 2 --max-replicas 4 --silence-timeout 5 "
+        "--one-process --replicas 2 --max-replicas 4 --scale-by-load --silence-timeout 5 "
         "--ray auto --gpus-per-replica 0.5 --cpus-per-replica 2 --cluster-host 10.0.0.1 --cluster-port 77 "
         "--adapter-cache c --adapter-cache-size 1GiB "
         "--kv-events tcp://127.0.0.1:1 --kv-events-replay tcp://127.0.0.1:2 --kv-events-topic t "
@@ -272,6 +272,7 @@ def test_every_option_is_passed_on(
         "--property-order any --no-bundled-adapters "
         "--gpu-memory-utilization 0.8 --lora-side-stream "
         "--kv-cache-dtype fp8 --quantize int8 --default-strict --tensor-parallel-size 2 "
+        "--expert-parallel-size 2 --pipeline-parallel-size 3 "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--database-url postgresql://h/n --object-store s3://b/p/ "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
@@ -303,6 +304,7 @@ def test_every_option_is_passed_on(
         one_process=True,
         replicas=2,
         max_replicas=4,
+        scale_by_load=True,
         ray="auto",
         gpus_per_replica=0.5,
         cpus_per_replica=2.0,
@@ -331,6 +333,8 @@ def test_every_option_is_passed_on(
         kv_cache_dtype="fp8",
         quantize="int8",
         tensor_parallel_size=2,
+        expert_parallel_size=2,
+        pipeline_parallel_size=3,
         host="::1",
         port=9,
         data_dir=Path("d"),
@@ -399,7 +403,7 @@ def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[object, 
         (["--allowed-origin", "app.example"], "write it as https://app.example"),
         (["--allowed-origin", "https://app.example/"], "write it as https://app.example"),
         (["--max-num-seqs", "4"], "Here it is --max-seqs."),
-        (["--pipeline_parallel_size=2"], "A model is shared by --tensor-parallel-size here"),
+        (["--pipeline-parallel-size", "0"], "--pipeline-parallel-size"),
         (["--tensor-parallel-size", "0"], "--tensor-parallel-size"),
     ],
 )

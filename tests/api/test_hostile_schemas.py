@@ -65,8 +65,7 @@ async def test_an_ambiguous_grammar_ends_its_own_request_and_others_are_answered
 ) -> None:
     outcomes: list[str] = []
 
-    # Slow masks get idle cores only, and other tests may leave none for minutes.
-    async with httpx.AsyncClient(base_url=server.url, timeout=900) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
         bystander = Bystander(client, model)
 
@@ -84,7 +83,13 @@ async def test_an_ambiguous_grammar_ends_its_own_request_and_others_are_answered
                 await soon(lambda: len(bystander.gaps) >= ENOUGH, "the other client's tokens")
                 tasks.cancel_scope.cancel()  # slow masks get idle cores only
             assert len(outcomes) < 2, "it was answered meanwhile"
-    assert set(outcomes) <= {"400 grammar_too_slow", "400 grammar_too_complex", "200"}, outcomes
+    # The last is for a machine that is too busy to make the masks within their time.
+    assert set(outcomes) <= {
+        "400 grammar_too_slow",
+        "400 grammar_too_complex",
+        "200",
+        "503 grammar_delayed",
+    }, outcomes
 
 
 @pytest.mark.parametrize(

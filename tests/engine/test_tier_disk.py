@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from personae.engine.plan import PageKey, PageOwner
-from personae.engine.scheduling.page_names import page_keys, root_key, tenant_digest
+from personae.engine.scheduling.page_names import page_keys, root_key, session_digest, tenant_digest
 from personae.engine.tiers import disk, staging
 from personae.engine.tiers.disk import DiskTier
 from personae.engine.tiers.tier import PageBytes, PageFetch
@@ -254,7 +254,7 @@ def test_writes_that_fail_stop_for_a_while_and_reads_go_on(
 def test_a_read_that_does_not_end_stops_further_fetches(tmp_path: Path) -> None:
     with opened(tmp_path) as tier:
         assert tier.seconds(1) is not None
-        tier._overdue[99] = (0.0, 1)  # overdue
+        tier._overdue[99] = 0.0
         assert tier.seconds(1) is None
         del tier._overdue[99]
         huge = staging.STAGED_BYTES // PAGE
@@ -262,6 +262,54 @@ def test_a_read_that_does_not_end_stops_further_fetches(tmp_path: Path) -> None:
         assert tier.seconds(1) is None, "what is staged is bounded"
         tier.discard(ticket)
         assert tier.seconds(1) is not None
+
+
+def test_the_pages_of_a_session_are_deleted_and_zeros_stay(tmp_path: Path) -> None:
+    own, shared, others = keys(3), keys(1, first=100), keys(3, b"bob")
+    chat = ANN._replace(session=session_digest("chat"))
+    pages = content(7)
+    with opened(tmp_path) as tier:
+        store(tier, own[:2], pages[:2], chat)
+        store(tier, shared, pages[2:3])
+        store(tier, others, pages[3:6], BOB._replace(session=chat.session))
+    with opened(tmp_path) as tier:  # which session a page is of is on the disk, too
+        store(tier, own[2:], pages[6:], chat)
+        tier.forget(ANN.tenant, chat.session)
+        tier.forget(ANN.tenant, session_digest("another"))
+        tier.close()
+        assert tier.pages == 4
+        assert not any(tier.has(name.name) for name in own)
+        assert tier.counts().errors == 0
+    (path,) = tmp_path.rglob("pages-00000.kv")
+    data = path.read_bytes()
+    assert not any(page.tobytes() in data for page in (pages[0], pages[1], pages[6]))
+    with opened(tmp_path) as tier:
+        assert tier.pages == 4
+        assert fetched(tier, shared)[0] == 1
+        assert fetched(tier, others)[0] == 3, "a session of that name of another tenant"
+        store(tier, own, content(3), chat)
+        _drain(tier)
+        assert tier.pages == 7
+        assert sum(each.stat().st_size for each in tmp_path.rglob("pages-*")) == len(data)
+
+
+def test_pages_of_a_session_that_cannot_be_overwritten_are_used_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    chat = ANN._replace(session=session_digest("chat"))
+    with opened(tmp_path) as tier:
+        store(tier, keys(2), content(2), chat)
+
+        def fail(*args: object) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "pwrite", fail)
+        tier.forget(chat.tenant, chat.session)
+        store(tier, keys(1, b"bob"), content(1), BOB)
+        _drain(tier)
+        assert fetched(tier, keys(2))[0] == 0
+        assert fetched(tier, keys(1, b"bob"))[0] == 1
+    assert "of a deleted session stay" in caplog.text
 
 
 def _drain(tier: DiskTier) -> None:

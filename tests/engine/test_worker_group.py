@@ -83,7 +83,11 @@ class Reader:
         self.digest, self.missing = "digest", 2
         self.arriving: Future[None] = Future()
         self.ran = 0
+        self.discarded: list[str] = []
         self._error = error
+
+    def discard(self, digest: str) -> None:
+        self.discarded.append(digest)
 
     def load_adapter(self, digest: str, source: AdapterSource) -> "Reader":
         return self
@@ -117,6 +121,42 @@ def test_ranks_that_have_no_room_refuse_an_adapter_as_one_would() -> None:
     ticket = as_one(ranks).load_adapter("digest", AdapterSource(()))  # type: ignore[arg-type]  # as far as is asked
     with pytest.raises(Overloaded, match="no room"):
         finished(ticket.pieces())
+
+
+@pytest.mark.parametrize("error", [Overloaded("no room"), AdapterError("a row is zero")])
+def test_an_adapter_that_one_rank_cannot_place_is_discarded_by_the_others(error: Exception) -> None:
+    ranks = [Reader(), Reader(error), Reader()]
+    for rank in ranks:
+        rank.arriving.set_result(None)
+    ticket = as_one(ranks).load_adapter("digest", AdapterSource(()))  # type: ignore[arg-type]  # as far as is asked
+    with pytest.raises(type(error)):
+        finished(ticket.pieces())
+    assert [rank.discarded for rank in ranks] == [["digest"], [], ["digest"]]
+
+
+class Lender:
+    """A rank that has borrowed pages, and can free a part of them."""
+
+    def __init__(self, lent: list[int], free: int) -> None:
+        self.device, self.layout, self.vocab_size = torch.device("cpu"), None, 1
+        self.lent, self._free = lent, free
+
+    def repay(self, count: int) -> tuple[int, ...]:
+        count = min(count, self._free)
+        pages = tuple(self.lent[len(self.lent) - count :])
+        del self.lent[len(self.lent) - count :]
+        return pages
+
+    def lending(self, pages: tuple[int, ...]):  # type: ignore[no-untyped-def]  # an iterator
+        yield
+        self.lent += pages
+
+
+def test_memory_goes_back_to_the_cache_as_far_as_all_ranks_can_free_it() -> None:
+    ranks = [Lender([1, 2, 3, 4], 4), Lender([1, 2, 3, 4], 1), Lender([1, 2, 3, 4], 3)]
+    group = as_one(ranks)  # type: ignore[arg-type]  # as far as is asked
+    assert group.repay(4) == (4,)
+    assert [rank.lent for rank in ranks] == [[1, 2, 3]] * 3
 
 
 def test_what_a_step_raises_on_another_rank_the_next_step_raises() -> None:

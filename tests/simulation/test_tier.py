@@ -34,7 +34,7 @@ SMALL = Scenario(
 def test_invariants_hold_with_disks_that_are_slow_full_or_failing(seed: int) -> None:
     dice, scenario = Random(seed), draw(seed, requests=50)
     costs = replace(scenario.costs, fetch=dice.choice((0.00002, 0.0005, 0.02)))
-    workload = replace(scenario.workload, sessions=0.5)
+    workload = replace(scenario.workload, sessions=0.5, deletes=0.2)
     report = simulate(
         replace(
             scenario,

@@ -50,7 +50,7 @@ def test_invariants_hold_with_transfers_that_fail_and_prefill_engines_that_die(s
     report = simulate(
         replace(
             scenario,
-            workload=replace(scenario.workload, sessions=0.5),
+            workload=replace(scenario.workload, sessions=0.5, deletes=0.2),
             costs=costs,
             transfer=True,
             transfer_fails=dice.choice((0.0, 0.05, 0.4)),

@@ -1,4 +1,4 @@
-"""The engine as a server assembles it, without actors: with `--tensor-parallel-size`, its processes too."""
+"""The engine as a server assembles it, without actors: with several ranks, their processes too."""
 
 from collections.abc import Sequence
 from pathlib import Path

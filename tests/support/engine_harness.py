@@ -5,7 +5,7 @@ each produced. Up to `lookahead` plans are in flight, and a step is read while t
 one, as the actors do it. With `capture` decode steps run as graphs, with `prefill` those
 with prompts. With a `policy` rows have drafts, also those of the model or head in `draft` and from earlier
 `answers`. With several `ranks` each
-has the whole model, or its part of it if they are `shared`.
+has the whole model, or its part of it if they are `shared`; then `ranks` of them share each of the `stages`.
 """
 
 import os
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -28,6 +28,7 @@ from personae.engine.loader import load_model
 from personae.engine.lora_shapes import lora_shapes, rank_shapes
 from personae.engine.models.decoder import Decoder
 from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory, shared_file
+from personae.engine.parallel.pipeline import Pipeline, ring
 from personae.engine.parallel.process import preparation
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan
@@ -107,12 +108,26 @@ def log_of(
     )
 
 
-def comms_of(size: int) -> list[Comm]:
-    """Ranks as threads of this process."""
-    file = shared_file(size)
-    comms: list[Comm] = [SharedMemory(file, rank, size, lambda: None) for rank in range(size)]
-    os.close(file)
-    return comms
+def comms_of(size: int, stages: int = 1, expert_groups: int = 1) -> list[Comm]:
+    """Ranks as threads of this process, stage by stage."""
+    comms: list[Comm] = []
+    for _ in range(stages):
+        if size == 1:
+            comms.append(ONE_RANK)
+            continue
+        file = shared_file(size)
+        comms += [SharedMemory(file, rank, size, lambda: None, expert_groups) for rank in range(size)]
+        os.close(file)
+    if stages == 1:
+        return comms
+    return [
+        Pipeline(comm, number // size, stages, neighbours, _stage_ended)
+        for number, (comm, neighbours) in enumerate(zip(comms, ring(size, stages), strict=True))
+    ]
+
+
+def _stage_ended() -> NoReturn:
+    raise RuntimeError("a stage has closed its connection")
 
 
 class EngineHarness:
@@ -143,13 +158,15 @@ class EngineHarness:
         ranks: int = 1,
         whole: bool = False,
         shared: bool = False,
+        stages: int = 1,
+        expert_groups: int = 1,
     ) -> None:
         at = torch.device(device)
         models = [
             load_model(
                 folder, device=at, dtype=dtype, max_position=max_model_len, quantize=quantize, comm=comm
             )
-            for comm in (comms_of(ranks) if shared else [ONE_RANK])
+            for comm in (comms_of(ranks, stages, expert_groups) if shared else [ONE_RANK])
         ] * (1 if shared else ranks)
         self.shared, model = shared, models[0]
         layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens, whole=whole)
@@ -211,7 +228,8 @@ class EngineHarness:
 
         def read(digest: str, source: AdapterSource) -> Adapter:
             adapter = next(adapter for adapter in here.values() if adapter.digest == digest)
-            return preparation(model)(adapter, rest=no_rest) if model.comm.size > 1 else adapter
+            shares = model.comm.size * model.comm.stages > 1
+            return preparation(model)(adapter, rest=no_rest) if shares else adapter
 
         return Runner(model, kv, layout, pool, read, graphs, prefill_graphs)
 

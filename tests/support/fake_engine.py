@@ -99,6 +99,10 @@ class FakeEngine:
         """Note it."""
         self.kept_sessions.append((tenant, session, seconds))
 
+    def forget_session(self, tenant: str, session: str) -> None:
+        """Note it."""
+        self.kept_sessions.append((tenant, session, -1))
+
     def stats(self) -> EngineStats:
         """The figures that the test set."""
         return self.figures

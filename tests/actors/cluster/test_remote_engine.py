@@ -1,6 +1,7 @@
 """Engines on other machines behave like processes of this one."""
 
 import os
+import random
 import signal
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ from crash_harness import NAMES, mixed, play, play_all, same
 from engine_harness import Played
 from patience import PATIENCE, soon
 from tiny_adapters import ZOO, make_adapter_folder
-from tiny_models import model_folder
+from tiny_models import VOCAB, model_folder
 
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.assembly import assemble
@@ -27,12 +28,14 @@ from personae.actors.cluster.dial import dial
 from personae.actors.cluster.identity import ENGINE, new_identity
 from personae.actors.cluster.listener import Listener, open_listener
 from personae.actors.cluster.remote_process import Begin, RemoteLaunch, RemoteProcess
+from personae.actors.in_process import open_in_process
 from personae.actors.options import EngineOptions
 from personae.actors.replicas.launch import launch_replicas
 from personae.actors.replicas.source import LocalSource
 from personae.actors.spawn import COMMAND
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
+from personae.engine.tiers.transfer import CERTIFIED
 from personae.engine.tokens import Tokenizer
 from personae.errors import EngineCoreDied, RequestFailed
 
@@ -135,6 +138,45 @@ async def test_streams_survive_the_death_of_a_remote_engine_and_uploads_reach_it
             (later / "one").rename(tmp_path / "store" / digest)
             played = await play_all(client, [[uploaded]])
             assert played["x"].finish == "length"
+    await soon(lambda: len(node.ended) == len(node.pids), "engines end with their frontend")
+
+
+async def test_remote_engines_give_pages_to_one_another_and_the_tokens_are_as_from_one(tmp_path) -> None:
+    base = model_folder("qwen3")
+    options = EngineOptions(
+        base,
+        device="cpu",
+        dtype="float32",
+        max_seqs=8,
+        max_batch_tokens=64,
+        kv_memory=2**22,
+        kv_transfer=True,
+        page_identity=new_identity(CERTIFIED),
+    )
+    dice = random.Random(1)
+    logs = [
+        SequenceLog(f"{number}", tuple(dice.choices(range(4, VOCAB), k=150)), 150, params)
+        for number in range(4)
+        for params in [SamplingParams(max_tokens=12, temperature=0.8, seed=number, ignore_eos=True)]
+    ]
+    async with open_in_process(assemble(replace(options, page_identity=None)).engine_spec) as alone:
+        expected = await play_all(alone, [logs])
+    async with node_on_loopback(tmp_path) as (node, listener):
+        launch = RemoteLaunch(listener, node.place, AdapterFiles({}, None), node.terms)
+        async with launch_replicas(
+            LocalSource([launch] * 2),
+            2,
+            options,
+            Tokenizer.load(base),
+            silence_seconds=PATIENCE,
+            report=lambda incident: None,
+            prefill=1,
+        ) as engines:
+            assert same(expected, await play_all(engines.client, [logs]))
+            stats = engines.client.stats()
+            assert stats.prefilled
+            assert stats.counters.tier_hits, "over TCP, with TLS"
+            assert len({each.page_address for each in engines.scaler.replicas}) == 2
     await soon(lambda: len(node.ended) == len(node.pids), "engines end with their frontend")
 
 

@@ -1,12 +1,20 @@
 """Prefixes survive a restart with --kv-disk, for their tenant, model and tokens only."""
 
+import os
 import random
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 import anyio
 import pytest
 from msgspec.structs import replace as replace_log
+from patience import PATIENCE
 from tiny_models import VOCAB, model_folder
 from virtual_clock import real_clock
 
@@ -21,6 +29,16 @@ pytestmark = real_clock
 PROMPT = tuple(random.Random(0).choices(range(4, VOCAB), k=200))
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, seed=0)
 WHOLE = 192  # tokens of the prompt in full pages
+TIER_ONLY = {  # besides the files of tiers, and of pages' names
+    "scheduler.py _work_on",
+    "runner.py _move",
+    "sequence_table.py _begin_fetch",
+    "running.py missing",
+    "running.py store_idle",
+    "running.py _store",
+    "prefix.py name_of",
+    "page_server.py serve_pages",
+}
 
 
 class Served:
@@ -93,6 +111,71 @@ async def test_a_request_that_asks_for_memory_only_leaves_nothing_on_the_disk(tm
         await anyio.sleep(0.3)  # longer than it takes to store what is idle
     assert tier.pages == 6, "those that the other request has, too"
     await anyio.to_thread.run_sync(tier.close)
+
+
+async def test_a_server_without_a_tier_enters_none_of_its_code(tmp_path: Path) -> None:
+    for tiers, on in (
+        ({}, False),
+        ({"kv_disk": tmp_path, "kv_disk_bytes": 2**24}, True),
+        ({"kv_transfer": True, "page_socket": tmp_path / "0"}, True),
+    ):
+        assembly = assemble(options_of(**tiers))
+        log = SequenceLog("a", PROMPT, len(PROMPT), PARAMS, session="s", session_seconds=60.0)
+        with calls_into_tiers() as calls:
+            async with open_in_process(assembly.engine_spec) as client:
+                for number in range(2):
+                    async with client.stream([replace_log(log, id=f"{number}")]) as stream:
+                        async for _ in stream:
+                            pass
+        assert bool(calls) == on, calls
+        if assembly.engine_spec.tier is not None:
+            await anyio.to_thread.run_sync(assembly.engine_spec.tier.close)
+
+
+@contextmanager
+def calls_into_tiers() -> Iterator[Counter[str]]:
+    """The calls of functions that only tiers need, on this thread and on those that begin meanwhile."""
+    calls: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event != "call":
+            return
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        function = f"{os.path.basename(path)} {name}"
+        names = path.endswith("page_names.py") and name != "root_key"
+        if names or function in TIER_ONLY or f"{os.sep}tiers{os.sep}" in path:
+            calls[function] += 1
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+async def test_a_session_that_is_deleted_is_gone_from_memory_and_disk_over_a_restart(tmp_path: Path) -> None:
+    options = options_of(kv_disk=tmp_path, kv_disk_bytes=2**24)
+    chat = SequenceLog("a", PROMPT, len(PROMPT), PARAMS, salt=b"ann", session="chat", session_seconds=600.0)
+    cached = []
+    for deletes in (False, True, False):
+        assembly = assemble(options)
+        tier = assembly.engine_spec.tier
+        assert isinstance(tier, DiskTier)
+        await anyio.to_thread.run_sync(tier.scanned.wait)
+        async with open_in_process(assembly.engine_spec) as client:
+            async with client.stream([chat]) as stream:
+                cached += [delta.cached async for delta in stream if delta.cached is not None]
+            with anyio.fail_after(PATIENCE):
+                while tier.pages * 16 < WHOLE:  # noqa: ASYNC110 - a thread's work
+                    await anyio.sleep(0.01)
+                if deletes:
+                    client.forget_session("default", "chat")
+                    while tier.pages or client.stats().sessions:  # noqa: ASYNC110 - a thread's work
+                        await anyio.sleep(0.01)
+        await anyio.to_thread.run_sync(tier.close)
+    assert cached == [0, WHOLE, 0]
 
 
 async def test_a_session_of_a_client_is_kept_and_released() -> None:
@@ -173,5 +256,5 @@ async def test_a_read_that_hangs_delays_a_request_by_its_patience(
 def _flip_a_bit(folder: Path) -> None:
     (path,) = folder.rglob("pages-00000.kv")
     data = bytearray(path.read_bytes())
-    data[data.find(b"PKVPAGE2") + 1024] ^= 1
+    data[data.index(b"PKVPAGE") + 1024] ^= 1
     path.write_bytes(data)

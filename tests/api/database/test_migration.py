@@ -21,6 +21,7 @@ from personae.api.database.schema import TABLES
 from personae.api.object_store import ObjectStore
 from personae.api.responses.conversations import ConversationStore
 from personae.api.responses.store import KeptResponse, ResponseStore
+from personae.api.sessions.store import SessionStore
 from personae.api.tenants.data import DATABASE, DataDir, serving
 from personae.api.tenants.store import Identity, TenantLimits, TenantStore
 from personae.api.tenants.usage import UsageLedger
@@ -70,12 +71,16 @@ async def folder(tmp_path: Path) -> Path:
 
 
 async def fill(path: Path) -> None:
-    """Use, responses and conversations."""
+    """Use, sessions, responses and conversations."""
     with closing(DataDir(path)) as data:
         ledger = UsageLedger(data, clock=lambda: 7200.0)
         ledger.add(Identity("ann", "tenant"), "poet", 5, 2, 3, 0.25)
         ledger.add(Identity("ann", "tenant"), None, 1, 0, 1, 0.0)
         ledger.flush()
+        sessions = SessionStore(600, data=data)
+        for name in ("chat", "a\0b"):
+            sessions.ended("ann", name, 600, prompt=5, cached=2, completion=3)
+        sessions.flush()
         responses = ResponseStore(data)
         first = KeptResponse("ann", "resp_" + "a" * 16, None, b"[]", b"{}")
         second = KeptResponse("ann", "resp_" + "b" * 16, first.id, b"[1]", b"{}", b"{}")

@@ -1,7 +1,9 @@
 """Sessions over HTTP."""
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from asgi import client
 from fake_engine import FakeEngine
@@ -9,7 +11,8 @@ from fake_engine import FakeEngine
 from personae.api.app import create_app
 from personae.api.sessions.store import SessionStore, session_key
 from personae.api.settings import ApiSettings
-from personae.errors import NotFound
+from personae.api.tenants.data import DataDir, serving
+from personae.errors import NotFound, StorageFailed
 
 pytestmark = pytest.mark.anyio
 CHAT: dict[str, Any] = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -78,7 +81,7 @@ async def test_a_session_is_shown_changed_and_deleted() -> None:
         assert (await asking.delete("/v1/sessions/a/b")).status_code == 404
         assert (await asking.get("/v1/sessions")).json()["data"] == []
     key = session_key("a/b")
-    assert engine.kept_sessions == [("default", key, 7200), ("default", key, 0)]
+    assert engine.kept_sessions == [("default", key, 7200), ("default", key, -1)]
 
 
 @pytest.mark.parametrize("body", [{}, {"ttl": -1}, {"ttl": 10**9}, {"ttl": "1h"}, {"ttl": 1.5}])
@@ -119,3 +122,62 @@ async def test_sessions_belong_to_their_tenant_end_with_their_time_and_are_bound
     now[0] += 600
     with pytest.raises(NotFound):
         store.find("ann", "s")
+
+
+def test_sessions_and_their_counts_survive_a_restart(tmp_path: Path) -> None:
+    now = [1000.0]
+
+    def store(data: DataDir) -> SessionStore:
+        return SessionStore(60, most=3, clock=lambda: now[0], data=data)
+
+    def end(sessions: SessionStore, name: str, ttl: int = 60) -> None:
+        now[0] += 1.0
+        sessions.ended("ann", name, ttl, prompt=10, cached=8, completion=2)
+
+    with serving(tmp_path) as data, store(data).running() as sessions:
+        for name in ("deleted", "short", "long\0 name"):
+            end(sessions, name)
+        sessions.keep("ann", "long\0 name", 7200)
+        sessions.flush()
+        end(sessions, "long\0 name", 7200)
+        sessions.remove("ann", "deleted")
+        end(sessions, "again")
+        sessions.remove("ann", "again")
+        end(sessions, "again")
+        before = [msgspec.to_builtins(each) for each in sessions.list("ann")]
+    with serving(tmp_path) as data, store(data).running() as sessions:
+        assert [msgspec.to_builtins(each) for each in sessions.list("ann")] == before
+        assert [each["requests"] for each in before] == [1, 2, 1]
+        end(sessions, "new")  # one too many
+        now[0] += 3600
+        end(sessions, "short")  # begins anew: its time is over
+    with serving(tmp_path) as data:
+        with store(data).running() as sessions:
+            found = sessions.list("ann")
+            assert [(each.id, each.requests) for each in found] == [("long\0 name", 2), ("short", 1)]
+            assert found[0].ttl == 7200
+            assert sessions.ttl_of("ann", "long\0 name", None) == 7200
+        with data.read() as db:
+            assert db.execute("select count(*) from sessions").fetchone()[0] == 2
+
+
+def test_what_a_full_disk_refused_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(tmp_path) as data:
+        sessions = SessionStore(60, data=data)
+        for name in ("kept", "removed"):
+            sessions.ended("ann", name, 60, prompt=10, cached=8, completion=2)
+        with monkeypatch.context() as full:
+
+            def refuse(self: DataDir) -> None:
+                sessions.ended("ann", "kept", 60, prompt=10, cached=8, completion=2)  # meanwhile
+                raise StorageFailed("the disk is full")
+
+            full.setattr(DataDir, "write", refuse)
+            with pytest.raises(StorageFailed):
+                sessions.flush()
+        sessions.remove("ann", "removed")
+        sessions.flush()
+        with SessionStore(60, data=data).running() as later:
+            assert [(each.id, each.requests, each.prompt_tokens) for each in later.list("ann")] == [
+                ("kept", 2, 20)
+            ]

@@ -11,7 +11,7 @@ from engine_harness import EngineHarness, Played, comms_of
 from family_models import make_family_folder
 from gguf import GGMLQuantizationType
 from gguf_files import write_gguf
-from tiny_adapters import ZOO, make_adapter_folder
+from shared_model import EVERY_KIND, adapters_of, same_answers
 from tiny_models import model_folder
 
 from personae.engine.loader import load_model
@@ -20,26 +20,6 @@ from personae.engine.speculation.policy import Always
 from personae.errors import LoadError, ModelLoadError
 
 CPU = torch.device("cpu")
-ADAPTERS: dict[str, dict[str, Any]] = {
-    "attention": ZOO["rank-8-attention"],
-    "all": ZOO["rank-64"],
-    "dora": {"rank": 8, "seed": 21, "use_dora": True},
-    "lora-bias": {"rank": 4, "seed": 22, "lora_bias": True},
-    "vocabulary": {"rank": 4, "seed": 23, "targets": ("o_proj", "embed_tokens", "lm_head"), "use_dora": True},
-}
-
-
-def answers(made: EngineHarness) -> dict[str, Played]:
-    """20 tokens of the base and of each adapter in one batch, and drawn ones with log-probabilities."""
-    logs = [made.log(name or "base", range(5, 30), name, max_tokens=20) for name in (None, *made.adapters)]
-    logs.append(made.log("drawn", range(6, 40), temperature=1.0, seed=3, max_tokens=20))
-    return made.play(logs)
-
-
-def same_answers(folder: Path, size: int, adapters: dict[str, Path] | None = None, **options: Any) -> None:
-    alone = EngineHarness(folder, adapters, num_pages=64, **options)
-    together = EngineHarness(folder, adapters, num_pages=64, ranks=size, shared=True, **options)
-    assert answers(together) == answers(alone)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +37,7 @@ def test_base_and_adapters_of_every_kind_answer_in_one_batch_as_in_one_process(
     family: str, size: int, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     base = model_folder(family, **changes)
-    folders = {name: make_adapter_folder(tmp_path / name, base, **made) for name, made in ADAPTERS.items()}
-    same_answers(base, size, folders)
+    same_answers(base, size, adapters_of(base, tmp_path, EVERY_KIND))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +65,8 @@ def test_blocks_of_a_file_are_kept_by_ranks_and_not_cut(tmp_path: Path) -> None:
         load_model(cut, device=CPU, comm=comms_of(2)[0])
 
 
-def test_a_bound_a_guessed_and_a_scored_answer_are_as_in_one_process() -> None:
+@pytest.mark.parametrize("sizes", [{"ranks": 2}, {"stages": 2}])
+def test_a_bound_a_guessed_and_a_scored_answer_are_as_in_one_process(sizes: dict[str, int]) -> None:
     settings = {"max_tokens": 60, "eos": tokenizer().eos_ids}
 
     def load(made: EngineHarness) -> dict[str, Played]:
@@ -101,7 +81,7 @@ def test_a_bound_a_guessed_and_a_scored_answer_are_as_in_one_process() -> None:
         )
 
     alone = harness(policy=Always())
-    together = harness(policy=Always(), ranks=2, shared=True)
+    together = harness(policy=Always(), shared=True, **sizes)
     assert load(together) == load(alone)
     assert together.scheduler.counters.accepted_tokens
 

@@ -93,12 +93,27 @@ def test_a_long_prompt_alone_takes_as_many_steps_as_without_shares() -> None:
     assert here.until("long") == -(-8000 // 512) + 1  # one plan is ahead
 
 
-def test_a_long_prompt_has_its_speed_again_soon_after_the_others_have_left() -> None:
+def test_a_long_prompt_has_nearly_its_speed_soon_after_the_others_have_left_in_shorter_steps() -> None:
     here = Played(scheduler(512))
     here.scheduler.add(log("short", "quiet", 21, 40))
     here.until("short")
     here.scheduler.add(log("long", "loud", 8000, 1))
-    assert here.until("long") < 32 + 8000 // 512 + 3
+    assert here.until("long") < 32 + 8000 // 128 + 3
+    for i in range(2):
+        here.scheduler.add(log(f"other-{i}", "loud", 16_000, 1))
+        here.until(f"other-{i}")
+    here.scheduler.add(log("last", "loud", 8000, 1))
+    assert here.until("last") == -(-8000 // 512) + 1, "and later as without the others"
+
+
+def test_a_request_that_comes_back_waits_for_no_step_of_all_tokens() -> None:
+    here = Played(scheduler(512))
+    here.scheduler.add(log("short", "quiet", 21, 40))
+    here.until("short")
+    here.scheduler.add(log("long", "loud", 8000, 1))
+    for _ in range(60):
+        here.step()
+    assert max(sum(row.count for row in plan.rows) for plan in here.planned) <= 128
 
 
 def test_two_long_prompts_of_two_tenants_go_on_side_by_side() -> None:
@@ -149,6 +164,41 @@ def test_for_any_mix_a_request_under_its_share_has_its_first_chunk_in_the_next_s
             return
         here.step()
     raise AssertionError("some request has not ended")
+
+
+@pytest.mark.parametrize("slots", [4, 16])
+@pytest.mark.parametrize("options", [{}, {"pooling": "mean"}], ids=["answers", "embeddings"])
+def test_requests_one_after_the_other_do_not_wait_for_prompts_of_another_tenant_that_find_no_room(
+    slots: int, options: dict[str, str]
+) -> None:
+    layout = MemoryLayout(
+        num_pages=546, page_size=16, max_seqs=slots, max_model_len=2048, max_batch_tokens=512
+    )
+    here = Played(
+        Scheduler(layout, TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()), sharing=True)
+    )
+    for i in range(24):
+        here.scheduler.add(log(f"long-{i}", "loud", 2000, 1, **options))
+    for i in range(24):
+        here.scheduler.add(log(f"short-{i}", "quiet", 5, 16))
+        assert here.until(f"short-{i}") <= 16 + 4, i
+    for i in range(24):
+        if f"long-{i}" not in here.ended:
+            here.until(f"long-{i}")
+
+
+def test_many_short_prompts_of_a_tenant_are_no_short_prompt() -> None:
+    here = Played(scheduler(512, slots=64))
+    here.scheduler.add(log("quiet", "quiet", 21, 400))
+    for _ in range(40):
+        here.step()
+    for i in range(30):  # less than its share of the slots
+        here.scheduler.add(log(f"loud-{i}", "loud", 20, 1))
+    for _ in range(60):
+        here.step()
+        assert sum(row.count for row in here.planned[-1].rows) < 100
+    here.until("quiet")
+    assert here.ended >= {f"loud-{i}" for i in range(30)}
 
 
 def full_of_pages() -> Played:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from personae.evals.hostile import alternatives, complements, laughs, wide
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.budget.analysis import CompilePlan
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.sandbox.children import Starvation
 from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.sandbox.server import ChildEnded, SandboxLimits
@@ -249,6 +251,61 @@ def test_a_spec_that_takes_long_gives_way_to_everybody_and_its_child_takes_no_ot
     eventually(lambda: not given_way(standing(sandbox)), "nobody who waits for a spec has given way")
     assert sandbox.analyse(GOOD).plan
     sandbox.close()
+
+
+@pytest.fixture
+def busy_cores() -> Iterator[None]:
+    """A program that leaves no core idle."""
+    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+    yield
+    for program in programs:
+        program.kill()
+        program.wait()
+
+
+def lowered(children: Set[int]) -> set[int]:
+    """Those that run at a low priority, and not only on idle cores."""
+    found = set()
+    for pid in children:
+        with suppress(ProcessLookupError):
+            niceness = os.getpriority(os.PRIO_PROCESS, pid) - os.getpriority(os.PRIO_PROCESS, 0)
+            if niceness >= 10 and os.sched_getscheduler(pid) == os.SCHED_OTHER:
+                found.add(pid)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="SCHED_IDLE is Linux's")
+@pytest.mark.usefixtures("busy_cores")
+def test_a_spec_that_gets_nothing_of_busy_cores_is_compiled_at_a_low_priority() -> None:
+    sandbox = Sandbox(VOCABULARY, structs.replace(PATIENT, processor=60.0))
+    assert sandbox.analyse(GOOD).plan
+
+    def light() -> None:
+        with suppress(GrammarError, Overloaded):
+            sandbox.analyse(BOMB)
+
+    bomb = threading.Thread(target=light, daemon=True)
+    bomb.start()
+    eventually(lambda: given_way(standing(sandbox)), "it gives way")
+    eventually(lambda: lowered(standing(sandbox)), "another one has its request, and a share of a core")
+    assert sandbox.analyse(GOOD).plan
+    sandbox.limits = structs.replace(PATIENT, patience=0.0)  # it is not asked again
+    sandbox.close()
+
+
+def test_starving_is_getting_less_than_a_share_for_a_second_although_somebody_wants_to_run() -> None:
+    starvation = Starvation(0.05)
+    assert not starvation.observe(0.0, {1: 7.0, 2: 3.0}, waiting=True)
+    assert not starvation.observe(0.9, {1: 7.0, 2: 3.0}, waiting=True), "not for a second"
+    assert starvation.observe(1.1, {1: 7.01, 2: 3.02}, waiting=True)
+    assert not starvation.observe(1.3, {1: 7.01, 2: 3.02}, waiting=True), "it begins anew"
+    assert not starvation.observe(2.4, {1: 7.03, 2: 3.06}, waiting=True), "together they have enough"
+    assert not starvation.observe(2.5, {1: 7.03}, waiting=True)
+    assert not starvation.observe(3.2, {1: 7.03, 3: 50.0}, waiting=False), "nobody wants to"
+    assert not starvation.observe(3.3, {1: 7.03, 3: 50.0}, waiting=True)
+    starvation.restart()
+    assert not starvation.observe(3.4, {1: 7.03, 3: 50.0}, waiting=True), "one has done its work"
+    assert starvation.observe(4.5, {1: 7.03, 3: 50.0, 4: 9.0}, waiting=True), "what it had before is no gain"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")

@@ -18,7 +18,7 @@ import pytest
 from msgspec import structs
 from patience import PATIENCE, eventually
 
-from personae.errors import GRAMMAR_TOO_SLOW, GrammarError, Overloaded
+from personae.errors import GRAMMAR_DELAYED, GRAMMAR_TOO_SLOW, GrammarError, Overloaded
 from personae.grammar.bitmask import allow_only, allows, words_of
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox.forkserver import Sandbox
@@ -170,9 +170,31 @@ def test_an_answer_whose_processes_are_always_ended_fails_without_blame_for_its_
     assert answer.failure is not None
     why, code = answer.failure
     assert "again and again" in why
-    assert code is None
+    assert code == GRAMMAR_DELAYED
     assert len(opened) == ATTEMPTS
     for other in opened:
+        other.close()
+
+
+def test_an_answer_waits_for_its_masks_for_a_bounded_time_in_all_of_its_processes() -> None:
+    ours, theirs = socket.socketpair()
+    others: list[socket.socket] = []
+
+    def reopen() -> tuple[socket.socket, int]:
+        one, other = socket.socketpair()
+        others.append(other)
+        return one, 1
+
+    grammar = RemoteGrammar(ours, 1, reopen=reopen, wall=0.3)
+    answer = grammar.begin(10, ())
+    assert not answer.ready
+    theirs.close()  # the time before counts
+    eventually(lambda: answer.ready, "it fails")
+    assert answer.failure is not None
+    why, code = answer.failure
+    assert "too busy" in why
+    assert code == GRAMMAR_DELAYED
+    for other in others:
         other.close()
 
 

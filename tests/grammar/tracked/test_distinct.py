@@ -16,7 +16,7 @@ from worst import WORST, answer, text_of, text_vocabulary
 
 from personae.errors import GrammarError
 from personae.evals.suites.maskbench import byte_vocabulary
-from personae.grammar.bitmask import words_of
+from personae.grammar.bitmask import allows, words_of
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.tracked.endings import Endings
@@ -451,3 +451,30 @@ def test_a_mask_looks_up_no_more_tokens_in_a_set_of_hundreds_of_items(monkeypatc
         most.append(len(looked_up))
         assert matcher.accept(byte)
     assert max(most[-200:]) <= max(most[:200])
+
+
+def test_an_item_looks_up_few_tokens_although_a_large_part_of_the_vocabulary_begins_with_a_blank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    find = Endings.beginning
+
+    def counted(self: Endings, text: bytes, after_blanks: bool) -> Any:
+        tokens = find(self, text, after_blanks)
+        found.append(len(tokens))
+        return tokens
+
+    monkeypatch.setattr(Endings, "beginning", counted)
+    words = [b" word%d" % number for number in range(5_000)]
+    vocabulary = Vocabulary((*(bytes((byte,)) for byte in range(256)), *words, b""), (5_256,), {})
+    spec = GrammarSpec("json_schema", json.dumps(set_of({"type": "integer"})), strict=True)
+    matcher = GrammarCompiler(vocabulary, sandboxed=False).compile(spec).matcher(1_000)
+    mask = np.zeros((1, words_of(vocabulary.size)), np.int32)
+    for byte in b"[12,7,345,1":
+        matcher.fill(mask, 0)
+        assert matcher.accept(byte)
+    assert sum(found) < 200
+    assert matcher.accept(ord("2"))
+    matcher.fill(mask, 0)
+    assert not any(allows(mask[0], token) for token in (*b", ]", 256))
+    assert allows(mask[0], ord("3"))
