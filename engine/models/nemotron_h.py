@@ -108,6 +108,8 @@ def _kinds(fields: Fields) -> list[str]:
     names = ("layers_block_type", "layer_types", "hybrid_override_pattern")
     name = next((name for name in names if name in fields), names[0])
     given = fields.raw(name)
+    if given is None:
+        raise fields.error(name, "is missing")
     if not isinstance(given, list | str) or not given or any(each not in KINDS for each in given):
         raise fields.error(name, f"expected the kind of each layer, of {', '.join(KINDS)}; found {given!r}")
     return [KINDS[each] for each in given]
