@@ -15,7 +15,7 @@ from personae.actors.sizing import choose_sizes
 from personae.actors.start_adapters import read_start_adapters
 from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, StoredTensor
-from personae.engine.layers.moe import MoeSpec
+from personae.engine.layers.dense_and_experts import experts_of
 from personae.engine.loader import Described, describe
 from personae.engine.lora_shapes import lora_shapes, shared_shapes
 from personae.engine.models.decoder import Decoder
@@ -130,8 +130,11 @@ def _read_bytes(decoder: Decoder) -> int:
     """What a decode step of one row reads of a rank's weights: of the embedding one row, and as many experts
     as a token uses."""
     total = decoder.nbytes - (0 if decoder.config.tie else decoder.embedding.nbytes)
+    if decoder.per_layer is not None:
+        total -= decoder.per_layer.table.nbytes
     for layer, spec in zip(decoder.layers, decoder.config.layer_specs, strict=True):
-        if isinstance(spec.mlp, MoeSpec):
-            experts = sum(tensor.nbytes for name, tensor in layer.mlp.tensors() if ".experts." in name)
-            total -= experts - experts * spec.mlp.routing.top_k // spec.mlp.experts
+        moe = experts_of(spec)
+        if moe is not None:
+            experts = sum(tensor.nbytes for name, tensor in layer.tensors() if ".experts." in name)
+            total -= experts - experts * moe.routing.top_k // moe.experts
     return total

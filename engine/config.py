@@ -36,8 +36,10 @@ class ModelConfig:
     `embedding_scale` multiplies the embedding, `residual_scale` what each half of a layer adds to the
     residual stream, `logits_scale` the logits. `images`: the checkpoint also has a part for images.
     `mtp_layers`: how many layers it has that predict further tokens (multi-token prediction), which the
-    decoder does without. `dtype` is the checkpoint's dtype, None if the file does not say. `first_layer`: the
-    number of the first layer, if these are the layers of a later stage.
+    decoder does without. `per_layer_embedding`: the size of a token's embedding for each layer, and how many
+    tokens have one. `layer_scalars`: each layer's result is multiplied by a number. `dtype` is the
+    checkpoint's dtype, None if the file does not say. `first_layer`: the number of the first layer, if these
+    are the layers of a later stage.
     """
 
     architecture: str
@@ -61,6 +63,8 @@ class ModelConfig:
     logits_scale: float = 1.0
     images: bool = False
     mtp_layers: int = 0
+    per_layer_embedding: tuple[int, int] | None = None
+    layer_scalars: bool = False
     dtype: str | None = None
     first_layer: int = 0
 
@@ -123,6 +127,12 @@ class ModelConfig:
             raise LoadError(
                 f"--pipeline-parallel-size {stages}: this model has {self.layers} layers, and each stage "
                 "needs one."
+            )
+        shared = any(getattr(layer.attention, "reads", None) is not None for layer in self.layer_specs)
+        if stages > 1 and (shared or self.per_layer_embedding is not None):
+            raise LoadError(
+                f"--pipeline-parallel-size {stages}: this model has layers that read keys and values of "
+                "others, or embeddings for each layer, which stages cannot share."
             )
         first, stop = (number * self.layers // stages for number in (stage, stage + 1))
         return replace(self, layer_specs=self.layer_specs[first:stop], first_layer=first)

@@ -76,10 +76,12 @@ def kv_width(head_dim: int, dtype: torch.dtype) -> int:
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreChange:
     """What changes a layer's scores s. `softcap`: they become softcap * tanh(s / softcap). `sinks`: [heads]
-    float32, each head's score of a key without a value."""
+    float32, each head's score of a key without a value. `chunk`: positions are in chunks of that many tokens,
+    and a query sees only keys of its own chunk."""
 
-    softcap: float | None
-    sinks: Tensor | None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    chunk: int | None = None
 
 
 AttentionPlan = Callable[[Tensor, Tensor, Tensor, float, int | None], Tensor]

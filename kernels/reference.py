@@ -346,6 +346,8 @@ def _attend(
     hidden = key > query
     if window is not None:
         hidden |= key <= query - window
+    if change is not None and change.chunk is not None:
+        hidden |= key < query - query % change.chunk
     grouped = scale * q.float().view(n, m, kv_heads, -1, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
     scores = (grouped @ k.transpose(2, 3)).view(n, kv_heads, -1, m, k.shape[2])
     if change is not None and change.softcap is not None:

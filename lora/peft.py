@@ -27,7 +27,8 @@ from personae.lora.throttle import Rest, no_rest
 
 TENSOR_NAME = re.compile(
     r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,5})\."
-    r"((?:self_attn|mlp|block_sparse_moe|shared_mlp|feed_forward|conv|linear_attn|mamba)\.[a-z0-9_.]+?)"
+    r"((?:self_attn|mlp|block_sparse_moe|shared_mlp|feed_forward|conv|linear_attn|mamba|mixer|router)\.[a-z0-9_.]+?"
+    r"|per_layer_input_gate|per_layer_projection)"
     rf"\.({'|'.join(map(re.escape, ROLES))})"
 )
 REASONS = {
@@ -119,7 +120,7 @@ def _places(names: Iterable[str], shapes: LoraShapes) -> list[tuple[tuple[int, s
             raise refusal(name, f"the base has {shapes.layers} layers")
         if module not in paths:
             raise refusal(name, _no_site(module, paths))
-        if not shapes.has(layer, paths[module][0]):
+        if not shapes.parts(layer, module):
             raise refusal(name, f"layer {layer} of the base has no {module} that adapters can change")
         roles = places.setdefault((layer, module), {})
         if role in roles:
@@ -161,7 +162,7 @@ def _plan(
     given = next(iter(names.values()))
     known = module if module in given else module.replace("mlp.", "block_sparse_moe.", 1)
     path = given[len(PREFIX) : given.index(known) + len(known)]  # the name that the config's patterns match
-    parts = shapes.paths[module]
+    parts = shapes.parts(layer, module)
     inputs, outputs = shapes.modules[parts[0]][0], sum(shapes.modules[part][1] for part in parts)
     if names.keys() != {"bias"}:
         needed = config.roles("linear")

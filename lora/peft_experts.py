@@ -9,7 +9,8 @@ expert last:
     dW_e = scaling * B[:, e::E] A[e r : (e + 1) r]
 
 The rows of gate_up_proj's B are those of gate, then those of up; in gpt-oss they alternate. PEFT before 0.19
-swapped the two sides for parameters that are [E, outputs, inputs], as all but gpt-oss' are.
+swapped the two sides for parameters that are [E, outputs, inputs], as all but gpt-oss' and Llama 4's are.
+Since then PEFT does so for Llama 4's, because transformers does not mark them as [E, inputs, outputs].
 """
 
 import re
@@ -29,12 +30,12 @@ from personae.lora.shapes import LoraShapes
 
 _LAYER = (
     r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,5})"
-    r"\.(?:mlp|block_sparse_moe|feed_forward)\.experts"
+    r"(?:\.(?:mlp|block_sparse_moe|feed_forward|mixer))?\.experts"
 )
 _EACH = re.compile(_LAYER + r"\.(0|[1-9][0-9]{0,4})\.([a-z0-9_]+)\.lora_([AB])\.weight")
 _FUSED = re.compile(_LAYER + r"(\.base_layer)?\.lora_([AB])\.weight")
-GATE_UP, DOWN = "gate_up_proj", "down_proj"
-KEYS = {GATE_UP: ("expert_gate", "expert_up"), DOWN: ("expert_down",)}
+GATE_UP, UP, DOWN = "gate_up_proj", "up_proj", "down_proj"
+KEYS = {GATE_UP: ("expert_gate", "expert_up"), UP: ("expert_up",), DOWN: ("expert_down",)}
 """The sites of each of PEFT's parameters."""
 
 
@@ -83,7 +84,8 @@ def read(
         elif (match := _EACH.fullmatch(plain)) is not None:
             each.setdefault((int(match[1]), int(match[2]), match[3]), {})[match[4]] = name
     for (layer, inner), pair in fused.items():
-        parameter = _parameter(pair, inner, (layer, True) in fused, config)
+        wide = GATE_UP if "expert_gate" in shapes.sites else UP
+        parameter = _parameter(pair, inner, (layer, True) in fused, wide, config)
         for key, expert, change in _read_fused(file, pair, layer, parameter, config, shapes):
             found.setdefault((layer, key), {})[expert] = change
     for (layer, expert, module), pair in each.items():
@@ -106,18 +108,18 @@ def _both(pair: Mapping[str, str]) -> tuple[str, str]:
     return pair["A"], pair["B"]
 
 
-def _parameter(pair: Mapping[str, str], inner: bool, nested: bool, config: PeftConfig) -> str:
-    """The parameter that a pair of all experts changes: the config says it if there is only one."""
+def _parameter(pair: Mapping[str, str], inner: bool, nested: bool, wide: str, config: PeftConfig) -> str:
+    """The parameter that a pair of all experts changes: the config says it if there is only one. `wide`: the
+    one that reads the experts' input."""
     if inner:
-        return GATE_UP
+        return wide
     if nested:
         return DOWN
-    targets = {name.rpartition(".")[2] for name in config.parameters} & {GATE_UP, DOWN}
+    targets = {name.rpartition(".")[2] for name in config.parameters} & {wide, DOWN}
     if len(targets) != 1:
         raise refusal(
             next(iter(pair.values())),
-            f"the config's target_parameters must name either {GATE_UP} or {DOWN}, "
-            "or the file must have both",
+            f"the config's target_parameters must name either {wide} or {DOWN}, or the file must have both",
         )
     return targets.pop()
 
@@ -148,7 +150,7 @@ def _read_fused(
         )
     rank, scaling, experts = config.rank(path), config.scaling(path), site.experts
     outputs = site.outputs * len(keys)
-    swapped = config.swapped_experts and not site.alternate
+    swapped = not site.alternate and config.swapped_experts != site.reversed
     rows, columns = (outputs, site.inputs) if swapped else (site.inputs, outputs)
     file.check_shape(first, (experts * rank, rows))
     file.check_shape(second, (columns, experts * rank))

@@ -44,7 +44,9 @@ def plain(name: str) -> str:
     """A tensor's name for a base without a part for images, and without the adapter's name, which older
     versions of PEFT put before the last part."""
     name = re.sub(r"\.default(\.weight|\.bias|)$", r"\1", name)
-    name = re.sub(r"^base_model\.model\.(model\.language_model|language_model\.model)\.", DECODER, name)
+    name = re.sub(
+        r"^base_model\.model\.(model\.language_model|language_model\.model|backbone)\.", DECODER, name
+    )
     return name.replace("base_model.model.language_model.lm_head.", "base_model.model.lm_head.", 1)
 
 

@@ -63,10 +63,19 @@ class LoraShapes:
         """The modules of each path in the base's files, in the order of their outputs."""
         return _grouped_by(self.sites, lambda site: site.path)
 
+    def parts(self, layer: int, path: str) -> tuple[str, ...]:
+        """The modules of a path in a layer. Layers may have different ones there."""
+        return tuple(module for module in self.paths[path] if self.has(layer, module))
+
     @property
     def merged(self) -> bool:
         """Whether the base's files have several modules as one."""
-        return any(len(modules) > 1 for modules in self.paths.values())
+        return any(
+            len(self.parts(layer, path)) > 1
+            for path, modules in self.paths.items()
+            if len(modules) > 1
+            for layer in range(self.layers)
+        )
 
 
 def _grouped_by(sites: Mapping[str, LoraSite], name: Callable[[LoraSite], str]) -> dict[str, tuple[str, ...]]:

@@ -29,8 +29,9 @@ class LoraSite:
     one after the other. group: the sites that read the same input and share one SGMV call. experts: how many
     modules of this shape a layer has; more than 1 for those of a mixture of experts, whose path has "*" for
     the expert's number. alternate: where PEFT has the experts' gate and up as one parameter, their rows
-    alternate. layers: the layers that have it, None for all. reads_cache: it multiplies what the cache keeps
-    of all earlier tokens, at each step again.
+    alternate. reversed: PEFT takes that parameter's inputs for its outputs, because transformers does not say
+    which they are. layers: the layers that have it, None for all. reads_cache: it multiplies what the cache
+    keeps of all earlier tokens, at each step again.
     """
 
     path: str
@@ -39,6 +40,7 @@ class LoraSite:
     outputs: int
     experts: int = 1
     alternate: bool = False
+    reversed: bool = False
     layers: frozenset[int] | None = None
     reads_cache: bool = False
 

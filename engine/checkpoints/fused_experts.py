@@ -10,6 +10,7 @@ from torch import Tensor
 
 from personae.engine.checkpoints.base import StoredTensor
 from personae.engine.config import ModelConfig
+from personae.engine.layers.dense_and_experts import experts_of
 from personae.engine.layers.moe import FusedExperts, MoeSpec
 from personae.errors import ModelLoadError
 
@@ -20,9 +21,9 @@ def separated(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[s
     """The tensors, with the experts of fused ones apart. Raises ModelLoadError if one has another shape."""
     found = dict(stored)
     for layer, spec in enumerate(config.layer_specs):
-        moe = spec.mlp
-        if isinstance(moe, MoeSpec) and moe.fused is not None:
-            prefix = f"model.layers.{layer}.{moe.path}"
+        moe = experts_of(spec)
+        if moe is not None and moe.fused is not None:
+            prefix = moe.within(f"model.layers.{layer}")
             found |= dict(_parts(found, moe, moe.fused, prefix, config.hidden_size))
     return found
 
@@ -33,7 +34,7 @@ def _parts(
     """The experts' tensors of one block, by their own names. The fused ones are taken out of `stored`."""
     gate, up, down = moe.names
     wide, narrow = (2 * moe.size, hidden), (hidden, moe.size)
-    first, second = (slice(0, None, 2), slice(1, None, 2)) if fused.transposed else _halves(moe.size)
+    first, second = (slice(0, None, 2), slice(1, None, 2)) if fused.alternate else _halves(moe.size)
     for file_name, (outputs, inputs), cuts in (
         (fused.gate_up, wide, {gate: first, up: second}),
         (fused.down, narrow, {down: slice(None)}),

@@ -20,6 +20,7 @@ from personae.engine.checkpoints.quantized.base import PackedTensor
 from personae.engine.config import ModelConfig, read_config
 from personae.engine.fields import read_fields
 from personae.engine.generation_config import GenerationDefaults, read_generation_defaults
+from personae.engine.layers.attention import AttentionSpec
 from personae.engine.quantization import scheme_of
 from personae.engine.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from personae.errors import ModelLoadError
@@ -31,9 +32,14 @@ BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "F
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # The prefixes of the decoder's tensors in checkpoints that also have a part for images.
-DECODER = re.compile(r"^(?:model\.language_model\.|language_model\.model\.)(?=embed_tokens|layers|norm)")
+DECODER = re.compile(
+    r"^(?:model\.language_model\.|language_model\.model\.)(?=embed_tokens|layers|norm|per_layer)"
+)
 HEAD = re.compile(r"^language_model\.(?=lm_head)")
-IMAGES = re.compile(r"^(?:model\.)?(?:vision_tower|multi_modal_projector|visual)\.")
+IMAGES = re.compile(
+    r"^(?:model\.)?(?:vision_tower|vision_model|multi_modal_projector|visual|embed_vision)\."
+    r"|^model\.(?:audio_tower|embed_audio)\."
+)
 MTP = "model.mtp_layers."  # the prefix of layers that predict further tokens
 OTHER_MTP = "mtp."  # the same in other families
 
@@ -67,12 +73,20 @@ class Folder:
 
     def tensors(self, config: ModelConfig) -> dict[str, StoredTensor]:
         """See `Checkpoint`."""
-        stored = self.stored()
+        stored = {_usual(name): tensor for name, tensor in self.stored().items()}
         if config.mtp_layers:
             last = range(config.layers, config.layers + config.mtp_layers)
             further = (MTP, OTHER_MTP, *(f"model.layers.{layer}." for layer in last))
             stored = {name: tensor for name, tensor in stored.items() if not name.startswith(further)}
-        return separated(_of_decoder(stored) if config.images else stored, config)
+        if config.images:
+            stored = _of_decoder(stored)
+        unused = {
+            f"model.layers.{index}.self_attn.{name}.weight"
+            for index, layer in enumerate(config.layer_specs)
+            if isinstance(layer.attention, AttentionSpec) and layer.attention.reads is not None
+            for name in ("k_proj", "v_proj", "k_norm", "v_norm")
+        }
+        return separated({name: stored[name] for name in stored if name not in unused}, config)
 
     def stored(self) -> dict[str, StoredTensor]:
         """All tensors of the files, by their own names."""
@@ -206,6 +220,12 @@ def _read_headers(files: list[Path]) -> dict[str, StoredTensor]:
                 f"{file.name} cannot be read as safetensors: {error}; is the download complete?"
             ) from None
     return stored
+
+
+def _usual(name: str) -> str:
+    """The name that most families have for a tensor. Nemotron-H has others for the decoder and the
+    embedding."""
+    return re.sub(r"^backbone\.", "model.", name).replace("model.embeddings.weight", EMBEDDING)
 
 
 def _of_decoder(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

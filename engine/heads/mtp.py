@@ -68,7 +68,7 @@ class MtpHead(Head):
         embedded = F.embedding(tokens, self._model.embedding)
         pairs = torch.cat((self.hidden_norm(hidden), self.token_norm(embedded)), -1)
         x, residual = self.layer(self.input(pairs), None, step)
-        return self.norm.add(x, residual)[0]
+        return self.norm(x) if residual is None else self.norm.add(x, residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See Head: [S, hidden_size] -> [S, vocab_size]."""

@@ -38,10 +38,15 @@ class AttentionSpec:
     layer without rotary embedding. `scale`: of scores, None means 1 / sqrt(head_dim). `merged`: the
     checkpoint has q, k and v as one tensor. `inputs`: the width of the input, None means the hidden size.
     `softcap`: scores s become softcap * tanh(s / softcap). `sinks`: each head has a learned score of a key
-    without a value. `normed_after_rope`: where `qk_norm` stands. `position_scale`: (beta, length), q is
-    multiplied by 1 + beta ln(1 + floor(position / length)). `gated`: q has a gate behind each head, whose
-    sigmoid weighs the head's result. `output`, `norms`: names in the checkpoint. `part`: of a rank's, the
-    first query head, the first key and value head, and the spec of the whole.
+    without a value. `chunk`: positions are in chunks of that many tokens, and a query sees only its own
+    chunk. `normed_after_rope`: where `qk_norm` stands. `position_scale`: (beta, length, first), q is
+    multiplied by 1 + beta ln(1 + floor((position + first) / length)). `gated`: q has a gate behind each head,
+    whose sigmoid weighs the head's result. `output`, `norms`: names in the checkpoint; no `norms` for norms
+    without weights. `value_norm`: so are values, each head, without weights. `keys_as_values`: values are
+    keys before their norm and rotary embedding. `reads`: the layer whose keys and values it reads, as it has
+    none. `path`: the block's name in a layer. `key` begins the short names of its LoRA sites, so that layers
+    may have different shapes. `part`: of a rank's, the first query head, the first key and value head, and
+    the spec of the whole.
     """
 
     heads: int
@@ -57,23 +62,39 @@ class AttentionSpec:
     inputs: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    chunk: int | None = None
     normed_after_rope: bool = False
-    position_scale: tuple[float, int] | None = None
+    position_scale: tuple[float, int, int] | None = None
     gated: bool = False
     output: str = "o_proj"
-    norms: tuple[str, str] = ("q_norm", "k_norm")
+    norms: tuple[str, str] | None = ("q_norm", "k_norm")
+    value_norm: bool = False
+    keys_as_values: bool = False
+    reads: int | None = None
+    path: str = "self_attn"
+    key: str = ""
     part: "tuple[int, int, AttentionSpec] | None" = None
 
     @property
-    def kv(self) -> KVSpec:
+    def kv(self) -> KVSpec | None:
         """See BlockSpec."""
+        return None if self.reads is not None else self.read
+
+    @property
+    def read(self) -> KVSpec:
+        """What it reads of every token."""
         return KVSpec(self.kv_heads, self.head_dim)
 
     @property
-    def widths(self) -> tuple[int, int, int]:
-        """The widths of q, with the gate, k and v."""
+    def projected(self) -> str:
+        """Which of q, k and v it computes from the input."""
+        return "q" if self.reads is not None else "qk" if self.keys_as_values else "qkv"
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths of what is projected: q, with the gate, k and v."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return queries * (1 + self.gated), keys, keys
+        return (queries * (1 + self.gated), keys, keys)[: len(self.projected)]
 
     @property
     def discrete(self) -> bool:
@@ -86,13 +107,22 @@ class AttentionSpec:
         rare = self.scale is not None or self.qk_norm == "all" or self.softcap is not None or self.sinks
         turned = self.rope is not None and self.rope.interleaved
         changed = self.normed_after_rope or self.position_scale is not None or self.gated
-        return not (rare or turned or changed)
+        other = self.chunk is not None or self.value_norm or self.projected != "qkv"
+        return not (rare or turned or changed or other)
 
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
         """See BlockSpec."""
-        sizes = {key: (hidden_size, width) for key, width in zip("qkv", self.widths, strict=True)}
+        sizes = {key: (hidden_size, width) for key, width in zip(self.projected, self.widths, strict=True)}
         found = sites({**sizes, "o": (self.heads * self.head_dim, hidden_size)}, merged=self.merged)
-        return {**found, "o": replace(found["o"], path=f"self_attn.{self.output}")}
+        found["o"] = replace(found["o"], path=f"self_attn.{self.output}")
+        return {
+            f"{self.key}{name}": replace(
+                site,
+                path=site.path.replace("self_attn", self.path, 1),
+                group=f"{self.key}{site.group}",
+            )
+            for name, site in found.items()
+        }
 
     def of_rank(self, rank: int, size: int) -> "AttentionSpec":
         """See BlockSpec: some of the heads. Where there are fewer keys and values than ranks, several ranks
@@ -105,6 +135,8 @@ class AttentionSpec:
             raise ValueError("attention that normalises all heads together")
         if self.gated:
             raise ValueError("gated attention")
+        if self.projected != "qkv":
+            raise ValueError("keys and values that are shared")
         own = max(self.kv_heads // size, 1)
         first = rank * self.heads // size, rank * self.kv_heads // size
         return replace(self, heads=self.heads // size, kv_heads=own, part=(*first, self))
@@ -117,7 +149,7 @@ class AttentionSpec:
         query = (first * dim, (first + self.heads) * dim)
         kv = (first_kv * dim, (first_kv + self.kv_heads) * dim)
         outputs = {key: Shard(OUTPUTS, (own,)) for key, own in zip("qkv", (query, kv, kv), strict=True)}
-        return {**outputs, "o": Shard(INPUTS, (query,))}
+        return {f"{self.key}{name}": part for name, part in {**outputs, "o": Shard(INPUTS, (query,))}.items()}
 
     def build(self, context: BlockContext) -> "Attention":
         """See BlockSpec."""
@@ -130,9 +162,10 @@ class Attention:
 
     def __init__(self, spec: AttentionSpec, context: BlockContext) -> None:
         device, dtype = context.device, context.dtype
-        names = ("qkv",) if spec.merged else tuple("qkv")
-        self.prefix = f"{context.prefix}.self_attn"
+        names = ("qkv",) if spec.merged else tuple(spec.projected)
+        self.prefix = f"{context.prefix}.{spec.path}"
         self.spec, self.layer = spec, context.layer
+        self.source = context.layer if spec.reads is None else spec.reads
         self.kv, self.heads, self.sizes = spec.kv, spec.heads, list(spec.widths)
         self.scale = spec.scale or spec.head_dim**-0.5
         self.rope = context.rope(spec.rope, spec.head_dim) if spec.rope else None
@@ -151,10 +184,20 @@ class Attention:
         )
         self.qk_norms: tuple[Norm, Norm] | None = None
         if spec.qk_norm is not None:
-            q, k, _ = (spec.head_dim,) * 3 if spec.qk_norm == "head" else spec.widths
+            q, k = (spec.head_dim,) * 2 if spec.qk_norm == "head" else spec.widths[:2]
             self.qk_norms = context.norm(q), context.norm(k)
+            if spec.norms is None:
+                for norm in self.qk_norms:
+                    norm.weight.fill_(1.0)
+        self.value_norm = context.norm(spec.head_dim) if spec.value_norm else None
+        if self.value_norm is not None:
+            self.value_norm.weight.fill_(1.0)
         self.sinks = torch.empty(spec.heads, dtype=torch.float32, device=device) if spec.sinks else None
-        self.scores = ScoreChange(spec.softcap, self.sinks) if spec.softcap or spec.sinks else None
+        chunk = spec.chunk
+        if chunk is not None and self.rope is not None and len(self.rope[0]) <= chunk:
+            chunk = None  # no context that is served has a second chunk
+        changed = spec.softcap or spec.sinks or chunk
+        self.scores = ScoreChange(spec.softcap, self.sinks, chunk) if changed else None
         self.capturable = self.scores is None  # the plain attention asks the device for lengths
         self._halves: Tensor | None = None  # the dimensions in the order of pairs' first and second halves
         if spec.rope is not None and spec.rope.interleaved:
@@ -163,14 +206,21 @@ class Attention:
 
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """See Block."""
-        cache, attend = step.caches[self.layer], step.attend[self.layer]
-        q, k, v = torch.split(step.linear(self.qkv, self.layer, "qkv", x), self.sizes, dim=-1)
+        cache, attend = step.caches[self.source], step.attend[self.layer]
+        whole = step.linear(self.qkv, self.layer, f"{self.spec.key}qkv", x)
+        q, *others = torch.split(whole, self.sizes, dim=-1)
+        if self.spec.reads is None:
+            k, v = others[0], others[-1]
+        else:  # no keys of its own: those that the steps below change are not used
+            k = v = q.new_zeros(len(q), self.spec.kv_heads * self.spec.head_dim)
         gate: Tensor | None = None
         if self.spec.gated:
             q, gate = (part.flatten(1) for part in q.view(x.shape[0], self.heads, -1).chunk(2, -1))
         if self.qk_norms is not None and not self.spec.normed_after_rope:
             q, k = self._normed(q, k)
-        q, k, v = (part.view(x.shape[0], -1, self.kv.head_dim) for part in (q, k, v))
+        q, k, v = (part.view(x.shape[0], -1, self.spec.head_dim) for part in (q, k, v))
+        if self.value_norm is not None:
+            v = self.value_norm(v)
         if self.rope is not None:
             cos, sin = self.rope
             turned = 2 * cos.shape[1]
@@ -178,24 +228,31 @@ class Attention:
                 q, k = q[..., self._halves], k[..., self._halves]
             self._rotary(q[..., :turned], k[..., :turned], step.positions, cos, sin)
         if self.qk_norms is not None and self.spec.normed_after_rope:
-            q, k = (part.view(x.shape[0], -1, self.kv.head_dim) for part in self._normed(q, k))
+            q, k = (part.view(x.shape[0], -1, self.spec.head_dim) for part in self._normed(q, k))
         if self.spec.position_scale is not None:
-            beta, length = self.spec.position_scale
-            far = 1 + beta * torch.log1p((step.positions // length).float())
+            beta, length, first = self.spec.position_scale
+            far = 1 + beta * torch.log1p(((step.positions + first) // length).float())
             q = (q * far.view(-1, 1, 1)).to(q.dtype)
-        self._append_kv(k, v, *cache, step.batch.write_index)
+        if self.spec.reads is None:
+            self._append_kv(k, v, *cache, step.batch.write_index)
         mixed = attend(q, *cache, self.scale, self.spec.window).flatten(1)
         if gate is not None:
             mixed *= torch.sigmoid(gate)
-        return self._comm.all_reduce(step.linear(self.o, self.layer, "o", mixed))
+        return self._comm.all_reduce(step.linear(self.o, self.layer, f"{self.spec.key}o", mixed))
 
     def _shards(self) -> tuple[list[Shard], list[Shard]]:
         """This rank's parts of the weights that read the input, and of the output's."""
         if self.spec.part is None:
             return [], []
         of = self.spec.shards()
-        inner = [of[key] for key in "qkv"]
-        return [joined(inner, list(self.spec.part[2].widths))] if self.spec.merged else inner, [of["o"]]
+        key = self.spec.key
+        inner, outer = [of[f"{key}{name}"] for name in "qkv"], [of[f"{key}o"]]
+        return [joined(inner, list(self.spec.part[2].widths))] if self.spec.merged else inner, outer
+
+    @property
+    def _norms(self) -> int:
+        """How many of the norms of q and k the checkpoint has."""
+        return 2 if self.spec.reads is None else 1
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """q and k normalised, [T, width]: each head alone, or all heads together."""
@@ -210,8 +267,8 @@ class Attention:
         """See Block."""
         yield from self.qkv.tensors()
         yield from self.o.tensors()
-        if self.qk_norms is not None:
-            for name, norm in zip(self.spec.norms, self.qk_norms, strict=True):
+        if self.qk_norms is not None and self.spec.norms is not None:
+            for name, norm in list(zip(self.spec.norms, self.qk_norms, strict=True))[: self._norms]:
                 yield from norm.tensors(f"{self.prefix}.{name}")
         if self.sinks is not None:
             yield f"{self.prefix}.sinks", self.sinks
@@ -226,7 +283,8 @@ class Attention:
 
     def norms(self) -> Iterator[Norm]:
         """See Block."""
-        yield from self.qk_norms or ()
+        if self.qk_norms is not None and self.spec.norms is not None:
+            yield from self.qk_norms[: self._norms]
 
     def linears(self) -> Iterator[Linear]:
         """See Block."""
@@ -235,5 +293,6 @@ class Attention:
 
     def lora_linears(self) -> Iterator[tuple[tuple[str, ...], Linear]]:
         """See Block."""
-        yield ("q", "k", "v"), self.qkv
-        yield ("o",), self.o
+        key = self.spec.key
+        yield tuple(f"{key}{name}" for name in self.spec.projected), self.qkv
+        yield (f"{key}o",), self.o

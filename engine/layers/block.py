@@ -195,20 +195,83 @@ class UndividedBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class NoBlockSpec:
+    """In place of a half that a layer does not have."""
+
+    @property
+    def kv(self) -> None:
+        """See BlockSpec."""
+        return
+
+    @property
+    def discrete(self) -> bool:
+        """See BlockSpec."""
+        return False
+
+    def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
+        """See BlockSpec."""
+        return {}
+
+    def of_rank(self, rank: int, size: int) -> "NoBlockSpec":
+        """See BlockSpec."""
+        return self
+
+    def shards(self) -> Mapping[str, Shard]:
+        """See BlockSpec."""
+        return {}
+
+    def build(self, context: BlockContext) -> "NoBlock":
+        """See BlockSpec."""
+        return NoBlock()
+
+
+class NoBlock(UndividedBlock):
+    """See `NoBlockSpec`. A layer does not call it."""
+
+    kv, heads, capturable = None, 0, True
+
+    def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
+        """See Block. Always raises TypeError."""
+        raise TypeError("the layer does not have this half")
+
+    def tensors(self) -> Iterator[tuple[str, Weight]]:
+        """See Block."""
+        yield from ()
+
+    def norms(self) -> Iterator[Norm]:
+        """See Block."""
+        yield from ()
+
+    def linears(self) -> Iterator[Linear]:
+        """See Block."""
+        yield from ()
+
+    def lora_linears(self) -> Iterator[tuple[tuple[str, ...], Linear]]:
+        """See Block."""
+        yield from ()
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """h += attention(norm(h)); h += mlp(norm(h))."""
+    """h += attention(norm(h)); h += mlp(norm(h)); and h += further(h), if there is a third block."""
 
     attention: BlockSpec
     mlp: BlockSpec
+    further: BlockSpec | None = None
+
+    @property
+    def blocks(self) -> tuple[BlockSpec, ...]:
+        """Its blocks, in order."""
+        return (self.attention, self.mlp, *(() if self.further is None else (self.further,)))
 
     def lora_sites(self, hidden_size: int) -> dict[str, LoraSite]:
         """The sites of its blocks."""
-        return {**self.attention.lora_sites(hidden_size), **self.mlp.lora_sites(hidden_size)}
+        return {key: site for block in self.blocks for key, site in block.lora_sites(hidden_size).items()}
 
     def of_rank(self, rank: int, size: int) -> "LayerSpec":
         """See BlockSpec."""
-        return LayerSpec(self.attention.of_rank(rank, size), self.mlp.of_rank(rank, size))
+        return LayerSpec(*(block.of_rank(rank, size) for block in self.blocks))
 
     def shards(self) -> dict[str, Shard]:
         """See BlockSpec."""
-        return {**self.attention.shards(), **self.mlp.shards()}
+        return {key: shard for block in self.blocks for key, shard in block.shards().items()}

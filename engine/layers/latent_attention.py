@@ -43,7 +43,7 @@ class LatentAttentionSpec(UndividedSpec):
     query_latent: int | None = None
     bias: bool = False
     eps: float = 1e-6
-    position_scale: tuple[float, int] | None = None
+    position_scale: tuple[float, int, int] | None = None
 
     @property
     def kv(self) -> KVSpec:
@@ -153,8 +153,8 @@ class LatentAttention(UndividedBlock):
         q = torch.cat((self._absorbed(plain, step.lora), turned), -1)
         self._rotary(q[..., spec.latent :], kept[..., spec.latent :], step.positions, self._cos, self._sin)
         if spec.position_scale is not None:
-            beta, length = spec.position_scale
-            far = 1 + beta * torch.log1p((step.positions // length).float())
+            beta, length, first = spec.position_scale
+            far = 1 + beta * torch.log1p(((step.positions + first) // length).float())
             q = (q * far.view(-1, 1, 1)).to(q.dtype)
         self._append(kept, cache, step.batch.write_index)
         mixed = step.attend[self.layer](q, cache, values, self.scale, None)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -26,6 +27,17 @@ PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: F.relu(x).square(),
 }
 """act(x) of an MLP without a gate."""
+
+
+def gate_of(
+    activation: Activation, *, gated: bool, device: torch.device, dtype: torch.dtype
+) -> Callable[[Tensor], Tensor]:
+    """What makes inner vectors of the first products: act(gate) * up, or act(up) without a gate."""
+    if gated:
+        return GATES[activation].on(device, dtype)
+    return lambda x: PLAIN[activation](x.float()).to(x.dtype)
+
+
 GATED, MERGED, UNGATED = (
     ("gate_proj", "up_proj", "down_proj"),
     ("gate_up_proj", "down_proj"),
@@ -115,7 +127,7 @@ class MLP:
         hidden, inner = context.hidden_size, spec.size
         (wide, narrow), prefix = spec.modules, f"{context.prefix}.{spec.path}"
         self.spec, self.layer = spec, context.layer
-        self._gate = GATES[spec.activation].on(context.device, context.dtype) if spec.gated else self._plain
+        self._gate = gate_of(spec.activation, gated=spec.gated, device=context.device, dtype=context.dtype)
         self.gate_up = context.linear(
             tuple(f"{prefix}.{name}" for name in wide),
             hidden,
@@ -131,9 +143,6 @@ class MLP:
             shards=[spec.shards()[f"{spec.key}down"]] if spec.part else (),
         )
         self._comm = context.comm
-
-    def _plain(self, x: Tensor) -> Tensor:
-        return PLAIN[self.spec.activation](x.float()).to(x.dtype)
 
     def _inner_shards(self, modules: int) -> list[Shard]:
         """This rank's parts of the `modules` that read the input."""

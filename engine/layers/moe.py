@@ -9,7 +9,7 @@ from torch import Tensor
 
 from personae.engine.layers.block import BlockContext
 from personae.engine.layers.linear import Linear
-from personae.engine.layers.mlp import GATES, MLP, Activation, MlpSpec
+from personae.engine.layers.mlp import MLP, Activation, MlpSpec, gate_of
 from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
 from personae.engine.quantization.base import Backend, LinearMethod, Product
@@ -25,12 +25,13 @@ from personae.lora.sites import LoraSite
 class FusedExperts:
     """How a checkpoint has all experts as one tensor: `gate_up` [experts, 2 * size, hidden] with the rows of
     gate first, and `down` [experts, hidden, size], by their names in the block. `suffix`: of a weight's name.
-    `transposed`: inputs come before outputs, and the rows of gate and up alternate, as in gpt-oss."""
+    `transposed`: inputs come before outputs. `alternate`: so do the rows of gate and up, as in gpt-oss."""
 
     gate_up: str
     down: str
     suffix: str = ".weight"
     transposed: bool = False
+    alternate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,16 @@ class MoeSpec:
     """Some of `experts` MLPs, each with inner vectors of `size`, chosen for each token as `routing` says.
 
     `path`, `names`: the block's name in a layer, and the names of an expert's gate, up and down. `router`:
-    the router's name in the block; `correction`: the name of the bias of its choice, None for none, and
-    `correction_shape` its shape in the checkpoint. `bias`: the
-    experts and the router have biases. `shared`: an MLP that every token uses too, and `shared_gate` the name
-    in the block of what weighs it, by a sigmoid. `fused`: how a checkpoint may have all experts as one
-    tensor. `module`, `router_module`: PEFT's names for the block and its router, None for those of the
-    checkpoint. `expert_groups`: how many groups of the ranks that share it have different experts. `first`:
-    of a rank's, where its inner vectors begin in those of the whole, and `own` its experts.
+    the router's name in the block. `weighs_input`: an expert's weight multiplies its input, not its result.
+    `router_scale`: the router reads norm(x) / sqrt(hidden) times these numbers, without other weights of the
+    norm. `expert_scale`: what multiplies each expert's weight.
+    `gated`: experts are MLPs with a gate. `correction`: the name of the bias of its choice, None for none,
+    and `correction_shape` its shape in the checkpoint. `bias`: the experts and the router have biases.
+    `shared`: an MLP that every token uses too, and `shared_gate` the name in the block of what weighs it, by
+    a sigmoid. `fused`: how a checkpoint may have all experts as one tensor. `module`, `router_module`: PEFT's
+    names for the block and its router, None for those of the checkpoint. `expert_groups`: how many groups of
+    the ranks that share it have different experts. `first`: of a rank's, where its inner vectors begin in
+    those of the whole, and `own` its experts.
     """
 
     experts: int
@@ -53,7 +57,11 @@ class MoeSpec:
     activation: Activation = "silu"
     path: str = "mlp"
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    gated: bool = True
     router: str = "gate"
+    weighs_input: bool = False
+    router_scale: str | None = None
+    expert_scale: str | None = None
     correction: str | None = None
     correction_shape: tuple[int, ...] = (-1,)
     bias: bool = False
@@ -84,21 +92,38 @@ class MoeSpec:
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
         """See BlockSpec: the router, the experts and the shared MLP."""
         path, (gate, up, down) = self.module or self.path, self.names
+        path = f"{path}." if path else ""
         shared = {} if self.shared is None else self.shared.lora_sites(hidden_size)
 
         def site(name: str, group: str, inputs: int, outputs: int) -> LoraSite:
-            alternate = self.fused is not None and self.fused.transposed
-            return LoraSite(f"{path}.experts.*.{name}", group, inputs, outputs, len(self.held), alternate)
+            return LoraSite(
+                f"{path}experts.*.{name}",
+                group,
+                inputs,
+                outputs,
+                len(self.held),
+                self.fused is not None and self.fused.alternate,
+                self.fused is not None and self.fused.transposed and not self.fused.alternate,
+            )
 
         return {
             "router": LoraSite(
-                f"{path}.{self.router_module or self.router}", "router", hidden_size, self.experts
+                f"{path}{self.router_module or self.router}", "router", hidden_size, self.experts
             ),
-            "expert_gate": site(gate, "expert_gate_up", hidden_size, self.size),
+            **({"expert_gate": site(gate, "expert_gate_up", hidden_size, self.size)} if self.gated else {}),
             "expert_up": site(up, "expert_gate_up", hidden_size, self.size),
             "expert_down": site(down, "expert_down", self.size, hidden_size),
             **shared,
         }
+
+    def within(self, prefix: str) -> str:
+        """The block's name behind a layer's, or that of the layer if `path` is empty."""
+        return f"{prefix}.{self.path}" if self.path else prefix
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """The short names of the LoRA sites that read an expert's input."""
+        return ("expert_gate", "expert_up") if self.gated else ("expert_up",)
 
     def of_rank(self, rank: int, size: int) -> "MoeSpec":
         """See BlockSpec: of its group's experts, a part of the inner vectors of each. The router is whole."""
@@ -123,8 +148,7 @@ class MoeSpec:
         wide = Shard(OUTPUTS, inner, self.own)
         shared = {} if self.shared is None else self.shared.shards()
         return {
-            "expert_gate": wide,
-            "expert_up": wide,
+            **dict.fromkeys(self.inner, wide),
             "expert_down": Shard(INPUTS, inner, self.own),
             **shared,
         }
@@ -219,7 +243,7 @@ class MoE:
     kv, heads = None, 0
 
     def __init__(self, spec: MoeSpec, context: BlockContext) -> None:
-        hidden, prefix = context.hidden_size, f"{context.prefix}.{spec.path}"
+        hidden, prefix = context.hidden_size, spec.within(context.prefix)
         dtype, device = context.dtype, context.device
         self.spec, self.layer, self._prefix = spec, context.layer, prefix
         gate, up, down = (
@@ -234,19 +258,21 @@ class MoE:
             dtype=dtype,
             device=device,
         )
-        pairs = tuple(name for pair in zip(gate, up, strict=True) for name in pair)
+        pairs = tuple(up)
+        if spec.gated:
+            pairs = tuple(name for pair in zip(gate, up, strict=True) for name in pair)
         of, count = spec.shards(), len(spec.held)
         self._comm = context.comm
         self.gate_up = ExpertLinear(
             pairs,
             hidden,
-            (spec.size, spec.size),
+            (spec.size,) * len(spec.inner),
             count,
             bias=spec.bias,
             method=context.scheme(pairs),
             dtype=dtype,
             device=device,
-            shards=[of["expert_gate"], of["expert_up"]] * count if of else (),
+            shards=[of[name] for name in spec.inner] * count if of else (),
         )
         self.down = ExpertLinear(
             tuple(down),
@@ -260,7 +286,7 @@ class MoE:
             shards=[of["expert_down"]] * count if of else (),
         )
         self._numbers = torch.arange(spec.experts + 1, device=device)
-        self._gate = GATES[spec.activation].on(device, dtype)
+        self._gate = gate_of(spec.activation, gated=spec.gated, device=device, dtype=dtype)
         self.correction = (
             torch.empty(spec.experts, dtype=torch.float32, device=device) if spec.correction else None
         )
@@ -278,25 +304,39 @@ class MoE:
             if spec.shared_gate
             else None
         )
+        self._router_norm: Norm | None = None
+        if spec.router_scale is not None:  # its weights are the numbers
+            self._router_norm = context.norm(hidden)
+        self._root = hidden**-0.5
+        self._expert_scale = (
+            torch.empty(spec.experts, dtype=torch.float32, device=device) if spec.expert_scale else None
+        )
         self._simple = spec.correction is None and spec.routing == Routing(
             spec.routing.top_k, spec.routing.renormalize
         )
         self._route, self._route_scored = route.on(device, dtype), route_scored.on(device, dtype)
         self._combine = combine.on(device, dtype)
 
-    def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
-        """See Block."""
-        routing, logits = self.spec.routing, step.linear(self.router, self.layer, "router", x)
+    def __call__(self, x: Tensor, step: ForwardContext, routed_by: Tensor | None = None) -> Tensor:
+        """See Block. `routed_by`: what the router reads, None for x."""
+        read = x if routed_by is None else routed_by
+        if self._router_norm is not None:
+            read = self._router_norm(read) * self._root
+        routing, logits = self.spec.routing, step.linear(self.router, self.layer, "router", read)
         if self._simple:
             weights, chosen = self._route(logits, routing.top_k, routing.renormalize)
         else:
             weights, chosen = self._route_scored(logits, self.correction, routing)
+        if self._expert_scale is not None:
+            weights = weights * self._expert_scale[chosen]
         experts, order = chosen.flatten().sort(stable=True)
         starts = torch.searchsorted(experts, self._numbers, out_int32=True)
         if self.spec.own is None:
-            y = self._products(x, order, experts, starts, step)
+            y = self._products(x, order, experts, starts, step, weights)
         else:
-            y = self._own_products(x, order, experts, starts, step)
+            y = self._own_products(x, order, experts, starts, step, weights)
+        if self.spec.weighs_input:
+            weights = torch.ones_like(weights)
         y = self._combine(y, weights, order)
         if self.shared is not None:
             common = self.shared.partial(x, step)
@@ -304,7 +344,13 @@ class MoE:
         return self._comm.all_reduce(y)
 
     def _own_products(
-        self, x: Tensor, order: Tensor, experts: Tensor, starts: Tensor, step: ForwardContext
+        self,
+        x: Tensor,
+        order: Tensor,
+        experts: Tensor,
+        starts: Tensor,
+        step: ForwardContext,
+        weights: Tensor,
     ) -> Tensor:
         """As `_products`, but rows of experts that this rank does not have are zero."""
         own = self.spec.held
@@ -312,16 +358,22 @@ class MoE:
         y = x.new_zeros(len(order), x.shape[-1])
         if first < stop:
             rows, numbers = slice(first, stop), starts[own.start : own.stop + 1] - first
-            y[rows] = self._products(x, order[rows], experts[rows] - own.start, numbers, step)
+            y[rows] = self._products(x, order[rows], experts[rows] - own.start, numbers, step, weights)
         return y
 
     def _products(
-        self, x: Tensor, order: Tensor, experts: Tensor, starts: Tensor, step: ForwardContext
+        self,
+        x: Tensor,
+        order: Tensor,
+        experts: Tensor,
+        starts: Tensor,
+        step: ForwardContext,
+        weights: Tensor,
     ) -> Tensor:
         """x: [T, hidden] through experts -> [N, hidden].
 
         order: [N] int64, t * top_k + j of each row. experts: [N] int64, ascending, numbered from 0 as this
-        rank has them. starts: as of `ExpertLinear.grouped`.
+        rank has them. starts: as of `ExpertLinear.grouped`. weights: [T, top_k], of all experts.
         """
         tokens = order // self.spec.routing.top_k
         lora = None if step.lora is None else step.lora.routed(tokens, experts)
@@ -334,8 +386,10 @@ class MoE:
             finish(torch.split(y, sizes, dim=-1))
             return y
 
-        size, hidden = self.spec.size, x.shape[-1]
-        inner = self._gate(grouped(self.gate_up, "expert_gate_up", x[tokens], [size, size]))
+        size, hidden, rows = self.spec.size, x.shape[-1], x[tokens]
+        if self.spec.weighs_input:
+            rows *= weights.flatten()[order].unsqueeze(-1).to(x.dtype)
+        inner = self._gate(grouped(self.gate_up, "expert_gate_up", rows, [size] * len(self.spec.inner)))
         return grouped(self.down, "expert_down", inner, [hidden])
 
     @property
@@ -350,6 +404,10 @@ class MoE:
         if self.correction is not None:
             name = f"{self._prefix}.{self.spec.correction}"
             yield name, self.correction.view(self.spec.correction_shape)
+        if self._router_norm is not None:
+            yield f"{self._prefix}.{self.spec.router_scale}", self._router_norm.weight
+        if self._expert_scale is not None:
+            yield f"{self._prefix}.{self.spec.expert_scale}", self._expert_scale
 
     def shards(self) -> Iterator[tuple[str, Shard]]:
         """See Block."""

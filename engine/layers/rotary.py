@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class RopeConfig:
 
     theta: float
     type: RopeType = "default"
-    factor: float = 1.0  # linear, llama3, yarn, longrope
+    factor: float = 1.0  # linear, llama3, yarn, longrope, proportional
     original_max_position: int = 0  # llama3, yarn, longrope
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
@@ -39,6 +39,7 @@ class RopeConfig:
     mscale_all_dim: float | None = None  # yarn
     short_factors: tuple[float, ...] = ()  # longrope: per pair, for contexts within the original one
     long_factors: tuple[float, ...] = ()  # longrope: per pair, for longer contexts
+    proportion: float = 1.0  # proportional: of the pairs; the others have the frequency 0
     share: float = 1.0
     interleaved: bool = False
 
@@ -61,6 +62,9 @@ def frequencies(rope: RopeConfig, head_dim: int, context: int) -> Tensor:
     head_dim = int(head_dim * rope.share)
     base = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if rope.type == "linear":
+        return base / rope.factor
+    if rope.type == "proportional":
+        base[int(rope.proportion * head_dim // 2) :] = 0.0
         return base / rope.factor
     if rope.type == "llama3":
         # 1 if a wave fits the original context often enough, 0 if it hardly fits, and a ramp in between.

@@ -38,6 +38,8 @@ class ForwardContext:
     lora: LoraContext | None
     state_plan: StatePlan | None = None
     """Of the layers with states; None if there are none."""
+    per_layer: Tensor | None = None
+    """[T, layers, size]: each token's embedding for each layer, if the model has such."""
 
     def linear(self, module: Linear, layer: int, group: str, x: Tensor) -> Tensor:
         """module(x) and the adapters' updates: [T, inputs] -> [T, sum of outputs]."""

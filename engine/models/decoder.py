@@ -5,7 +5,7 @@ differences between families: the blocks of each layer, norms, scales, tying.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 import torch
@@ -15,11 +15,12 @@ from torch import Tensor
 from personae.engine.config import ModelConfig
 from personae.engine.kv import KVCache
 from personae.engine.layers.attention import Attention
-from personae.engine.layers.block import BlockContext, LayerSpec
+from personae.engine.layers.block import Block, BlockContext, KVSpec, LayerSpec, NoBlock
 from personae.engine.layers.latent_attention import LatentAttention
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP
 from personae.engine.layers.norm import LayerNorm, Norm, RMSNorm
+from personae.engine.layers.per_layer_embedding import PerLayerEmbedding
 from personae.engine.layers.rotary import RopeConfig, rotary_tables
 from personae.engine.layers.step import ForwardContext, StepPart
 from personae.engine.parallel.comm import ONE_RANK, Comm
@@ -68,15 +69,27 @@ class Layer:
             for names in (config.pre_norms, config.post_norms)
         )
         self.scale, self.parallel = config.residual_scale, config.parallel
+        self.further = None if spec.further is None else spec.further.build(context)
+        self.scalar = (
+            torch.empty(1, dtype=torch.float32, device=context.device) if config.layer_scalars else None
+        )
 
-    def __call__(self, x: Tensor, residual: Tensor | None, step: ForwardContext) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, step: ForwardContext
+    ) -> tuple[Tensor, Tensor | None]:
         """(output not added yet, residual stream) -> the same after this layer. None means zero."""
         if self.parallel:
             return self._in_parallel(x, residual, step)
-        normed, residual = self._half_input(x, residual, 0)
-        mixed = self._half_output(self.attention(normed, step), 0)
-        normed, residual = self._half_input(mixed, residual, 1)
-        return self._half_output(self.mlp(normed, step), 1), residual
+        for half, block in enumerate((self.attention, self.mlp)):
+            if not isinstance(block, NoBlock):
+                normed, residual = self._half_input(x, residual, half)
+                x = self._half_output(block(normed, step), half)
+        if self.further is None and self.scalar is None:
+            return x, residual
+        x = x if residual is None else residual + x
+        if self.further is not None:
+            x = x + self.further(x, step)
+        return x if self.scalar is None else x * self.scalar.to(x.dtype), None
 
     def _in_parallel(self, x: Tensor, residual: Tensor | None, step: ForwardContext) -> tuple[Tensor, Tensor]:
         """h += attention(norm(h)) + mlp(norm(h))."""
@@ -98,33 +111,45 @@ class Layer:
             x = self.post_norms[half](x)
         return x if self.scale == 1.0 else x.mul_(self.scale)
 
+    @property
+    def read(self) -> KVSpec | None:
+        """What its attention reads of every token."""
+        return self.attention.spec.read if isinstance(self.attention, Attention) else self.attention.kv
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Its blocks, in order."""
+        return (self.attention, self.mlp, *(() if self.further is None else (self.further,)))
+
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """(checkpoint name, the view to fill)."""
-        yield from self.attention.tensors()
-        yield from self.mlp.tensors()
+        for block in self.blocks:
+            yield from block.tensors()
+        if self.scalar is not None:
+            yield f"{self.prefix}.layer_scalar", self.scalar
         for name, norm in self._norms.items():
             yield from norm.tensors(f"{self.prefix}.{name}")
 
     def shards(self) -> Iterator[tuple[str, Shard]]:
         """See Block."""
-        yield from self.attention.shards()
-        yield from self.mlp.shards()
+        for block in self.blocks:
+            yield from block.shards()
 
     def norms(self) -> Iterator[Norm]:
         """All its norms."""
         yield from self._norms.values()
-        yield from self.attention.norms()
-        yield from self.mlp.norms()
+        for block in self.blocks:
+            yield from block.norms()
 
     def linears(self) -> Iterator[Linear]:
         """The linear modules of its blocks."""
-        yield from self.attention.linears()
-        yield from self.mlp.linears()
+        for block in self.blocks:
+            yield from block.linears()
 
     def lora_linears(self) -> Iterator[tuple[tuple[str, ...], Linear]]:
         """Those that adapters may change; see Block."""
-        yield from self.attention.lora_linears()
-        yield from self.mlp.lora_linears()
+        for block in self.blocks:
+            yield from block.lora_linears()
 
     def weights(self) -> LayerWeights | None:
         """The whole layer as tensors; None if `kernels/decoder.py` does not support it."""
@@ -135,6 +160,8 @@ class Layer:
             or norms is None
             or self.post_norms is not None
             or self.parallel
+            or self.further is not None
+            or self.scalar is not None
             or self.scale != 1.0
             or not attention.spec.plain
             or not mlp.spec.gated
@@ -190,7 +217,7 @@ class Decoder:
         self.dtype = dtype
         self.device = device
         kept = scheme or scheme_of(None)
-        if any(spec.attention.discrete or spec.mlp.discrete for spec in self.whole.layer_specs):
+        if any(block.discrete for layer in self.whole.layer_specs for block in layer.blocks):
             kept = batch_invariant(kept)
 
         def norm(size: int) -> Norm:
@@ -211,24 +238,25 @@ class Decoder:
         tokens = 0 if comm.stage else self.vocabulary_widths[comm.rank]
         rows = [Shard(OUTPUTS, (self._vocabulary,))] if comm.size > 1 else []
         self.embedding = torch.empty(tokens, config.hidden_size, dtype=dtype, device=device)
-        self.layers = [
-            Layer(
-                config,
-                spec,
-                BlockContext(
-                    index,
-                    f"model.layers.{config.first_layer + index}",
-                    config.hidden_size,
-                    dtype,
-                    device,
-                    kept,
-                    norm,
-                    rope,
-                    comm,
-                ),
+        contexts = [
+            BlockContext(
+                index,
+                f"model.layers.{config.first_layer + index}",
+                config.hidden_size,
+                dtype,
+                device,
+                kept,
+                norm,
+                rope,
+                comm,
             )
-            for index, spec in enumerate(config.layer_specs)
+            for index in range(config.layers)
         ]
+        self.layers = list(map(partial(Layer, config), config.layer_specs, contexts))
+        self.per_layer: PerLayerEmbedding | None = None
+        if config.per_layer_embedding is not None:
+            size, count = config.per_layer_embedding
+            self.per_layer = PerLayerEmbedding(size, config.layers, count, contexts[0])
         self.norm = norm(config.hidden_size)
         self._attention, self._plain_attention = attention_backend(device, dtype), ReferenceAttention()
         self._scores = {  # of the layers with plain attention
@@ -238,9 +266,9 @@ class Decoder:
             or (isinstance(layer.attention, Attention) and layer.attention.scores is not None)
         }
         self._attending = {
-            index: (layer.attention.heads, layer.attention.kv)
+            index: (layer.attention.heads, read)
             for index, layer in enumerate(self.layers)
-            if layer.attention.kv is not None and layer.attention.heads
+            if (read := layer.read) is not None and layer.attention.heads
         }
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.output = Linear(
@@ -290,7 +318,9 @@ class Decoder:
             return self._forward_stage(tokens, positions, kv, parts or [whole], overlap)
         if overlap is not None:
             overlap()
-        return self._run_layers(self._inputs(tokens, lora), positions, kv, batch, lora, attend)
+        x = self._inputs(tokens, lora)
+        per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
+        return self._run_layers(x, positions, kv, batch, lora, attend, per_layer)
 
     def _forward_stage(
         self,
@@ -320,11 +350,12 @@ class Decoder:
         batch: AttentionBatch,
         lora: LoraContext | None,
         attend: Mapping[int, AttentionPlan] | None = None,
+        per_layer: Tensor | None = None,
     ) -> Tensor:
         """What the first layer reads [T, H] -> the residual stream after the last layer [T, H]."""
         states = plan_states(batch, kv.page_size) if kv.states else None
         attend = attend or self.plan(kv, batch)
-        step = ForwardContext(positions, batch, kv.layers, kv.states, attend, lora, states)
+        step = ForwardContext(positions, batch, kv.layers, kv.states, attend, lora, states, per_layer)
         residual: Tensor | None = None
         kept = []
         for index, layer in enumerate(self.layers):
@@ -436,6 +467,8 @@ class Decoder:
             yield from layer.tensors()
         if first:
             yield from self.norm.tensors(self.config.final_norm)
+        if self.per_layer is not None:
+            yield from self.per_layer.tensors()
         if first and self._own_output:
             yield from self.output.tensors()
 
@@ -458,7 +491,7 @@ class Decoder:
     @property
     def capturable(self) -> bool:
         """Whether a CUDA graph can capture a decode step."""
-        return all(layer.attention.capturable and layer.mlp.capturable for layer in self.layers)
+        return all(block.capturable for layer in self.layers for block in layer.blocks)
 
     def packed_layout(self) -> PackedLayout | None:
         """How `pack` would lay the linear modules out in one place; None if each packs its own."""
@@ -482,6 +515,8 @@ class Decoder:
         norms = [norm for layer in self.layers for norm in layer.norms()]
         for norm in norms if self.comm.stage else (self.norm, *norms):
             norm.finish()
+        if self.per_layer is not None:
+            self.per_layer.norm.finish()
         if place is None or not place.filled:
             for linear in self._linears():
                 linear.method.loaded()
@@ -499,6 +534,8 @@ class Decoder:
     def _linears(self) -> Iterator[Linear]:
         for layer in self.layers:
             yield from layer.linears()
+        if self.per_layer is not None:
+            yield self.per_layer.projection
         if not self.comm.stage:
             yield self.output
 

@@ -163,7 +163,7 @@ def mistral4(architecture: str, fields: Fields) -> ModelConfig:
             interleaved=fields.get("rope_interleave", True),
         ),
     )
-    return with_attention(config, position_scale=(beta, original) if beta else None)
+    return with_attention(config, position_scale=(beta, original, 0) if beta else None)
 
 
 def _minicpm3(architecture: str, fields: Fields) -> ModelConfig:

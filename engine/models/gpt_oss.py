@@ -31,7 +31,9 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         activation="silu_clamped",
         router="router",
         bias=True,
-        fused=FusedExperts("experts.gate_up_proj", "experts.down_proj", suffix="", transposed=True),
+        fused=FusedExperts(
+            "experts.gate_up_proj", "experts.down_proj", suffix="", transposed=True, alternate=True
+        ),
     )
     config = decoder_config(
         architecture,

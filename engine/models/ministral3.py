@@ -31,4 +31,4 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         default_eps=1e-5,
         images=images,
     )
-    return with_attention(config, position_scale=(beta, original) if beta else None)
+    return with_attention(config, position_scale=(beta, original, 0) if beta else None)

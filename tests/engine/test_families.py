@@ -1,7 +1,11 @@
 """A family of every kind of block against transformers and PEFT. `python -m personae.evals.families` checks
 all."""
 
+import json
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +15,23 @@ from hf import hf_logits, hf_model, relative_error
 from paged import PagedSequences
 from safetensors.torch import load_file, save_file
 from tiny_models import model_folder
-from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from transformers import (
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
+    Llama4Config,
+    Llama4ForConditionalGeneration,
+    Llama4TextConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+)
 
+from personae.engine.config import read_config
 from personae.engine.loader import load_model
 from personae.engine.models import MODEL_TYPES
+from personae.errors import LoadError
 
 SAMPLE = [
     "glm4",  # interleaved rotary embedding over half of the head, four norms
@@ -22,6 +39,9 @@ SAMPLE = [
     "granitemoehybrid, Mamba",  # Mamba-2; experts in one tensor, a merged shared MLP
     "gemma2",  # soft caps
     "ministral3",  # q scaled by position
+    "llama4",  # chunks, norms without weights, weights of the experts' inputs
+    "gemma4",  # embeddings for each layer, keys and values of other layers, heads of two sizes
+    "nemotron_h",  # one block a layer, experts without a gate
     "gpt_oss",  # sinks, clamped experts with biases
     "cohere2",  # LayerNorm, parallel halves
     "starcoder2",  # no gate
@@ -61,6 +81,105 @@ def test_the_decoder_of_a_model_that_reads_images_and_predicts_further_tokens_is
     with torch.no_grad():
         truth = model(input_ids=torch.tensor([tokens])).logits[0]
     assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
+
+
+def _text(config: type[PreTrainedConfig], case: str) -> dict[str, Any]:
+    """The sizes of a case that the class of its config knows."""
+    names = {field.name for field in fields(config)} | {"global_head_dim"}
+    changes = {**SIZES, **CASES[case][1]}
+    return {name: value for name, value in changes.items() if name in names}
+
+
+def _llama4() -> PreTrainedModel:
+    config = Llama4Config(
+        text_config=_text(Llama4TextConfig, "llama4"),
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "patch_size": 14,
+            "vision_output_dim": 16,
+            "projector_output_dim": 16,
+            "projector_input_dim": 16,
+        },
+    )
+    return Llama4ForConditionalGeneration(config)
+
+
+def _gemma4() -> PreTrainedModel:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = Gemma4Config(
+        text_config=_text(Gemma4TextConfig, "gemma4") | {"pad_token_id": 3},
+        vision_config={**sizes, "num_key_value_heads": 1, "head_dim": 16, "position_embedding_size": 8},
+    )
+    return Gemma4ForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("make", [_llama4, _gemma4])
+def test_the_decoder_of_a_model_with_images_is_served(
+    make: Callable[[], PreTrainedModel], tmp_path: Path
+) -> None:
+    model = make().eval()
+    randomize(model, 0, offset=1.0)
+    model.save_pretrained(tmp_path)
+    tokens = [*range(30, 80)]
+    decoder = load_model(tmp_path, device=torch.device("cpu"), dtype="float32")
+    hidden, _ = PagedSequences(decoder).forward({"a": tokens})
+    with torch.no_grad():
+        truth = model(input_ids=torch.tensor([tokens])).logits[0]
+    assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
+
+
+def test_keys_that_a_file_has_of_layers_that_share_those_of_others_are_left_out(tmp_path: Path) -> None:
+    folder = make_family_folder(tmp_path, "gemma4")
+    file = folder / "model.safetensors"
+    further = {f"model.layers.4.self_attn.{name}_proj.weight": torch.zeros(32, 64) for name in "kv"}
+    norms = {"model.layers.4.self_attn.k_norm.weight": torch.zeros(16)}
+    save_file({**load_file(file), **further, **norms}, file, {"format": "pt"})
+    load_model(folder, device=torch.device("cpu"), dtype="float32")
+    save_file({**load_file(file), "model.layers.2.self_attn.x_proj.weight": torch.zeros(1)}, file)
+    with pytest.raises(LoadError, match=r"model\.layers\.2\.self_attn\.x_proj"):
+        load_model(folder, device=torch.device("cpu"), dtype="float32")
+
+
+def test_chunks_no_shorter_than_the_context_leave_the_usual_attention(tmp_path: Path) -> None:
+    folder = make_family_folder(tmp_path, "llama4")
+    for longest, changed in ((37, [False] * 4), (38, [True, False, False, True])):
+        decoder = load_model(folder, device=torch.device("cpu"), max_position=longest)
+        assert [layer in decoder._scores for layer in range(4)] == changed
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "value", "error"),
+    [
+        ("gemma4", "num_kv_shared_layers", 6, "num_kv_shared_layers: 6 of 6 layers"),
+        ("gemma4", "num_kv_shared_layers", 5, "num_kv_shared_layers: layer 1 has no layer whose keys"),
+        ("gemma4", "vocab_size_per_layer_input", 9, "vocab_size_per_layer_input: 9 is less than"),
+        ("gemma4", "use_bidirectional_attention", "all", "use_bidirectional_attention: only 'vision'"),
+        ("nemotron_h", "layers_block_type", ["mamba", "other"], "layers_block_type: expected the kind"),
+        ("nemotron_h", "moe_latent_size", 32, "moe_latent_size: is not supported"),
+        ("nemotron_h", "n_groups", 3, "n_groups: 3 groups do not divide 8 heads"),
+        ("llama4", "no_rope_layers", [1, 2, 0, 1], "no_rope_layers: expected 4 times 0 or 1"),
+        ("llama4", "moe_layers", [4], "moe_layers: expected numbers of the 4 layers"),
+        (
+            "llama4",
+            "layer_types",
+            ["sliding_attention"] * 4,
+            "layer_types: expected 4 times 'chunked_attention'",
+        ),
+        ("llama4", "attention_chunk_size", 0, "attention_chunk_size: must be at least 1"),
+    ],
+)
+def test_wrong_fields_are_refused_by_name(
+    case: str, name: str, value: object, error: str, tmp_path: Path
+) -> None:
+    folder = make_family_folder(tmp_path, case)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(LoadError, match=error):
+        read_config(folder)
 
 
 def test_every_case_is_of_a_family_that_is_served() -> None:

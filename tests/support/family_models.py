@@ -220,6 +220,72 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("qwen3_5_text", DELTA),
     "qwen3_5_moe": ("qwen3_5_moe_text", DELTA),
     "minicpm3": ("minicpm3", {**LATENT, "scale_emb": 3, "dim_model_base": 48}),
+    "llama4": (
+        "llama4_text",
+        {
+            "num_hidden_layers": 4,
+            "intermediate_size_mlp": 80,
+            "moe_layers": [0, 2, 3],
+            "no_rope_layers": [1, 0, 1, 1],
+            "layer_types": [f"{kind}_attention" for kind in ("chunked", "full", "full", "chunked")],
+            "attention_chunk_size": 37,
+            "floor_scale": 16,
+            "attn_scale": 0.5,
+            "pad_token_id": None,
+        },
+    ),
+    "gemma4": (
+        "gemma4_text",
+        {
+            "num_hidden_layers": 6,
+            "layer_types": [f"{kind}_attention" for kind in ("sliding", "full") * 3],
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": VOCAB,
+            "final_logit_softcapping": 3.0,
+            "global_head_dim": 24,
+            "pad_token_id": None,
+        },
+    ),
+    "gemma4, experts": (
+        "gemma4_text",
+        {
+            "layer_types": [*MIXED[1:], "full_attention"],
+            "global_head_dim": 24,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "top_k_experts": 2,
+            "pad_token_id": None,
+        },
+    ),
+    "gemma4, keys as values": (
+        "gemma4_text",
+        {
+            "layer_types": [*MIXED[1:], "full_attention"],
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "global_head_dim": 24,
+            "hidden_size_per_layer_input": 0,
+            "pad_token_id": None,
+        },
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "ssm_state_size": 24,
+            "n_groups": 2,
+            "time_step_min": 1e-30,  # transformers limits steps by it in prompts, but not in answers
+            "use_bias": True,
+            "mlp_bias": True,
+            "moe_shared_expert_intermediate_size": 40,
+            "routed_scaling_factor": 2.5,
+            "sliding_window": None,
+        },
+    ),
     # transformers zeroes the embedding of its padding token after loading it.
     "youtu": ("youtu", {**LATENT, "pad_token_id": None}),
 }
@@ -237,6 +303,7 @@ def make_family_folder(path: Path, case: str, *, seed: int = 0, **overrides: Any
         if dataclasses.is_dataclass(config_class)
         else {*inspect.signature(config_class.__init__).parameters}
     )
+    known |= {"global_head_dim", "num_global_key_value_heads"}  # of classes that take any name
     known -= {"head_dim"} if wanted["head_dim"] is None else set()  # it follows from other sizes
     config = config_class(**{name: value for name, value in wanted.items() if name in known})
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -261,7 +328,7 @@ def randomize(model: Any, seed: int, *, offset: float) -> None:
 
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
-            scale = 1.0 if "embed_tokens" in name else 1.5 * parameter.shape[-1] ** -0.5
+            scale = 1.0 if "embed" in name else 1.5 * parameter.shape[-1] ** -0.5
             parameter.copy_(noise(parameter.shape) * scale)
         else:
             is_norm = "norm" in name and name.endswith("weight")
@@ -269,3 +336,5 @@ def randomize(model: Any, seed: int, *, offset: float) -> None:
     for name, buffer in model.named_buffers():
         if "bias" in name:
             buffer.copy_(noise(buffer.shape) * 0.2)
+        elif "layer_scalar" in name:
+            buffer.copy_(1 + noise(buffer.shape) * 0.2)

@@ -258,7 +258,8 @@ def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]
         yield "post_attention_norm", config.pre_norms[1]  # gpt-oss, GLM-4.5 and Seed-OSS
     if isinstance(spec.attention, AttentionSpec):
         names = {"attn_output": spec.attention.output, "attn_qkv": "qkv_proj"}
-        names |= dict(zip(("attn_q_norm", "attn_k_norm"), spec.attention.norms, strict=True))
+        if spec.attention.norms is not None:
+            names |= dict(zip(("attn_q_norm", "attn_k_norm"), spec.attention.norms, strict=True))
         for part, own in (names | {f"attn_{part}": f"{part}_proj" for part in "qkv"}).items():
             yield part, f"self_attn.{own}"
     elif isinstance(spec.attention, LatentAttentionSpec):

@@ -1,0 +1,118 @@
+"""Embeddings of a token for each layer, as Gemma 4 has them: a vector from a second table, and one computed
+from the token's embedding. A third part of each layer lets the residual stream choose what of them it adds.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from personae.engine.layers.block import BlockContext, UndividedBlock, UndividedSpec
+from personae.engine.layers.linear import Linear
+from personae.engine.layers.mlp import PLAIN, Activation
+from personae.engine.layers.norm import Norm
+from personae.engine.layers.step import ForwardContext
+from personae.kernels.decoder import Weight
+from personae.lora.sites import LoraSite
+
+GATE, PROJECTION = "per_layer_input_gate", "per_layer_projection"
+
+
+class PerLayerEmbedding:
+    """p = (norm(x W / sqrt(hidden)) + sqrt(size) E[token]) / sqrt(2), for each layer."""
+
+    def __init__(self, size: int, layers: int, vocab_size: int, context: BlockContext) -> None:
+        self.size, self.layers = size, layers
+        self.table = torch.empty(vocab_size, layers * size, dtype=context.dtype, device=context.device)
+        self.projection = context.linear(
+            ("model.per_layer_model_projection",), context.hidden_size, (layers * size,), bias=False
+        )
+        self.norm = context.norm(size)
+        self._scale, self._table_scale = (
+            float(torch.tensor(scale, dtype=context.dtype))
+            for scale in (context.hidden_size**-0.5, size**0.5)
+        )
+
+    def __call__(self, tokens: Tensor, x: Tensor) -> Tensor:
+        """tokens: [T] int64, x: [T, hidden], their embedding -> [T, layers, size]."""
+        own = F.embedding(tokens, self.table) * self._table_scale
+        computed = (self.projection(x) * self._scale).view(len(x) * self.layers, self.size)
+        return (self.norm(computed) + own.view(-1, self.size)).mul_(2**-0.5).view(-1, self.layers, self.size)
+
+    def tensors(self) -> Iterator[tuple[str, Weight]]:
+        """(checkpoint name, the view to fill) of each parameter."""
+        yield "model.embed_tokens_per_layer.weight", self.table
+        yield from self.projection.tensors()
+        yield from self.norm.tensors("model.per_layer_projection_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerInputSpec(UndividedSpec):
+    """`size`: of a layer's embedding of a token."""
+
+    kind = "embeddings for each layer"
+
+    size: int
+    activation: Activation
+
+    @property
+    def kv(self) -> None:
+        """See BlockSpec."""
+        return
+
+    @property
+    def discrete(self) -> bool:
+        """See BlockSpec."""
+        return False
+
+    def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
+        """See BlockSpec."""
+        return {
+            "layer_gate": LoraSite(GATE, "layer_gate", hidden_size, self.size),
+            "layer_projection": LoraSite(PROJECTION, "layer_projection", self.size, hidden_size),
+        }
+
+    def build(self, context: BlockContext) -> "PerLayerInput":
+        """See BlockSpec."""
+        return PerLayerInput(self, context)
+
+
+class PerLayerInput(UndividedBlock):
+    """y = norm(W_out (act(x W_gate) * p)), with the layer's embedding p of the token."""
+
+    kv, heads, capturable = None, 0, True
+
+    def __init__(self, spec: PerLayerInputSpec, context: BlockContext) -> None:
+        self.layer, self.prefix, hidden = context.layer, context.prefix, context.hidden_size
+        self.gate = context.linear((f"{self.prefix}.{GATE}",), hidden, (spec.size,), bias=False)
+        self.projection = context.linear((f"{self.prefix}.{PROJECTION}",), spec.size, (hidden,), bias=False)
+        self.norm, self._act = context.norm(hidden), PLAIN[spec.activation]
+
+    def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
+        """See Block."""
+        assert step.per_layer is not None
+        gate = self._act(step.linear(self.gate, self.layer, "layer_gate", x))
+        chosen = gate * step.per_layer[:, self.layer]
+        return self.norm(step.linear(self.projection, self.layer, "layer_projection", chosen))
+
+    def tensors(self) -> Iterator[tuple[str, Weight]]:
+        """See Block."""
+        yield from self.gate.tensors()
+        yield from self.projection.tensors()
+        yield from self.norm.tensors(f"{self.prefix}.post_per_layer_input_norm")
+
+    def norms(self) -> Iterator[Norm]:
+        """See Block."""
+        yield self.norm
+
+    def linears(self) -> Iterator[Linear]:
+        """See Block."""
+        yield self.gate
+        yield self.projection
+
+    def lora_linears(self) -> Iterator[tuple[tuple[str, ...], Linear]]:
+        """See Block."""
+        yield ("layer_gate",), self.gate
+        yield ("layer_projection",), self.projection
