@@ -40,6 +40,7 @@ MAY_ASK = {  # commands, not the server, and the process that fetches adapters f
     "api/commands/agents.py",
     "api/commands/remote.py",
     "api/commands/conversation.py",
+    "api/commands/served_models.py",
     "api/sse.py",
 }
 WILDCARDS = {"0.0.0.0", "::", "[::]", "*"}
