@@ -43,7 +43,7 @@ from personae.api.responses import routes as responses
 from personae.api.responses.store import ResponseStore
 from personae.api.sessions import routes as session_routes
 from personae.api.sessions.store import SessionStore
-from personae.api.settings import ApiSettings
+from personae.api.settings import ApiSettings, serve_settings
 from personae.api.telemetry.metrics import Metrics
 from personae.api.telemetry.tracing import UNTRACED, Tracing
 from personae.api.tenants import routes as tenant_routes
@@ -219,7 +219,9 @@ def make_context(
         fingerprint=_fingerprint(client, settings),
     )
     if base_models is not None:
-        base_models.begin(context)
+        base_models.begin(
+            context, lambda base, opened: make_context(base.engine, serve_settings(base.options, opened))
+        )
     return context
 
 

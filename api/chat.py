@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api import targets
+from personae.api.answering import answering
 from personae.api.body import read_json
 from personae.api.bound import Bound, as_asked, bound_of, foreign_names
 from personae.api.check import AnswerCheck, extension
@@ -104,7 +105,7 @@ async def admit(
     """Check everything, render and encode. The job, whose id begins with `prefix`, is then ready to run.
     `dialect` is the API that the request came by."""
     refuse_unserved(body)
-    context = await context.of_model(body.model)
+    context = await answering(context, body.model)
     settings, client = context.settings, context.client
     model = context.chosen(body)
     context = await context.with_defaults(model)

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from personae.api import targets
 from personae.api.adapters.defaults import RequestDefaults
+from personae.api.answering import answering
 from personae.api.body import read_json
 from personae.api.bound import as_asked, bound_of, foreign_names
 from personae.api.check import AnswerCheck, extension
@@ -74,7 +75,7 @@ async def completions(request: Request) -> Response | EventStream:
 async def admit(context: RequestContext, body: CompletionRequest) -> tuple[Job, "CompletionBuilder"]:
     """Check everything and encode. The job is then ready to run."""
     refuse_unserved(body)
-    context = await context.of_model(body.model)
+    context = await answering(context, body.model)
     settings, client = context.settings, context.client
     model = context.chosen(body)
     context = await context.with_defaults(model)

@@ -143,21 +143,6 @@ class RequestContext:
             cards.setdefault(alias.name, ModelCard(alias.name, "", alias.created, self.base))
         return list(cards.values())
 
-    async def of_model(self, name: str | None) -> "RequestContext":
-        """The context of the base that answers requests for this model; None: for the default. Waits until
-        that base's engine has started for the first time. A source is fetched, if the tenant may do that.
-        Raises Overloaded, and what `fetch_requested` does."""
-        if name is not None and "://" in name:
-            from personae.api.adapters.on_request import fetch_requested  # it needs what is below
-
-            await fetch_requested(self, name)
-        if self.base_models is None:
-            return self
-        named = name if name is not None else self.settings.default_model
-        first = self.base_models.first
-        base = first if named is None else self.base_models.base_of(self.caller.tenant, named)
-        return await self.base_models.context_of(self, base)
-
     def answered_by(self, other: "RequestContext") -> "RequestContext":
         """This request's context, if the base of another context answers it."""
         if self.client is other.client:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 import personae
 from personae.actors.client import ModelCard
 from personae.api.adapters.defaults import decode_defaults
+from personae.api.answering import answering
 from personae.api.base_models.base_models import BaseModel
 from personae.api.body import read_json
 from personae.api.context import RequestContext, context_of
@@ -145,7 +146,7 @@ async def tokenize(request: Request) -> Response:
     """Show the ids of a prompt or a conversation; nothing is generated."""
     context = context_of(request)
     body = await read_json(request, TokenizeRequest, context)
-    context = await context.of_model(body.model)
+    context = await answering(context, body.model)
     if body.model is not None:
         context = await context.with_defaults(context.model(body.model))
     if (body.prompt is None) == (body.messages is None):
@@ -199,7 +200,7 @@ async def detokenize(request: Request) -> Response:
     """Show the text of token ids, including special tokens."""
     context = context_of(request)
     body = await read_json(request, DetokenizeRequest, context)
-    context = await context.of_model(body.model)
+    context = await answering(context, body.model)
     if body.model is not None:
         context.model(body.model)
     if len(body.tokens) > (most := _most_tokens(context)):

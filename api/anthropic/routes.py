@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api import chat, targets
+from personae.api.answering import answering
 from personae.api.anthropic.answers import AnswerMessage, AnthropicError, MessageEvent, TokenCount
 from personae.api.anthropic.builder import MessageBuilder
 from personae.api.anthropic.errors import NO_THREADS, anthropics_words
@@ -47,7 +48,7 @@ async def admit(context: RequestContext, body: MessagesRequest) -> tuple[Job, Me
     if body.thread is not None:
         message = "`thread` is not served here; send the whole conversation."
         raise UnsupportedParameter(message, param="thread", code=NO_THREADS)
-    context = await context.of_model(body.model)
+    context = await answering(context, body.model)
     most, ignored = context.settings.max_messages, context.ignored
     asked, names = await context.prepared(lambda brief: chat_request(body, context.family, most, ignored))
     with names.applied(), anthropics_words():
@@ -73,7 +74,7 @@ async def count_tokens(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, CountTokensRequest, context)
     refuse_unserved(body)
-    context = await context.of_model(body.model)
+    context = await answering(context, body.model)
     context = await context.with_defaults(context.model(body.model))
     count = await context.prepared(lambda brief: _count(context, body, brief))
     return json_response(TokenCount(count))

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,9 +66,11 @@ class BaseModels:
     def __iter__(self) -> Iterator[BaseModel]:
         return iter(self._bases.values())
 
-    def begin(self, context: "RequestContext") -> None:
-        """Take the context of the first base, which has been started."""
-        self.first.context, self.registry = context, context.registry
+    def begin(
+        self, context: "RequestContext", context_for: "Callable[[BaseModel, Opened], RequestContext]"
+    ) -> None:
+        """Take the context of the first base, which has been started. `context_for` makes those of others."""
+        self.first.context, self.registry, self._context_for = context, context.registry, context_for
         if self.registry is not None:
             self.registry.reserve(self._bases)
 
@@ -123,13 +125,10 @@ class BaseModels:
         return context.answered_by(base.context)
 
     async def _load(self, context: "RequestContext", base: BaseModel) -> None:
-        from personae.api.app import make_context
-        from personae.api.settings import serve_settings
-
         async with base.starting:
             if base.context is None:
                 async with base.engine.using() as opened:
-                    made = make_context(base.engine, serve_settings(base.options, opened))
+                    made = self._context_for(base, opened)
                     if self.registry is not None and opened.bounds is not None:
                         names = base.engine.models(context.caller.tenant)
                         self.registry.add_base(base.name, names, opened.bounds)

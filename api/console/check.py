@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api import chat
+from personae.api.answering import answering
 from personae.api.body import read_json
 from personae.api.context import RequestContext, context_of
 from personae.api.http.operation import operation
@@ -91,7 +92,7 @@ async def check_request(request: Request) -> Response:
 
 async def verdict(context: RequestContext, body: ChatRequest) -> RequestVerdict:
     """The complete verdict on a request."""
-    context = await context.of_model(body.model)
+    context = await answering(context, body.model)
     parts = list(_parts(body, context.settings.default_strict))
     try:
         bound_by, prompt = await _compiled(context, body)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from starlette.types import Receive
 
 from personae.actors.client import ModelCard
+from personae.api.answering import answering
 from personae.api.context import RequestContext
 from personae.api.embeddings.prompts import MOST_INPUTS, Outcome, Outcomes, answered, as_completion, encoded
 from personae.api.embeddings.wire import Asked
@@ -39,7 +40,7 @@ async def relevance(
         )
     if not 0 < len(pairs) <= MOST_INPUTS:
         raise RequestError(f"`{field}` must have 1 to {MOST_INPUTS} texts.", param=field)
-    context = await context.of_model(body.model)
+    context = await answering(context, body.model)
     model = context.chosen(as_completion(body))
     yes, no = _answers(context.client.tokenizer)
     asked = as_completion(body)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from starlette.types import Receive
 
 from personae.actors.client import ModelCard
+from personae.api.answering import answering
 from personae.api.completions import GivenPrompt
 from personae.api.context import RequestContext
 from personae.api.embeddings.prompts import WINDOW, Outcome, answered, as_completion, encoded
@@ -63,7 +64,7 @@ class EmbeddingJob:
 
 async def admit(context: RequestContext, body: EmbeddingRequest) -> EmbeddingJob:
     """Check everything and encode. Raises RequestError."""
-    context = await context.of_model(body.model)
+    context = await answering(context, body.model)
     model = context.chosen(asked := as_completion(body, body.input))
     asked.add_special_tokens = body.add_special_tokens
     if body.dimensions is not None and body.dimensions < 1:
