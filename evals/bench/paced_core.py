@@ -37,6 +37,7 @@ class PacedModel:
         batch: object,
         lora: object = None,
         overlap: Callable[[], None] | None = None,
+        parts: object = None,
     ) -> torch.Tensor:
         """Take the time, including the overlap callback. tokens [T]; returns [T, 1]."""
         begun = time.perf_counter()

@@ -120,10 +120,12 @@ def _adapters(page: Page, _: Path) -> None:
 
 
 def _tenants(page: Page, _: Path) -> None:
-    page.get_by_label("Name of a new tenant").fill(f"tenant-{os.urandom(4).hex()}")
+    name = f"tenant-{os.urandom(4).hex()}"
+    page.get_by_label("Name of a new tenant").fill(name)
     page.get_by_role("button", name="Add a tenant").click()
-    page.get_by_text("Limits", exact=True).first.click()
-    expect(page.get_by_role("button", name="Save limits").first).to_be_visible()
+    made = page.get_by_role("article", name=name)  # until then, a page with one tenant shows that one
+    made.get_by_text("Limits", exact=True).click()
+    expect(made.get_by_role("button", name="Save limits")).to_be_visible()
 
 
 def _batches(page: Page, folder: Path) -> None:
