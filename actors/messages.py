@@ -359,7 +359,7 @@ class Preempt(Message, frozen=True):
 
 class KeepSession(Message, frozen=True):
     """*Wire.* From a client: keep the pages of a tenant's session for so many seconds from now on, 0 for no
-    longer. With `forget` delete those that nobody else uses. In every epoch."""
+    longer. With `forget` delete the pages that nobody else uses. In every epoch."""
 
     tenant: str
     session: str

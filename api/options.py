@@ -384,8 +384,8 @@ class SeveralModelsOptions:
     models: Annotated[
         tuple[str, ...],
         OptionInfo(
-            "A model by a name for requests, in place of the argument; in the file `models` has a list. Can "
-            "be repeated: engines then start with the first request for their model.",
+            "Serve this model under this name, in place of the argument MODEL. Can be repeated: each engine "
+            "then starts with the first request for its model. The file has a list, `models`.",
             metavar="NAME=MODEL",
             check=check_models,
             flag="--model",

@@ -23,8 +23,8 @@ Kind = Literal["model", "adapter", "other"]
 
 
 class CachedModel(msgspec.Struct, frozen=True):
-    """A repository in the cache. `used` is Unix time in seconds, `commits` are those that are complete or
-    begun."""
+    """A repository in the cache. `used` is Unix time in seconds, `commits` are its versions that are
+    downloaded, whole or in part."""
 
     name: str
     kind: Kind

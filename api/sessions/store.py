@@ -71,7 +71,7 @@ class SessionStore:
         self._lock = threading.Lock()  # for what the thread reads
         self._tenants: dict[str, OrderedDict[str, Session]] = {}
         self._unwritten: dict[_Key, _Counts] = {}  # sessions that have changed, and what to add
-        self._written: set[_Key] = set()  # those that may be in the database
+        self._written: set[_Key] = set()  # sessions that may be in the database
         self._removed: set[_Key] = set()
 
     def ttl_of(self, tenant: str, name: str, options: CacheOptions | None) -> int:

@@ -211,7 +211,7 @@ class Attention:
         q, *others = torch.split(whole, self.sizes, dim=-1)
         if self.spec.reads is None:
             k, v = others[0], others[-1]
-        else:  # no keys of its own: those that the steps below change are not used
+        else:  # it has no keys of its own; nothing reads these, which the lines below change
             k = v = q.new_zeros(len(q), self.spec.kv_heads * self.spec.head_dim)
         gate: Tensor | None = None
         if self.spec.gated:
