@@ -107,7 +107,7 @@ class GgufFile:
         quantize: str | None,
     ) -> Numerics:
         """See `Checkpoint`. "auto": blocks that the device's backend can multiply keep their format, with
-        activations in bfloat16. A file of F32 or of F16 runs in that type, everything else in bfloat16."""
+        activations in bfloat16. A file of F32 or of F16 has that type, everything else bfloat16."""
         if dtype != "auto" or quantize is not None:
             return Numerics(
                 dtype_of("dtype", "bfloat16" if dtype == "auto" else dtype), scheme_of(quantize), quantize
