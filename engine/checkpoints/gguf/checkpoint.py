@@ -96,7 +96,8 @@ class GgufFile:
 
     def tensors(self, config: ModelConfig) -> dict[str, StoredTensor]:
         """See `Checkpoint`."""
-        return named(self._headers, config, permuted=architecture_of(self._metadata).permuted)
+        known = architecture_of(self._metadata)
+        return named(self._headers, config, permuted=known.permuted, tiled=known.tiled)
 
     def numerics(
         self,
