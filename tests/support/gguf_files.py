@@ -19,7 +19,7 @@ from tiny_models import CHATML, SPECIALS
 from tokenizers import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
+PERMUTED = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3")
 ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "olmo3": "olmo2",
@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "glm4_moe_lite": "deepseek2",
+    "granitemoehybrid": "granitehybrid",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -104,6 +105,8 @@ def write_gguf(
     stored = load_file(folder / "model.safetensors")
     if kind in DELTA_NETS:
         stored = dict(delta_nets(stored, config))
+    if kind == "granitehybrid":
+        stored = dict(of_mamba(stored, config))
     stored = dict(converted(stored))
     if not joined:
         stored = dict(apart(stored, config))
@@ -121,7 +124,7 @@ def write_gguf(
     meant = {}
     for place, (name, tensor) in enumerate(stored.items()):
         stem, _, end = name.rpartition(".")
-        own = f"{names.get_name(stem)}.{end}" if end != "A_log" else str(names.get_name(name))
+        own = f"{names.get_name(stem)}.{end}" if end not in ("A_log", "D") else str(names.get_name(name))
         weight = tensor.float().numpy()
         matrices = weight.ndim > 1 and not any(part in own for part in PLAIN)
         kept = (types(own) if types else type) if matrices else Type.F32
@@ -228,6 +231,32 @@ def delta_nets(
             yield name, tensor
 
 
+def of_mamba(
+    stored: Mapping[str, torch.Tensor], config: dict[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of Granite 4's H models as their converter writes them."""
+    for name, tensor in stored.items():
+        prefix, part = name.rsplit(".", 1)[0], name.split(".mamba.")[-1]
+        if part == "A_log":
+            yield name, -tensor.exp()[:, None]
+        elif part == "D":
+            yield name, tensor[:, None]
+        elif part == "dt_bias":
+            yield f"{prefix}.dt_proj.bias", tensor
+        elif part == "norm.weight":
+            yield name, tensor.view(config["mamba_n_groups"], -1)
+        elif name.endswith("shared_mlp.input_linear.weight"):
+            block = "mlp.shared_expert" if config["num_local_experts"] else "mlp"
+            layer = name.split(".shared_mlp.")[0]
+            for own, half in zip(("gate_proj", "up_proj"), tensor.chunk(2), strict=True):
+                yield f"{layer}.{block}.{own}.weight", half
+        elif name.endswith("shared_mlp.output_linear.weight"):
+            block = "mlp.shared_expert" if config["num_local_experts"] else "mlp"
+            yield f"{name.split('.shared_mlp.')[0]}.{block}.down_proj.weight", tensor
+        else:
+            yield name, tensor
+
+
 def apart(stored: Mapping[str, torch.Tensor], config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors, with the keys and values of kv_b_proj apart, as newer converters write them."""
     for name, tensor in stored.items():
@@ -250,12 +279,21 @@ def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if "intermediate_size" in config:
         writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    kinds = config["layer_types"] if config["model_type"].startswith("lfm2") else []
-    own = [0 if kind == "conv" else config["num_key_value_heads"] for kind in kinds]
+    hybrid, lfm2 = config["model_type"] == "granitemoehybrid", config["model_type"].startswith("lfm2")
+    kinds = config["layer_types"] if lfm2 or hybrid else []
+    own = [config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds]
     writer.add_head_count_kv(own or config["num_key_value_heads"])
-    if kinds:
+    if hybrid:
+        writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+        writer.add_ssm_state_size(config["mamba_d_state"])
+        writer.add_ssm_group_count(config["mamba_n_groups"])
+        writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
+        writer.add_ssm_time_step_rank(config["mamba_n_heads"])
+        writer.add_rope_scaling_finetuned(False)
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+    if lfm2:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-    writer.add_layer_norm_rms_eps(config["norm_eps"] if kinds else config["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(config["norm_eps"] if lfm2 else config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     turned = int(head * config.get("partial_rotary_factor", 1.0))
     writer.add_rope_dimension_count(config.get("qk_rope_head_dim") or turned)
@@ -285,7 +323,7 @@ def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if kind in ("granite", "granitemoe"):
+    if kind in ("granite", "granitemoe", "granitemoehybrid"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
@@ -309,7 +347,7 @@ def write_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     kind = config["model_type"]
     writer.add_expert_count(count)
     writer.add_expert_used_count(config["num_experts_per_tok"])
-    if kind not in ("mixtral", "olmoe", "granitemoe"):
+    if kind not in ("mixtral", "olmoe", "granitemoe", "granitemoehybrid"):
         writer.add_expert_feed_forward_length(
             config["intermediate_size"] if kind == "gpt_oss" else config["moe_intermediate_size"]
         )

@@ -15,6 +15,7 @@ from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import LayerSpec
 from personae.engine.layers.delta_net import DeltaNetSpec
 from personae.engine.layers.latent_attention import LatentAttentionSpec
+from personae.engine.layers.mamba import MambaSpec
 from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.layers.short_convolution import ShortConvolutionSpec
@@ -117,6 +118,9 @@ def _with_biases(tensors: Mapping[str, TensorInfo], layer: LayerSpec) -> LayerSp
         return replace(layer, attention=replace(layer.attention, bias=bias))
     if isinstance(layer.attention, DeltaNetSpec):
         return layer
+    if isinstance(layer.attention, MambaSpec):
+        bias = any(name.endswith(".ssm_conv1d.bias") for name in tensors)
+        return replace(layer, attention=replace(layer.attention, conv_bias=bias))
     if isinstance(layer.attention, ShortConvolutionSpec):
         bias = any(name.endswith(".shortconv.conv.bias") for name in tensors)
         return replace(layer, attention=replace(layer.attention, bias=bias))
@@ -491,11 +495,7 @@ def _deepseek2(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
 
 
 def _lfm2(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
-    key, layers = f"{prefix}.attention.head_count_kv", values["num_hidden_layers"]
-    heads = metadata.integers(key, default=[])
-    if len(heads) != layers:
-        raise metadata.error(key, f"expected a number for each of {layers} layers, found {len(heads)}")
-    values["layer_types"] = ["full_attention" if each else "conv" for each in heads]
+    values["layer_types"] = _kinds_by_heads(metadata, prefix, values, "conv")
     values["conv_L_cache"] = metadata.integer(f"{prefix}.shortconv.l_cache")
     values["norm_eps"] = values["rms_norm_eps"]
     values["block_auto_adjust_ff_dim"] = False  # the file has the size that comes of it
@@ -528,6 +528,41 @@ def _qwen3next(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
         "linear_key_head_dim": metadata.integer(f"{prefix}.ssm.state_size"),
         "linear_conv_kernel_dim": metadata.integer(f"{prefix}.ssm.conv_kernel"),
     }
+
+
+def _granitehybrid(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """Granite 4's H models, whose attention is rotated only where a field says so."""
+    _granite(metadata, prefix, values)
+    values["num_local_experts"] = metadata.integer(f"{prefix}.expert_count", default=0)
+    shared = metadata.integer(f"{prefix}.expert_shared_feed_forward_length", default=0)
+    if values["num_local_experts"]:
+        _all_experts(metadata, prefix, values, renormalize=True)
+    values["shared_intermediate_size"] = (
+        shared if values["num_local_experts"] else values["intermediate_size"]
+    )
+    values["layer_types"] = _kinds_by_heads(metadata, prefix, values, "linear_attention")
+    turned = metadata.flag(f"{prefix}.rope.scaling.finetuned", default=False)
+    values["position_embedding_type"] = "rope" if turned else "nope"
+    heads, inner = (metadata.integer(f"{prefix}.ssm.{name}") for name in ("time_step_rank", "inner_size"))
+    if not heads or inner % heads:
+        raise metadata.error(f"{prefix}.ssm.inner_size", f"{inner} is not a multiple of {heads} heads")
+    values |= {
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_expand": inner // values["hidden_size"],
+        "mamba_d_state": metadata.integer(f"{prefix}.ssm.state_size"),
+        "mamba_n_groups": metadata.integer(f"{prefix}.ssm.group_count", default=1),
+        "mamba_d_conv": metadata.integer(f"{prefix}.ssm.conv_kernel"),
+    }
+
+
+def _kinds_by_heads(metadata: Metadata, prefix: str, values: dict[str, Any], other: str) -> list[str]:
+    """The kind of each layer: attention if it has heads of keys and values."""
+    key, layers = f"{prefix}.attention.head_count_kv", values["num_hidden_layers"]
+    heads = metadata.integers(key, default=[])
+    if len(heads) != layers:
+        raise metadata.error(key, f"expected a number for each of {layers} layers, found {len(heads)}")
+    return ["full_attention" if each else other for each in heads]
 
 
 def _check_sections(metadata: Metadata, key: str, values: dict[str, Any]) -> None:
@@ -564,6 +599,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "qwen35moe": Architecture(
         "Qwen3_5MoeForCausalLM", translate=_qwen3next, reads=(*EXPERTS, *STATES), partial=True, tiled=True
+    ),
+    "granitehybrid": Architecture(
+        "GraniteMoeHybridForCausalLM",
+        permuted=True,
+        translate=_granitehybrid,
+        reads=(*SCALES, *EXPERTS, *STATES),
+        mixed=True,
     ),
     "smollm3": Architecture("SmolLM3ForCausalLM", permuted=True),
     "olmo2": Architecture("Olmo2ForCausalLM", translate=_olmo),

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import LayerSpec
 from personae.engine.layers.delta_net import DeltaNetSpec
 from personae.engine.layers.latent_attention import LatentAttentionSpec
+from personae.engine.layers.mamba import MambaSpec
 from personae.engine.layers.mlp import GATED, MlpSpec
 from personae.engine.layers.moe import MoeSpec
 from personae.engine.layers.short_convolution import ShortConvolutionSpec
@@ -69,7 +71,9 @@ DELTA_NET = {
     "ssm_norm": "norm",
     "ssm_out": "out_proj",
 }
-STATE_VECTORS = {"ssm_a": "A_log", "ssm_dt.bias": "dt_bias"}  # the first is -exp(A_log)
+MAMBA = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm", "ssm_out": "out_proj"}
+STATE_VECTORS = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}  # the first is -exp(A_log)
+VECTORS_OF_STATES = (".A_log", ".D", ".mamba.norm.weight")
 _OF_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z0-9_.]+)\.(weight|bias)")
 _ANY_OF_LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _CHUNK = 2**22  # elements that are dequantized at a time
@@ -178,6 +182,8 @@ def named(
             _join(found, f"model.layers.{layer}.self_attn", spec.attention)
         if isinstance(spec.attention, DeltaNetSpec) and spec.attention.interleaved:
             _interleave(found, f"model.layers.{layer}.linear_attn", spec.attention)
+        for mlp in _merged_mlps(spec):
+            _merge(found, f"model.layers.{layer}.{mlp.path}", mlp)
     return found
 
 
@@ -192,21 +198,42 @@ def _interleave(found: dict[str, StoredTensor], prefix: str, spec: DeltaNetSpec)
     for tensor, rows in zip(parts, (spec.mixed, spec.inner), strict=True):
         if len(tensor.shape) != 2 or tensor.shape[0] != rows:
             raise ModelLoadError(f"{tensor.name}: expected {rows} rows, found {list(tensor.shape)}")
-    for name in names:
-        del found[name]
     keys, inner = spec.key_heads * spec.key_dim, spec.inner
     order = torch.arange(spec.mixed + inner).split([keys, keys, inner, inner])
     own = torch.cat([part.view(spec.key_heads, -1) for part in order], 1).flatten()
+    for name in names:
+        del found[name]
+    found[f"{prefix}.in_proj_qkvz.weight"] = _joined(parts, own)
+
+
+def _merged_mlps(spec: LayerSpec) -> Iterator[MlpSpec]:
+    """The layer's MLPs whose gate and up are one tensor in the checkpoint, and two in the file."""
+    mlp = spec.mlp.shared if isinstance(spec.mlp, MoeSpec) else spec.mlp
+    if isinstance(mlp, MlpSpec) and mlp.merged and mlp.names is not None:
+        yield mlp
+
+
+def _merge(found: dict[str, StoredTensor], prefix: str, mlp: MlpSpec) -> None:
+    """Puts gate and up in the place of the two, if the file has both."""
+    parts = [tensor for part in GATED[:2] if (tensor := found.get(f"{prefix}.{part}.weight")) is not None]
+    if len(parts) == 2 and parts[0].shape == parts[1].shape and len(parts[0].shape) == 2:
+        for part in GATED[:2]:
+            del found[f"{prefix}.{part}.weight"]
+        found[f"{prefix}.{mlp.modules[0][0]}.weight"] = _joined(parts, torch.arange(2 * parts[0].shape[0]))
+
+
+def _joined(parts: list[StoredTensor], order: Tensor) -> StoredTensor:
+    """One matrix of the rows of several in that order."""
     first = parts[0]
-    found[f"{prefix}.in_proj_qkvz.weight"] = _Rows(
+    return _Rows(
         first.name,
         first.file,
-        (len(own), first.shape[1]),
+        (len(order), first.shape[1]),
         first.dtype,
         all(tensor.served for tensor in parts),
         sum(tensor.bytes for tensor in parts),
         tuple(parts),
-        own,
+        order,
     )
 
 
@@ -283,6 +310,8 @@ def _tensors(
         shape = (1, *shape)  # a matrix of one row
     if info.name.endswith(tuple(f".{name}.weight" for name in CONVOLUTIONS)) and len(shape) == 2:
         shape = (shape[0], 1, shape[1])
+    if names[0].endswith(VECTORS_OF_STATES):
+        shape = (prod(shape),)  # the file may have them as matrices
     served = info.type in (FLOATS if len(shape) == 1 else SERVED)
     if len(names) > 1 and info.shape[0] != len(names):
         raise ModelLoadError(
@@ -346,8 +375,11 @@ def _state_vector(name: str, config: ModelConfig) -> str:
     part = STATE_VECTORS.get(name[match.end() :]) if match is not None else None
     if match is None or part is None or int(match[1]) >= config.layers:
         return name
-    known = isinstance(config.layer_specs[int(match[1])].attention, DeltaNetSpec)
-    return f"model.layers.{match[1]}.linear_attn.{part}" if known else name
+    block = config.layer_specs[int(match[1])].attention
+    if not isinstance(block, DeltaNetSpec | MambaSpec):
+        return name
+    path = block.path if isinstance(block, MambaSpec) else "linear_attn"
+    return f"model.layers.{match[1]}.{path}.{part}"
 
 
 def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]:
@@ -370,21 +402,27 @@ def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]
     elif isinstance(spec.attention, DeltaNetSpec):
         for part, own in DELTA_NET.items():
             yield part, f"linear_attn.{own}"
+    elif isinstance(spec.attention, MambaSpec):
+        for part, own in MAMBA.items():
+            yield part, f"{spec.attention.path}.{own}"
     elif isinstance(spec.attention, ShortConvolutionSpec):
         for part in ("conv", "in_proj", "out_proj"):
             yield f"shortconv.{part}", f"conv.{part}"
     if isinstance(spec.mlp, MlpSpec):
-        for part, own in zip(MLP_PARTS, spec.mlp.names or GATED, strict=True):
+        split = [mlp.path for mlp in _merged_mlps(spec)]
+        names = (*GATED[:2], spec.mlp.modules[1]) if split else spec.mlp.names or GATED
+        for part, own in zip(MLP_PARTS, names, strict=True):
             yield part, f"{spec.mlp.path}.{own}"
-        if spec.mlp.merged or _merged(spec):
+        if (spec.mlp.merged and not split) or _merged(spec):
             yield "ffn_up", f"{spec.mlp.path}.gate_up_proj"
 
 
 def _of_moe(moe: MoeSpec) -> Iterator[tuple[str, str]]:
     """The names of what a layer with experts has besides them."""
     yield ROUTER, f"{moe.path}.{moe.router}"
-    if moe.shared is not None and not moe.shared.merged:
-        for part, own in zip(SHARED, moe.shared.names or GATED, strict=True):
+    if moe.shared is not None:
+        names = (*GATED[:2], moe.shared.modules[1]) if moe.shared.merged else moe.shared.names or GATED
+        for part, own in zip(SHARED, names, strict=True):
             yield part, f"{moe.shared.path}.{own}"
     if moe.shared_gate is not None:
         yield SHARED_GATE, f"{moe.path}.{moe.shared_gate}"
@@ -398,8 +436,12 @@ def _merged(spec: LayerSpec) -> bool:
 def _order(name: str, info: TensorInfo, config: ModelConfig) -> Tensor | None:
     """The order of the rows of q and k. The decoder has a head's first half, then its second; the file
     alternates between the two halves."""
-    attention = config.layer_specs[0].attention
-    assert isinstance(attention, AttentionSpec)  # all layers have the same heads
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    attention = (
+        config.layer_specs[int(layer[1])].attention if layer and int(layer[1]) < config.layers else None
+    )
+    if not isinstance(attention, AttentionSpec):
+        return None
     heads = {"q_proj": attention.heads, "k_proj": attention.kv_heads}.get(name.split(".")[-2])
     if heads is None or info.shape[0] != heads * attention.head_dim:
         return None  # a wrong shape is reported later

@@ -36,15 +36,25 @@ OF_FAMILIES = (
     "seed_oss",
     "lfm2",
     "lfm2_moe",
+    "granitemoehybrid, Mamba",
+    "granitemoehybrid, Mamba, dense",
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
 )
 
 
+EXPERTS = ("num_local_experts", "num_experts_per_tok")
+
+
 def folder_of(name: str, path: Path, **overrides: Any) -> Path:
     if name in OF_TINY:
         return make_model_folder(path, name)
+    if name.startswith("granitemoehybrid"):
+        overrides["mamba_proj_bias"] = False
+    if name.endswith(", dense"):
+        overrides |= dict.fromkeys(EXPERTS, 0) | {"shared_intermediate_size": 96}  # its only size in a file
+        name = name.removesuffix(", dense")
     if name == "qwen3_next":
         overrides["mlp_only_layers"] = []
     folder = make_family_folder(path, name, **overrides)
