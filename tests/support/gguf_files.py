@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "deepseek_v3": "deepseek2",
     "glm4_moe_lite": "deepseek2",
     "granitemoehybrid": "granitehybrid",
+    "granitemoeshared": "granitemoe",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -105,7 +106,7 @@ def write_gguf(
     stored = load_file(folder / "model.safetensors")
     if kind in DELTA_NETS:
         stored = dict(delta_nets(stored, config))
-    if kind == "granitehybrid":
+    if kind in ("granitemoe", "granitehybrid"):
         stored = dict(of_mamba(stored, config))
     stored = dict(converted(stored))
     if not joined:
@@ -290,7 +291,6 @@ def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
         writer.add_ssm_time_step_rank(config["mamba_n_heads"])
         writer.add_rope_scaling_finetuned(False)
-        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
     if lfm2:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
     writer.add_layer_norm_rms_eps(config["norm_eps"] if lfm2 else config["rms_norm_eps"])
@@ -323,7 +323,9 @@ def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if kind in ("granite", "granitemoe", "granitemoehybrid"):
+    if "shared_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+    if kind in ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
@@ -347,7 +349,7 @@ def write_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     kind = config["model_type"]
     writer.add_expert_count(count)
     writer.add_expert_used_count(config["num_experts_per_tok"])
-    if kind not in ("mixtral", "olmoe", "granitemoe", "granitemoehybrid"):
+    if kind not in ("mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid"):
         writer.add_expert_feed_forward_length(
             config["intermediate_size"] if kind == "gpt_oss" else config["moe_intermediate_size"]
         )

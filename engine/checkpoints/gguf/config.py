@@ -418,6 +418,9 @@ def _all_experts(metadata: Metadata, prefix: str, values: dict[str, Any], *, ren
 def _granitemoe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
     _granite(metadata, prefix, values)
     _all_experts(metadata, prefix, values, renormalize=True)
+    shared = metadata.integer(f"{prefix}.expert_shared_feed_forward_length", default=0)
+    if shared:
+        values |= {"architecture": "GraniteMoeSharedForCausalLM", "shared_intermediate_size": shared}
 
 
 def _gpt_oss(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:

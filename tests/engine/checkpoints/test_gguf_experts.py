@@ -29,6 +29,7 @@ OF_TINY = ("qwen3_moe", "mixtral", "olmoe")
 OF_FAMILIES = (
     "qwen2_moe",
     "granitemoe",
+    "granitemoeshared",
     "gpt_oss",
     "glm4_moe",
     "gemma",
