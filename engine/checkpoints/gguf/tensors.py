@@ -73,7 +73,7 @@ DELTA_NET = {
 }
 MAMBA = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm", "ssm_out": "out_proj"}
 STATE_VECTORS = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}  # the first is -exp(A_log)
-VECTORS_OF_STATES = (".A_log", ".D", ".mamba.norm.weight")
+VECTORS_OF_STATES = (".A_log", ".D", ".mamba.norm.weight", ".mixer.norm.weight")
 _OF_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z0-9_.]+)\.(weight|bias)")
 _ANY_OF_LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _CHUNK = 2**22  # elements that are dequantized at a time
@@ -131,7 +131,7 @@ class GgufTensor(StoredTensor):
             rows = torch.cat([_as_q8_0(part, self.info.type) for part in torch.split(rows, some)])
         if self.columns is None:
             return rows
-        elements, size = GGML_QUANT_SIZES[Type[kind]]
+        elements, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
         places = self.columns[::elements] // elements
         return rows.view(len(rows), -1, size)[:, places].reshape(len(rows), -1)
 
@@ -191,15 +191,14 @@ def _interleave(found: dict[str, StoredTensor], prefix: str, spec: DeltaNetSpec)
     """Puts in_proj_qkvz in the place of its two parts, if the file has those. It has q, k, v and z of one key
     head after the other."""
     names = [f"{prefix}.{part}.weight" for part in ("in_proj_qkv", "in_proj_z")]
-    parts = [found.get(name) for name in names]
-    if None in parts:
+    parts = [found[name] for name in names if name in found]
+    if len(parts) < 2:
         return  # one without the other is reported later, as unexpected
-    parts = [tensor for tensor in parts if tensor is not None]
     for tensor, rows in zip(parts, (spec.mixed, spec.inner), strict=True):
         if len(tensor.shape) != 2 or tensor.shape[0] != rows:
             raise ModelLoadError(f"{tensor.name}: expected {rows} rows, found {list(tensor.shape)}")
     keys, inner = spec.key_heads * spec.key_dim, spec.inner
-    order = torch.arange(spec.mixed + inner).split([keys, keys, inner, inner])
+    order = torch.split(torch.arange(spec.mixed + inner), [keys, keys, inner, inner])
     own = torch.cat([part.view(spec.key_heads, -1) for part in order], 1).flatten()
     for name in names:
         del found[name]
@@ -395,7 +394,7 @@ def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]
         if spec.attention.norms is not None:
             names |= dict(zip(("attn_q_norm", "attn_k_norm"), spec.attention.norms, strict=True))
         for part, own in (names | {f"attn_{part}": f"{part}_proj" for part in "qkv"}).items():
-            yield part, f"self_attn.{own}"
+            yield part, f"{spec.attention.path}.{own}"
     elif isinstance(spec.attention, LatentAttentionSpec):
         for part, own in LATENT.items():
             yield part, f"self_attn.{own}"
@@ -410,8 +409,8 @@ def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]
             yield f"shortconv.{part}", f"conv.{part}"
     if isinstance(spec.mlp, MlpSpec):
         split = [mlp.path for mlp in _merged_mlps(spec)]
-        names = (*GATED[:2], spec.mlp.modules[1]) if split else spec.mlp.names or GATED
-        for part, own in zip(MLP_PARTS, names, strict=True):
+        modules = (*GATED[:2], spec.mlp.modules[1]) if split else spec.mlp.names or GATED
+        for part, own in zip(MLP_PARTS, modules, strict=True):  # without a gate a file has none
             yield part, f"{spec.mlp.path}.{own}"
         if (spec.mlp.merged and not split) or _merged(spec):
             yield "ffn_up", f"{spec.mlp.path}.gate_up_proj"
