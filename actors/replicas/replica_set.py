@@ -7,7 +7,6 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import anyio
 from msgspec.structs import replace
 
 from personae.actors.client import EngineStats
@@ -47,7 +46,6 @@ class ReplicaSet:
         self._root = root
         self._prefill, self._page_folder = prefill, page_folder
         self.describe_core: Callable[[], None] = self._describe_cores
-        self.lost = anyio.Event()
         self._dispatcher: Dispatcher
         self.ingress: Ref[Message] = root.spawn(
             "dispatcher", self._make_dispatcher, capacity=8 * max_live, restart="permanent"
@@ -94,9 +92,7 @@ class ReplicaSet:
         del self.replicas[replica.index]
 
     def _make_dispatcher(self) -> Dispatcher:
-        self._dispatcher = Dispatcher(
-            self.replicas, self._placement, self._policy, self._max_live, self.lost.set
-        )
+        self._dispatcher = Dispatcher(self.replicas, self._placement, self._policy, self._max_live)
         return self._dispatcher
 
     def _describe_cores(self) -> None:
