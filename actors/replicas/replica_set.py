@@ -7,6 +7,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import anyio
 from msgspec.structs import replace
 
 from personae.actors.client import EngineStats
@@ -46,6 +47,7 @@ class ReplicaSet:
         self._root = root
         self._prefill, self._page_folder = prefill, page_folder
         self.describe_core: Callable[[], None] = self._describe_cores
+        self.lost = anyio.Event()
         self._dispatcher: Dispatcher
         self.ingress: Ref[Message] = root.spawn(
             "dispatcher", self._make_dispatcher, capacity=8 * max_live, restart="permanent"
