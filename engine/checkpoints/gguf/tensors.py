@@ -45,7 +45,6 @@ EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # tensors of all ex
 SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
 ROUTER, SHARED_GATE, CORRECTION = "ffn_gate_inp", "ffn_gate_inp_shexp", "exp_probs_b"
 MERGED = {"ffn_up": "mlp.gate_up_proj"}  # if gate and up are one tensor
-POST_NORMS = {"ffn_norm": "pre_feedforward_layernorm"}  # if there are norms before and after each half
 KEYS, VALUES = "k_b_proj", "v_b_proj"  # of each head, which newer files have apart
 LATENT_EXPERTS = {"ffn_latent_down": INTO, "ffn_latent_up": OUT}
 MLP_PARTS = ("ffn_gate", "ffn_up", "ffn_down")
