@@ -72,6 +72,17 @@ def test_axe_sees_a_fault_that_is_planted(page: Page, planted: str) -> None:
     assert [rule for rule, *_ in faults(page)] == ["select-name"]
 
 
+def test_axe_sees_a_fault_of_the_dark_page_alone(page: Page, planted: str) -> None:
+    page.goto(planted)
+    page.get_by_role("button", name="Send").wait_for()
+    dull = "button { color: #444 !important; background: #333 !important }"
+    rule = f"@media (prefers-color-scheme: dark) {{ {dull} }}"
+    page.evaluate(
+        "rule => document.styleSheets[0].insertRule(rule, document.styleSheets[0].cssRules.length)", rule
+    )
+    assert {fault[:2] for fault in faults_light_and_dark(page)} == {("dark", "color-contrast")}
+
+
 @on_screens
 @pytest.mark.parametrize("tab", TABS)
 def test_every_tab(tab: str, screen: str, page: Page, planted: str, tmp_path: Path) -> None:
