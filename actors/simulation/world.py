@@ -274,8 +274,9 @@ class World:
         if engine.tier is None and scenario.tier_pages:
             index = self.engines.index(engine)
             cells = self._cells[index % scenario.classes] if scenario.tier_shared else None
-            pages, fails = scenario.tier_pages, scenario.tier_fails
-            engine.tier = SimulatedTier(pages, fails, costs, threads, scenario.seed + index, cells)
+            engine.tier = SimulatedTier(
+                scenario.tier_pages, scenario.tier_fails, costs, threads, scenario.seed + index, cells
+            )
         if engine.peers is None and scenario.transfer:
             seed = scenario.seed + self.engines.index(engine)
             engine.peers = SimulatedPeers(
