@@ -104,6 +104,7 @@ def test_invariants_hold_with_a_remote_tier_that_engines_share(seed: int) -> Non
 
 
 def test_an_engine_finds_what_another_has_stored_in_a_remote_tier() -> None:
-    several = replace(SMALL, replicas=3, placement="random")
+    few = replace(LOAD, requests=40)
+    several = replace(SMALL, workload=few, replicas=3, placement="random")
     own, shared = simulate(several), simulate(replace(several, tier_shared=True))
     assert shared.tier_hits > own.tier_hits
