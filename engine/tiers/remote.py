@@ -76,8 +76,8 @@ class Objects(Protocol):
         """Delete objects."""
 
 
-class _Place(NamedTuple):
-    """Where a page is. `session` is `NO_SESSION` if it has none."""
+class _PagePath(NamedTuple):
+    """The path of a page. `session` is `NO_SESSION` if it has none."""
 
     tenant: bytes
     session: bytes
@@ -104,7 +104,7 @@ class RemoteTier(StagedTier):
         self._objects = objects
         self._capacity = bound // page_bytes
         self._identity = hashlib.sha256(f"{identity} {page_bytes}".encode()).digest()[:DIGEST_BYTES]
-        self._index = PageIndex[_Place]()
+        self._index = PageIndex[_PagePath]()
         self._changed: set[bytes] = set()  # names that came or went since the listing began
         self._coming: set[bytes] = set()  # names in the index that are being stored
         self._queued = 0  # pages
@@ -296,7 +296,7 @@ class RemoteTier(StagedTier):
         async with self._puts:
             if key.name in self._index or self._silent:
                 return
-            place = _Place(owner.tenant, owner.session or NO_SESSION, key.name)
+            place = _PagePath(owner.tenant, owner.session or NO_SESSION, key.name)
             with self._lock:
                 victims = self._make_room(owner)
                 self._coming.add(key.name)
@@ -321,9 +321,9 @@ class RemoteTier(StagedTier):
             if stored and not kept:  # it has made room, or its session was deleted
                 await self._delete([place])
 
-    def _make_room(self, owner: PageOwner) -> list[_Place]:
+    def _make_room(self, owner: PageOwner) -> list[_PagePath]:
         """The pages to delete for one more of this owner. With the lock."""
-        victims: list[_Place] = []
+        victims: list[_PagePath] = []
         for _ in range(_MOST_VICTIMS):
             if len(self._index) < self._capacity or (victim := self._index.pop(owner)) is None:
                 break
@@ -334,7 +334,7 @@ class RemoteTier(StagedTier):
 
     # Deleting
 
-    async def _delete(self, places: Sequence[_Place]) -> None:
+    async def _delete(self, places: Sequence[_PagePath]) -> None:
         """Delete pages. Those that stay are found again by the next listing."""
         for place in places:
             try:
@@ -385,10 +385,10 @@ class RemoteTier(StagedTier):
         """Bring the index up to date. Raises what the store raises."""
         with self._lock:
             self._changed.clear()
-        found: dict[bytes, tuple[datetime, _Place]] = {}
+        found: dict[bytes, tuple[datetime, _PagePath]] = {}
         digests: dict[str, bytes] = {}  # the same object for the same digest
         async for each in self._listed(self._root):
-            place = _place_of(each.path, digests)
+            place = _page_path(each.path, digests)
             if place is not None and each.size > self.page_bytes:
                 found[place.name] = each.modified, place
         with self._lock:
@@ -404,7 +404,7 @@ class RemoteTier(StagedTier):
                     if name not in self._changed and (tenant, session) not in self._to_forget:
                         weight = self._index.weight(tenant)
                         owner = PageOwner(tenant, weight, b"" if session == NO_SESSION else session)
-                        self._index.add(name, _Place(tenant, session, name), owner)
+                        self._index.add(name, _PagePath(tenant, session, name), owner)
             await asyncio.sleep(0)
 
     async def _listed(self, prefix: str) -> AsyncIterator[StoredObject]:
@@ -421,7 +421,7 @@ class RemoteTier(StagedTier):
     def _root(self) -> str:
         return self._identity.hex()
 
-    def _path(self, place: _Place) -> str:
+    def _path(self, place: _PagePath) -> str:
         return "/".join((self._root, *(part.hex() for part in place)))
 
     async def _request(self, request: Coroutine[Any, Any, Answer]) -> Answer:
@@ -466,8 +466,8 @@ async def _next(some: AsyncIterator[Sequence[StoredObject]]) -> Sequence[StoredO
     return await anext(some, None)
 
 
-def _place_of(path: str, digests: dict[str, bytes]) -> _Place | None:
-    """The place of the page at this path; None if no page has such a path."""
+def _page_path(path: str, digests: dict[str, bytes]) -> _PagePath | None:
+    """This path as that of a page; None if no page has such a path."""
     parts = path.split("/")[-3:]
     try:
         tenant, session, name = (digests.get(part) or bytes.fromhex(part) for part in parts)
@@ -476,4 +476,4 @@ def _place_of(path: str, digests: dict[str, bytes]) -> _Place | None:
     if (len(tenant), len(session), len(name)) != (DIGEST_BYTES, DIGEST_BYTES, NAME_BYTES):
         return None
     digests[parts[0]], digests[parts[1]] = tenant, session
-    return _Place(tenant, session, name)
+    return _PagePath(tenant, session, name)
