@@ -15,11 +15,12 @@ from types import FrameType
 import anyio
 import pytest
 from msgspec.structs import replace as replace_log
-from patience import PATIENCE
+from patience import PATIENCE, eventually
 from tiny_models import VOCAB, model_folder
 from virtual_clock import real_clock
 
 from personae.actors.assembly import assemble
+from personae.actors.client import EngineClient
 from personae.actors.in_process import open_in_process
 from personae.actors.options import EngineOptions
 from personae.engine.object_stores import AsyncObjects
@@ -27,7 +28,7 @@ from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.engine.tiers.disk import DiskTier
 from personae.engine.tiers.remote import RemoteTier
-from personae.engine.tiers.tier import Tier
+from personae.engine.tiers.tier import PageFetch, Tier
 
 pytestmark = real_clock
 PROMPT = tuple(random.Random(0).choices(range(4, VOCAB), k=200))
@@ -316,3 +317,49 @@ async def test_a_store_that_hangs_and_then_lies_changes_no_answer(
     assert (lied.tokens, lied.hits) == (first.tokens, 0)
     assert lied.errors
     assert (await serve(on)).hits >= 16, "its first page has been stored again"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1000.0])
+async def test_a_preempted_sequence_gets_its_pages_from_a_tier_that_is_faster_than_computing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """The prompts fill no page, so what is fetched is what preempted answers had."""
+    logs = [
+        SequenceLog(f"{n}", (4 + n,) * 8, 8, SamplingParams(max_tokens=150, seed=n, ignore_eos=True))
+        for n in range(4)
+    ]
+    answers: dict[bool, dict[str, list[int]]] = {}
+    fetched, fetch, store = [0], DiskTier.fetch, DiskTier.store
+
+    def written(tier: DiskTier, *pages: object) -> None:
+        store(tier, *pages)  # type: ignore[arg-type]  # as given
+        eventually(lambda: not tier._queued, "they are on the disk, however slow the machine is")
+
+    def counted(tier: DiskTier, wanted: PageFetch) -> int:
+        fetched[0] += (count := fetch(tier, wanted))
+        return count
+
+    monkeypatch.setattr(DiskTier, "fetch", counted)
+    monkeypatch.setattr(DiskTier, "store", written)
+    monkeypatch.setattr(DiskTier, "seconds", lambda tier, pages: seconds)
+    for tiered in (False, True):
+        kept = {"kv_disk": tmp_path, "kv_disk_bytes": 2**26} if tiered else {}
+        assembly = assemble(options_of(kv_memory=2**19, max_model_len=200, **kept))
+        tokens = answers[tiered] = {log.id: [] for log in logs}
+
+        async def ask(client: EngineClient, log: SequenceLog, into: list[int]) -> None:
+            async with client.stream([log]) as stream:
+                async for delta in stream:
+                    into += delta.tokens
+
+        async with open_in_process(assembly.engine_spec) as client:
+            async with anyio.create_task_group() as tasks:
+                for log in logs:
+                    tasks.start_soon(ask, client, log, tokens[log.id])
+            counters = client.stats().counters
+        assert counters.preemptions
+        if tiered:
+            assert (fetched[0] > 0) == (not seconds)
+            assert assembly.engine_spec.tier is not None
+            await anyio.to_thread.run_sync(assembly.engine_spec.tier.close)
+    assert answers[True] == answers[False]
