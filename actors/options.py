@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from personae.actors.cluster.identity import Identity
+from personae.actors.cluster.identity import TlsIdentity
 from personae.engine.object_stores import MEMORY, SCHEMES, check_store_url
 from personae.engine.quantization import QUANTIZATIONS
 
@@ -349,7 +349,7 @@ class EngineOptions(ModelOptions, BatchingOptions):
     record_kv_events: bool = False
     named_adapters: tuple[tuple[str, Path], ...] = ()
     page_socket: Path | None = None
-    page_identity: Identity | None = field(default=None, repr=False)
+    page_identity: TlsIdentity | None = field(default=None, repr=False)
 
     @property
     def gives_pages(self) -> bool:
