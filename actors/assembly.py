@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from threading import Thread
 
 import msgspec
@@ -33,6 +34,7 @@ from personae.engine.loader import load_model
 from personae.engine.lora_shapes import lora_shapes, rank_shapes, shared_shapes
 from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import NumericsClass, weights_digest
+from personae.engine.object_stores import AsyncObjects, reason
 from personae.engine.packed_weights import PackedWeights
 from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.parallel.messages import PoolSizes
@@ -53,6 +55,7 @@ from personae.engine.speculation.tenant_answers import TenantAnswers
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine
 from personae.engine.tiers.peers import PeerTier
+from personae.engine.tiers.stack import stacked
 from personae.engine.tiers.tier import Tier
 from personae.engine.tiers.transfer import PageSource
 from personae.engine.tokens import Tokenizer
@@ -88,7 +91,7 @@ from personae.lora.writing import made_ready
 
 HOST_ADAPTER_BYTES = 2 * 2**30  # for adapters kept on the host, in addition to those on the device
 
-KV_DISK_BYTES = PACKED_BYTES = 20 * 2**30
+KV_TIER_BYTES = PACKED_BYTES = 20 * 2**30
 TOKEN_BYTES = 16  # at most, of a token in a page's key
 ADAPTER_BYTES = 128  # of the digest of an adapter that becomes active inside the page
 
@@ -170,13 +173,18 @@ def assemble(
         _instructions(device, options),
     )
     identity, page_bytes = _page_identity(options, model, sizes, draft, numerics)
-    tier: Tier | None = _open_disk(options, layout, identity, page_bytes)
+    tiers: list[Tier] = []
     source = None
     if options.gives_pages:
         source = PageSource(identity, page_bytes)
         certified = options.page_identity
         tls = None if certified is None else client_context(certified, certified.certificate)
-        tier = PeerTier(source, tier, tls)
+        tiers.append(PeerTier(source, tls))
+    if options.kv_disk is not None:
+        tiers.append(_open_disk(options.kv_disk, options, layout, identity, page_bytes))
+    if options.kv_remote is not None:
+        tiers.append(_open_remote(options.kv_remote, options.kv_remote_bytes, identity, page_bytes))
+    tier = stacked(tiers, page_bytes)
 
     def build_scheduler() -> Scheduler:
         if tier is not None:
@@ -253,23 +261,34 @@ def _page_identity(
     return "\n".join(identity), page_bytes
 
 
-def _open_disk(options: EngineOptions, layout: MemoryLayout, identity: str, page_bytes: int) -> Tier | None:
+def _open_disk(
+    folder: Path, options: EngineOptions, layout: MemoryLayout, identity: str, page_bytes: int
+) -> Tier:
     """The tier of `--kv-disk`."""
-    if options.kv_disk is None:
-        return None
     if not hasattr(os, "posix_fallocate"):
         raise LoadError("--kv-disk does not work on this system: it cannot reserve room in files.")
     from personae.engine.tiers.disk import DiskTier
 
-    bound = KV_DISK_BYTES if options.kv_disk_bytes is None else options.kv_disk_bytes
+    bound = KV_TIER_BYTES if options.kv_disk_bytes is None else options.kv_disk_bytes
     return DiskTier(
-        options.kv_disk / "pages",
+        folder / "pages",
         bound,
         page_bytes,
         identity,
         parts=options.share,
         token_bytes=TOKEN_BYTES * layout.page_size + ADAPTER_BYTES,
     )
+
+
+def _open_remote(url: str, bound: int | None, identity: str, page_bytes: int) -> Tier:
+    """The tier of `--kv-remote`. Raises LoadError."""
+    from personae.engine.tiers.remote import RemoteTier
+
+    try:
+        objects = AsyncObjects(url)
+    except Exception as error:
+        raise LoadError(f"--kv-remote {url} cannot be used: {reason(error)}.") from None
+    return RemoteTier(objects, KV_TIER_BYTES if bound is None else bound, page_bytes, identity)
 
 
 def _instructions(device: torch.device, options: EngineOptions) -> str:
@@ -500,10 +519,10 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         raise LoadError(f"{option} does not work on Windows.")
     if options.draft_model is not None:
         raise LoadError(f"{option} and --draft-model do not work together so far.")
-    if options.kv_disk is not None:
-        raise LoadError(f"{option} and --kv-disk do not work together so far.")
-    if options.kv_transfer:
-        raise LoadError(f"{option} and --kv-transfer do not work together so far.")
+    for name in ("kv_disk", "kv_remote", "kv_transfer"):
+        if getattr(options, name):
+            other = f"--{name.replace('_', '-')}"
+            raise LoadError(f"{option} and {other} do not work together so far.")
     shared = checkpoint.config().of_rank(0, size, options.expert_parallel_size)
     shared.of_stage(0, stages)  # says so before anything is loaded
     if "OMP_NUM_THREADS" not in os.environ:

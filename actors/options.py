@@ -11,10 +11,12 @@ import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from personae.actors.cluster.identity import TlsIdentity
+from personae.engine.object_stores import MEMORY, SCHEMES, check_store_url
 from personae.engine.quantization import QUANTIZATIONS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -59,6 +61,14 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{text!r} is not a size; use a form like 2GiB, 512MB or 4096")
     number, unit, binary, _ = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
+
+
+def check_kv_remote(url: str) -> str:
+    """The URL of `--kv-remote`. Raises ValueError."""
+    url = check_store_url(url, (*SCHEMES, MEMORY))
+    if find_spec("obstore") is None:
+        raise ValueError(f"{url!r} needs obstore (pip install obstore).")
+    return url
 
 
 def parse_quantization(name: str) -> str:
@@ -210,6 +220,26 @@ class BatchingOptions:
         int | None,
         OptionInfo(
             "The most that this folder may hold.", min=1, parse=parse_size, metavar="SIZE", unset="20GiB"
+        ),
+    ] = None
+    kv_remote: Annotated[
+        str | None,
+        OptionInfo(
+            "An object store where pages of the KV cache are kept, too, such as s3://bucket/prefix or "
+            "file:///folder. Servers that share it find the prefixes of one another. Needs obstore (pip "
+            "install obstore).",
+            metavar="URL",
+            check=check_kv_remote,
+        ),
+    ] = None
+    kv_remote_bytes: Annotated[
+        int | None,
+        OptionInfo(
+            "The most that pages of one model may take there.",
+            min=1,
+            parse=parse_size,
+            metavar="SIZE",
+            unset="20GiB",
         ),
     ] = None
     kv_transfer: Annotated[

@@ -1,12 +1,9 @@
 """Opens an engine: for `personae serve` with a separate process for the model, and for `personae.open`, as a
 library, in one process."""
 
-import logging
-import os
-import secrets
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,12 +23,9 @@ from personae.api.hub.names import adapter_source
 from personae.api.hub.resolve import names_the_hub, on_disk
 from personae.api.opened import Opened
 from personae.api.options import ServeOptions, shared
+from personae.api.page_secret import kept_secret
 from personae.engine.generation_config import GenerationDefaults
 from personae.errors import LoadError
-
-SECRET_BYTES = 32
-
-_log = logging.getLogger("personae.kv")
 
 
 @asynccontextmanager
@@ -72,8 +66,14 @@ async def open_engine(
         raise LoadError("--one-process has its engine here; --ray has engines on other machines.")
     if names_the_hub(options):
         options = await to_thread.run_sync(on_disk, options, abandon_on_cancel=True)
-    if options.kv_disk is not None and secret is None:
-        secret = await to_thread.run_sync(_kept_secret, options.kv_disk)
+    for name in ("kv_disk", "kv_remote"):
+        if getattr(options, name) is None and getattr(options, f"{name}_bytes") is not None:
+            given = f"--{name.replace('_', '-')}"
+            raise LoadError(f"{given}-bytes needs {given}.")
+    if secret is None:
+        secret, in_store = await kept_secret(options.kv_disk, options.kv_remote)
+        if not in_store:
+            options = replace(options, kv_remote=None, kv_remote_bytes=None)
     if options.prefill_replicas:
         options = replace(options, kv_transfer=True)
     engine_options, recommended = engine_options_of(options, adapter_store, secret)
@@ -99,32 +99,6 @@ async def open_engine(
         yield Opened(client, *facts, client.lost, client.end_all, client.describe, about, model=model)
     if assembly.engine_spec.tier is not None:
         await to_thread.run_sync(assembly.engine_spec.tier.close)
-
-
-def _kept_secret(folder: Path) -> bytes | None:
-    """The secret that names the pages in `folder`, which a server without a data directory keeps there. None,
-    with a warning, if it cannot: the pages are then not found again."""
-    path = folder / "secret"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not path.exists():
-            draft = path.with_name(f"secret.{secrets.token_hex(8)}")
-            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                os.write(file, secrets.token_bytes(SECRET_BYTES))
-                with suppress(FileExistsError):  # another server was first
-                    os.link(draft, path)  # so nobody sees it half written
-            finally:
-                os.close(file)
-                draft.unlink()
-        secret = path.read_bytes()
-    except OSError as error:
-        _log.warning("--kv-disk has no secret, so pages are not found after a restart: %s", error)
-        return None
-    if len(secret) != SECRET_BYTES:
-        _log.warning("%s is damaged, so the pages of --kv-disk are not found after a restart.", path)
-        return None
-    return secret
 
 
 def _opened(engine_processes: MultiProcessEngine) -> Opened:
@@ -171,8 +145,6 @@ def engine_options_of(
         asked["served_model_name"] = options.served_model_name or ours.name
         if options.dtype == "auto" and options.device != "cuda" and options.quantize is None:
             asked["dtype"] = ours.dtype
-    if options.kv_disk is None and options.kv_disk_bytes is not None:
-        raise LoadError("--kv-disk-bytes needs --kv-disk.")
     assert model is not None
     asked["record_kv_events"] = options.kv_events is not None
     told = EngineOptions(model, adapters, adapter_store, secret, named_adapters=named, **asked)

@@ -14,22 +14,18 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from personae.engine.object_stores import open_store, reason
 from personae.errors import LoadError, StorageFailed
 from personae.lora.disk import check_free
 
 _MANIFEST = "manifest.json"
 _MOST_MANIFEST = 2**16  # bytes
-_SECONDS = timedelta(seconds=20)  # for one request
-_CONNECT = timedelta(seconds=5)
-_RETRY: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
-_SCHEMES = ("s3://", "gs://", "az://", "file:///")
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
+RETRIES = 3
 
 
 class _Entry(msgspec.Struct):
@@ -40,34 +36,24 @@ class _Entry(msgspec.Struct):
 _decode = msgspec.json.Decoder(dict[str, _Entry]).decode
 
 
-def check_object_store_url(url: str) -> str:
-    """The URL of an object store. Raises ValueError."""
-    if not url.startswith(_SCHEMES) or not url.partition("://")[2].strip("/"):
-        raise ValueError(f"'{url}' is no object store; write it as s3://bucket/prefix or file:///folder.")
-    return url.rstrip("/")
-
-
 class ObjectStore:
     """The store at `url`. Raises LoadError if it cannot be written or read, with the reason."""
 
     def __init__(self, url: str) -> None:
         try:
             import obstore
-            from obstore import exceptions, store
+            from obstore import exceptions
         except ImportError as error:
             raise LoadError(f"--object-store needs obstore (pip install obstore): {error}.") from None
         self._api: Any = obstore
         self._failures = (exceptions.BaseError, OSError)
         try:
-            if url.startswith("file://"):
-                self._store: Any = store.LocalStore(url.removeprefix("file://"), mkdir=True)
-            else:
-                self._store = remote_store(url)
+            self._store: Any = open_store(url, RETRIES)
             probe = f"probe-{secrets.token_hex(8)}"
             obstore.put(self._store, probe, b"personae")
             obstore.delete(self._store, probe)
         except (*self._failures, ValueError) as error:
-            raise LoadError(f"--object-store {url} cannot be used: {_reason(error)}.") from None
+            raise LoadError(f"--object-store {url} cannot be used: {reason(error)}.") from None
 
     def put(self, name: str, files: Mapping[str, Path]) -> None:
         """Store files under a name. Raises StorageFailed."""
@@ -153,23 +139,4 @@ class ObjectStore:
         except StorageFailed:
             raise
         except self._failures as error:
-            raise StorageFailed(f"The object store failed: {_reason(error)}. Try again later.") from error
-
-
-def remote_store(url: str) -> Any:
-    """obstore's store of a bucket, whose requests end in time. Raises what obstore raises."""
-    from obstore import store
-
-    client: Any = {"timeout": _SECONDS, "connect_timeout": _CONNECT, "allow_http": _is_plain()}
-    return store.from_url(url, client_options=client, retry_config=_RETRY)
-
-
-def _is_plain() -> bool:
-    """Whether the environment names an endpoint without TLS, such as a MinIO of one's own."""
-    return any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
-
-
-def _reason(error: BaseException) -> str:
-    """What the driver says, on one line without its debugging text."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].strip().rstrip(".")
+            raise StorageFailed(f"The object store failed: {reason(error)}. Try again later.") from error

@@ -20,9 +20,9 @@ from personae.api.bundled import check_model
 from personae.api.database.schema import check_database_url
 from personae.api.hub.names import check_adapters
 from personae.api.mcp.allowed import check_servers
-from personae.api.object_store import check_object_store_url
 from personae.api.telemetry.logs import LogFormat
 from personae.api.tenants.prices import check_prices
+from personae.engine.object_stores import check_store_url
 
 UnknownFields = Literal["refuse", "ignore"]
 MaxTokensOverflow = Literal["clamp", "refuse"]
@@ -201,7 +201,7 @@ class AccessOptions:
             "With --database-url: where servers keep the contents of adapters and files, such as "
             "s3://bucket/prefix or file:///folder. Needs obstore (pip install obstore).",
             metavar="URL",
-            check=check_object_store_url,
+            check=check_store_url,
         ),
     ] = None
     api_key: Annotated[

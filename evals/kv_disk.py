@@ -1,14 +1,16 @@
-"""A prefix from the disk after a restart compared with computing it: the time to the first token.
+"""A prefix from a tier after a restart compared with computing it: the time to the first token.
 
     python -m personae.evals.kv_disk --tokens 4096
 
 The model is loaded once. Each round makes a new engine with an empty cache, twice: one finds the prefix in
---kv-disk, one computes it. The rounds alternate. Prints both medians and their ratio.
+--kv-disk (with --remote in --kv-remote), one computes it. The rounds alternate. Prints both medians and their
+ratio.
 """
 
 import random
 import tempfile
 import time
+from dataclasses import replace as replace_options
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -59,7 +61,7 @@ async def measure(options: EngineOptions, tokens: int, rounds: int) -> None:
             raise SystemExit(f"round {number}: {cached} and {none} tokens cached, {answer} and {truth}")
         found.append(fetched)
         computed.append(taken)
-        print(f"round {number}: {fetched:.3f} s from the disk, {taken:.3f} s computed", flush=True)
+        print(f"round {number}: {fetched:.3f} s from the tier, {taken:.3f} s computed", flush=True)
     ratio = median(computed) / median(found)
     print(f"{tokens} tokens: {median(found):.3f} s, {median(computed):.3f} s, {ratio:.1f}x sooner")
 
@@ -67,6 +69,7 @@ async def measure(options: EngineOptions, tokens: int, rounds: int) -> None:
 def main(
     tokens: Annotated[int, typer.Option(min=16, help="Of the prefix.")] = 4096,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
+    remote: Annotated[str | None, typer.Option(help="The URL of an object store instead of a disk.")] = None,
     model: Annotated[
         Path | None, typer.Option(help="A model; without it SmolLM2-135M if it is installed, or the demo's.")
     ] = None,
@@ -74,7 +77,11 @@ def main(
     """Measure and print."""
     folder = model or smollm2() or DEMO / "model"
     with tempfile.TemporaryDirectory() as disk:
-        options = EngineOptions(folder, kv_disk=Path(disk), kv_disk_bytes=2**32, kv_memory=2**29)
+        options = EngineOptions(folder, kv_memory=2**29)
+        if remote is None:
+            options = replace_options(options, kv_disk=Path(disk), kv_disk_bytes=2**32)
+        else:
+            options = replace_options(options, kv_remote=remote, kv_remote_bytes=2**32)
         anyio.run(measure, options, tokens, rounds)
 
 

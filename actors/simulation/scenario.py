@@ -25,11 +25,11 @@ class Scenario:
     numerics classes. With `kv_events` they report what enters and leaves their prefix caches. With
     `calm_lulls` no fault strikes once all requests have ended: of many engines, one would always be down.
     With `tier_pages`, each engine has a tier of so many pages, which survives it; `tier_fails` is the share
-    of the tier's operations that go wrong. With `transfer` engines fetch pages from one another;
-    `transfer_fails` is the share of these fetches that go wrong. `prefill` of the engines only compute
-    prompts. `goal` applies to sequences without targets of their own. With `compare_service`, the service of
-    the (tenant, adapter) is compared over all engines. With `by_load`, the load decides how
-    many engines there are, from `replicas` on.
+    of the tier's operations that go wrong. With `tier_shared`, engines of a numerics
+    class share its pages. With `transfer` engines fetch pages from one another; `transfer_fails` is the share
+    of these fetches that go wrong. `prefill` of the engines only compute prompts. `goal` applies to sequences
+    without targets of their own. With `compare_service`, the service of the (tenant, adapter) is compared
+    over all engines. With `by_load`, the load decides how many engines there are, from `replicas` on.
     """
 
     seed: int
@@ -55,6 +55,7 @@ class Scenario:
     kv_events: bool = False
     tier_pages: int = 0
     tier_fails: float = 0.0
+    tier_shared: bool = False
     transfer: bool = False
     transfer_fails: float = 0.0
     prefill: int = 0

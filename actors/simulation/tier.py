@@ -1,4 +1,5 @@
-"""The simulated disk: keeps the cells of pages across the deaths of an engine core, slowly and unreliably."""
+"""The simulated disk or object store: keeps the cells of pages across the deaths of engine cores, slowly and
+unreliably."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from personae.engine.plan import PageKey, PageOwner
 from personae.engine.tiers.page_index import PageIndex
 from personae.engine.tiers.tier import PageFetch, TierCounts
 
+Cells = PageIndex[tuple[PageKey, Any]]
 STALL_SECONDS = 20.0
 
 
@@ -56,14 +58,23 @@ class SimulatedStaging:
 
 
 class SimulatedTier(SimulatedStaging):
-    """Implements `engine.tiers.tier.Tier`, with at most `bound` pages. Of its operations, `fails` (a share)
-    go wrong: a page is not stored, is lost, or is fetched only after `STALL_SECONDS`."""
+    """Implements `engine.tiers.tier.Tier`, with at most `bound` pages in `cells`, which engines may share as
+    they share an object store. Of its operations, `fails` (a share) go wrong: a page is not stored, is lost,
+    or is fetched only after `STALL_SECONDS`."""
 
-    def __init__(self, bound: int, fails: float, costs: Costs, threads: SimulationThreads, seed: int) -> None:
+    def __init__(
+        self,
+        bound: int,
+        fails: float,
+        costs: Costs,
+        threads: SimulationThreads,
+        seed: int,
+        cells: Cells | None = None,
+    ) -> None:
         super().__init__(fails, costs, seed)
         self._bound = bound
         self._threads = threads
-        self._cells = PageIndex[tuple[PageKey, Any]]()
+        self._cells: Cells = PageIndex() if cells is None else cells
         self._counts = TierCounts()
 
     @property

@@ -46,7 +46,7 @@ from personae.actors.simulation.process import SimulatedProcess
 from personae.actors.simulation.run import Run, SimulatedEngine
 from personae.actors.simulation.scenario import PlacementName, Scenario, SimulationReport
 from personae.actors.simulation.service import ServiceGaps
-from personae.actors.simulation.tier import SimulatedTier
+from personae.actors.simulation.tier import Cells, SimulatedTier
 from personae.actors.simulation.trouble import Wrong
 from personae.actors.simulation.witness import WatchedScheduler, Witness
 from personae.actors.spec import EngineSpec
@@ -55,6 +55,7 @@ from personae.engine.generation_config import GenerationDefaults
 from personae.engine.numerics import NumericsClass
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.kv_events import KVEventRecorder
+from personae.engine.tiers.page_index import PageIndex
 from personae.engine.tiers.tier import Tier
 from personae.engine.tokens import Tokenizer
 from personae.errors import (
@@ -152,6 +153,7 @@ class World:
         self._dice = random.Random(scenario.seed)
         self._run = Run(scenario, loop, self.faults, self.witness, self.engines)
         self._scaler: ReplicaScaler | None = None
+        self._cells: list[Cells] = [PageIndex() for _ in range(scenario.classes)]  # of shared tiers
         self._tasks: TaskGroup
         self._failure: BaseException | None = None
 
@@ -270,8 +272,11 @@ class World:
             return engine.tier if engine.peers is None else engine.peers
 
         if engine.tier is None and scenario.tier_pages:
-            seed = scenario.seed + self.engines.index(engine)
-            engine.tier = SimulatedTier(scenario.tier_pages, scenario.tier_fails, costs, threads, seed)
+            index = self.engines.index(engine)
+            cells = self._cells[index % scenario.classes] if scenario.tier_shared else None
+            engine.tier = SimulatedTier(
+                scenario.tier_pages, scenario.tier_fails, costs, threads, scenario.seed + index, cells
+            )
         if engine.peers is None and scenario.transfer:
             seed = scenario.seed + self.engines.index(engine)
             engine.peers = SimulatedPeers(

@@ -34,11 +34,12 @@ def migrate_database(
     """Move the records of a data directory to PostgreSQL: all of them, or none if anything fails."""
     from personae.api.database.migration import MIGRATED, migrate
     from personae.api.database.schema import check_database_url
-    from personae.api.object_store import ObjectStore, check_object_store_url
+    from personae.api.object_store import ObjectStore
+    from personae.engine.object_stores import check_store_url
 
     try:
         url = check_database_url(database_url)
-        objects = None if object_store is None else ObjectStore(check_object_store_url(object_store))
+        objects = None if object_store is None else ObjectStore(check_store_url(object_store))
     except ValueError as error:
         raise LoadError(str(error)) from None
     done = migrate(data_dir, url, objects)

@@ -3,10 +3,9 @@
     FOLDER/IDENTITY/NUMBER/lock            locked by the engine that has this part open
     FOLDER/IDENTITY/NUMBER/pages-00000.kv  slots of equal size, each a header and a page
 
-The identity is a digest of everything besides the tokens that decides a page's content. A header has it too,
-with the page's name, its parent's name and its tokens, which are compared with what was asked for, and
-checksums. So a page that is torn, damaged or of another model is never used: it is computed. A page that is
-no longer needed is overwritten: the least recently used one of the tenant that has the most for its weight.
+The header says what the page is (`page_header.py`). So a page that is torn, damaged or of another model is
+never used: it is computed. A page that is no longer needed is overwritten: the least recently used one of the
+tenant that has the most for its weight.
 
 Whatever fails is logged in one sentence and counted. Requests are computed as without a tier.
 """
@@ -19,7 +18,6 @@ import os
 import queue
 import re
 import shutil
-import struct
 import threading
 import time
 import zlib
@@ -31,6 +29,13 @@ from typing import NamedTuple
 import numpy as np
 
 from personae.engine.plan import PageKey, PageOwner
+from personae.engine.tiers.page_header import (
+    DIGEST_BYTES,
+    PageHeader,
+    header_bytes,
+    pack_header,
+    unpack_header,
+)
 from personae.engine.tiers.page_index import PageIndex
 from personae.engine.tiers.staging import StagedTier
 from personae.engine.tiers.tier import PageBytes, PageFetch, TierCounts
@@ -41,24 +46,10 @@ QUEUE_BYTES = 64 * 2**20  # that wait to be written
 RETRY_SECONDS = 30.0  # without writes after one has failed
 CLOSE_SECONDS = 5.0
 
-# Magic, identity, number of the write, name, parent, tenant, weight, session, bytes of tokens, checksum.
-_HEADER = struct.Struct("<8s16sQ32s32s16sd16sHI")
-_MAGIC = b"PKVPAGE3"
-_NO_SESSION = bytes(16)
-_CHECKSUM = struct.Struct("<I")
 _ALIGNMENT = 512
 _IDENTITY_NAME = re.compile(r"[0-9a-f]{32}")
 
 _log = logging.getLogger("personae.kv")
-
-
-class _Header(NamedTuple):
-    """The header of a slot: the number of the write, and what was written. `checksum` is the page's."""
-
-    number: int
-    key: PageKey
-    owner: PageOwner
-    checksum: int
 
 
 class _Storing(NamedTuple):
@@ -94,11 +85,12 @@ class DiskTier(StagedTier):
         token_bytes: int = 512,
     ) -> None:
         super().__init__(page_bytes)
-        self._header_bytes = -(-(_HEADER.size + token_bytes + _CHECKSUM.size) // _ALIGNMENT) * _ALIGNMENT
+        self._header_bytes = -(-header_bytes(token_bytes) // _ALIGNMENT) * _ALIGNMENT
         self._slot_bytes = -(-(self._header_bytes + page_bytes) // _ALIGNMENT) * _ALIGNMENT
         self._slots_of_a_file = max(FILE_BYTES // self._slot_bytes, 1)
         self._capacity = bound // parts // self._slot_bytes
-        self._identity = hashlib.sha256(f"{identity} {page_bytes} {self._slot_bytes}".encode()).digest()[:16]
+        digest = hashlib.sha256(f"{identity} {page_bytes} {self._slot_bytes}".encode()).digest()
+        self._identity = digest[:DIGEST_BYTES]
         self._index = PageIndex[int]()  # slots by name
         self._free: list[int] = []
         self._used = 0  # slots below this one have been given out
@@ -153,7 +145,7 @@ class DiskTier(StagedTier):
     def _scan(self) -> None:
         """Find the pages of an earlier process."""
         assert self._part is not None
-        found: list[tuple[_Header, int]] = []
+        found: list[tuple[PageHeader, int]] = []
         files = -(-self._capacity // self._slots_of_a_file)
         for path in sorted(self._part.glob("pages-*.kv")):
             if path.name not in {f"pages-{len(self._files):05}.kv"} or len(self._files) >= files:
@@ -166,7 +158,8 @@ class DiskTier(StagedTier):
             whole = (os.fstat(file).st_size + unused) // self._slot_bytes
             count = min(whole, self._slots_of_a_file, self._capacity - first)
             for slot in range(first, first + count):
-                header = self._read_header(os.pread(file, self._header_bytes, self._offset(slot)))
+                data = os.pread(file, self._header_bytes, self._offset(slot))
+                header = unpack_header(self._identity, data)
                 if header is None:
                     self._free.append(slot)
                 else:
@@ -179,21 +172,6 @@ class DiskTier(StagedTier):
                 self._writes = header.number + 1
                 if (older := self._index.add(header.key.name, slot, header.owner)) is not None:
                     self._free.append(older)
-
-    def _read_header(self, data: bytes | memoryview) -> _Header | None:
-        """The header of a slot; None if there is no whole one of this identity."""
-        if len(data) < self._header_bytes:
-            return None
-        magic, identity, number, name, parent, *owner, length, checksum = _HEADER.unpack_from(data)
-        end = _HEADER.size + length
-        if magic != _MAGIC or identity != self._identity or end + _CHECKSUM.size > self._header_bytes:
-            return None
-        if _CHECKSUM.unpack_from(data, end)[0] != zlib.crc32(data[:end]):
-            return None
-        key = PageKey(name, parent, bytes(data[_HEADER.size : end]))
-        tenant, weight, session = owner
-        session = b"" if session == _NO_SESSION else session
-        return _Header(number, key, PageOwner(tenant, weight, session), checksum)
 
     def _offset(self, slot: int) -> int:
         return slot % self._slots_of_a_file * self._slot_bytes
@@ -261,7 +239,7 @@ class DiskTier(StagedTier):
             self._report(f"a page cannot be read from --kv-disk, it is computed: {error}")
             read = 0
         if read == self._header_bytes + self.page_bytes:
-            found = self._read_header(memoryview(header))
+            found = unpack_header(self._identity, header)
             if found is not None and found.key == key and found.checksum == zlib.crc32(page.data):
                 return True
         with self._lock:
@@ -331,12 +309,7 @@ class DiskTier(StagedTier):
         slot = self._free_slot(owner)
         if slot is None:
             return
-        checksum = zlib.crc32(page.data)
-        header = _HEADER.pack(
-            _MAGIC, self._identity, self._writes, key.name, key.parent, *owner, len(key.tokens), checksum
-        )
-        header += key.tokens
-        header += _CHECKSUM.pack(zlib.crc32(header))
+        header = pack_header(self._identity, self._writes, key, owner, page)
         try:
             assert len(header) <= self._header_bytes, "token_bytes is too small"
             file = self._files[slot // self._slots_of_a_file]

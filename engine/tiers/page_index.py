@@ -1,6 +1,7 @@
 """The pages of a tier by their owners: which one makes room for the next."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from personae.engine.plan import PageOwner
@@ -41,6 +42,14 @@ class PageIndex(Generic[Place]):
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._pages
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._pages)
+
+    def weight(self, tenant: bytes) -> float:
+        """The weight of an owner, as last stored."""
+        owned = self._owners.get(tenant)
+        return 1.0 if owned is None else owned.weight
 
     def get(self, name: bytes) -> Place | None:
         """Where the page is; None if it is not there."""

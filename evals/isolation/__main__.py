@@ -85,8 +85,8 @@ def play(
     speculate: str = "ngram",
     tier_fails: float | None = None,
 ) -> tuple[list[StreamDifference], Counter[str]]:
-    """The differences of one seed, and what happened in it. With `tier_fails`, pages go to a disk, and this
-    share of its operations goes wrong."""
+    """The differences of one seed, and what happened in it. With `tier_fails`, pages go to a disk and an
+    object store, and this share of the operations goes wrong."""
     dice = Random(seed)
     scene, traffic = draw_scene(dice, fixture), RandomTraffic(dice, fixture)
     past: Past = []
@@ -131,7 +131,7 @@ def main(
     speculate: Annotated[str, typer.Option(help="As of `personae serve`.")] = "ngram",
     tier_fails: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Keep pages on a disk, and have this share of operations fail."),
+        typer.Option(min=0, max=1, help="Keep pages in tiers, and have this share of operations fail."),
     ] = None,
     draft_model: Annotated[Path | None, typer.Option(help="For draft or auto: a model or a head.")] = None,
     model: Annotated[Path, typer.Option(help="A model folder.")] = DEMO / "model",

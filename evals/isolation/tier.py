@@ -1,25 +1,32 @@
-"""A tier on a disk of which some operations go wrong, as the seed says."""
+"""A disk and an object store as tiers, of whose operations some go wrong, as the seed says."""
 
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
+from personae.engine.object_stores import AsyncObjects
 from personae.engine.plan import PageKey, PageOwner
 from personae.engine.tiers.disk import DiskTier
+from personae.engine.tiers.remote import RemoteTier
+from personae.engine.tiers.stack import TierStack
 from personae.engine.tiers.tier import PageBytes, PageFetch
 
-PAGES = 200  # few enough that some are overwritten
+ON_DISK = 100  # pages: few enough that some are overwritten, and are found in the object store
 
 
-class UnreliableTier(DiskTier):
+class UnreliableTier(TierStack):
     """Of its operations, `fails` (a share) go wrong. It writes before `store` returns, so that a seed
     repeats."""
 
     def __init__(self, folder: Path, page_bytes: int, dice: Random, fails: float) -> None:
-        super().__init__(folder, PAGES * (page_bytes + 1024), page_bytes, "isolation")
+        objects = AsyncObjects(f"file://{folder / 'objects'}")
+        self._disk = DiskTier(folder, ON_DISK * (page_bytes + 1024), page_bytes, "isolation")
+        self._remote = RemoteTier(objects, 2**40, page_bytes, "isolation")
+        super().__init__([self._disk, self._remote], page_bytes)
         self._dice, self._fails = dice, fails
-        self.scanned.wait()
+        self._disk.scanned.wait()
+        self._remote.listed.wait()
 
     @property
     def room(self) -> int:
@@ -37,14 +44,14 @@ class UnreliableTier(DiskTier):
         if self._strikes():
             return
         super().store(keys, owners, ready)
-        while self._queued:
+        while self._disk._queued or self._remote._queued:
             time.sleep(0.0001)
 
     def fetch(self, fetch: PageFetch) -> int:
         """See Tier."""
         if self._strikes():
             fetch = fetch._replace(keys=fetch.keys[: self._dice.randrange(len(fetch.keys))])
-        return super().fetch(fetch)
+        return super().fetch(fetch) if fetch.keys else 0
 
     def _strikes(self) -> bool:
         return self._dice.random() < self._fails

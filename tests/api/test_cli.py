@@ -279,7 +279,8 @@ def test_every_option_is_passed_on(
         "--batch-concurrency 5 --background-tokens 6 --request-timeout 1.5 --log-format json "
         "--otlp-traces-endpoint http://o --tenant-metrics 3 --eval-reports e "
         "--tool-format hermes --reasoning-format none --max-tokens-overflow refuse --stream-ping-interval 2 "
-        "--adapter-versions 7 --kv-disk k --kv-disk-bytes 1GiB --packed-weights-size 3GiB "
+        "--adapter-versions 7 --kv-disk k --kv-disk-bytes 1GiB "
+        "--kv-remote s3://b/p/ --kv-remote-bytes 2GiB --packed-weights-size 3GiB "
         "--session-ttl 60 --price a=1/2 --prefill-replicas 1 --kv-transfer "
         "--adapter-source hf://acme --model c=demo --keep-alive 9 --models-memory 1GiB "
         "--fetches-per-minute 2"
@@ -360,6 +361,8 @@ def test_every_option_is_passed_on(
         adapter_versions=7,
         kv_disk=Path("k"),
         kv_disk_bytes=2**30,
+        kv_remote="s3://b/p",
+        kv_remote_bytes=2**31,
         packed_weights_size=3 * 2**30,
         session_ttl=60,
         prefill_replicas=1,

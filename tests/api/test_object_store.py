@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from personae.api.object_store import ObjectStore, check_object_store_url
+from personae.api.object_store import ObjectStore
 from personae.api.tenants.data import serving
+from personae.engine.object_stores import check_store_url
 from personae.errors import LoadError, StorageFailed
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install obstore")
@@ -88,16 +89,23 @@ def test_missing_credentials_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -
         "AWS_REGION": "eu-west-1",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("personae.api.object_store._RETRY", {"max_retries": 0})
+    monkeypatch.setattr("personae.api.object_store.RETRIES", 0)
     with pytest.raises(LoadError, match=r"^--object-store s3://bucket/x cannot be used: [^\n]*\.$") as caught:
         ObjectStore("s3://bucket/x")
     assert "sesame" not in caught.value.message
 
 
+@pytest.mark.parametrize("url", ["s3://key:secret@bucket/x", "az://container/x?sig=secret"])
+def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ValueError, match="has no credentials") as caught:
+        check_store_url(url)
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("url", ["ftp://x/y", "s3://", "bucket", "file://folder"])
 def test_another_kind_of_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is no object store"):
-        check_object_store_url(url)
+        check_store_url(url)
 
 
 def test_an_object_store_needs_a_shared_database_and_a_folder(tmp_path: Path) -> None:

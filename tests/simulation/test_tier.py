@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from personae.actors.simulation.scenario import Scenario
-from personae.actors.simulation.swarm import draw
+from personae.actors.simulation.swarm import draw, draw_several
 from personae.actors.simulation.tier import SimulatedTier
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import SimulatedWorkload
@@ -85,3 +85,26 @@ def test_a_fetch_that_is_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(SequenceTable, "abandon_fetch", lambda table, ticket: None)
     with pytest.raises(InvariantViolated, match="never ended"):
         simulate(replace(SMALL, longest_wait=30.0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_invariants_hold_with_a_remote_tier_that_engines_share(seed: int) -> None:
+    dice, scenario = Random(seed), draw_several(seed, requests=50)
+    report = simulate(
+        replace(
+            scenario,
+            workload=replace(scenario.workload, sessions=0.5, deletes=0.2),
+            costs=replace(scenario.costs, fetch=dice.choice((0.0001, 0.005, 0.05))),
+            tier_pages=dice.choice((40, 4000)),
+            tier_fails=dice.choice((0.0, 0.05, 0.4)),
+            tier_shared=True,
+        )
+    )
+    assert sum(report.outcomes.values()) >= report.requests == 50
+
+
+def test_an_engine_finds_what_another_has_stored_in_a_remote_tier() -> None:
+    few = replace(LOAD, requests=40)
+    several = replace(SMALL, workload=few, replicas=3, placement="random")
+    own, shared = simulate(several), simulate(replace(several, tier_shared=True))
+    assert shared.tier_hits > own.tier_hits

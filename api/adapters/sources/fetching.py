@@ -24,8 +24,9 @@ from personae.api.adapters.sources.fetch import FailureKind, Fetched, FetchFaile
 from personae.api.adapters.sources.url import FILE, HUB, MLFLOW, MODELS, WANDB, SourceUrl
 from personae.api.adapters.upload import copy_folder
 from personae.api.http.upload import sync_folder
-from personae.api.object_store import remote_store
+from personae.api.object_store import RETRIES
 from personae.api.storage import storage_failure
+from personae.engine.object_stores import open_store
 from personae.errors import PayloadTooLarge, RequestError
 from personae.kernels.sizes import size_text
 from personae.lora.disk import check_free
@@ -224,7 +225,7 @@ def _from_store(job: FetchJob) -> None:
 
     source, folder = job.source, Path(job.folder)
     try:
-        store = remote_store(f"{source.scheme}://{source.parts[0]}")
+        store = open_store(f"{source.scheme}://{source.parts[0]}", RETRIES)
         for name, limit in _limits(job):
             _download(obstore, store, source, name, folder / name, limit)
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError):

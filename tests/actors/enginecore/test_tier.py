@@ -1,5 +1,6 @@
-"""Prefixes survive a restart with --kv-disk, for their tenant, model and tokens only."""
+"""Prefixes survive a restart with --kv-disk and --kv-remote, for their tenant, model and tokens only."""
 
+import asyncio
 import os
 import random
 import sys
@@ -14,16 +15,20 @@ from types import FrameType
 import anyio
 import pytest
 from msgspec.structs import replace as replace_log
-from patience import PATIENCE
+from patience import PATIENCE, eventually
 from tiny_models import VOCAB, model_folder
 from virtual_clock import real_clock
 
 from personae.actors.assembly import assemble
+from personae.actors.client import EngineClient
 from personae.actors.in_process import open_in_process
 from personae.actors.options import EngineOptions
+from personae.engine.object_stores import AsyncObjects
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.engine.tiers.disk import DiskTier
+from personae.engine.tiers.remote import RemoteTier
+from personae.engine.tiers.tier import PageFetch, Tier
 
 pytestmark = real_clock
 PROMPT = tuple(random.Random(0).choices(range(4, VOCAB), k=200))
@@ -41,6 +46,23 @@ TIER_ONLY = {  # besides the files of tiers, and of pages' names
 }
 
 
+@pytest.fixture(params=["disk", "remote"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
+    """Options with which pages are kept."""
+    if request.param == "disk":
+        return {"kv_disk": tmp_path, "kv_disk_bytes": 2**24}
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install obstore")
+    return {"kv_remote": f"file://{tmp_path}", "kv_remote_bytes": 2**24}
+
+
+async def found(tier: Tier | None) -> Tier:
+    """The tier, once it knows what it has."""
+    assert isinstance(tier, DiskTier | RemoteTier)
+    known = tier.scanned if isinstance(tier, DiskTier) else tier.listed
+    await anyio.to_thread.run_sync(known.wait)
+    return tier
+
+
 class Served:
     """What one run of the server answered."""
 
@@ -54,8 +76,8 @@ async def serve(options: EngineOptions, salt: bytes = b"ann", *, keeps: bool = T
     """A server starts, answers one request, stores what it computed if it `keeps` any, and stops."""
     assembly, served = assemble(options), Served()
     tier = assembly.engine_spec.tier
-    if isinstance(tier, DiskTier):
-        await anyio.to_thread.run_sync(tier.scanned.wait)
+    if tier is not None:
+        await found(tier)
     log = SequenceLog("a", PROMPT, len(PROMPT), PARAMS, salt=salt)
     async with open_in_process(assembly.engine_spec) as client:
         async with client.stream([log]) as stream:
@@ -83,9 +105,11 @@ def options_of(**changes: object) -> EngineOptions:
     return replace(base, **changes)  # type: ignore[arg-type]  # the fields'
 
 
-async def test_a_restarted_server_finds_a_tenants_prefix_and_no_other_finds_it(tmp_path: Path) -> None:
+async def test_a_restarted_server_finds_a_tenants_prefix_and_no_other_finds_it(
+    kept: dict[str, object],
+) -> None:
     off = await serve(options_of())
-    on = options_of(kv_disk=tmp_path, kv_disk_bytes=2**24)
+    on = options_of(**kept)
     first, second, other = await serve(on), await serve(on), await serve(on, b"bob")
     assert (first.cached, second.cached, other.cached) == (0, WHOLE, 0)
     assert (first.hits, second.hits, other.hits) == (0, WHOLE, 0)
@@ -94,10 +118,9 @@ async def test_a_restarted_server_finds_a_tenants_prefix_and_no_other_finds_it(t
     assert changed.cached == 0, "another numerics class"
 
 
-async def test_a_request_that_asks_for_memory_only_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
-    assembly = assemble(options_of(kv_disk=tmp_path, kv_disk_bytes=2**24))
-    tier = assembly.engine_spec.tier
-    assert isinstance(tier, DiskTier)
+async def test_a_request_that_asks_for_memory_only_leaves_nothing_in_a_tier(kept: dict[str, object]) -> None:
+    assembly = assemble(options_of(**kept))
+    tier = await found(assembly.engine_spec.tier)
     secret = SequenceLog("a", PROMPT, len(PROMPT), PARAMS, salt=b"ann", in_memory=True)
     public = SequenceLog("b", PROMPT[:100], 100, PARAMS, salt=b"ann")
     async with open_in_process(assembly.engine_spec) as client:
@@ -118,6 +141,7 @@ async def test_a_server_without_a_tier_enters_none_of_its_code(tmp_path: Path) -
         ({}, False),
         ({"kv_disk": tmp_path, "kv_disk_bytes": 2**24}, True),
         ({"kv_transfer": True, "page_socket": tmp_path / "0"}, True),
+        ({"kv_remote": "memory://calls"}, True),
     ):
         assembly = assemble(options_of(**tiers))
         log = SequenceLog("a", PROMPT, len(PROMPT), PARAMS, session="s", session_seconds=60.0)
@@ -155,15 +179,15 @@ def calls_into_tiers() -> Iterator[Counter[str]]:
         threading.setprofile(None)
 
 
-async def test_a_session_that_is_deleted_is_gone_from_memory_and_disk_over_a_restart(tmp_path: Path) -> None:
-    options = options_of(kv_disk=tmp_path, kv_disk_bytes=2**24)
+async def test_a_session_that_is_deleted_is_gone_from_memory_and_tiers_over_a_restart(
+    kept: dict[str, object],
+) -> None:
+    options = options_of(**kept)
     chat = SequenceLog("a", PROMPT, len(PROMPT), PARAMS, salt=b"ann", session="chat", session_seconds=600.0)
     cached = []
     for deletes in (False, True, False):
         assembly = assemble(options)
-        tier = assembly.engine_spec.tier
-        assert isinstance(tier, DiskTier)
-        await anyio.to_thread.run_sync(tier.scanned.wait)
+        tier = await found(assembly.engine_spec.tier)
         async with open_in_process(assembly.engine_spec) as client:
             async with client.stream([chat]) as stream:
                 cached += [delta.cached async for delta in stream if delta.cached is not None]
@@ -225,23 +249,22 @@ async def test_a_folder_that_is_a_file_is_one_sentence_and_all_is_computed(
     assert len([record for record in caplog.records if "--kv-disk" in record.message]) == 1
 
 
-async def test_a_read_that_hangs_delays_a_request_by_its_patience(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_fetch_that_hangs_delays_a_request_by_its_patience(
+    kept: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on = options_of(kv_disk=tmp_path, kv_disk_bytes=2**24)
+    on = options_of(**kept)
     first = await serve(on)
     release = anyio.Event()
 
-    def hang(self: DiskTier, fetch: object) -> int:
+    def hang(self: Tier, fetch: object) -> int:
         anyio.from_thread.run(release.wait)
         return 0
 
-    monkeypatch.setattr(DiskTier, "fetch", hang)
+    for each in (DiskTier, RemoteTier):
+        monkeypatch.setattr(each, "fetch", hang)
     monkeypatch.setattr("personae.engine.scheduling.sequence_table.LONGEST_FETCHES", (0.05, 0.2))
     assembly = assemble(on)
-    tier = assembly.engine_spec.tier
-    assert isinstance(tier, DiskTier)
-    await anyio.to_thread.run_sync(tier.scanned.wait)
+    tier = await found(assembly.engine_spec.tier)
     log = SequenceLog("a", PROMPT, len(PROMPT), PARAMS, salt=b"ann")
     tokens: list[int] = []
     async with open_in_process(assembly.engine_spec) as client, client.stream([log]) as stream:
@@ -258,3 +281,85 @@ def _flip_a_bit(folder: Path) -> None:
     data = bytearray(path.read_bytes())
     data[data.index(b"PKVPAGE") + 1024] ^= 1
     path.write_bytes(data)
+
+
+async def test_a_store_that_hangs_and_then_lies_changes_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install obstore")
+    on = options_of(kv_remote=f"file://{tmp_path}", kv_remote_bytes=2**24)
+    first = await serve(on)
+    release = threading.Event()
+
+    async def hang(self: AsyncObjects, path: str, size: int) -> memoryview | None:
+        await asyncio.to_thread(release.wait)
+        raise OSError("no route")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AsyncObjects, "get", hang)
+        patched.setattr("personae.engine.scheduling.sequence_table.LONGEST_FETCHES", (0.05, 0.2))
+        assembly = assemble(on)
+        tier = await found(assembly.engine_spec.tier)
+        log = SequenceLog("a", PROMPT, len(PROMPT), PARAMS, salt=b"ann")
+        tokens: list[int] = []
+        async with open_in_process(assembly.engine_spec) as client, client.stream([log]) as stream:
+            with anyio.fail_after(PATIENCE):
+                async for delta in stream:
+                    tokens += delta.tokens
+            release.set()
+        await anyio.to_thread.run_sync(tier.close)
+        assert tokens == first.tokens
+    for path in tmp_path.glob("*/*/*/*"):  # noqa: ASYNC240 - a few files of a test
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    lied = await serve(on)
+    assert (lied.tokens, lied.hits) == (first.tokens, 0)
+    assert lied.errors
+    assert (await serve(on)).hits >= 16, "its first page has been stored again"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1000.0])
+async def test_a_preempted_sequence_gets_its_pages_from_a_tier_that_is_faster_than_computing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """The prompts fill no page, so what is fetched is what preempted answers had."""
+    logs = [
+        SequenceLog(f"{n}", (4 + n,) * 8, 8, SamplingParams(max_tokens=150, seed=n, ignore_eos=True))
+        for n in range(4)
+    ]
+    answers: dict[bool, dict[str, list[int]]] = {}
+    fetched, fetch, store = [0], DiskTier.fetch, DiskTier.store
+
+    def written(tier: DiskTier, *pages: object) -> None:
+        store(tier, *pages)  # type: ignore[arg-type]  # as given
+        eventually(lambda: not tier._queued, "they are on the disk, however slow the machine is")
+
+    def counted(tier: DiskTier, wanted: PageFetch) -> int:
+        fetched[0] += (count := fetch(tier, wanted))
+        return count
+
+    monkeypatch.setattr(DiskTier, "fetch", counted)
+    monkeypatch.setattr(DiskTier, "store", written)
+    monkeypatch.setattr(DiskTier, "seconds", lambda tier, pages: seconds)
+    for tiered in (False, True):
+        kept = {"kv_disk": tmp_path, "kv_disk_bytes": 2**26} if tiered else {}
+        assembly = assemble(options_of(kv_memory=2**19, max_model_len=200, **kept))
+        tokens = answers[tiered] = {log.id: [] for log in logs}
+
+        async def ask(client: EngineClient, log: SequenceLog, into: list[int]) -> None:
+            async with client.stream([log]) as stream:
+                async for delta in stream:
+                    into += delta.tokens
+
+        async with open_in_process(assembly.engine_spec) as client:
+            async with anyio.create_task_group() as tasks:
+                for log in logs:
+                    tasks.start_soon(ask, client, log, tokens[log.id])
+            counters = client.stats().counters
+        assert counters.preemptions
+        if tiered:
+            assert (fetched[0] > 0) == (not seconds)
+            assert assembly.engine_spec.tier is not None
+            await anyio.to_thread.run_sync(assembly.engine_spec.tier.close)
+    assert answers[True] == answers[False]
