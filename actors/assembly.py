@@ -18,6 +18,7 @@ from personae.actors.adapter_folders import adapter_folders
 from personae.actors.client import ModelCard
 from personae.actors.cluster.identity import client_context
 from personae.actors.draft_model import chosen_speculation, load_draft_model
+from personae.actors.expert_groups import expert_groups
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import Sizes, choose_sizes
 from personae.actors.spec import EngineSpec, GrammarService
@@ -485,12 +486,11 @@ def _check_kernels() -> None:
 def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.device) -> Ranks | None:
     """Start the processes of the ranks besides this one; None if the model has one. Raises LoadError for
     what several ranks cannot do."""
-    size, stages = options.tensor_parallel_size, options.pipeline_parallel_size
-    if size % options.expert_parallel_size:
-        raise LoadError(
-            f"--expert-parallel-size {options.expert_parallel_size}: it must divide "
-            f"--tensor-parallel-size, which is {size}."
-        )
+    size, stages, groups = (
+        options.tensor_parallel_size,
+        options.pipeline_parallel_size,
+        expert_groups(options),
+    )
     if size * stages == 1:
         return None
     option = f"--tensor-parallel-size {size}" if size > 1 else f"--pipeline-parallel-size {stages}"
@@ -504,7 +504,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         raise LoadError(f"{option} and --kv-disk do not work together so far.")
     if options.kv_transfer:
         raise LoadError(f"{option} and --kv-transfer do not work together so far.")
-    shared = checkpoint.config().of_rank(0, size, options.expert_parallel_size)
+    shared = checkpoint.config().of_rank(0, size, groups)
     shared.of_stage(0, stages)  # says so before anything is loaded
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(torch.get_num_threads() // size, 1))
@@ -512,7 +512,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         options.model,
         size,
         stages,
-        options.expert_parallel_size,
+        groups,
         dtype=options.dtype,
         quantize=options.quantize,
         max_position=options.max_model_len,
