@@ -45,8 +45,10 @@ def tokens_of(seed: int, count: int) -> list[int]:
 class Ranks:
     """The decoders of all ranks, and what they keep of sequences."""
 
-    def __init__(self, folder: Path, size: int) -> None:
-        self.decoders = [load_model(folder, device=CPU, comm=comm) for comm in comms_of(size)]
+    def __init__(self, folder: Path, size: int, quantize: str | None = None) -> None:
+        self.decoders = [
+            load_model(folder, device=CPU, quantize=quantize, comm=comm) for comm in comms_of(size)
+        ]
         assert all(decoder._fused is not None for decoder in self.decoders)
         self._kept = [PagedSequences(decoder, page_size=8, seed=1) for decoder in self.decoders]
         self._threads = ThreadPoolExecutor(size)
@@ -66,6 +68,15 @@ def test_logits_are_as_near_to_transformers_as_those_of_one_process(variant: str
     alone = PagedSequences(load_model(folder, device=CPU), page_size=8, seed=1).step({"a": prompt})["a"]
     found = Ranks(folder, size).step({"a": prompt})["a"]
     assert relative_error(found, truth) < 1.2 * relative_error(alone, truth) + 1e-3
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_quantized_weights_have_the_logits_of_one_process(quantize: str) -> None:
+    folder, size = folder_of("llama")
+    prompt = tokens_of(1, 100)
+    whole = load_model(folder, device=CPU, quantize=quantize)
+    alone = PagedSequences(whole, page_size=8, seed=1).step({"a": prompt})["a"]
+    assert relative_error(Ranks(folder, size, quantize).step({"a": prompt})["a"], alone) < 0.02
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
