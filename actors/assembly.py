@@ -19,6 +19,7 @@ from personae.actors.adapter_folders import adapter_folders
 from personae.actors.client import ModelCard
 from personae.actors.cluster.identity import client_context
 from personae.actors.draft_model import chosen_speculation, load_draft_model
+from personae.actors.expert_groups import expert_groups
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import Sizes, choose_sizes
 from personae.actors.spec import EngineSpec, GrammarService
@@ -504,12 +505,11 @@ def _check_kernels() -> None:
 def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.device) -> Ranks | None:
     """Start the processes of the ranks besides this one; None if the model has one. Raises LoadError for
     what several ranks cannot do."""
-    size, stages = options.tensor_parallel_size, options.pipeline_parallel_size
-    if size % options.expert_parallel_size:
-        raise LoadError(
-            f"--expert-parallel-size {options.expert_parallel_size}: it must divide "
-            f"--tensor-parallel-size, which is {size}."
-        )
+    size, stages, groups = (
+        options.tensor_parallel_size,
+        options.pipeline_parallel_size,
+        expert_groups(options),
+    )
     if size * stages == 1:
         return None
     option = f"--tensor-parallel-size {size}" if size > 1 else f"--pipeline-parallel-size {stages}"
@@ -523,7 +523,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         if getattr(options, name):
             other = f"--{name.replace('_', '-')}"
             raise LoadError(f"{option} and {other} do not work together so far.")
-    shared = checkpoint.config().of_rank(0, size, options.expert_parallel_size)
+    shared = checkpoint.config().of_rank(0, size, groups)
     shared.of_stage(0, stages)  # says so before anything is loaded
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(torch.get_num_threads() // size, 1))
@@ -531,7 +531,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         options.model,
         size,
         stages,
-        options.expert_parallel_size,
+        groups,
         dtype=options.dtype,
         quantize=options.quantize,
         max_position=options.max_model_len,

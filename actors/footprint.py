@@ -10,6 +10,7 @@ from math import prod
 import torch
 
 from personae.actors.adapter_folders import adapter_folders
+from personae.actors.expert_groups import expert_groups
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import choose_sizes
 from personae.actors.start_adapters import read_start_adapters
@@ -77,7 +78,7 @@ def footprint(options: EngineOptions, device: torch.device) -> Footprint:
     checkpoint = open_checkpoint(options.model)
     described = describe(checkpoint, device=device, dtype=options.dtype, quantize=options.quantize)
     size, stages = options.tensor_parallel_size, options.pipeline_parallel_size
-    decoders = list(described.decoders(Unconnected(0, size, 0, stages, options.expert_parallel_size)))
+    decoders = list(described.decoders(Unconnected(0, size, 0, stages, expert_groups(options))))
     decoder = decoders[0]
     folders = adapter_folders(options.adapters, options.named_adapters)
     _set_fingerprints(decoder, described.stored, read=bool(folders))

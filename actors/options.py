@@ -108,6 +108,24 @@ class ModelOptions:
             metavar="GROUPS",
         ),
     ] = 1
+    enable_eplb: Annotated[
+        bool,
+        OptionInfo(
+            "Move experts between those groups while the server runs, so that all groups compute as much "
+            "(expert parallelism load balancing). It needs --expert-parallel-size.",
+        ),
+    ] = False
+    num_redundant_experts: Annotated[
+        int | None,
+        OptionInfo(
+            "With --enable-eplb: room in each layer for this many copies of popular experts, in all groups "
+            "together.",
+            min=0,
+            max=4096,
+            unset="one for each group",
+            metavar="EXPERTS",
+        ),
+    ] = None
     pipeline_parallel_size: Annotated[
         int,
         OptionInfo(

@@ -81,7 +81,7 @@ def serve(options: ServeOptions, config: ConfigOption = None, dry_run: DryRunOpt
         return
     drawn = options.log_format == "text" and sys.stderr.isatty()
     one_here = not options.one_process and options.ray is None
-    one_here = one_here and max(options.replicas, options.max_replicas or 1) == 1
+    one_here = one_here and options.replicas.most == 1
     try:
         bind(options.host, options.port).close()  # before anything large is imported
         from personae.api.commands.startup import StartUp

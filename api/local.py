@@ -50,18 +50,13 @@ async def open_engine(
     if options.keep_alive is not None or options.models_memory is not None:
         given = "--models-memory" if options.keep_alive is None else "--keep-alive"
         raise LoadError(f"{given} needs --model NAME=MODEL.")
-    most = max(options.replicas, options.max_replicas or 1)
-    if options.one_process and most > 1:
+    if options.one_process and options.replicas.most > 1:
         raise LoadError("--one-process has one engine; --replicas needs processes of their own.")
-    if options.prefill_replicas and options.prefill_replicas >= options.replicas:
+    if options.prefill_replicas and options.prefill_replicas >= options.replicas.least:
         raise LoadError(
             f"--prefill-replicas {options.prefill_replicas} leaves no engine of --replicas "
             f"{options.replicas} for answers."
         )
-    if options.scale_by_load and most == options.replicas:
-        raise LoadError("--scale-by-load needs a --max-replicas that is more than --replicas.")
-    if options.scale_by_load and options.ray is not None:
-        raise LoadError("--scale-by-load does not work with --ray so far.")
     if options.one_process and options.ray is not None:
         raise LoadError("--one-process has its engine here; --ray has engines on other machines.")
     if names_the_hub(options):
@@ -175,15 +170,16 @@ def _open_processes(
         return open_cluster(
             engine_options,
             ClusterOptions(**shared(options, ClusterOptions)),
-            options.replicas,
+            options.replicas.least,
             on_progress,
-            most=options.max_replicas,
+            most=options.replicas.most,
             max_restarts=options.max_restarts,
             hang_seconds=options.hang_timeout,
             silence_seconds=options.silence_timeout,
             prefill=options.prefill_replicas,
+            by_load=not options.replicas.fixed,
         )
-    if max(options.replicas, options.max_replicas or 1) == 1:
+    if options.replicas.most == 1:
         return open_multi_process(
             engine_options,
             on_progress,
@@ -194,14 +190,14 @@ def _open_processes(
         )
     return open_replicas(
         engine_options,
-        options.replicas,
+        options.replicas.least,
         on_progress,
-        most=options.max_replicas,
+        most=options.replicas.most,
         max_restarts=options.max_restarts,
         hang_seconds=options.hang_timeout,
         silence_seconds=options.silence_timeout,
         on_kv_events=hear,
         keeper=keeper,
         prefill=options.prefill_replicas,
-        by_load=options.scale_by_load,
+        by_load=not options.replicas.fixed,
     )

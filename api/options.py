@@ -32,6 +32,44 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9._~/-]*)?")
 
 
+class Replicas:
+    """The value of `--replicas`: from `least` to `most` engines, as the load asks for. A single number is
+    both. Raises ValueError for anything else."""
+
+    def __init__(self, given: "int | str | Replicas") -> None:
+        found = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", str(given))
+        if found is None or int(found[1]) < 1:
+            raise ValueError(
+                f"{str(given)!r} is not a number of engines of 1 or more, or a range such as 1:4"
+            )
+        self.least = int(found[1])
+        self.most = int(found[2] or self.least)
+        if self.most < self.least:
+            raise ValueError(
+                f"{str(given)!r} has its larger number first; write it as {self.most}:{self.least}"
+            )
+
+    def __str__(self) -> str:
+        return str(self.least) if self.fixed else f"{self.least}:{self.most}"
+
+    def __repr__(self) -> str:
+        return f"Replicas('{self}')"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Replicas) and (self.least, self.most) == (other.least, other.most)
+
+    def __hash__(self) -> int:
+        return hash((self.least, self.most))
+
+    @property
+    def fixed(self) -> bool:
+        """Whether there are always as many."""
+        return self.least == self.most
+
+
+ONE_REPLICA = Replicas(1)
+
+
 def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
     """Origins as browsers send them."""
     for origin in origins:
@@ -341,12 +379,14 @@ class ProcessOptions:
         OptionInfo("Restarts of the engine within a minute of running before the server gives up.", min=0),
     ] = 5
     replicas: Annotated[
-        int,
+        Replicas,
         OptionInfo(
-            "Engines, each with a share of the cores or a GPU of its own. Streams survive the loss of one.",
-            min=1,
+            "Engines, each with a share of the cores or a GPU of its own. Streams survive the loss of one. "
+            "MIN:MAX adds engines while work waits, and removes them when fewer would do.",
+            parse=Replicas,
+            metavar="N|MIN:MAX",
         ),
-    ] = 1
+    ] = ONE_REPLICA
     prefill_replicas: Annotated[
         int,
         OptionInfo(
@@ -355,21 +395,7 @@ class ProcessOptions:
             min=0,
         ),
     ] = 0
-    max_replicas: Annotated[
-        int | None,
-        OptionInfo(
-            "The most engines that `POST /v1/replicas` may ask for; each has its share of memory and cores.",
-            min=1,
-            unset="as many as --replicas",
-        ),
-    ] = None
-    scale_by_load: Annotated[
-        bool,
-        OptionInfo(
-            "Add engines while work waits, up to --max-replicas, and remove them down to --replicas when "
-            "fewer would do."
-        ),
-    ] = False
+
     silence_timeout: Annotated[
         float,
         OptionInfo(

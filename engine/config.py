@@ -15,10 +15,11 @@ from typing import Literal
 
 from personae.engine.fields import Fields, read_fields
 from personae.engine.layers.block import KVSpec, LayerSpec
-from personae.engine.layers.moe import MoeSpec
+from personae.engine.layers.dense_and_experts import experts_of, with_expert_groups
 from personae.engine.layers.parallel import ParallelSpec
 from personae.engine.models import FAMILIES, MODEL_TYPES, family
 from personae.engine.models.config_keys import check_unread
+from personae.engine.parallel.expert_placement import NO_GROUPS, ExpertGroups
 from personae.errors import LoadError
 from personae.lora.shards import Shard
 from personae.lora.sites import LoraSite
@@ -88,12 +89,12 @@ class ModelConfig:
             if len({*own.values()}) == 1
         }
 
-    def of_rank(self, rank: int, size: int, expert_groups: int = 1) -> "ModelConfig":
-        """What a rank of `size` has of the layers. `expert_groups`: how many groups of them have different
-        experts. Raises LoadError if the layers cannot be divided so."""
+    def of_rank(self, rank: int, size: int, expert_groups: ExpertGroups = NO_GROUPS) -> "ModelConfig":
+        """What a rank of `size` has of the layers. `expert_groups`: how they divide the experts. Raises
+        LoadError if the layers cannot be divided so."""
         if size == 1:
             return self
-        divided = self if expert_groups == 1 else self._with_expert_groups(expert_groups)
+        divided = self if expert_groups.number == 1 else self._with_expert_groups(expert_groups)
         try:
             return divided.with_layers(lambda layer: layer.of_rank(rank, size))
         except ValueError as error:
@@ -102,9 +103,10 @@ class ModelConfig:
                 "equally."
             ) from None
 
-    def _with_expert_groups(self, count: int) -> "ModelConfig":
+    def _with_expert_groups(self, groups: ExpertGroups) -> "ModelConfig":
+        count, spare = groups.number, groups.spare or 0
         option = f"--expert-parallel-size {count}"
-        experts = {layer.mlp.experts for layer in self.layer_specs if isinstance(layer.mlp, MoeSpec)}
+        experts = {found.experts for layer in self.layer_specs if (found := experts_of(layer)) is not None}
         if not experts:
             raise LoadError(f"{option}: this model has no experts.")
         for number in sorted(experts):
@@ -113,13 +115,12 @@ class ModelConfig:
                     f"{option}: this model has {number} experts, which so many groups cannot share equally "
                     "with at least two for each."
                 )
-        return self.with_layers(
-            lambda layer: (
-                replace(layer, mlp=replace(layer.mlp, expert_groups=count))
-                if isinstance(layer.mlp, MoeSpec)
-                else layer
-            )
-        )
+            if spare > number - number // count:
+                raise LoadError(
+                    f"--num-redundant-experts {spare * count}: this model has {number} experts, and a group "
+                    f"that has {number // count} of them has no use for {spare} more."
+                )
+        return self.with_layers(lambda layer: with_expert_groups(layer, groups))
 
     def of_stage(self, stage: int, stages: int) -> "ModelConfig":
         """The layers of one of the stages: equally many, and where that is not possible the last stages have

@@ -13,6 +13,7 @@ from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Checkpoint, Numerics, StoredTensor
 from personae.engine.checkpoints.listing import listing
 from personae.engine.config import ModelConfig
+from personae.engine.model_files import ModelFiles
 from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import weight_files, weights_digest
 from personae.engine.packed_weights import PackedWeights, code_digest, file_facts
@@ -133,6 +134,8 @@ def load_model(
     else:
         asked = f"{config} {numerics.dtype} {numerics.quantization} {quantize}"
         _fill_and_pack(decoder, path, asked, layout, packed, fill)
+    if comm.expert_groups.spare is not None:
+        decoder.files = ModelFiles(path, stored)
     give_back_freed()
     return decoder
 

@@ -115,6 +115,15 @@ class Drafted(NamedTuple):
     source: str = ""
 
 
+class ExpertBalance(msgspec.Struct, frozen=True):
+    """How evenly groups of ranks have computed experts since the engine started: rows of the busiest group of
+    each layer, and of a group in the mean. `moved`: how many experts went to another rank."""
+
+    moved: int = 0
+    busiest: float = 0.0
+    mean: float = 0.0
+
+
 class StepResult(msgspec.Struct, frozen=True):
     """The result of a step, in the order of the plan's rows.
 
@@ -130,7 +139,7 @@ class StepResult(msgspec.Struct, frozen=True):
     should have sampled but did not, because their grammar's mask is not ready, and later rows of these
     sequences that were already planned. They have no token, and their positions are planned again.
     `embeddings` has a vector (float32) for each row that completed a prompt with pooling. `resting`: drafts
-    do not pay at present, so the next plans should have none.
+    do not pay at present, so the next plans should have none. `experts`: see `Worker.expert_balance`.
     """
 
     step: int
@@ -143,6 +152,7 @@ class StepResult(msgspec.Struct, frozen=True):
     drafted: dict[int, Drafted] = {}
     embeddings: dict[int, bytes] = {}
     resting: bool = False
+    experts: ExpertBalance | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
+from personae.engine.plan import ExpertBalance
+
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the buckets that count steps by their tokens. One more bucket has all larger steps."""
 
@@ -122,6 +124,17 @@ class EngineCounters(msgspec.Struct):
     timings: Annotated[
         StepTimings, CounterMetric("personae:step_part_seconds", "Time in parts of steps.", label="part")
     ] = StepTimings()
+    expert_moves: Annotated[
+        int, CounterMetric("personae:expert_moves", "Experts that went to another group of ranks.")
+    ] = 0
+    expert_rows: Annotated[
+        dict[str, float],
+        CounterMetric(
+            "personae:expert_rows",
+            "Rows that experts computed, of each layer's busiest group of ranks and of a group in the mean.",
+            label="group",
+        ),
+    ] = {}
     step_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
 
     def count_tokens(self, tokens: int) -> None:
@@ -130,6 +143,11 @@ class EngineCounters(msgspec.Struct):
         bucket = bisect_left(STEP_TOKENS, tokens)
         counts = self.step_tokens
         self.step_tokens = (*counts[:bucket], counts[bucket] + 1, *counts[bucket + 1 :])
+
+    def count_experts(self, balance: ExpertBalance) -> None:
+        """Take over what the ranks have counted since the engine started."""
+        self.expert_moves = balance.moved
+        self.expert_rows = {"busiest": balance.busiest, "mean": balance.mean}
 
     def count_drafts(self, computed: int, accepted: int, source: str = "") -> None:
         """Count the drafts of a row, and how many were right. `source` made them."""

@@ -324,6 +324,8 @@ class StepEngine:
             self._settle()
         resting = self._speculator is not None and self._speculator.resting
         result = launched.read(self._bindings.bring, resting=resting)
+        if (experts := self.worker.expert_balance) is not None:
+            result = msgspec.structs.replace(result, experts=experts)
         if launched.bitmask is not None:
             self._bitmasks.release(launched.bitmask)
         if result.deferred:

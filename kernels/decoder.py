@@ -45,7 +45,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """The weights of a decoder, see `engine/models/decoder.py`."""
+    """The weights of a decoder, see `engine/models/decoder.py`. `rank`: that of several that share each
+    layer, whose parts of it these are."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -55,6 +56,7 @@ class DecoderWeights:
     kv_heads: int
     head_dim: int
     eps: float
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,17 @@ class LoraStep:
 
     stacks: Mapping[str, LoraStack]
     work: WorkList
+
+
+@dataclass(frozen=True, slots=True)
+class RankSums:
+    """Where several ranks, processes of one machine, add up what each has computed of o and down. `memory`:
+    uint8, with zeros at first, which all have mapped and use for nothing else. `ranks`: how many they are.
+    `check` is called regularly while one waits for others; it raises an error if another has ended."""
+
+    memory: Tensor
+    ranks: int
+    check: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +146,19 @@ class FusedDecoder(Protocol):
         lora: LoraStep | None,
         overlap: Callable[[], None] | None = None,
         tapped: Tapped | None = None,
+        sums: RankSums | None = None,
+        inputs: Tensor | None = None,
     ) -> Tensor:
         """tokens, positions: [T] int64; cache: [layers, 2, pages, kv_heads, page_size, D] -> [T, H] float32.
 
         Appends the tokens' keys and values, and fills `tapped`. The bits of a row do not depend on the other
         rows. This thread calls `overlap` while other threads compute; its exception is raised at the end.
+        Ranks that share the layers have `sums`, and `inputs`: the embedded tokens [T, H] bfloat16. All of
+        them call this with the same tokens, and get the same bits.
         """
+
+    def adds_up(self, count: int, sums: RankSums) -> bool:
+        """Whether `sums` have room for a step of `count` tokens."""
 
     def logits(self, hidden: Tensor, logit_mask: Tensor | None = None) -> Tensor:
         """Rows of `forward`'s result [S, H] -> [S, V] float32, in memory that the next call overwrites.

@@ -305,7 +305,8 @@ def test_ray_can_start_a_pod_for_each_engine_that_the_servers_of_the_example_ask
     taken = options_in(objects)
     (workers,) = objects["RayCluster"]["spec"]["workerGroupSpecs"]
     scaled = objects["ScaledObject"]["spec"]
-    engines = [scaled[f"{end}ReplicaCount"] * taken["replicas"] for end in ("min", "max")]
+    asked = taken["replicas"]
+    engines = [scaled["minReplicaCount"] * asked.least, scaled["maxReplicaCount"] * asked.most]
     assert engines == [workers["minReplicas"], workers["maxReplicas"]]
     (worker,) = workers["template"]["spec"]["containers"]
     resources = worker["resources"]

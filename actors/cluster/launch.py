@@ -49,6 +49,7 @@ async def open_cluster(
     hang_seconds: float = HANG_SECONDS,
     silence_seconds: float = SILENCE_SECONDS,
     prefill: int = 0,
+    by_load: bool = False,
 ) -> AsyncIterator[MultiProcessEngine]:
     """Do what `open_replicas` does, with engines on the nodes of the cluster that `cluster.ray` names. Raises
     LoadError if it has no room for the first `count`, or if a node refuses; later engines wait for room."""
@@ -98,6 +99,7 @@ async def open_cluster(
             silence_seconds=silence_seconds,
             max_live=MAX_LIVE * most,
             prefill=prefill,
+            by_load=by_load,
         ) as engines:
             yield engines
 

@@ -21,6 +21,7 @@ from personae.engine.layers.dense_and_experts import experts_of
 from personae.engine.loader import Described
 from personae.engine.models.decoder import Decoder
 from personae.engine.parallel.comm import Unconnected
+from personae.engine.parallel.expert_placement import NO_GROUPS
 from personae.errors import LoadError
 
 BANDWIDTH_SHARE, FLOPS_SHARE = 0.7, 0.5  # of the makers' figures that kernels reach
@@ -118,7 +119,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _estimate(described: Described, device: Device, layout: Layout, load: Load) -> Estimate:
-    comm = Unconnected(0, layout.tensor, 0, layout.stages, 1)
+    comm = Unconnected(0, layout.tensor, 0, layout.stages, NO_GROUPS)
     stages = [_StageBytes.of(decoder) for decoder in described.decoders(comm)]
     found = Estimate(layout, max(stage.weights for stage in stages))
     rooms = [device.memory * MEMORY_SHARE - stage.weights for stage in stages]

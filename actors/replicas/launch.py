@@ -3,7 +3,7 @@
 personae               one_for_one, gives up at once
 ├── dispatcher         decides who goes next, and where
 ├── scaler             adds and removes replicas
-├── load-scaler        with --scale-by-load: says how many
+├── load-scaler        with --replicas MIN:MAX: says how many
 ├── engine-0/front     as in `in_process.py`
 ├── engine-0/back      restarts the engine core when it dies, within its restart intensity
 │   └── host           one epoch of the engine core's process

@@ -217,7 +217,7 @@ class Scaler(Actor[Message]):
         replicas = self._replicas
         if not 1 <= count <= replicas.most:
             raise RequestError(
-                f"`replicas` is {count}; it must be from 1 to {replicas.most} (--max-replicas).",
+                f"`replicas` is {count}; it must be from 1 to {replicas.most} (--replicas).",
                 param="replicas",
             )
         for replica in replicas.replicas:

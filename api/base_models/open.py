@@ -24,7 +24,7 @@ from personae.kernels.sizes import size_text
 _log = logging.getLogger("personae.engine")
 
 _OF_ONE_MODEL = (
-    *("model", "served_model_name", "draft_model", "adapters", "kv_events", "ray", "max_replicas"),
+    *("model", "served_model_name", "draft_model", "adapters", "kv_events", "ray"),
     *("tool_format", "reasoning_format"),
 )
 """Options that say something of one model, or that belong to a single group of engines."""
@@ -40,6 +40,10 @@ def options_by_name(options: ServeOptions) -> dict[str, ServeOptions]:
         if getattr(options, name):
             spelled = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
             raise LoadError(f"{spelled} is for one model; with --model NAME=MODEL leave it out.")
+    if not options.replicas.fixed:
+        raise LoadError(
+            f"--replicas {options.replicas} is for one model; with --model NAME=MODEL give one number."
+        )
     return {
         name: replace(
             options,
@@ -74,7 +78,7 @@ async def open_base_models(
     sizes = await measured([engine_options_of(own, adapter_store, secret)[0] for own in here])
     bases: list[BaseModel] = []
     for (name, given), own, found in zip(by_name.items(), here, sizes, strict=True):
-        source, size = str(given.model), found.bytes * options.replicas
+        source, size = str(given.model), found.bytes * options.replicas.least
         if size > memory.limit:
             raise LoadError(
                 f"The model `{name}` needs {size_text(size)}, and the models may have "

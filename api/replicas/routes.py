@@ -67,7 +67,7 @@ async def scale_replicas(request: Request) -> Response:
 
 def _scaler(exchange: Exchange) -> ReplicaScaler:
     if exchange.services.scaler is None:
-        raise NotFound("This server has one engine. Start it with --replicas or --max-replicas to have more.")
+        raise NotFound("This server has one engine. Start it with --replicas to have more.")
     return exchange.services.scaler
 
 

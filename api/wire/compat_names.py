@@ -120,6 +120,7 @@ _ADAPTERS = "Here it is --adapters NAME=PATH, or --adapters DIR for every sub-fo
 _ALWAYS = "It is always on."
 _PROXY = "Use a proxy in front of the server for this."
 _PATH = "The model is the argument before the options: its folder, or its name on the Hub."
+_RANGE = "It is a part of the number: --replicas MIN:MAX."
 _REVISION = "It is a part of the name: org/name@REVISION."
 
 _OPTIONS = {
@@ -134,6 +135,8 @@ _OPTIONS = {
     "--enable-expert-parallel": "Here it is --expert-parallel-size, with as many groups as ranks.",
     "--enable-lora": f"It is always on; {_ADAPTERS}",
     "--enable-prefix-caching": _ALWAYS,
+    "--ep-num-redundant-experts": "Here it is --num-redundant-experts.",
+    "--eplb-config": "Here it is --enable-eplb, and --num-redundant-experts for the number of copies.",
     "--enforce-eager": "Here it is --no-cuda-graphs.",
     "--guided-decoding-backend": "It is chosen for each grammar, or by the request.",
     "--hf-repo": _PATH,
@@ -146,6 +149,7 @@ _OPTIONS = {
     "--max-loras-per-batch": _NEEDLESS,
     "--max-num-batched-tokens": "Here it is --max-batch-tokens.",
     "--max-num-seqs": "Here it is --max-seqs.",
+    "--max-replicas": _RANGE,
     "--max-running-requests": "Here it is --max-seqs.",
     "--mem-fraction-static": "Here it is --kv-memory, in bytes; by default most of the free memory.",
     "--model-path": _PATH,
@@ -154,6 +158,7 @@ _OPTIONS = {
     "--quantization": "Here it is --quantize.",
     "--reasoning-parser": _FOUND.format("--reasoning-format"),
     "--revision": _REVISION,
+    "--scale-by-load": _RANGE,
     "--scheduling-policy": "Priorities are always on.",
     "--speculative-algorithm": "Here it is --speculate.",
     "--speculative-config": "Here it is --speculate, and --draft-model for a draft model, an EAGLE-3 head, "
@@ -167,7 +172,7 @@ _OPTIONS = {
     "--tool-call-parser": _FOUND.format("--tool-format"),
     "--trust-remote-code": "Code from models is never run.",
 }
-"""An option of another server, and what to do here."""
+"""An option of another server, or of an earlier version of this one, and what to do here."""
 
 
 def field_here(name: str, known: Collection[str]) -> str | None:

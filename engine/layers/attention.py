@@ -135,8 +135,7 @@ class AttentionSpec:
             raise ValueError("attention that normalises all heads together")
         if self.gated:
             raise ValueError("gated attention")
-        if self.projected != "qkv":
-            raise ValueError("keys and values that are shared")
+
         own = max(self.kv_heads // size, 1)
         first = rank * self.heads // size, rank * self.kv_heads // size
         return replace(self, heads=self.heads // size, kv_heads=own, part=(*first, self))
@@ -148,7 +147,8 @@ class AttentionSpec:
         first, first_kv, dim = self.part[0], self.part[1], self.head_dim
         query = (first * dim, (first + self.heads) * dim)
         kv = (first_kv * dim, (first_kv + self.kv_heads) * dim)
-        outputs = {key: Shard(OUTPUTS, (own,)) for key, own in zip("qkv", (query, kv, kv), strict=True)}
+        ranges = (query, kv, kv)[: len(self.projected)]
+        outputs = {key: Shard(OUTPUTS, (own,)) for key, own in zip(self.projected, ranges, strict=True)}
         return {f"{self.key}{name}": part for name, part in {**outputs, "o": Shard(INPUTS, (query,))}.items()}
 
     def build(self, context: BlockContext) -> "Attention":
@@ -246,7 +246,7 @@ class Attention:
             return [], []
         of = self.spec.shards()
         key = self.spec.key
-        inner, outer = [of[f"{key}{name}"] for name in "qkv"], [of[f"{key}o"]]
+        inner, outer = [of[f"{key}{name}"] for name in self.spec.projected], [of[f"{key}o"]]
         return [joined(inner, list(self.spec.part[2].widths))] if self.spec.merged else inner, outer
 
     @property

@@ -2,18 +2,20 @@
 Gemma 4."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from personae.engine.layers.block import BlockContext, LayerSpec, UndividedBlock, UndividedSpec
+from personae.engine.layers.block import BlockContext, BlockSpec, LayerSpec
 from personae.engine.layers.latent_experts import LatentExpertsSpec
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP, MlpSpec
 from personae.engine.layers.moe import MoE, MoeSpec
 from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
+from personae.engine.parallel.expert_placement import ExpertGroups
 from personae.kernels.decoder import Weight
+from personae.lora.shards import Shard
 from personae.lora.sites import LoraSite
 
 NORMS = (
@@ -26,10 +28,8 @@ NORMS = (
 
 
 @dataclass(frozen=True, slots=True)
-class DenseAndExpertsSpec(UndividedSpec):
+class DenseAndExpertsSpec:
     """See `DenseAndExperts`."""
-
-    kind = "an MLP next to experts"
 
     dense: MlpSpec
     sparse: MoeSpec
@@ -48,12 +48,20 @@ class DenseAndExpertsSpec(UndividedSpec):
         """See BlockSpec."""
         return {**self.dense.lora_sites(hidden_size), **self.sparse.lora_sites(hidden_size)}
 
+    def of_rank(self, rank: int, size: int) -> "DenseAndExpertsSpec":
+        """See BlockSpec: a part of both."""
+        return DenseAndExpertsSpec(self.dense.of_rank(rank, size), self.sparse.of_rank(rank, size))
+
+    def shards(self) -> Mapping[str, Shard]:
+        """See BlockSpec."""
+        return {**self.dense.shards(), **self.sparse.shards()}
+
     def build(self, context: BlockContext) -> "DenseAndExperts":
         """See BlockSpec."""
         return DenseAndExperts(self, context)
 
 
-class DenseAndExperts(UndividedBlock):
+class DenseAndExperts:
     """y = n5(n2(mlp(n1(x))) + n4(experts(n3(x)))), with the norms n1 to n5. The router reads x itself."""
 
     kv, heads = None, 0
@@ -82,6 +90,11 @@ class DenseAndExperts(UndividedBlock):
         for name, norm in zip(NORMS, self._norms, strict=True):
             yield from norm.tensors(f"{self._prefix}.{name}")
 
+    def shards(self) -> Iterator[tuple[str, Shard]]:
+        """See Block."""
+        yield from self.dense.shards()
+        yield from self.sparse.shards()
+
     def norms(self) -> Iterator[Norm]:
         """See Block."""
         yield from self._norms
@@ -95,6 +108,17 @@ class DenseAndExperts(UndividedBlock):
         """See Block."""
         yield from self.dense.lora_linears()
         yield from self.sparse.lora_linears()
+
+
+def with_expert_groups(layer: LayerSpec, groups: ExpertGroups) -> LayerSpec:
+    """The layer, whose experts the ranks divide so."""
+
+    def divided(block: BlockSpec) -> BlockSpec:
+        if isinstance(block, DenseAndExpertsSpec):
+            return replace(block, sparse=replace(block.sparse, expert_groups=groups))
+        return replace(block, expert_groups=groups) if isinstance(block, MoeSpec) else block
+
+    return LayerSpec(*map(divided, layer.blocks))
 
 
 def experts_of(layer: LayerSpec) -> MoeSpec | None:

@@ -1,22 +1,31 @@
 """Mixture of experts: a router chooses a few MLPs for each token."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from personae.engine.layers.block import BlockContext
+from personae.engine.layers.expert_slots import ExpertSlots, arriving
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP, Activation, MlpSpec, gate_of
 from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
-from personae.engine.quantization.base import Backend, LinearMethod, Product
+from personae.engine.parallel.expert_placement import (
+    NO_GROUPS,
+    ExpertGroups,
+    Placement,
+    first_placement,
+)
+from personae.engine.quantization.base import Backend, LinearMethod, Product, StoredParts, load
 from personae.engine.quantization.unquantized import BatchInvariant, Unquantized
 from personae.kernels import reference
 from personae.kernels.decoder import PackedLinear, Weight
 from personae.kernels.moe import Routing, combine, expert_linear, grouped_linear, route, route_scored
+from personae.kernels.quantized import QuantizedWeight
 from personae.lora.shards import INPUTS, OUTPUTS, Shard
 from personae.lora.sites import LoraSite
 
@@ -47,9 +56,9 @@ class MoeSpec:
     and `correction_shape` its shape in the checkpoint. `bias`: the experts and the router have biases.
     `shared`: an MLP that every token uses too, and `shared_gate` the name in the block of what weighs it, by
     a sigmoid. `fused`: how a checkpoint may have all experts as one tensor. `module`, `router_module`: PEFT's
-    names for the block and its router, None for those of the checkpoint. `expert_groups`: how many groups of
-    the ranks that share it have different experts. `first`: of a rank's, where its inner vectors begin in
-    those of the whole, and `own` its experts.
+    names for the block and its router, None for those of the checkpoint. `expert_groups`: how the ranks that
+    share it divide its experts. `first`: of a rank's, where its inner vectors begin in those of the whole;
+    `group`, its group, and `own`, the experts that it has first.
     """
 
     experts: int
@@ -72,14 +81,25 @@ class MoeSpec:
     fused: "FusedExperts | None" = None
     module: str | None = None
     router_module: str | None = None
-    expert_groups: int = 1
+    expert_groups: ExpertGroups = NO_GROUPS
     first: int | None = None
+    group: int = 0
     own: range | None = None
 
     @property
     def held(self) -> range:
         """The experts whose weights it has."""
         return range(self.experts) if self.own is None else self.own
+
+    @property
+    def spare(self) -> int | None:
+        """How many slots for further experts a rank has; None if experts stay where they are."""
+        return None if self.own is None else self.expert_groups.spare
+
+    @property
+    def adapted(self) -> range:
+        """The experts whose adapters' pairs a rank has: all, if experts may come to it."""
+        return self.held if self.spare is None else range(self.experts)
 
     @property
     def kv(self) -> None:
@@ -103,7 +123,7 @@ class MoeSpec:
                 group,
                 inputs,
                 outputs,
-                len(self.held),
+                len(self.adapted),
                 self.fused is not None and self.fused.alternate,
                 self.fused is not None and self.fused.transposed and not self.fused.alternate,
             )
@@ -132,16 +152,18 @@ class MoeSpec:
 
     def of_rank(self, rank: int, size: int) -> "MoeSpec":
         """See BlockSpec: of its group's experts, a part of the inner vectors of each. The router is whole."""
-        sharing = size // self.expert_groups  # the ranks of a group
+        groups = self.expert_groups.number
+        sharing = size // groups  # the ranks of a group
         if self.size % sharing:
             raise ValueError(f"experts with inner vectors of {self.size}")
         group, part = divmod(rank, sharing)
-        inner, count = self.size // sharing, self.experts // self.expert_groups
+        inner, count = self.size // sharing, self.experts // groups
         return replace(
             self,
             size=inner,
             first=part * inner,
-            own=None if self.expert_groups == 1 else range(group * count, (group + 1) * count),
+            group=group,
+            own=None if groups == 1 else range(group * count, (group + 1) * count),
             shared=None if self.shared is None else self.shared.of_rank(rank, size),
         )
 
@@ -150,11 +172,12 @@ class MoeSpec:
         if self.first is None:
             return {}
         inner = ((self.first, self.first + self.size),)
-        wide = Shard(OUTPUTS, inner, self.own)
+        experts = self.own if self.spare is None else None
+        wide = Shard(OUTPUTS, inner, experts)
         shared = {} if self.shared is None else self.shared.shards()
         return {
             **dict.fromkeys(self.inner, wide),
-            "expert_down": Shard(INPUTS, inner, self.own),
+            "expert_down": Shard(INPUTS, inner, experts),
             **shared,
         }
 
@@ -163,9 +186,16 @@ class MoeSpec:
         return MoE(self, context)
 
 
+class ReadExpert(NamedTuple):
+    """One expert's weight as a module multiplies by it, and its bias."""
+
+    product: Product
+    bias: Tensor | None
+
+
 class ExpertLinear(Linear):
     """One linear module per expert, all of one shape. The weights are one tensor, [experts * outputs,
-    inputs], until a backend packs each of them."""
+    inputs], until a backend packs each of them. `spare`: slots behind them, for experts that may come."""
 
     def __init__(
         self,
@@ -174,6 +204,7 @@ class ExpertLinear(Linear):
         outputs: tuple[int, ...],
         experts: int,
         *,
+        spare: int = 0,
         bias: bool = False,
         method: type[LinearMethod],
         dtype: torch.dtype,
@@ -183,14 +214,22 @@ class ExpertLinear(Linear):
         super().__init__(
             names,
             inputs,
-            outputs * experts,
+            outputs * (experts + spare),
             bias=bias,
             method=method,
             dtype=dtype,
             device=device,
             shards=shards,
         )
-        self._width = sum(outputs)
+        self._width, self._inputs = sum(outputs), inputs
+        self._format, self._dtype, self._device = method, dtype, device
+        self.spare_bytes = self.method.weight.nbytes * spare // (experts + spare)
+        for part in self.method.parts(self._width)[experts:]:
+            weight = part.weight
+            for tensor in weight.tensors() if isinstance(weight, QuantizedWeight) else (weight,):
+                tensor.zero_()
+        if spare and self.bias is not None:
+            self.bias.zero_()
         self._experts: list[Product] = []
         self._packed: list[PackedLinear] = []  # the experts, if a backend has packed all of them
         self._batched: Tensor | None = None  # the weights [experts, outputs, inputs], if not packed
@@ -200,6 +239,46 @@ class ExpertLinear(Linear):
     def capturable(self) -> bool:
         """See Block. Valid after `pack`."""
         return self._batched is not None and self._linear is not reference.expert_linear
+
+    def tensors(self) -> Iterator[tuple[str, Weight]]:
+        """See Linear. Spare slots have no names."""
+        for name, weight in zip(self.names, self.method.params(self.outputs), strict=False):
+            yield f"{name}.weight", weight
+        if self.bias is not None:
+            for name, bias in zip(self.names, torch.split(self.bias, self.outputs), strict=False):
+                yield f"{name}.bias", bias
+
+    def reading(
+        self, names: Sequence[str], stored: Mapping[str, StoredParts]
+    ) -> Generator[None, None, ReadExpert]:
+        """Read one expert's modules of these names, a tensor at a time."""
+        method, device = self._format(self._width, self._inputs, self._dtype, self._device), self._device
+        bias = None if self.bias is None else torch.empty(self._width, dtype=self.bias.dtype, device=device)
+        sizes, shards = self.outputs[: len(names)], self._shards[: len(names)]
+        places: list[tuple[str, Weight, Shard]] = [
+            (f"{name}.weight", weight, shard)
+            for name, weight, shard in zip(names, method.params(sizes), shards, strict=True)
+        ]
+        for name, place, shard in places:
+            load(name, place, stored[name], shard)
+            yield
+        if bias is not None:
+            for name, place, shard in zip(names, torch.split(bias, sizes), shards, strict=True):
+                load(f"{name}.bias", place, stored[f"{name}.bias"], shard if shard.dim == OUTPUTS else None)
+        method.loaded()
+        return ReadExpert(method.finish(None), bias)
+
+    def put(self, slot: int, expert: ReadExpert) -> None:
+        """From now on the slot has this expert."""
+        if self._batched is not None:
+            self._batched[slot].copy_(expert.product.plain())
+        else:
+            self._experts[slot] = expert.product
+        if self._packed:
+            assert isinstance(expert.product, Backend)
+            self._packed[slot] = expert.product.packed
+        if self.bias is not None and expert.bias is not None:
+            self.bias.view(-1, self._width)[slot].copy_(expert.bias)
 
     def pack(self) -> None:
         """See Linear."""
@@ -243,6 +322,9 @@ class MoE:
 
     The w come from router x as the spec's `routing` says. They and the sum are computed in float32. Rows are
     grouped by expert, so that each expert is read once. The shared MLP, if there is one, is added.
+
+    `slots`: the experts that this rank's group has, None for all. `loads`: [experts] int64, how many rows
+    each expert of the layer has had, None if experts stay where they are.
     """
 
     kv, heads = None, 0
@@ -266,13 +348,23 @@ class MoE:
         pairs = tuple(up)
         if spec.gated:
             pairs = tuple(name for pair in zip(gate, up, strict=True) for name in pair)
-        of, count = spec.shards(), len(spec.held)
+        of, count, spare = spec.shards(), len(spec.held), spec.spare or 0
         self._comm = context.comm
+        self._names = spec.names if spec.gated else spec.names[1:]
+        self.slots: ExpertSlots | None = None
+        if spec.own is not None:
+            placement = first_placement(spec.experts, spec.expert_groups)
+            self.slots = ExpertSlots(spec.experts, spec.group, placement, device)
+        self.loads = (
+            None if spec.spare is None else torch.zeros(spec.experts, dtype=torch.int64, device=device)
+        )
+        self._read: dict[int, tuple[ReadExpert, ReadExpert]] = {}  # by slot, experts that will be placed
         self.gate_up = ExpertLinear(
             pairs,
             hidden,
             (spec.size,) * len(spec.inner),
             count,
+            spare=spare,
             bias=spec.bias,
             method=context.scheme(pairs),
             dtype=dtype,
@@ -284,13 +376,14 @@ class MoE:
             spec.size,
             (hidden,),
             count,
+            spare=spare,
             bias=spec.bias and not spec.first,
             method=context.scheme(down),
             dtype=dtype,
             device=device,
             shards=[of["expert_down"]] * count if of else (),
         )
-        self._numbers = torch.arange(spec.experts + 1, device=device)
+        self._numbers = torch.arange(count + spare + 1, device=device)
         self._gate = gate_of(spec.activation, gated=spec.gated, device=device, dtype=dtype)
         self.correction = (
             torch.empty(spec.experts, dtype=torch.float32, device=device) if spec.correction else None
@@ -334,12 +427,18 @@ class MoE:
             weights, chosen = self._route_scored(logits, self.correction, routing)
         if self._expert_scale is not None:
             weights = weights * self._expert_scale[chosen]
-        experts, order = chosen.flatten().sort(stable=True)
-        starts = torch.searchsorted(experts, self._numbers, out_int32=True)
-        if self.spec.own is None:
-            y = self._products(x, order, experts, starts, step, weights)
-        else:
-            y = self._own_products(x, order, experts, starts, step, weights)
+        if self.loads is not None:
+            self.loads += chosen.flatten().bincount(minlength=self.spec.experts)
+        places = chosen if self.slots is None else self.slots.of(chosen, step.positions)
+        places, order = places.flatten().sort(stable=True)
+        starts = torch.searchsorted(places, self._numbers, out_int32=True)
+        own = len(places) if self.slots is None else int(starts[-1])
+        experts = places if self.loads is None else chosen.flatten()[order]
+        y = x[:0]
+        if own:
+            y = self._products(x, order[:own], places[:own], experts[:own], starts, step, weights)
+        if own < len(order):  # the rows of other groups' experts are zero here
+            y = torch.cat((y, x.new_zeros(len(order) - own, x.shape[-1])))
         if self.spec.weighs_input:
             weights = torch.ones_like(weights)
         y = self._combine(y, weights, order)
@@ -348,28 +447,11 @@ class MoE:
             y = y + (common if self.shared_gate is None else self.shared_gate(x).sigmoid() * common)
         return self._comm.all_reduce(y)
 
-    def _own_products(
-        self,
-        x: Tensor,
-        order: Tensor,
-        experts: Tensor,
-        starts: Tensor,
-        step: ForwardContext,
-        weights: Tensor,
-    ) -> Tensor:
-        """As `_products`, but rows of experts that this rank does not have are zero."""
-        own = self.spec.held
-        first, stop = starts[own.start : own.stop + 1 : len(own)].tolist()
-        y = x.new_zeros(len(order), x.shape[-1])
-        if first < stop:
-            rows, numbers = slice(first, stop), starts[own.start : own.stop + 1] - first
-            y[rows] = self._products(x, order[rows], experts[rows] - own.start, numbers, step, weights)
-        return y
-
     def _products(
         self,
         x: Tensor,
         order: Tensor,
+        places: Tensor,
         experts: Tensor,
         starts: Tensor,
         step: ForwardContext,
@@ -377,17 +459,18 @@ class MoE:
     ) -> Tensor:
         """x: [T, hidden] through experts -> [N, hidden].
 
-        order: [N] int64, t * top_k + j of each row. experts: [N] int64, ascending, numbered from 0 as this
-        rank has them. starts: as of `ExpertLinear.grouped`. weights: [T, top_k], of all experts.
+        order: [N] int64, t * top_k + j of each row. places: [N] int64, ascending, the experts' slots on this
+        rank. experts: [N] int64, their numbers in adapters. starts: as of `ExpertLinear.grouped`. weights:
+        [T, top_k], of all experts.
         """
         tokens = order // self.spec.routing.top_k
         lora = None if step.lora is None else step.lora.routed(tokens, experts)
 
         def grouped(module: ExpertLinear, group: str, x: Tensor, sizes: list[int]) -> Tensor:
             if lora is None:
-                return module.grouped(x, starts, experts)
+                return module.grouped(x, starts, places)
             finish = lora(self.layer, group, x)
-            y = module.grouped(x, starts, experts)
+            y = module.grouped(x, starts, places)
             finish(torch.split(y, sizes, dim=-1))
             return y
 
@@ -396,6 +479,31 @@ class MoE:
             rows *= weights.flatten()[order].unsqueeze(-1).to(x.dtype)
         inner = self._gate(grouped(self.gate_up, "expert_gate_up", rows, [size] * len(self.spec.inner)))
         return grouped(self.down, "expert_down", inner, [hidden])
+
+    def reading(self, placement: Placement, stored: Mapping[str, StoredParts]) -> Iterator[None]:
+        """Read the experts that come to this rank with the placement, a tensor at a time. They are used from
+        `place` on."""
+        assert self.slots is not None
+        self._read = {}
+        for slot, expert in arriving(self.slots.own, placement[self.spec.group]).items():
+            *inner, down = (f"{self._prefix}.experts.{expert}.{name}" for name in self._names)
+            first = yield from self.gate_up.reading(inner, stored)
+            second = yield from self.down.reading([down], stored)
+            self._read[slot] = first, second
+
+    @property
+    def spare_bytes(self) -> int:
+        """The bytes of the slots for experts that may come."""
+        return self.gate_up.spare_bytes + self.down.spare_bytes
+
+    def place(self, placement: Placement) -> None:
+        """From now on experts are where the placement says, which `reading` has had."""
+        assert self.slots is not None
+        for slot, (first, second) in self._read.items():
+            self.gate_up.put(slot, first)
+            self.down.put(slot, second)
+        self._read = {}
+        self.slots.place(placement)
 
     @property
     def capturable(self) -> bool:

@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from personae.engine.layers.block import BlockContext, UndividedBlock, UndividedSpec
+from personae.engine.layers.block import BlockContext, UndividedBlock
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import PLAIN, Activation
 from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
 from personae.kernels.decoder import Weight
+from personae.lora.shards import Shard
 from personae.lora.sites import LoraSite
 
 GATE, PROJECTION = "per_layer_input_gate", "per_layer_projection"
@@ -49,10 +50,8 @@ class PerLayerEmbedding:
 
 
 @dataclass(frozen=True, slots=True)
-class PerLayerInputSpec(UndividedSpec):
+class PerLayerInputSpec:
     """`size`: of a layer's embedding of a token."""
-
-    kind = "embeddings for each layer"
 
     size: int
     activation: Activation
@@ -73,6 +72,14 @@ class PerLayerInputSpec(UndividedSpec):
             "layer_gate": LoraSite(GATE, "layer_gate", hidden_size, self.size),
             "layer_projection": LoraSite(PROJECTION, "layer_projection", self.size, hidden_size),
         }
+
+    def of_rank(self, rank: int, size: int) -> "PerLayerInputSpec":
+        """See BlockSpec. Every rank has all of it: it is small, and its norm is of all of its output."""
+        return self
+
+    def shards(self) -> Mapping[str, Shard]:
+        """See BlockSpec."""
+        return {}
 
     def build(self, context: BlockContext) -> "PerLayerInput":
         """See BlockSpec."""

@@ -16,13 +16,16 @@ from personae.engine.config import ModelConfig
 from personae.engine.kv import KVCache
 from personae.engine.layers.attention import Attention
 from personae.engine.layers.block import Block, BlockContext, KVSpec, LayerSpec, NoBlock
+from personae.engine.layers.dense_and_experts import DenseAndExperts
 from personae.engine.layers.latent_attention import LatentAttention
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP
+from personae.engine.layers.moe import MoE
 from personae.engine.layers.norm import LayerNorm, Norm, RMSNorm
 from personae.engine.layers.per_layer_embedding import PerLayerEmbedding
 from personae.engine.layers.rotary import RopeConfig, rotary_tables
 from personae.engine.layers.step import ForwardContext, StepPart
+from personae.engine.model_files import ModelFiles
 from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import OUTPUT, Scheme
@@ -120,6 +123,16 @@ class Layer:
     def blocks(self) -> tuple[Block, ...]:
         """Its blocks, in order."""
         return (self.attention, self.mlp, *(() if self.further is None else (self.further,)))
+
+    @property
+    def experts(self) -> MoE | None:
+        """Its mixture of experts; None if it has none."""
+        for block in self.blocks:
+            if isinstance(block, DenseAndExperts):
+                return block.sparse
+            if isinstance(block, MoE):
+                return block
+        return None
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """(checkpoint name, the view to fill)."""
@@ -258,7 +271,7 @@ class Decoder:
         self.per_layer: PerLayerEmbedding | None = None
         if config.per_layer_embedding is not None:
             size, count = config.per_layer_embedding
-            self.per_layer = PerLayerEmbedding(size, config.layers, count, contexts[0])
+            self.per_layer = PerLayerEmbedding(size, config.layers, count, contexts[0])  # whole on every rank
         self.norm = norm(config.hidden_size)
         self._attention, self._plain_attention = attention_backend(device, dtype), ReferenceAttention()
         self._scores = {  # of the layers with plain attention
@@ -289,6 +302,7 @@ class Decoder:
         self.fingerprints: dict[str, Fingerprint] = {}  # of the stored embedding and output matrix, by name
         self.quantization: str | None = None  # the name of the format of most weights
         self.weight_bytes = 0  # of its parameters, as they were loaded
+        self.files: ModelFiles | None = None  # from which experts are read that come from other ranks
         self._fused: FusedDecoder | None = None
 
     def forward(
@@ -312,8 +326,10 @@ class Decoder:
         layer, instead of `plan`.
         """
         if self._fused is not None and attend is None:
-            adapters = None if lora is None else lora.fused()
-            if lora is None or adapters is not None:
+            adapters, sums = None if lora is None else lora.fused(), self.comm.sums
+            if (lora is None or adapters is not None) and (
+                sums is None or self._fused.adds_up(len(tokens), sums)
+            ):
                 return self._forward_fused(tokens, positions, kv, batch, adapters, overlap)
         if self.comm.stages > 1:
             whole = StepPart(slice(0, len(tokens)), batch, lora)
@@ -401,6 +417,11 @@ class Decoder:
         overlap: Callable[[], None] | None,
     ) -> Tensor:
         assert self._fused is not None
+        if (sums := self.comm.sums) is not None:
+            inputs = self._embed(tokens)
+            return self._fused.forward(
+                tokens, positions, kv.data, batch, adapters, overlap, sums=sums, inputs=inputs
+            )
         if kv.reader is None:
             return self._fused.forward(tokens, positions, kv.data, batch, adapters, overlap)
         layers = kv.reader.layers
@@ -445,7 +466,10 @@ class Decoder:
         if self.comm.stage:
             return torch.empty(len(hidden), 0)
         if self._fused is not None and hidden.dtype is torch.float32:
-            logits = self._fused.logits(hidden, logit_mask)
+            if self.comm.size == 1:
+                logits = self._fused.logits(hidden, logit_mask)
+            else:  # only the first rank has the mask
+                logits = self.comm.all_gather(self._fused.logits(hidden), self.vocabulary_widths)
         else:
             logits = self.comm.all_gather(self.output(self.norm(hidden)).float(), self.vocabulary_widths)
         if lora is not None:
@@ -485,10 +509,11 @@ class Decoder:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its parameters."""
+        """The bytes of its parameters, and of the slots for experts that may come."""
         weight = self.output.method.weight
         copied = weight.nbytes if isinstance(weight, QuantizedWeight) and not self._own_output else 0
-        return copied + sum(tensor.nbytes for _, tensor in self.tensors())
+        spare = sum(layer.experts.spare_bytes for layer in self.layers if layer.experts is not None)
+        return copied + spare + sum(tensor.nbytes for _, tensor in self.tensors())
 
     @property
     def capturable(self) -> bool:
@@ -496,8 +521,9 @@ class Decoder:
         return all(block.capturable for layer in self.layers for block in layer.blocks)
 
     def packed_layout(self) -> PackedLayout | None:
-        """How `pack` would lay the linear modules out in one place; None if each packs its own."""
-        weights = self._weights()
+        """How `pack` would lay the linear modules out in one place; None if each packs its own, or if it has
+        only a rank's part of them."""
+        weights = None if self.comm.size > 1 else self._weights()
         return None if weights is None else packed_layout(weights)
 
     def unpacked(self) -> Iterator[tuple[str, Tensor]]:
@@ -542,9 +568,9 @@ class Decoder:
             yield self.output
 
     def _weights(self) -> DecoderWeights | None:
-        """The whole decoder as tensors; None if `kernels/decoder.py` does not support it, or ranks share it:
-        those sum between the halves of a layer, or have only some of the layers."""
-        if self.comm.size * self.comm.stages > 1:
+        """The whole decoder, or a rank's part of each layer, as tensors; None if `kernels/decoder.py` does
+        not support it, or if it has only some of the layers."""
+        if self.comm.stages > 1 or (self.comm.size > 1 and self.comm.sums is None):
             return None
         config, layers = self.config, [layer.weights() for layer in self.layers]
         known = [layer for layer in layers if layer is not None]
@@ -565,4 +591,5 @@ class Decoder:
             spec.heads,
             spec.head_dim,
             config.eps,
+            self.comm.rank,
         )

@@ -18,9 +18,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from personae.engine.parallel.expert_placement import NO_GROUPS, ExpertGroups
+from personae.kernels.decoder import RankSums
 from personae.kernels.memory_file import nameless_file
 
 SLOT_BYTES = 2**21  # what a rank can give at a time; larger tensors go in parts
+SUMS_BYTES = 2**27  # the same in a decoder that runs in one call; no memory until it is used
 _LINE = 8  # 64-bit numbers in a cache line
 _SPINS, _YIELDS = 50, 100  # a rank that waits longer naps: it may have the core that another needs
 _NAP_SECONDS = 0.00002
@@ -47,8 +50,12 @@ class Comm(Protocol):
         """How many stages the layers are divided into."""
 
     @property
-    def expert_groups(self) -> int:
-        """How many groups of the ranks that share a layer have different experts of it."""
+    def expert_groups(self) -> ExpertGroups:
+        """How the ranks that share a layer divide its experts."""
+
+    @property
+    def sums(self) -> RankSums | None:
+        """Where a decoder that runs all layers in one call adds up the ranks' parts; None for one rank."""
 
     def all_reduce(self, x: Tensor, /) -> Tensor:
         """The sum of all ranks' x, of one shape and dtype: rounded once to it, and written to x if x is
@@ -73,7 +80,8 @@ class OneRank:
 
     rank, size = 0, 1
     stage, stages = 0, 1
-    expert_groups = 1
+    expert_groups = NO_GROUPS
+    sums: RankSums | None = None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See Comm."""
@@ -99,7 +107,7 @@ ONE_RANK = OneRank()
 class Unconnected(OneRank):
     """A rank that does not compute, to ask what it would have."""
 
-    def __init__(self, rank: int, size: int, stage: int, stages: int, expert_groups: int) -> None:
+    def __init__(self, rank: int, size: int, stage: int, stages: int, expert_groups: ExpertGroups) -> None:
         self.rank, self.size = rank, size
         self.stage, self.stages = stage, stages
         self.expert_groups = expert_groups
@@ -107,11 +115,17 @@ class Unconnected(OneRank):
 
 def shared_file(size: int) -> int:
     """The descriptor of a new file that has room for what `size` ranks exchange."""
-    return nameless_file(_bytes(size))
+    return nameless_file(_bytes(size) + _sums_bytes(size))
 
 
 def _bytes(size: int) -> int:
+    """What the file has for the calls of `SharedMemory`."""
     return mmap.PAGESIZE * -(-8 * _LINE * size // mmap.PAGESIZE) + 2 * size * SLOT_BYTES
+
+
+def _sums_bytes(size: int) -> int:
+    """What it has behind that for `RankSums`: a page of counters, and the slots."""
+    return mmap.PAGESIZE + 2 * size * SUMS_BYTES
 
 
 class SharedMemory:
@@ -127,7 +141,12 @@ class SharedMemory:
     stage, stages = 0, 1
 
     def __init__(
-        self, file: int, rank: int, size: int, check: Callable[[], None], expert_groups: int = 1
+        self,
+        file: int,
+        rank: int,
+        size: int,
+        check: Callable[[], None],
+        expert_groups: ExpertGroups = NO_GROUPS,
     ) -> None:
         self.rank, self.size, self.expert_groups = rank, size, expert_groups
         self.given = 0
@@ -137,10 +156,12 @@ class SharedMemory:
 
     def open(self, file: int) -> None:
         """Begin anew with another file, which all ranks open."""
-        memory = mmap.mmap(file, _bytes(self.size))
+        own = _bytes(self.size)
+        memory = mmap.mmap(file, own + _sums_bytes(self.size))
         self._counters = memoryview(memory).cast("q")
-        first = _bytes(self.size) - 2 * self.size * SLOT_BYTES
-        self._bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=first)
+        first = own - 2 * self.size * SLOT_BYTES
+        self._bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=first, count=own - first)
+        self.sums = RankSums(torch.frombuffer(memory, dtype=torch.uint8, offset=own), self.size, self._check)
         self._slots: dict[torch.dtype, list[list[Tensor]]] = {}
         self._count = 0
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from personae.engine.parallel.expert_placement import ExpertGroups, Placement
 from personae.engine.plan import MemoryLayout, StepPlan
 from personae.lora.source import AdapterSource
 
@@ -16,7 +17,7 @@ class StartRank(msgspec.Struct, frozen=True):
     size: int
     stage: int
     stages: int
-    expert_groups: int
+    expert_groups: ExpertGroups
     model: str
     weights: str
     dtype: str
@@ -84,12 +85,14 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
 
 class OpenPieces(msgspec.Struct, frozen=True, tag=True):
     """Begin memory work that is done in pieces: placing the adapter that was loaded under this digest,
-    lending these pages, or giving them back. `work`: its number."""
+    lending these pages, giving them back, or reading the experts that come to the rank with a layer's new
+    placement. `work`: its number."""
 
     work: int
     place: str | None = None
     lend: tuple[int, ...] | None = None
     give_back: tuple[int, ...] | None = None
+    experts: tuple[int, Placement] | None = None
 
 
 class NextPiece(msgspec.Struct, frozen=True, tag=True):
@@ -116,6 +119,17 @@ class Repay(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
+class AskExperts(msgspec.Struct, frozen=True, tag=True):
+    """See `ExpertMemory.layers`, which is the answer."""
+
+
+class PlaceExperts(msgspec.Struct, frozen=True, tag=True):
+    """See `ExpertMemory.place`."""
+
+    layer: int
+    placement: Placement
+
+
 ToRank = (
     Build
     | Begin
@@ -128,6 +142,8 @@ ToRank = (
     | Discard
     | Release
     | Repay
+    | AskExperts
+    | PlaceExperts
 )
 
 

@@ -58,7 +58,7 @@ class Pipeline:
         ended: Callable[[], NoReturn],
     ) -> None:
         self.rank, self.size, self.expert_groups = inner.rank, inner.size, inner.expert_groups
-        self.stage, self.stages = stage, stages
+        self.stage, self.stages, self.sums = stage, stages, None
         self.all_reduce, self.all_gather = inner.all_reduce, inner.all_gather
         self.inner = inner
         self.sent = 0

@@ -30,6 +30,7 @@ from personae.engine.numerics import weights_digest
 from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory
 from personae.engine.parallel.messages import (
     Answer,
+    AskExperts,
     Begin,
     Build,
     Commit,
@@ -37,6 +38,7 @@ from personae.engine.parallel.messages import (
     LoadAdapter,
     NextPiece,
     OpenPieces,
+    PlaceExperts,
     PromptLogits,
     RankLoaded,
     Release,
@@ -50,8 +52,8 @@ from personae.engine.parallel.messages import (
 from personae.engine.parallel.pipeline import Neighbours, Pipeline
 from personae.engine.worker.known import Guess, Ints, KnownTokens
 from personae.engine.worker.runner import Runner
-from personae.engine.worker.worker import AdapterTicket, Forward, PackedStep
-from personae.errors import AdapterError, LoadError, Overloaded
+from personae.engine.worker.worker import AdapterTicket, ExpertMemory, Forward, PackedStep
+from personae.errors import AdapterError, LoadError, ModelLoadError, Overloaded
 from personae.kernels.malloc import give_back_freed
 from personae.kernels.memory import memory_of
 from personae.lora.adapter import Adapter
@@ -131,14 +133,21 @@ class RankServer:
                 self._runner.prompt_logits(self._forward, slot, first, count)
             case Commit(slots=slots, tokens=tokens):
                 self._runner.commit(torch.tensor(slots), torch.tensor(tokens))
+            case PlaceExperts(layer=layer, placement=placement):
+                self._experts.place(layer, placement)
             case _:
                 self._answer(message)
+
+    @property
+    def _experts(self) -> ExpertMemory:
+        assert self._runner.experts is not None
+        return self._runner.experts
 
     def _answer(self, message: ToRank) -> None:
         """Do what has an answer. An error that the first rank has too is one."""
         try:
             answer = Answer(self._call(message))
-        except (AdapterError, Overloaded) as error:
+        except (AdapterError, ModelLoadError, Overloaded) as error:
             answer = Answer(error=(type(error).__name__, error.message))
         self._connection.send_bytes(encode(answer))
 
@@ -154,6 +163,10 @@ class RankServer:
                 self._work[work] = runner.lending(pages)
             case OpenPieces(work=work, give_back=tuple() as pages):
                 self._work[work] = runner.giving_back(pages)
+            case OpenPieces(work=work, experts=(layer, placement)):
+                self._work[work] = self._experts.reading(layer, placement)
+            case AskExperts():
+                return self._experts.layers()
             case NextPiece(work=work):
                 return self._piece(work)
             case Discard(digest=digest):
@@ -171,7 +184,7 @@ class RankServer:
         try:
             if next(self._work[work], done) is not done:
                 return True
-        except (AdapterError, Overloaded):
+        except (AdapterError, ModelLoadError, Overloaded):
             del self._work[work]
             raise
         del self._work[work]

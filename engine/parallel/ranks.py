@@ -21,7 +21,9 @@ import torch
 
 from personae.engine.numerics import weights_digest
 from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory, shared_file
+from personae.engine.parallel.expert_placement import NO_GROUPS, ExpertGroups, LayerExperts, Placement
 from personae.engine.parallel.messages import (
+    AskExperts,
     Begin,
     Build,
     Commit,
@@ -29,6 +31,7 @@ from personae.engine.parallel.messages import (
     LoadAdapter,
     NextPiece,
     OpenPieces,
+    PlaceExperts,
     PoolSizes,
     PromptLogits,
     RankLoaded,
@@ -46,11 +49,11 @@ from personae.engine.plan import Admission, StepPlan
 from personae.engine.sequence import SequenceLog
 from personae.engine.worker.known import KnownTokens
 from personae.engine.worker.worker import Forward, LogitMask, PackedStep, all_logits
-from personae.errors import AdapterError, LoadError, Overloaded
+from personae.errors import AdapterError, LoadError, ModelLoadError, Overloaded
 from personae.lora.source import AdapterSource
 from personae.lora.stored import Pieces
 
-_ERRORS = {"AdapterError": AdapterError, "Overloaded": Overloaded}
+_ERRORS = {"AdapterError": AdapterError, "Overloaded": Overloaded, "ModelLoadError": ModelLoadError}
 
 
 class RankEnded(RuntimeError):
@@ -70,7 +73,7 @@ class Ranks:
         model: Path,
         size: int,
         stages: int = 1,
-        expert_groups: int = 1,
+        expert_groups: ExpertGroups = NO_GROUPS,
         *,
         dtype: str,
         quantize: str | None,
@@ -222,6 +225,8 @@ class RemoteRank:
         self.layout = sizes.layout
         self.vocab_size = 0
         self.adapter_stats = (0, 0, 0)
+        self.experts = RemoteExperts(self)
+        self.expert_balance = None
 
     def tell(self, message: ToRank) -> None:
         """Send a message that has no answer."""
@@ -231,7 +236,8 @@ class RemoteRank:
             self._ended()
 
     def ask(self, message: ToRank) -> Any:
-        """Send a message and wait for the answer. Raises the rank's AdapterError or Overloaded."""
+        """Send a message and wait for the answer. Raises the rank's AdapterError, Overloaded or
+        ModelLoadError."""
         self.tell(message)
         try:
             answer = decode_answer.decode(self._line.recv_bytes())
@@ -310,6 +316,10 @@ class RemoteRank:
         yield from self.pieces(OpenPieces(next(self._numbers), place=digest))
         return None
 
+    def reading(self, layer: int, placement: Placement) -> Iterator[None]:
+        """See ExpertMemory."""
+        yield from self.pieces(OpenPieces(next(self._numbers), experts=(layer, placement)))
+
     def pieces(self, work: OpenPieces) -> Iterator[None]:
         """Do memory work, piece by piece."""
         self.ask(work)
@@ -326,6 +336,25 @@ class RemoteTicket:
     def pieces(self) -> Pieces:
         """See AdapterTicket."""
         return self._rank.place(self.digest)
+
+
+class RemoteExperts:
+    """The ExpertMemory of a rank."""
+
+    def __init__(self, rank: RemoteRank) -> None:
+        self._rank = rank
+
+    def layers(self) -> dict[int, LayerExperts]:
+        """See ExpertMemory."""
+        return msgspec.convert(self._rank.ask(AskExperts()), dict[int, LayerExperts])
+
+    def reading(self, layer: int, placement: Placement) -> Iterator[None]:
+        """See ExpertMemory."""
+        yield from self._rank.reading(layer, placement)
+
+    def place(self, layer: int, placement: Placement) -> None:
+        """See ExpertMemory."""
+        self._rank.tell(PlaceExperts(layer, placement))
 
 
 def _without_tokens(admission: Admission) -> Admission:

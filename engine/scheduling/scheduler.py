@@ -262,6 +262,8 @@ class Scheduler:
         self._in_flight_batches.popleft()
         self._running.unwritten.difference_update(flight.fetched)
         self._resting = result.resting
+        if result.experts is not None:
+            self.counters.count_experts(result.experts)
         if seconds and not result.drafted and not flight.moves:
             self._times.observe(*flight.size, seconds)
         news, settle = self._sequences.news, self._outputs

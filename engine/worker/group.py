@@ -18,18 +18,20 @@ from typing import Any, TypeVar
 
 import torch
 
-from personae.engine.plan import MemoryLayout, StepPlan
+from personae.engine.plan import ExpertBalance, MemoryLayout, StepPlan
+from personae.engine.worker.expert_balancing import ExpertBalancing
 from personae.engine.worker.known import KnownTokens
 from personae.engine.worker.worker import (
     AdapterMemory,
     AdapterTicket,
+    ExpertMemory,
     Forward,
     LogitMask,
     PackedStep,
     Worker,
     all_logits,
 )
-from personae.errors import AdapterError, Overloaded
+from personae.errors import AdapterError, ModelLoadError, Overloaded
 from personae.lora.source import AdapterSource
 from personae.lora.stored import Pieces
 
@@ -51,9 +53,18 @@ class WorkerGroup:
         self.device: torch.device = self._first.device
         self.layout: MemoryLayout = self._first.layout
         self.vocab_size: int = self._first.vocab_size
+        self.experts = None
+        self._balancing = None if self._first.experts is None else ExpertBalancing(_Experts(self))
+
+    @property
+    def expert_balance(self) -> ExpertBalance | None:
+        """See Worker."""
+        return None if self._balancing is None else self._balancing.balance
 
     def begin(self, plan: StepPlan, known: KnownTokens) -> PackedStep | None:
         """See Worker. All ranks have packed when this returns, so `known` may change then."""
+        if self._balancing is not None and plan.rows:
+            self._balancing.before_step()
         packing = [rank.begin(plan, known) for rank in self._others]
         packed = self._first.begin(plan, known)
         for rank, each in zip(self._others, packing, strict=True):
@@ -132,11 +143,11 @@ class WorkerGroup:
             raise next((error for error in errors if isinstance(error, AdapterError)), errors[0])
         return _all_of([end for end in ends if end is not None])
 
-    def _all(self, work: Callable[[AdapterMemory], T]) -> list[T]:
+    def _all(self, work: Callable[[Worker], T]) -> list[T]:
         """The result of each rank, the first rank's first."""
         return self._each([work] * (1 + len(self._others)))
 
-    def _each(self, works: Sequence[Callable[[AdapterMemory], T]]) -> list[T]:
+    def _each(self, works: Sequence[Callable[[Worker], T]]) -> list[T]:
         """The result of each rank's own work, the first rank's first."""
         own, *rest = works
         others = [rank.call(work, rank.worker) for rank, work in zip(self._others, rest, strict=True)]
@@ -144,7 +155,7 @@ class WorkerGroup:
 
     def _together(self, pieces: Sequence[Iterator[None]]) -> Generator[None, None, list[Any]]:
         """Run the pieces of all ranks, one of each at a time. Returns what each ended with: the iterator's
-        value, or its AdapterError or Overloaded."""
+        value, or its AdapterError, Overloaded or ModelLoadError."""
         own, *rest = pieces
         ends: list[Any] = [_UNFINISHED] * len(pieces)
         while _UNFINISHED in ends:
@@ -159,6 +170,23 @@ class WorkerGroup:
                     ends[number] = each.result()
             yield
         return ends
+
+
+class _Experts:
+    """The ExpertRanks of a group."""
+
+    def __init__(self, group: WorkerGroup) -> None:
+        self._group = group
+        self.together = group._together
+
+    def all(self, work: Callable[[ExpertMemory], Any]) -> list[Any]:
+        """See ExpertRanks."""
+
+        def of_rank(worker: Worker) -> Any:
+            assert worker.experts is not None
+            return work(worker.experts)
+
+        return self._group._all(of_rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +276,7 @@ def _run_piece(pieces: Iterator[None]) -> Any:
         next(pieces)
     except StopIteration as end:
         return end.value
-    except (AdapterError, Overloaded) as error:
+    except (AdapterError, ModelLoadError, Overloaded) as error:
         return error
     return _UNFINISHED
 

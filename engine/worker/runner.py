@@ -14,6 +14,7 @@ from personae.engine.device_event import DeviceToHostEvent, to_host
 from personae.engine.kv import KVCache
 from personae.engine.layers.step import StepPart
 from personae.engine.models.decoder import Decoder
+from personae.engine.parallel.experts import RankExperts
 from personae.engine.plan import FetchPage, ForgetSession, MemoryLayout, Move, Row, StepPlan, StorePage
 from personae.engine.tiers.tier import PageBytes, Tier
 from personae.engine.worker.adapters import DeviceAdapters, ReadAdapter
@@ -52,6 +53,8 @@ class Runner(DeviceAdapters):
     ) -> None:
         super().__init__(adapters, kv, layout, read_adapter)
         self.model = model
+        self.experts = None if model.files is None else RankExperts(model, model.files)
+        self.expert_balance = None
         self._stages = model.comm.stages
         self._tier = tier
         self.graphs, self.prefill_graphs = graphs, prefill_graphs

@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 
 from personae.engine.layers.step import StepPart
-from personae.engine.plan import MemoryLayout, StepPlan
+from personae.engine.parallel.expert_placement import LayerExperts, Placement
+from personae.engine.plan import ExpertBalance, MemoryLayout, StepPlan
 from personae.engine.worker.known import KnownTokens
 from personae.kernels.attention import AttentionBatch
 from personae.lora.segments import LoraBatch
@@ -120,8 +121,32 @@ class AdapterMemory(Protocol):
         """Free the memory of evicted adapters for these pages, piece by piece."""
 
 
+class ExpertMemory(Protocol):
+    """The experts of a rank that move between ranks. Layers have their numbers in the whole model; a rank
+    does nothing for a layer that it does not have."""
+
+    def layers(self) -> dict[int, LayerExperts]:
+        """The experts of the rank's layers, with the rows that all groups' experts have had since the last
+        call."""
+
+    def reading(self, layer: int, placement: Placement, /) -> Iterator[None]:
+        """Read the experts that come to the rank with a layer's new placement, a tensor at a time. Raises
+        ModelLoadError if the files cannot be read or have changed."""
+
+    def place(self, layer: int, placement: Placement, /) -> None:
+        """Use the placement, whose experts have been read. All ranks do so between the same two steps."""
+
+
 class Worker(AdapterMemory, Protocol):
     """Computes steps in the order in which they begin. One thread calls it."""
+
+    @property
+    def experts(self) -> ExpertMemory | None:
+        """The experts that move between ranks; None if none do."""
+
+    @property
+    def expert_balance(self) -> ExpertBalance | None:
+        """How evenly groups of ranks have computed experts; None if experts stay where they are."""
 
     @property
     def device(self) -> torch.device:

@@ -11,6 +11,7 @@
 #include "decoder_shape.h"
 #include "expand.h"
 #include "logit_mask.h"
+#include "ranks.h"
 #include "shrink.h"
 #include "team.h"
 
@@ -21,7 +22,7 @@ class Decoder {
     Decoder(const DecoderShape& shape, const DecoderLayer* layers, int threads)
         : m_(shape),
           layers_(layers, layers + shape.layers),
-          team_(Team::of(threads)) {
+          team_(Team::of(threads, shape.rank)) {
         for (int i = 0; i < threads; i++) scratch_.emplace_back(shape.dim);
         after_norms_.push_back(shape.output->kept);
         for (const DecoderLayer& layer : layers_) {
@@ -33,6 +34,7 @@ class Decoder {
 
     void forward(const DecoderBatch& batch) {
         b_ = &batch;
+        ranks_.begin(batch.shared, m_.rank, batch.ranks, batch.slot_bytes, batch.check);
         reserve(batch.count);
         plan_.reset(batch.lora ? new LoraPlan(*batch.lora, batch.count, team_.size()) : nullptr);
         if (plan_) shrunk_ = Shrunk(shrunk_memory_, plan_->size);
@@ -48,11 +50,13 @@ class Decoder {
             add(layer, ATTEND, queries_.size());
             product(layer, O_PRODUCT, O, *l.o);
             if (plan_) add(layer, O_EXPAND, plan_->expand[O].size());
+            if (ranks_) add(layer, O_MEET, 1);
             add(layer, MLP_NORM, row_blocks());
             product(layer, GATE_UP_PRODUCT, GATE_UP, *l.gate_up);
             if (plan_) add(layer, GATE_UP_EXPAND, few_.size() * gate_blocks());
             product(layer, DOWN_PRODUCT, DOWN, *l.down);
             if (plan_) add(layer, DOWN_EXPAND, plan_->expand[DOWN].size());
+            if (ranks_) add(layer, DOWN_MEET, 1);
         }
         add(m_.layers, LAST, row_blocks());
         run(batch.overlap);
@@ -72,8 +76,8 @@ class Decoder {
 
    private:
     enum Kind {
-        NORM, QKV_PRODUCT, QKV_EXPAND, APPEND, ATTEND, O_PRODUCT, O_EXPAND, MLP_NORM, GATE_UP_PRODUCT,
-        GATE_UP_EXPAND, DOWN_PRODUCT, DOWN_EXPAND, LAST, HEAD_NORM, HEAD_PRODUCT
+        NORM, QKV_PRODUCT, QKV_EXPAND, APPEND, ATTEND, O_PRODUCT, O_EXPAND, O_MEET, MLP_NORM, GATE_UP_PRODUCT,
+        GATE_UP_EXPAND, DOWN_PRODUCT, DOWN_EXPAND, DOWN_MEET, LAST, HEAD_NORM, HEAD_PRODUCT
     };
     struct Phase {
         int64_t layer;
@@ -161,18 +165,21 @@ class Decoder {
         const int64_t layer = phase.layer;
         const DecoderLayer& l = layers_[std::min(layer, m_.layers - 1)];
         switch (phase.kind) {
-            case NORM: return norm_rows(item, layer ? DOWN : INPUTS, l.attention_norm, tap_of(layer));
-            case MLP_NORM: return norm_rows(item, O, l.mlp_norm, -1);
-            case LAST: return norm_rows(item, DOWN, nullptr, tap_of(layer));
+            case NORM: return norm_rows(item, layer ? DOWN : INPUTS, 2 * layer - 1, l.attention_norm, tap_of(layer));
+            case MLP_NORM: return norm_rows(item, O, 2 * layer, l.mlp_norm, -1);
+            case LAST: return norm_rows(item, DOWN, 2 * layer - 1, nullptr, tap_of(layer));
+            case O_MEET: return ranks_.meet(2 * layer);
+            case DOWN_MEET: return ranks_.meet(2 * layer + 1);
             case QKV_PRODUCT: return either(phase, item, thread, QKV, *l.qkv, normed_, l.qkv_bias, qkv_);
-            case O_PRODUCT: return either(phase, item, thread, O, *l.o, mixed_, l.o_bias, output_);
-            case DOWN_PRODUCT: return either(phase, item, thread, DOWN, *l.down, inner_, l.down_bias, output_);
+            case O_PRODUCT: return either(phase, item, thread, O, *l.o, mixed_, l.o_bias, output(2 * layer));
+            case DOWN_PRODUCT:
+                return either(phase, item, thread, DOWN, *l.down, inner_, l.down_bias, output(2 * layer + 1));
             case GATE_UP_PRODUCT:
                 if (item >= phase.products) return shrink_item(phase, item, thread, GATE_UP, normed_);
                 return gated(item, l, layer, scratch_[thread].lora);
             case QKV_EXPAND: return expand(QKV, item, layer, qkv_);
-            case O_EXPAND: return expand(O, item, layer, output_);
-            case DOWN_EXPAND: return expand(DOWN, item, layer, output_);
+            case O_EXPAND: return expand(O, item, layer, output(2 * layer));
+            case DOWN_EXPAND: return expand(DOWN, item, layer, output(2 * layer + 1));
             case GATE_UP_EXPAND: return expand_gated(item, layer);
             case APPEND: return append(l, layer, item);
             case ATTEND: return attend(l, layer, item, scratch_[thread].attention);
@@ -181,6 +188,9 @@ class Decoder {
         }
     }
 
+    // Where the result of an o (even numbers) or of a down goes: two a layer.
+    Sums output(int64_t number) const { return ranks_ ? ranks_.own(number, m_.hidden) : output_; }
+
     // The layer's place among those that are tapped; -1: it is not.
     int64_t tap_of(int64_t layer) const {
         for (int64_t tap = 0; tap < b_->taps; tap++)
@@ -188,14 +198,16 @@ class Decoder {
         return -1;
     }
 
-    // residual = embedding, or residual + what the module before gave; then the norm, into tiles, or the result.
-    void norm_rows(int64_t item, Input after, const float* weight, int64_t tap) {
+    // residual = embedding, or residual + what the module before gave, output `number`; then the norm, into tiles, or the result.
+    void norm_rows(int64_t item, Input after, int64_t number, const float* weight, int64_t tap) {
         const int64_t end = std::min(b_->count, (item + 1) * BLOCK_ROWS), n = m_.hidden;
         for (int64_t row = item * BLOCK_ROWS; row < end; row++) {
             float* x = residual_.data() + row * n;
             if (after == INPUTS) {
-                const bf16* from = m_.embedding + b_->tokens[row] * n;
+                const bf16* from = b_->inputs ? b_->inputs + row * n : m_.embedding + b_->tokens[row] * n;
                 for (int64_t d = 0; d < n; d += LANES) store(x + d, load(from + d));
+            } else if (ranks_) {
+                add_parts(x, row, number);
             } else {
                 const float* y = output_.at(row, 0);
                 for (int64_t d = 0; d < n; d += LANES, y += Sums::NEXT) store(x + d, load(x + d) + load(y));
@@ -205,6 +217,17 @@ class Decoder {
                 normalise(x, weight, row);
             else
                 std::memcpy(b_->hidden + row * n, x, n * sizeof(float));
+        }
+    }
+
+    // x += the parts of all ranks, which are added in the order of the ranks: all have the same bits.
+    void add_parts(float* x, int64_t row, int64_t number) const {
+        const float* first = ranks_.part(number, 0, m_.hidden).at(row, 0);
+        const int64_t further = ranks_.part(number, 1, m_.hidden).at(row, 0) - first;
+        for (int64_t d = 0; d < m_.hidden; d += LANES, first += Sums::NEXT) {
+            Vec total = load(first);
+            for (int64_t rank = 1; rank < ranks_.size(); rank++) total += load(first + rank * further);
+            store(x + d, load(x + d) + total);
         }
     }
 
@@ -392,6 +415,7 @@ class Decoder {
     std::vector<Scratch> scratch_;  // by thread
     // Of the step in hand.
     const DecoderBatch* b_ = nullptr;
+    RankSums ranks_;
     std::unique_ptr<LoraPlan> plan_;
     std::vector<Run> runs_;
     std::vector<int64_t> few_;  // which of them have few rows of an adapter

@@ -19,6 +19,7 @@ struct DecoderShape {
     const bf16* embedding;
     const float* norm;
     const Packed* output;
+    int64_t rank;  // among those that share its layers: each has a team of its own
 };
 
 struct DecoderBatch {
@@ -33,6 +34,10 @@ struct DecoderBatch {
     float* kept;  // [count][taps][hidden]
     const Lora* lora;
     void (*overlap)();  // done by the caller's thread when the others have begun; may be null
+    const bf16* inputs;  // [count][hidden], what the first layer reads; null: the tokens' rows of the embedding
+    char* shared;        // where the ranks that share the layers add up (ranks.h); null: there is one
+    int64_t ranks, slot_bytes;
+    int (*check)();  // whether all ranks are still there
 };
 
 // 1 / sqrt(mean(x^2) + eps), n a multiple of 16; each 16 are `next` floats after those before.

@@ -20,6 +20,7 @@ from personae.kernels.decoder import (
     PackedLayout,
     PackedLinear,
     PackedPlace,
+    RankSums,
     Tapped,
     Weight,
 )
@@ -31,7 +32,9 @@ HALVES = 3  # of Instructions (instructions.h): those that have a layout of thei
 MODULES = ("q", "k", "v", "o", "gate", "up", "down")
 MAX_GROUP = 32  # query heads that share a key/value head
 MOST_IN_INT8 = 512  # numbers of a key that a cache in int8 can have; int8_rows.h has it too
-_CALLBACK = ctypes.CFUNCTYPE(None)
+_CALLBACK, _CHECK = ctypes.CFUNCTYPE(None), ctypes.CFUNCTYPE(c_int)
+COUNTERS = 4096  # bytes before the slots of `RankSums`; ranks.h has it too
+PANEL = 32  # rows that a slot has room for a multiple of
 
 
 def _pointers(*names: str) -> list[tuple[str, type]]:
@@ -56,6 +59,7 @@ class _Shape(ctypes.Structure):
         ("eps", c_float),
         ("scale", c_float),
         *_pointers("embedding", "norm", "output"),
+        *_sizes("rank"),
     )
 
 
@@ -87,6 +91,9 @@ class _Batch(ctypes.Structure):
         *_pointers("kept"),
         ("lora", POINTER(_Lora)),
         ("overlap", _CALLBACK),
+        *_pointers("inputs", "shared"),
+        *_sizes("ranks", "slot_bytes"),
+        ("check", _CHECK),
     )
 
 
@@ -281,6 +288,7 @@ class CpuDecoder:
             self._keep(weights.embedding),
             self._keep(weights.norm.float()),
             self.output.handle,
+            weights.rank,
         )
         self._handle = calls.make(byref(shape), layers, torch.get_num_threads())
         weakref.finalize(self, calls.free, self._handle)
@@ -312,10 +320,14 @@ class CpuDecoder:
         lora: LoraStep | None,
         overlap: Callable[[], None] | None = None,
         tapped: Tapped | None = None,
+        sums: RankSums | None = None,
+        inputs: Tensor | None = None,
     ) -> Tensor:
         """See `FusedDecoder.forward`."""
         failures: list[BaseException] = []
         first = _CALLBACK() if overlap is None else _CALLBACK(partial(_store_failure, failures, overlap))
+        check = _CHECK() if sums is None else _CHECK(partial(_store_failure, failures, sums.check))
+        slot_bytes = 0 if sums is None else _slot_bytes(sums)
         hidden = torch.empty(tokens.shape[0], self._hidden)
         tapping = () if tapped is None else tapped.layers
         layers = (c_int64 * len(tapping))(*tapping)
@@ -341,11 +353,20 @@ class CpuDecoder:
             None if tapped is None else tapped.values.data_ptr(),
             None if lora is None else ctypes.pointer(_lora(lora)),
             first,
+            None if inputs is None else inputs.data_ptr(),
+            None if sums is None else sums.memory.data_ptr(),
+            1 if sums is None else sums.ranks,
+            slot_bytes,
+            check,
         )
         self._calls.forward(self._handle, byref(call))
         if failures:
             raise failures[0]
         return hidden
+
+    def adds_up(self, count: int, sums: RankSums) -> bool:
+        """See `FusedDecoder.adds_up`."""
+        return -(-count // PANEL) * PANEL * self._hidden * 4 <= _slot_bytes(sums)
 
     def logits(self, hidden: Tensor, logit_mask: Tensor | None = None) -> Tensor:
         """See `FusedDecoder.logits`."""
@@ -358,12 +379,19 @@ class CpuDecoder:
         return self._logits[:rows]
 
 
-def _store_failure(failures: list[BaseException], work: Callable[[], None]) -> None:
-    """Calls `work` and stores its exception, which cannot pass through C."""
+def _slot_bytes(sums: RankSums) -> int:
+    """The room for a rank's part of a sum: each rank has two, at multiples of 64 bytes."""
+    return (sums.memory.nbytes - COUNTERS) // (2 * sums.ranks) // LINE * LINE
+
+
+def _store_failure(failures: list[BaseException], work: Callable[[], None]) -> bool:
+    """Calls `work` and stores its exception, which cannot pass through C. Returns whether there was none."""
     try:
         work()
     except BaseException as failure:  # raised again after the C function has returned
         failures.append(failure)
+        return False
+    return True
 
 
 def _lora(lora: LoraStep) -> _Lora:

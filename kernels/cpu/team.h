@@ -23,6 +23,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <tuple>
 #include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -62,12 +63,13 @@ class Team {
    public:
     typedef void (*Work)(void* context, int phase, int64_t item, int thread);
 
-    // The process's team of this size, made at first use, and again in a forked child, where it has no threads.
-    static Team& of(int threads) {
+    // The process's team of this size, made at first use, and again in a forked child, where it has no threads. `number`: of
+    // several that may run at the same time.
+    static Team& of(int threads, int64_t number = 0) {
         static std::mutex making;
-        static std::map<std::pair<pid_t, int>, Team*> teams;  // never freed: they sleep until the process ends
+        static std::map<std::tuple<pid_t, int, int64_t>, Team*> teams;  // never freed: they sleep until the process ends
         std::lock_guard<std::mutex> lock(making);
-        Team*& team = teams[{getpid(), threads}];
+        Team*& team = teams[{getpid(), threads, number}];
         if (!team) team = new Team(threads);
         return *team;
     }

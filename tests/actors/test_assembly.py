@@ -129,6 +129,12 @@ def test_a_context_is_limited_to_what_the_memory_holds_if_none_is_configured() -
             {"expert_parallel_size": 3},
             "--expert-parallel-size 3: it must divide --tensor-parallel-size, which is 2",
         ),
+        ({"enable_eplb": True}, "--enable-eplb needs an --expert-parallel-size of 2 or more"),
+        ({"num_redundant_experts": 2}, "--num-redundant-experts 2 needs --enable-eplb"),
+        (
+            {"expert_parallel_size": 2, "enable_eplb": True, "num_redundant_experts": 3},
+            "--num-redundant-experts 3: it must be a multiple of --expert-parallel-size, which is 2",
+        ),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_before_they_start(options: dict[str, Any], said: str) -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from personae.api.cli import app
 from personae.api.http.address import bind
-from personae.api.options import GROUPS, ServeOptions, options_of
+from personae.api.options import GROUPS, Replicas, ServeOptions, options_of
 from personae.api.wire.compat_names import option_here
 
 OPTION = re.compile(r"--[a-z-]+[a-z]")
@@ -264,7 +264,7 @@ def test_every_option_is_passed_on(
         "--seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
         "--insecure-no-auth --no-store-responses --engine-grace 8 --drain-timeout 7 "
         "--hang-timeout 9 --max-restarts 1 "
-        "--one-process --replicas 2 --max-replicas 4 --scale-by-load --silence-timeout 5 "
+        "--one-process --replicas 2:4 --silence-timeout 5 "
         "--ray auto --gpus-per-replica 0.5 --cpus-per-replica 2 --cluster-host 10.0.0.1 --cluster-port 77 "
         "--adapter-cache c --adapter-cache-size 1GiB "
         "--kv-events tcp://127.0.0.1:1 --kv-events-replay tcp://127.0.0.1:2 --kv-events-topic t "
@@ -272,7 +272,7 @@ def test_every_option_is_passed_on(
         "--property-order any --no-bundled-adapters "
         "--gpu-memory-utilization 0.8 --lora-side-stream "
         "--kv-cache-dtype fp8 --quantize int8 --default-strict --tensor-parallel-size 2 "
-        "--expert-parallel-size 2 --pipeline-parallel-size 3 "
+        "--expert-parallel-size 2 --enable-eplb --num-redundant-experts 4 --pipeline-parallel-size 3 "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--database-url postgresql://h/n --object-store s3://b/p/ "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
@@ -304,9 +304,7 @@ def test_every_option_is_passed_on(
         trust_request_chat_template=True,
         seed=4,
         one_process=True,
-        replicas=2,
-        max_replicas=4,
-        scale_by_load=True,
+        replicas=Replicas("2:4"),
         ray="auto",
         gpus_per_replica=0.5,
         cpus_per_replica=2.0,
@@ -336,6 +334,8 @@ def test_every_option_is_passed_on(
         quantize="int8",
         tensor_parallel_size=2,
         expert_parallel_size=2,
+        enable_eplb=True,
+        num_redundant_experts=4,
         pipeline_parallel_size=3,
         host="::1",
         port=9,

@@ -8,6 +8,7 @@ from uploads import open_fixture
 
 from personae.actors.replicas.scaling import ReplicaInfo
 from personae.api.app import create_app
+from personae.api.options import Replicas, ServeOptions, checked
 from personae.errors import Conflict, RequestError
 
 pytestmark = pytest.mark.anyio
@@ -99,4 +100,17 @@ async def test_only_an_admin_s_key_may_ask(tmp_path, scaler, method: str) -> Non
 async def test_a_server_with_one_engine_says_how_to_have_more(tmp_path, method: str) -> None:
     answer = await ask(tmp_path, None, method, {"replicas": 2} if method == "POST" else None)
     assert answer.status_code == 404
-    assert "--max-replicas" in answer.json()["error"]["message"]
+    assert "--replicas" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("given", "least", "most"), [(3, 3, 3), ("3", 3, 3), ("1:4", 1, 4), ("2:2", 2, 2)])
+def test_a_number_of_engines_is_one_or_a_range(given: Any, least: int, most: int) -> None:
+    found = checked(ServeOptions(replicas=given)).replicas
+    assert (found.least, found.most, found.fixed) == (least, most, least == most)
+    assert Replicas(str(found)) == found
+
+
+@pytest.mark.parametrize("given", [0, -1, "0:4", "4:2", "1:", ":4", "1:2:3", "two", "1.5", "9" * 30, ""])
+def test_what_is_no_number_of_engines_is_refused_by_the_options_name(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"`replicas`: .*(is not a number of engines|larger number first)"):
+        checked(ServeOptions(replicas=given))

@@ -80,6 +80,7 @@ class Reader:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.device, self.layout, self.vocab_size = torch.device("cpu"), None, 1
+        self.experts = None
         self.digest, self.missing = "digest", 2
         self.arriving: Future[None] = Future()
         self.ran = 0
@@ -139,6 +140,7 @@ class Lender:
 
     def __init__(self, lent: list[int], free: int) -> None:
         self.device, self.layout, self.vocab_size = torch.device("cpu"), None, 1
+        self.experts = None
         self.lent, self._free = lent, free
 
     def repay(self, count: int) -> tuple[int, ...]:

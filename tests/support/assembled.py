@@ -19,12 +19,23 @@ class Assembled(EngineHarness):
         self, model: Path, adapters: dict[str, Path] | None = None, ranks: int = 1, **options: Any
     ) -> None:
         named = tuple((adapters or {}).items())
-        asked = {"device": "cpu", "dtype": "float32", "kv_memory": 2**22, "max_model_len": 512} | options
+        asked = {
+            "device": "cpu",
+            "dtype": "float32",
+            "kv_memory": 2**22,
+            "max_model_len": 512,
+            "speculate": "off",
+        } | options
         assembly = assemble(EngineOptions(model, named_adapters=named, tensor_parallel_size=ranks, **asked))
         self.spec = assembly.engine_spec
+        self.grammars, self.adapters = {}, {}
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Build the engine as after a crash: with new processes of the other ranks and empty caches."""
         self.engine = self.spec.build_step_engine()
         self.scheduler = self.spec.build_scheduler()
-        self.grammars, self.adapters, self.digests = {}, {}, {}
+        self.digests = {}
         self.lookahead, self.steps, self.resumed = 2, 0, 0
         for name, card in self.spec.models.items():
             if card.adapter is not None:
@@ -32,6 +43,11 @@ class Assembled(EngineHarness):
                 ticket = self.engine.worker.load_adapter(card.adapter, source)
                 assert finished(ticket.pieces()) is None
                 self.digests[name] = card.adapter
+
+    def end(self) -> None:
+        """End the processes of the other ranks."""
+        if (ranks := self.spec.build_step_engine.__self__.ranks) is not None:  # type: ignore[attr-defined]  # an EngineBuilder's
+            ranks.end()
 
     def log(self, id: str, tokens: Sequence[int], adapter: str | None = None, **changes: Any) -> SequenceLog:
         """A log with greedy sampling of 16 tokens, unless `changes` say otherwise."""

@@ -28,6 +28,7 @@ from personae.engine.loader import load_model
 from personae.engine.lora_shapes import lora_shapes, rank_shapes
 from personae.engine.models.decoder import Decoder
 from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory, shared_file
+from personae.engine.parallel.expert_placement import ExpertGroups
 from personae.engine.parallel.pipeline import Pipeline, ring
 from personae.engine.parallel.process import preparation
 from personae.engine.params import SamplingParams
@@ -108,15 +109,16 @@ def log_of(
     )
 
 
-def comms_of(size: int, stages: int = 1, expert_groups: int = 1) -> list[Comm]:
+def comms_of(size: int, stages: int = 1, expert_groups: int = 1, spare: int | None = None) -> list[Comm]:
     """Ranks as threads of this process, stage by stage."""
+    groups = ExpertGroups(expert_groups, spare)
     comms: list[Comm] = []
     for _ in range(stages):
         if size == 1:
             comms.append(ONE_RANK)
             continue
         file = shared_file(size)
-        comms += [SharedMemory(file, rank, size, lambda: None, expert_groups) for rank in range(size)]
+        comms += [SharedMemory(file, rank, size, lambda: None, groups) for rank in range(size)]
         os.close(file)
     if stages == 1:
         return comms
@@ -160,13 +162,14 @@ class EngineHarness:
         shared: bool = False,
         stages: int = 1,
         expert_groups: int = 1,
+        spare: int | None = None,
     ) -> None:
         at = torch.device(device)
         models = [
             load_model(
                 folder, device=at, dtype=dtype, max_position=max_model_len, quantize=quantize, comm=comm
             )
-            for comm in (comms_of(ranks, stages, expert_groups) if shared else [ONE_RANK])
+            for comm in (comms_of(ranks, stages, expert_groups, spare) if shared else [ONE_RANK])
         ] * (1 if shared else ranks)
         self.shared, model = shared, models[0]
         layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens, whole=whole)

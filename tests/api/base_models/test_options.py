@@ -47,7 +47,7 @@ def test_a_value_that_is_no_model_is_refused_by_name(values: list[str], why: str
         ["--adapters", "DIR"],
         ["--draft-model", "demo"],
         ["--kv-events", "tcp://127.0.0.1:5557"],
-        ["--max-replicas", "2"],
+        ["--replicas", "1:2"],
         ["--tool-format", "hermes"],
         ["demo"],
     ],

@@ -111,7 +111,7 @@ def test_a_server_with_one_engine_shows_no_control(page: Page, tmp_path: Path) -
 def test_a_real_engine_is_started_and_removed_from_the_page(page: Page) -> None:
     page.on("dialog", lambda dialog: dialog.accept())
     with Program(
-        "-m", "personae", "serve", "demo", "--port", "0", "--device", "cpu", "--max-replicas", "4"
+        "-m", "personae", "serve", "demo", "--port", "0", "--device", "cpu", "--replicas", "1:4"
     ) as server:
         found = re.match(r"personae ready (\S+)", server.line())
         assert found is not None

@@ -1,13 +1,12 @@
 """Experts that are whole on some ranks answer as one process does, with adapters on them."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from engine_harness import EngineHarness, comms_of
 from family_models import make_family_folder
-from shared_model import adapters_of, same_answers
+from shared_model import ON_EXPERTS, adapters_of, same_answers
 from tiny_models import model_folder
 
 from personae.engine.loader import load_model
@@ -17,13 +16,6 @@ from personae.errors import LoadError
 # PEFT warns that rank_pattern's key for experts matches no module, and then applies it to the parameter.
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")
 CPU = torch.device("cpu")
-BOTH = ["experts.gate_up_proj", "experts.down_proj"]
-FOUR: dict[str, dict[str, Any]] = {
-    "both": {"rank": 3, "scale": 0.5, "targets": ["q_proj"], "target_parameters": BOTH},
-    "gate_up": {"rank": 9, "scale": 0.5, "seed": 1, "targets": [], "target_parameters": BOTH[:1]},
-    "down": {"rank": 4, "scale": 0.5, "seed": 2, "targets": ["o_proj"], "target_parameters": BOTH[1:]},
-    "attention": {"rank": 5, "scale": 0.5, "seed": 3, "targets": ["q_proj", "v_proj"]},
-}
 
 
 @pytest.mark.parametrize(
@@ -35,7 +27,7 @@ def test_base_and_adapters_on_experts_answer_as_in_one_process(
 ) -> None:
     base = model_folder("qwen3_moe", num_experts=8, num_key_value_heads=2)
     same_answers(
-        base, size, adapters_of(base, tmp_path, FOUR), stages=stages, expert_groups=groups, tokens=64
+        base, size, adapters_of(base, tmp_path, ON_EXPERTS), stages=stages, expert_groups=groups, tokens=64
     )
 
 
@@ -68,6 +60,14 @@ def test_experts_in_groups_exchange_what_cut_ones_do() -> None:
         made.play([made.log("one", range(20, 29), max_tokens=4)])
         given.append(comm.given)
     assert given[0] == given[1]
+
+
+def test_more_spare_slots_than_other_groups_have_experts_are_refused() -> None:
+    said = (
+        "--num-redundant-experts 6: this model has 4 experts, and a group that has 2 of them has no use for 3"
+    )
+    with pytest.raises(LoadError, match=said):
+        load_model(model_folder("mixtral"), device=CPU, comm=comms_of(2, 1, 2, spare=3)[0])
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,18 @@ def test_other_kinds_of_blocks_answer_as_in_one_process(family: str) -> None:
     same_answers(model_folder(family), 2)
 
 
+@pytest.mark.parametrize("case", ["gemma4", "gemma4, keys as values", "gemma4, experts"])
+def test_layers_that_read_keys_and_values_of_others_answer_as_in_one_process(
+    case: str, tmp_path: Path
+) -> None:
+    base = make_family_folder(tmp_path / "model", case)
+    made = {
+        "attention": {"rank": 4, "seed": 3, "targets": ["q_proj", "o_proj"]},
+        "mlp": {"rank": 4, "seed": 4, "targets": ["down_proj", "up_proj"]},
+    }
+    same_answers(base, 2, adapters_of(base, tmp_path, made))
+
+
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_weights_that_are_quantized_are_the_same_numbers_on_ranks(quantize: str) -> None:
     same_answers(model_folder("llama", intermediate_size=128), 2, quantize=quantize)
