@@ -12,8 +12,10 @@ from personae.engine.checkpoints.gguf.metadata import Metadata
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.attention import AttentionSpec
-from personae.engine.layers.block import LayerSpec
+from personae.engine.layers.block import LayerSpec, NoBlockSpec
+from personae.engine.layers.delta_net import DeltaNetSpec
 from personae.engine.layers.latent_attention import LatentAttentionSpec
+from personae.engine.layers.mamba import MambaSpec
 from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.layers.short_convolution import ShortConvolutionSpec
@@ -59,7 +61,8 @@ Translate = Callable[[Metadata, str, dict[str, Any]], None]
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """name: in `config.json`. permuted: in q and k, the two rows that are rotated together are neighbours.
-    reads: which of `UNSERVED` and `SCALES` `translate` reads. partial: a part of each head is rotated."""
+    reads: which of `UNSERVED` and `SCALES` `translate` reads. partial: a part of each head is rotated. tiled:
+    the first value heads of all key heads come first. eps: config.json's name for the norms' epsilon."""
 
     name: str
     permuted: bool = False
@@ -68,6 +71,8 @@ class Architecture:
     partial: bool = False
     mixed: bool = False
     latent: bool = False
+    tiled: bool = False
+    eps: str = "rms_norm_eps"
 
 
 def read_gguf_config(
@@ -112,6 +117,13 @@ def _with_biases(tensors: Mapping[str, TensorInfo], layer: LayerSpec) -> LayerSp
     if isinstance(layer.attention, LatentAttentionSpec):
         bias = _any(tensors, "attn_kv_a_mqa.bias")
         return replace(layer, attention=replace(layer.attention, bias=bias))
+    if isinstance(layer.attention, DeltaNetSpec):
+        return layer
+    if isinstance(layer.attention, MambaSpec):
+        bias = any(name.endswith(".ssm_conv1d.bias") for name in tensors)
+        return replace(layer, attention=replace(layer.attention, conv_bias=bias))
+    if isinstance(layer.attention, NoBlockSpec):
+        return layer
     if isinstance(layer.attention, ShortConvolutionSpec):
         bias = any(name.endswith(".shortconv.conv.bias") for name in tensors)
         return replace(layer, attention=replace(layer.attention, bias=bias))
@@ -188,12 +200,12 @@ def _common(
     values: dict[str, Any] = {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": metadata.integer(f"{prefix}.feed_forward_length"),
+        "intermediate_size": _inner_size(metadata, f"{prefix}.feed_forward_length", architecture),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": _kv_heads(metadata, prefix, architecture, heads),
         "max_position_embeddings": longest,
-        "rms_norm_eps": metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
+        architecture.eps: metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.number(f"{prefix}.rope.freq_base", default=10000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
@@ -201,6 +213,16 @@ def _common(
     head = 0 if architecture.latent else _head_size(metadata, prefix, values, partial=architecture.partial)
     _rope(metadata, prefix, values, head)
     return values
+
+
+def _inner_size(metadata: Metadata, key: str, architecture: Architecture) -> int:
+    """The size of an MLP's inner vectors. Layers of a mixed architecture may have none: 0."""
+    if architecture.mixed and not isinstance(metadata.raw(key), int):
+        sizes = {*metadata.integers(key, default=[])} - {0}
+        if len(sizes) != 1:
+            raise metadata.error(key, "must be one number, or 0, for every layer")
+        return sizes.pop()
+    return metadata.integer(key, default=0 if "expert_count" in architecture.reads else None)
 
 
 def _kv_heads(metadata: Metadata, prefix: str, architecture: Architecture, heads: int) -> int:
@@ -407,6 +429,9 @@ def _all_experts(metadata: Metadata, prefix: str, values: dict[str, Any], *, ren
 def _granitemoe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
     _granite(metadata, prefix, values)
     _all_experts(metadata, prefix, values, renormalize=True)
+    shared = metadata.integer(f"{prefix}.expert_shared_feed_forward_length", default=0)
+    if shared:
+        values |= {"architecture": "GraniteMoeSharedForCausalLM", "shared_intermediate_size": shared}
 
 
 def _gpt_oss(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
@@ -424,12 +449,17 @@ def _qwen2moe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
 
 
 def _glm4moe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    _without_further(metadata, prefix, values)
+    _grouped_experts(metadata, prefix, values, renormalize=True, gating=SIGMOID)
+
+
+def _without_further(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """Leaves out the layers that predict further tokens."""
     further = metadata.integer(f"{prefix}.nextn_predict_layers", default=0)
     if further >= values["num_hidden_layers"]:
         raise metadata.error(f"{prefix}.nextn_predict_layers", f"{further} are as many as there are layers")
     values["num_hidden_layers"] -= further
     values["num_nextn_predict_layers"] = further
-    _grouped_experts(metadata, prefix, values, renormalize=True, gating=SIGMOID)
 
 
 def _grouped_experts(
@@ -479,11 +509,7 @@ def _deepseek2(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
 
 
 def _lfm2(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
-    key, layers = f"{prefix}.attention.head_count_kv", values["num_hidden_layers"]
-    heads = metadata.integers(key, default=[])
-    if len(heads) != layers:
-        raise metadata.error(key, f"expected a number for each of {layers} layers, found {len(heads)}")
-    values["layer_types"] = ["full_attention" if each else "conv" for each in heads]
+    values["layer_types"] = _kinds_by_heads(metadata, prefix, values, "conv")
     values["conv_L_cache"] = metadata.integer(f"{prefix}.shortconv.l_cache")
     values["norm_eps"] = values["rms_norm_eps"]
     values["block_auto_adjust_ff_dim"] = False  # the file has the size that comes of it
@@ -496,7 +522,104 @@ def _lfm2moe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
     values["routed_scaling_factor"] = metadata.number(f"{prefix}.expert_weights_scale", default=1.0)
 
 
+def _qwen3next(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """Qwen3.5 and Qwen3-Next. Which layers have attention follows from how often."""
+    if f"{prefix}.expert_count" in metadata:
+        values["intermediate_size"] = values["intermediate_size"] or 1  # every layer has experts
+        _qwen2moe(metadata, prefix, values)
+        values["norm_topk_prob"] = metadata.flag(f"{prefix}.expert_weights_norm", default=True)
+    _without_further(metadata, prefix, values)
+    values["mtp_num_hidden_layers"] = values["num_nextn_predict_layers"]
+    heads, width = _state_heads(metadata, prefix)
+    _check_sections(metadata, f"{prefix}.rope.dimension_sections", values)
+    values |= {
+        "full_attention_interval": metadata.integer(f"{prefix}.full_attention_interval", default=4),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": width,
+        "linear_num_key_heads": metadata.integer(f"{prefix}.ssm.group_count"),
+        "linear_key_head_dim": metadata.integer(f"{prefix}.ssm.state_size"),
+        "linear_conv_kernel_dim": metadata.integer(f"{prefix}.ssm.conv_kernel"),
+    }
+
+
+def _granitehybrid(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """Granite 4's H models, whose attention is rotated only where a field says so."""
+    _granite(metadata, prefix, values)
+    values["num_local_experts"] = metadata.integer(f"{prefix}.expert_count", default=0)
+    shared = metadata.integer(f"{prefix}.expert_shared_feed_forward_length", default=0)
+    if values["num_local_experts"]:
+        _all_experts(metadata, prefix, values, renormalize=True)
+    values["shared_intermediate_size"] = (
+        shared if values["num_local_experts"] else values["intermediate_size"]
+    )
+    values["layer_types"] = _kinds_by_heads(metadata, prefix, values, "linear_attention")
+    turned = metadata.flag(f"{prefix}.rope.scaling.finetuned", default=False)
+    values["position_embedding_type"] = "rope" if turned else "nope"
+    heads, width = _state_heads(metadata, prefix)
+    values |= {
+        "mamba_n_heads": heads,
+        "mamba_d_head": width,
+        "mamba_expand": heads * width // values["hidden_size"],
+        "mamba_d_state": metadata.integer(f"{prefix}.ssm.state_size"),
+        "mamba_n_groups": metadata.integer(f"{prefix}.ssm.group_count", default=1),
+        "mamba_d_conv": metadata.integer(f"{prefix}.ssm.conv_kernel"),
+    }
+
+
+def _state_heads(metadata: Metadata, prefix: str) -> tuple[int, int]:
+    """The heads of states, and the width of one."""
+    heads, inner = (metadata.integer(f"{prefix}.ssm.{name}") for name in ("time_step_rank", "inner_size"))
+    if not heads or inner % heads:
+        raise metadata.error(f"{prefix}.ssm.inner_size", f"{inner} is not a multiple of {heads} heads")
+    return heads, inner // heads
+
+
+def _nemotron_h(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """One block a layer: attention, an MLP or experts, or else Mamba-2."""
+    key, layers = f"{prefix}.feed_forward_length", values["num_hidden_layers"]
+    sizes = metadata.integers(key, default=[])
+    if len(sizes) != layers:
+        raise metadata.error(key, f"expected a number for each of {layers} layers, found {len(sizes)}")
+    sparse = metadata.integer(f"{prefix}.expert_count", default=0)
+    kinds = _kinds_by_heads(metadata, prefix, values, "mamba")
+    values["layers_block_type"] = [
+        ("moe" if sparse else "mlp") if size else kind for kind, size in zip(kinds, sizes, strict=True)
+    ]
+    heads, width = _state_heads(metadata, prefix)
+    values |= {
+        "mamba_num_heads": heads,
+        "mamba_head_dim": width,
+        "ssm_state_size": metadata.integer(f"{prefix}.ssm.state_size"),
+        "n_groups": metadata.integer(f"{prefix}.ssm.group_count", default=1),
+        "conv_kernel": metadata.integer(f"{prefix}.ssm.conv_kernel"),
+    }
+    metadata.raw(f"{prefix}.rope.scaling.finetuned")  # attention is not rotated
+    if sparse:
+        _grouped_experts(metadata, prefix, values, renormalize=True, gating=SIGMOID)
+        values["moe_shared_expert_intermediate_size"] = metadata.integer(
+            f"{prefix}.expert_shared_feed_forward_length"
+        )
+
+
+def _kinds_by_heads(metadata: Metadata, prefix: str, values: dict[str, Any], other: str) -> list[str]:
+    """The kind of each layer: attention if it has heads of keys and values."""
+    key, layers = f"{prefix}.attention.head_count_kv", values["num_hidden_layers"]
+    heads = metadata.integers(key, default=[])
+    if len(heads) != layers:
+        raise metadata.error(key, f"expected a number for each of {layers} layers, found {len(heads)}")
+    return ["full_attention" if each else other for each in heads]
+
+
+def _check_sections(metadata: Metadata, key: str, values: dict[str, Any]) -> None:
+    """The first three parts of a text's position are the same. They must be those of all rotated pairs."""
+    pairs = int(values["head_dim"] * values.get("partial_rotary_factor", 1.0)) // 2
+    sections = metadata.integers(key, default=[pairs])
+    if sum(sections[:3]) < pairs:
+        raise metadata.error(key, f"{sections} are not all of {pairs} pairs")
+
+
 EXPERTS = ("expert_count",)
+STATES = ("ssm.state_size",)
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", permuted=True, translate=_llama, reads=EXPERTS),
     "qwen2": Architecture("Qwen2ForCausalLM"),
@@ -512,6 +635,38 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture("GraniteForCausalLM", permuted=True, translate=_granite, reads=SCALES),
     "granitemoe": Architecture(
         "GraniteMoeForCausalLM", permuted=True, translate=_granitemoe, reads=(*SCALES, *EXPERTS)
+    ),
+    "qwen3next": Architecture(
+        "Qwen3NextForCausalLM", translate=_qwen3next, reads=(*EXPERTS, *STATES), partial=True
+    ),
+    "qwen35": Architecture(
+        "Qwen3_5ForCausalLM", translate=_qwen3next, reads=STATES, partial=True, tiled=True
+    ),
+    "qwen35moe": Architecture(
+        "Qwen3_5MoeForCausalLM", translate=_qwen3next, reads=(*EXPERTS, *STATES), partial=True, tiled=True
+    ),
+    "granitehybrid": Architecture(
+        "GraniteMoeHybridForCausalLM",
+        permuted=True,
+        translate=_granitehybrid,
+        reads=(*SCALES, *EXPERTS, *STATES),
+        mixed=True,
+    ),
+    "nemotron_h": Architecture(
+        "NemotronHForCausalLM",
+        permuted=True,
+        translate=_nemotron_h,
+        reads=STATES,
+        mixed=True,
+        eps="layer_norm_epsilon",
+    ),
+    "nemotron_h_moe": Architecture(
+        "NemotronHForCausalLM",
+        permuted=True,
+        translate=_nemotron_h,
+        reads=(*EXPERTS, *STATES),
+        mixed=True,
+        eps="layer_norm_epsilon",
     ),
     "smollm3": Architecture("SmolLM3ForCausalLM", permuted=True),
     "olmo2": Architecture("Olmo2ForCausalLM", translate=_olmo),
