@@ -93,10 +93,12 @@ class Dots {
     static constexpr bool IN_WORDS = FIT > 1;
 
     ALWAYS_INLINE void take(IVec words) {
-        if constexpr (IN_WORDS)
-            words_ = add_words(words_, words);
-        else
-            sum_ = sum_ + in_lanes(words);
+        IVec& to = IN_WORDS ? words_ : sum_;
+        to = IN_WORDS ? add_words(to, words) : to + in_lanes(words);
+        // Added here and now: GCC 12 puts off additions whose order does not matter, and has no registers for what waits.
+#if !defined(WIDE_REGISTERS)
+        each<IVec::PARTS>([&](auto i) ALWAYS_INLINE { asm("" : "+x"(to.part[i])); });
+#endif
     }
 #if defined(WIDE_REGISTERS)
     ALWAYS_INLINE static IVec magnitudes(IVec bytes) { return (IVec)_mm512_abs_epi8((__m512i)bytes); }
