@@ -380,6 +380,8 @@ def write_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_leading_dense_block_count(config["num_dense_layers"])
     if kind == "nemotron_h":
         writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])
+        if config["moe_latent_size"]:
+            writer.add_moe_latent_size(config["moe_latent_size"])
     if kind in ("deepseek_v3", "glm4_moe", "glm4_moe_lite"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if "n_shared_experts" in config:

@@ -599,6 +599,7 @@ def _nemotron_h(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None
         values["moe_shared_expert_intermediate_size"] = metadata.integer(
             f"{prefix}.expert_shared_feed_forward_length"
         )
+        values["moe_latent_size"] = metadata.integer(f"{prefix}.moe_latent_size", default=0) or None
 
 
 def _kinds_by_heads(metadata: Metadata, prefix: str, values: dict[str, Any], other: str) -> list[str]:

@@ -18,6 +18,7 @@ from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import LayerSpec
 from personae.engine.layers.delta_net import DeltaNetSpec
 from personae.engine.layers.latent_attention import LatentAttentionSpec
+from personae.engine.layers.latent_experts import INTO, OUT, LatentExpertsSpec
 from personae.engine.layers.mamba import MambaSpec
 from personae.engine.layers.mlp import GATED, MlpSpec
 from personae.engine.layers.moe import MoeSpec
@@ -44,8 +45,8 @@ EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # tensors of all ex
 SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
 ROUTER, SHARED_GATE, CORRECTION = "ffn_gate_inp", "ffn_gate_inp_shexp", "exp_probs_b"
 MERGED = {"ffn_up": "mlp.gate_up_proj"}  # if gate and up are one tensor
-POST_NORMS = {"ffn_norm": "pre_feedforward_layernorm"}  # if there are norms before and after each half
 KEYS, VALUES = "k_b_proj", "v_b_proj"  # of each head, which newer files have apart
+LATENT_EXPERTS = {"ffn_latent_down": INTO, "ffn_latent_up": OUT}
 MLP_PARTS = ("ffn_gate", "ffn_up", "ffn_down")
 LATENT = {
     "attn_q": "q_proj",
@@ -213,7 +214,7 @@ def _interleave(found: dict[str, StoredTensor], prefix: str, spec: DeltaNetSpec)
 
 def _merged_mlps(spec: LayerSpec) -> Iterator[MlpSpec]:
     """The layer's MLPs whose gate and up are one tensor in the checkpoint, and two in the file."""
-    mlp = spec.mlp.shared if isinstance(spec.mlp, MoeSpec) else spec.mlp
+    mlp = spec.mlp.shared if isinstance(spec.mlp, MoeSpec | LatentExpertsSpec) else spec.mlp
     if isinstance(mlp, MlpSpec) and mlp.merged and mlp.names is not None:
         yield mlp
 
@@ -361,14 +362,17 @@ def _names(name: str, config: ModelConfig) -> list[str]:
         return [f"{prefix}.self_attn.sinks"]
     if f"{part}.{kind}" in STATE_VECTORS:
         return [_state_vector(name, config)]
-    moe = config.layer_specs[layer].mlp if layer < config.layers else None
-    if isinstance(moe, MoeSpec):
+    mlp = config.layer_specs[layer].mlp if layer < config.layers else None
+    moe = mlp.sparse if isinstance(mlp, LatentExpertsSpec) else mlp
+    if isinstance(moe, MoeSpec) and isinstance(mlp, MoeSpec | LatentExpertsSpec):
         if part in EXPERTS:
             own = moe.names[EXPERTS.index(part)]
             return [f"{prefix}.{moe.path}.experts.{expert}.{own}.{kind}" for expert in range(moe.experts)]
         if part == CORRECTION and moe.correction:
             return [f"{prefix}.{moe.path}.{moe.correction}"]
-        if part in (others := dict(_of_moe(moe))):
+        if isinstance(mlp, LatentExpertsSpec) and part in LATENT_EXPERTS:
+            return [f"{prefix}.{moe.path}.{LATENT_EXPERTS[part]}.{kind}"]
+        if part in (others := dict(_of_moe(moe, mlp.shared))):
             return [f"{prefix}.{others[part]}.{kind}"]
     found = dict(_of_layer(config, config.layer_specs[layer])) if layer < config.layers else {}
     return [f"{prefix}.{found[part]}.{kind}" if part in found else name]
@@ -422,13 +426,13 @@ def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]
             yield "ffn_up", f"{spec.mlp.path}.gate_up_proj"
 
 
-def _of_moe(moe: MoeSpec) -> Iterator[tuple[str, str]]:
+def _of_moe(moe: MoeSpec, shared: MlpSpec | None) -> Iterator[tuple[str, str]]:
     """The names of what a layer with experts has besides them."""
     yield ROUTER, f"{moe.path}.{moe.router}"
-    if moe.shared is not None:
-        names = (*GATED[:2], moe.shared.modules[1]) if moe.shared.merged else moe.shared.names or GATED
+    if shared is not None:
+        names = (*GATED[:2], shared.modules[1]) if shared.merged else shared.names or GATED
         for part, own in zip(SHARED, names, strict=True):
-            yield part, f"{moe.shared.path}.{own}"
+            yield part, f"{shared.path}.{own}"
     if moe.shared_gate is not None:
         yield SHARED_GATE, f"{moe.path}.{moe.shared_gate}"
 

@@ -41,6 +41,7 @@ OF_FAMILIES = (
     "granitemoehybrid, Mamba, dense",
     "nemotron_h",
     "nemotron_h, dense",
+    "nemotron_h, latent experts",
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
@@ -59,7 +60,7 @@ def folder_of(name: str, path: Path, **overrides: Any) -> Path:
         kind = "mlp" if name.endswith("dense") else "moe"
         kinds = ["linear_attention", kind, "full_attention", kind, "linear_attention"]
         overrides |= {"layers_block_type": kinds, "use_bias": False, "mlp_bias": False}
-        name = "nemotron_h"
+        name = name.removesuffix(", dense")
     if name.endswith(", dense"):
         overrides |= dict.fromkeys(EXPERTS, 0) | {"shared_intermediate_size": 96}  # its only size in a file
         name = name.removesuffix(", dense")
