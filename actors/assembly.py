@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -68,7 +69,6 @@ from personae.engine.worker.prefill_graphs import PrefillGraphs
 from personae.engine.worker.runner import Runner
 from personae.engine.worker.warm_up import warm_up
 from personae.errors import DriverError, LoadError
-from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.matcher import Grammar
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
@@ -89,6 +89,9 @@ from personae.lora.shapes import LoraShapes
 from personae.lora.stored import KINDS
 from personae.lora.throttle import no_rest
 from personae.lora.writing import made_ready
+
+if TYPE_CHECKING:
+    from personae.grammar.compiler import GrammarCompiler
 
 HOST_ADAPTER_BYTES = 2 * 2**30  # for adapters kept on the host, in addition to those on the device
 
@@ -432,7 +435,9 @@ class CompilerBuilder:
         """Begin to build a compiler. Other requests need not wait until it is there."""
         return BegunCompiler(self._built)
 
-    def _built(self) -> GrammarCompiler:
+    def _built(self) -> "GrammarCompiler":
+        from personae.grammar.compiler import GrammarCompiler  # 0.2 s, which a start need not wait for
+
         compiler = GrammarCompiler(self.vocabulary)
         if self.warm:
             compiler.warm_up()
@@ -442,11 +447,11 @@ class CompilerBuilder:
 class BegunCompiler:
     """Implements `GrammarService` by a compiler that is being built on a thread of its own."""
 
-    def __init__(self, build: Callable[[], GrammarCompiler]) -> None:
+    def __init__(self, build: "Callable[[], GrammarCompiler]") -> None:
         self._compiler: Future[GrammarCompiler] = Future()
         Thread(target=self._run, args=(build,), name="grammars", daemon=True).start()
 
-    def _run(self, build: Callable[[], GrammarCompiler]) -> None:
+    def _run(self, build: "Callable[[], GrammarCompiler]") -> None:
         try:
             self._compiler.set_result(build())
         except BaseException as error:  # raised where a grammar is needed

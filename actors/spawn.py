@@ -61,7 +61,8 @@ def spawn(command: Sequence[str], environment: Mapping[str, str] | None = None) 
 
 @contextmanager
 def ahead(command: Sequence[str] = COMMAND) -> Iterator[Spawned]:
-    """Start `command` now, for the next `spawn` of it. If there is none until the end, it is ended."""
+    """Start `command` now, unless it was started ahead, for the next `spawn` of it. If there is none until
+    the end, it is ended."""
     spawned = _ahead[tuple(command)] = spawn(command)
     try:
         yield spawned

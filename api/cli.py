@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from personae import __version__
-from personae.actors.spawn import ahead
+from personae.actors.spawn import ahead, end_ahead
 from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
 from personae.api.bundled import check_model
@@ -82,6 +82,8 @@ def serve(options: ServeOptions, config: ConfigOption = None, dry_run: DryRunOpt
     drawn = options.log_format == "text" and sys.stderr.isatty()
     one_here = not options.one_process and options.ray is None
     one_here = one_here and options.replicas.most == 1
+    if not one_here:
+        end_ahead()
     try:
         bind(options.host, options.port).close()  # before anything large is imported
         from personae.api.commands.startup import StartUp

@@ -77,7 +77,7 @@ def test_the_wheel_has_everything_but_what_the_served_weights_are_made_from(whee
     assert {"personae/evals/suites/bfcl/sample", "personae/actors/simulation"} <= folders
     assert {"personae/kernels/cpu/kernels.cpp", "personae/py.typed"} <= set(names)
     commands = next(name for name in names if name.endswith("entry_points.txt"))
-    assert b"personae = personae.api.cli:main" in ZipFile(wheel).read(commands)
+    assert b"personae = personae.__main__:main" in ZipFile(wheel).read(commands)
 
 
 def test_the_installed_server_starts_and_answers(python: Path) -> None:

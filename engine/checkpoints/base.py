@@ -53,12 +53,22 @@ class StoredTensor(ABC):
         """The `kind` of quantized weight that has exactly its values in as few bits; None if none has."""
         return None
 
+    @property
+    def within(self) -> str | None:
+        """The `kind` of quantized weight that has its values in more bits, and those of others, too; None if
+        none has."""
+        return None
+
     def entry(self, index: int) -> Tensor:
         """tensor[index]. Files that can be read in parts read only that."""
         return self.read()[index]
 
     def blocks(self, kind: str) -> Tensor:
         """See `kernels.quantized.Stored`."""
+        raise TypeError(f"{self.name} has no blocks of {kind}")
+
+    def entry_blocks(self, index: int, kind: str) -> Tensor:
+        """The `blocks` of tensor[index], or of its transpose if the file has that."""
         raise TypeError(f"{self.name} has no blocks of {kind}")
 
     def scaled(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
@@ -112,22 +122,24 @@ class Checkpoint(Protocol):
 
 
 def kept_as_stored(stored: Mapping[str, StoredTensor], kinds: Collection[str]) -> Scheme:
-    """Modules whose tensors all have the same one of these kinds keep it, the others have the model's dtype.
-    Without an output matrix, the embedding is that."""
-    found: dict[str, str | None] = {}
+    """Modules whose tensors all have the same one of these kinds keep it, or else one that has the values of
+    all; the others have the model's dtype. Without an output matrix, the embedding is that."""
+    found: dict[str, tuple[str | None, str | None]] = {}
 
-    def kind_of(module: str) -> str | None:
+    def kinds_of(module: str) -> tuple[str | None, str | None]:
         weight = f"{module}.weight"
         tensor = stored.get(EMBEDDING if weight == OUTPUT and weight not in stored else weight)
-        return None if tensor is None else tensor.kept
+        return (None, None) if tensor is None else (tensor.kept, tensor.within)
 
     def scheme(names: Sequence[str]) -> type[LinearMethod]:
         for name in names:
             if name not in found:
-                found[name] = kind_of(name)
-        of_all = {found[name] for name in names}
-        kind = of_all.pop() if len(of_all) == 1 else None
-        return method_of(kind) if kind in kinds and kind is not None else Unquantized
+                found[name] = kinds_of(name)
+        for of_all in zip(*(found[name] for name in names), strict=True):
+            kind = of_all[0]
+            if kind is not None and kind in kinds and len({*of_all}) == 1:
+                return method_of(kind)
+        return Unquantized
 
     return scheme
 

@@ -83,12 +83,12 @@ class _Fused:
     outputs: int
     inputs: int
 
-    def part(self, expert: int, rows: slice) -> "_Part":
+    def part(self, expert: int, rows: slice) -> "ExpertTensor":
         """The rows of one expert, as a stored tensor."""
         count = len(range(self.outputs)[rows])
         shape = (count, self.inputs) if self.inputs else (count,)
         share = self.tensor.bytes * count // max(prod(self.tensor.shape[:1]) * self.outputs, 1)
-        return _Part(
+        return ExpertTensor(
             self.tensor.name, self.tensor.file, shape, self.tensor.dtype, True, share, self, expert, rows
         )
 
@@ -99,10 +99,22 @@ class _Fused:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part(StoredTensor):
+class ExpertTensor(StoredTensor):
+    """Rows of one expert's part of a tensor of all experts."""
+
     whole: _Fused
     expert: int
     rows: slice
 
     def read(self) -> Tensor:
+        """See `StoredTensor`."""
         return self.whole.read(self.expert)[self.rows]
+
+    @property
+    def kept(self) -> str | None:
+        """See `StoredTensor`."""
+        return self.whole.tensor.kept
+
+    def blocks(self, kind: str) -> Tensor:
+        """See `StoredTensor`."""
+        return self.whole.tensor.entry_blocks(self.expert, kind)[self.rows]

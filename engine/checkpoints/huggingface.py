@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from personae.engine.checkpoints.base import EMBEDDING, Numerics, StoredTensor, dtype_of, kept_as_stored
-from personae.engine.checkpoints.fused_experts import separated
+from personae.engine.checkpoints.fused_experts import ExpertTensor, separated
 from personae.engine.checkpoints.listing import listing
 from personae.engine.checkpoints.quantized import read_format
 from personae.engine.checkpoints.quantized.base import PackedTensor
@@ -108,7 +108,9 @@ class Folder:
             asked, embedding = "config.json: dtype", stored.get(EMBEDDING)
             dtype = config.dtype or STORED.get(embedding.dtype if embedding else "", "float32")
         computed = dtype_of(asked, dtype)
-        packed = [tensor for tensor in stored.values() if isinstance(tensor, PackedTensor)]
+        # A GPU multiplies experts in few bits one by one, which takes longer than all at once in more bits.
+        sorts = PackedTensor | ExpertTensor if device.type == "cpu" else PackedTensor
+        packed = [tensor for tensor in stored.values() if isinstance(tensor, sorts)]
         if quantize is not None or not packed:
             return Numerics(computed, scheme_of(quantize), quantize)
         kinds = {"fp8"} | _multiplied(device, computed) if auto else {"fp8"}
@@ -160,10 +162,10 @@ def _multiplied(device: torch.device, dtype: torch.dtype) -> set[str]:
     """The kinds of weights, apart from FP8, that the device multiplies in their bits; see
     `StoredTensor.kept`."""
     there = optional("pack_linear", device, torch.bfloat16 if device.type == "cpu" else dtype) is not None
-    return {"int8", "Q8_0", "Q4_0"} if there else set()
+    return {"int8", "Q8_0", "Q4_0", "MXFP4"} if there else set()
 
 
-def _named(packed: Sequence[PackedTensor], kinds: Collection[str]) -> str | None:
+def _named(packed: Sequence[StoredTensor], kinds: Collection[str]) -> str | None:
     """The name for the format of weights that keep these kinds; None if there are none."""
     names = Counter(tensor.dtype for tensor in packed if tensor.kept in kinds)
     return names.most_common(1)[0][0] if names else None

@@ -20,7 +20,7 @@ QUANTIZATIONS = ("int8", "int4", "fp8")
 WEIGHT_ONLY = ("int8", "int4")
 """Those that are formats of weights, and work with any dtype of activations."""
 
-KEPT = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+KEPT = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 """The types of GGUF tensors that stay in their bits. Each is a format of `gguf.py`."""
 
 _METHODS = {"int8": "int8", "fp8": "fp8", **dict.fromkeys(KEPT, "gguf")}

@@ -17,6 +17,8 @@ from torch import Tensor
 from personae.engine.quantization.base import QuantizedMethod
 from personae.kernels.quantized import QuantizedWeight, Stored
 
+MOST_POWER = 252  # E8M0: 12 halves of more than 2^(252 - 127) are no float32
+
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight(QuantizedWeight):
@@ -105,42 +107,82 @@ class Q6_KWeight(BlockWeight):
     floats = slice(208, 210)
 
 
+class Q5_0Weight(BlockWeight):
+    """Five bits: scale * (level - 16)."""
+
+    __slots__ = ()
+    kind = "Q5_0"
+    type = GGMLQuantizationType.Q5_0
+    floats = slice(2)
+
+
+class Q5_1Weight(BlockWeight):
+    """Five bits: scale * level + least."""
+
+    __slots__ = ()
+    kind = "Q5_1"
+    type = GGMLQuantizationType.Q5_1
+    floats = slice(4)
+
+
+class Q5_KWeight(BlockWeight):
+    """Five bits, else as `Q4_KWeight`."""
+
+    __slots__ = ()
+    kind = "Q5_K"
+    type = GGMLQuantizationType.Q5_K
+    floats = slice(4)
+
+
+class IQ4_NLWeight(BlockWeight):
+    """Four bits: scale * one of sixteen uneven numbers."""
+
+    __slots__ = ()
+    kind = "IQ4_NL"
+    type = GGMLQuantizationType.IQ4_NL
+    floats = slice(2)
+
+
+class IQ4_XSWeight(BlockWeight):
+    """Four bits: scale * small scale * one of the same numbers. A small scale has six bits, for 32 inputs;
+    eight of them share a scale."""
+
+    __slots__ = ()
+    kind = "IQ4_XS"
+    type = GGMLQuantizationType.IQ4_XS
+    floats = slice(2)
+
+
+class MXFP4Weight(BlockWeight):
+    """Floats of four bits (E2M1), of which 32 share a power of two."""
+
+    __slots__ = ()
+    kind = "MXFP4"
+    type = GGMLQuantizationType.MXFP4
+
+    def finite(self) -> bool:
+        """See `QuantizedWeight`."""
+        _, size = GGML_QUANT_SIZES[self.type]
+        return not bool((self.rows.view(self.rows.shape[0], -1, size)[:, :, 0] > MOST_POWER).any())
+
+
 class BlockMethod(QuantizedMethod):
     """A weight that keeps the file's bits."""
 
     own_copy = True
 
 
-class Q8_0(BlockMethod):
-    """See `Q8_0Weight`."""
+def _method(weight: type[BlockWeight]) -> type[BlockMethod]:
+    class Method(BlockMethod):
+        kept = weight
 
-    kept = Q8_0Weight
-
-
-class Q4_0(BlockMethod):
-    """See `Q4_0Weight`."""
-
-    kept = Q4_0Weight
-
-
-class Q4_1(BlockMethod):
-    """See `Q4_1Weight`."""
-
-    kept = Q4_1Weight
-
-
-class Q4_K(BlockMethod):
-    """See `Q4_KWeight`."""
-
-    kept = Q4_KWeight
-
-
-class Q6_K(BlockMethod):
-    """See `Q6_KWeight`."""
-
-    kept = Q6_KWeight
+    return Method
 
 
 METHODS: dict[str, type[BlockMethod]] = {
-    method.kept.kind: method for method in (Q8_0, Q4_0, Q4_1, Q4_K, Q6_K)
+    weight.kind: _method(weight)
+    for weight in (
+        *(Q8_0Weight, Q4_0Weight, Q4_1Weight, Q5_0Weight, Q5_1Weight),
+        *(Q4_KWeight, Q5_KWeight, Q6_KWeight, IQ4_NLWeight, IQ4_XSWeight, MXFP4Weight),
+    )
 }

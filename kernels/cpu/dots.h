@@ -13,8 +13,8 @@ namespace {
 #define DOT_OF_EIGHT _mm256_dpbusd_epi32  // the same, of AVX-512
 #endif
 
-// Of sixteen outputs the sums of levels times inputs, four of each at a time. MOST: levels are 0 to 15 or to 63; or any signed
-// bytes (-1). Inputs are -127 to 127, and so few that no word overflows: 32 of 15, any number else.
+// Of sixteen outputs the sums of levels times inputs, four of each at a time. MOST: levels are 0 to 15, to 31 or to 63; or any
+// signed bytes (-1). Inputs are -127 to 127. At most eight times four of each; `settle` is called after every FIT of them.
 template <int MOST>
 class Dots {
    public:
@@ -25,6 +25,9 @@ class Dots {
 #else
         0;
 #endif
+
+    // Without an instruction for all of it, bytes times bytes are words of 16 bits, of which so many can be added.
+    static constexpr int FIT = MOST < 0 ? 1 : 32767 / (2 * 127 * MOST);
 
     struct Levels {
         IVec bytes;
@@ -41,7 +44,7 @@ class Dots {
 
     ALWAYS_INLINE void begin(IVec from) {
         sum_ = from;
-        if (MOST == 15 && IN_WORDS) words_ = IVec{};
+        if (IN_WORDS) words_ = IVec{};
     }
     ALWAYS_INLINE void add(const Levels& levels, IVec x) {  // of x all lanes are the same
 #if defined(WIDE_REGISTERS) && defined(UNSIGNED_DOTS)
@@ -74,24 +77,28 @@ class Dots {
         }, sum_, levels.bytes, x);
 #endif
     }
+    ALWAYS_INLINE void settle() {
+        if constexpr (IN_WORDS) sum_ = sum_ + in_lanes(words_), words_ = IVec{};
+    }
     ALWAYS_INLINE IVec whole() const {
-        if constexpr (MOST == 15 && IN_WORDS) return sum_ + in_lanes(words_);
+        if constexpr (IN_WORDS && FIT >= 8) return sum_ + in_lanes(words_);
         return sum_;
     }
 
    private:
-    // Without such an instruction bytes times bytes are words, of which eight fit where the levels have 4 bits.
 #if defined(UNSIGNED_DOTS) || !defined(__x86_64__)
     static constexpr bool IN_WORDS = false;
     static IVec in_lanes(IVec words) { return words; }
 #else
-    static constexpr bool IN_WORDS = true;
+    static constexpr bool IN_WORDS = FIT > 1;
 
     ALWAYS_INLINE void take(IVec words) {
-        if constexpr (MOST == 15)
-            words_ = add_words(words_, words);
-        else
-            sum_ = sum_ + in_lanes(words);
+        IVec& to = IN_WORDS ? words_ : sum_;
+        to = IN_WORDS ? add_words(to, words) : to + in_lanes(words);
+        // Added here and now: GCC 12 puts off additions whose order does not matter, and has no registers for what waits.
+#if !defined(WIDE_REGISTERS)
+        each<IVec::PARTS>([&](auto i) ALWAYS_INLINE { asm("" : "+x"(to.part[i])); });
+#endif
     }
 #if defined(WIDE_REGISTERS)
     ALWAYS_INLINE static IVec magnitudes(IVec bytes) { return (IVec)_mm512_abs_epi8((__m512i)bytes); }

@@ -25,7 +25,8 @@ from personae.kernels.decoder import (
     Weight,
 )
 
-BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")  # GGUF's formats
+# Formats of GGUF, in the order of formats.h.
+BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q5_0", "Q5_1", "Q5_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 KINDS = {kind: 1 + place for place, kind in enumerate(("int8", "int4", *BLOCKS))}  # as formats.h numbers them
 LINE = 64  # bytes; packed weights begin at multiples of it
 HALVES = 3  # of Instructions (instructions.h): those that have a layout of their own

@@ -64,14 +64,7 @@ inline Vec round_to_bf16(Vec x) {  // to the bit what the instruction of AVX-512
     const Vec normal = select(magnitude > 0x7fffff, nearest, zero);
     return (Vec)((IVec)select(magnitude > 0x7f800000, (Vec)(bits | 0x400000), normal) & int32_t(0xffff0000));
 }
-inline void put(bf16* to, Vec x) {
-    const IVec round = (IVec)round_to_bf16(x);
-    for (int i = 0; i < IVec::PARTS; i++) {
-        typedef uint16_t Narrow __attribute__((vector_size(WIDTH * 2)));
-        const Narrow high = __builtin_convertvector(round.part[i] >> 16, Narrow);
-        std::memcpy(to + i * WIDTH, &high, sizeof high);
-    }
-}
+inline void put(bf16* to, Vec x) { store_upper(to, (IVec)round_to_bf16(x)); }
 #endif
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__)

@@ -35,35 +35,48 @@ constexpr int64_t LEVELS_TALL = 4;
 template <Kept KEPT>
 struct Reader {
     static constexpr Layout L = layout_of(KEPT);
-    using Sums = Dots<L.bits == 8 ? -1 : L.bits == 4 ? 15 : 63>;
+    using Sums = Dots<L.bits == 8 || L.table ? -1 : (1 << L.bits) - 1>;
     static constexpr int64_t WORDS = L.bits == 8 ? 1 : L.bits == 4 ? 2 : 4;  // of four inputs that are read together
+
+    // What all places of the reading share: the table that levels are looked up in.
+    ALWAYS_INLINE static Table table() {
+        if constexpr (L.table != nullptr) return Table(L.table);
+        return Table();
+    }
 
     // Four inputs: of the words that are read together number `i`, from it the one of this place.
     template <typename Place>
-    ALWAYS_INLINE static typename Sums::Levels levels(const char* lines, int64_t i, Place place) {
+    ALWAYS_INLINE static IVec levels(const char* lines, int64_t i, Place place, const Table& table) {
         constexpr int word = Place::value;
-        if constexpr (L.bits == 8) return typename Sums::Levels(load_words(lines + i * 64));
-        if constexpr (L.bits == 4) return typename Sums::Levels((load_words(lines + i * 64) >> word * 4) & 0x0f0f0f0f);
-        const IVec low = (load_words(lines + (i * 2 + word / 2) * 64) >> word % 2 * 4) & 0x0f0f0f0f;
-        const IVec high = (load_words(lines + (4 + i) * 64) >> word * 2) & 0x03030303;
-        return typename Sums::Levels(low | (high << 4));
+        if constexpr (L.bits == 8) return load_words(lines + i * 64);
+        const int64_t line = WORDS == 2 ? i : i * 2 + word / 2;
+        const IVec low = (load_words(lines + line * 64) >> word % 2 * 4) & 0x0f0f0f0f;
+        if constexpr (L.table != nullptr) return table.of(low);
+        if constexpr (L.bits == 5) return low | (((load_words(lines + 4 * 64) >> int32_t(i * 4 + word)) & 0x01010101) << 4);
+        if constexpr (L.bits == 6) return low | (((load_words(lines + (4 + i) * 64) >> word * 2) & 0x03030303) << 4);
+        return low;
     }
 
     // Of 16 outputs, of which a block has two; of the inputs that share scales, the part.
     static Vec scale(const char* super, const char* block, int64_t half, int64_t part) {
         switch (KEPT) {
             case INT4: return steps(signed_bytes(block + half * 32 + part * 16));
-            case Q4_K: return floats(signed_bytes(block + half * 16)) * load((const ::half*)super + half * 16);
+            case Q4_K:
+            case Q5_K:
+            case IQ4_XS: return floats(signed_bytes(block + half * 16)) * load((const ::half*)super + half * 16);
+            case MXFP4: return powers(signed_bytes(block + half * 16) & 255);
             case Q6_K: return floats(signed_bytes(block + half * 32 + part * 16)) * load((const ::half*)super + half * 16);
             default: return load((const ::half*)block + half * 16);
         }
     }
     static Vec least(const char* super, const char* block, int64_t half) {
-        if (KEPT == Q4_1) return load((const ::half*)block + GROUP + half * 16);
+        if (KEPT == Q4_1 || KEPT == Q5_1) return load((const ::half*)block + GROUP + half * 16);
         return Vec{} - floats(signed_bytes(block + GROUP + half * 16)) * load((const ::half*)super + GROUP + half * 16);
     }
 
    private:
+    // 2^(code - 128), and 0 where that is too small for a float.
+    static Vec powers(IVec codes) { return (Vec)((codes - ((codes > 0) & 1)) << 23); }
     static Vec steps(IVec codes) { return (Vec)(((codes << 19) & int32_t(0x83f80000)) | int32_t(120 << 23)); }
 };
 
@@ -77,6 +90,7 @@ void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const float* const* bi
     constexpr int T = R == 1 ? 2 : 1;
 #endif
     constexpr int64_t PARTS = 32 / Read::L.per_scale, READINGS = 8 / Read::WORDS / PARTS;
+    const Table table = Read::table();
     constexpr int32_t ZERO = Read::L.zero + Read::Sums::RAISED, LOG_ZERO = __builtin_ctz(ZERO | 1 << 30);
     for (int64_t half = 0; half < 2; half += T) {
         Vec total[R][T];
@@ -104,12 +118,17 @@ void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const float* const* bi
                     each<int(Read::WORDS)>([&](auto word) ALWAYS_INLINE {
                         const int8_t* numbers = x.numbers + b * 32 + (i * Read::WORDS + word) * 4;
                         std::array<typename Read::Sums::Levels, T> levels;
-                        each<T>([&](auto t) ALWAYS_INLINE { levels[t] = Read::levels(lines + t * Read::L.half_bytes(), i, word); });
+                        each<T>([&](auto t) ALWAYS_INLINE {
+                            levels[t] = typename Read::Sums::Levels(Read::levels(lines + t * Read::L.half_bytes(), i, word, table));
+                        });
                         each<R>([&](auto r) ALWAYS_INLINE {
                             int32_t four;
                             std::memcpy(&four, numbers + r * x.blocks * 32, 4);
                             const IVec inputs = splat(four);
-                            each<T>([&](auto t) ALWAYS_INLINE { sum[r][t].add(levels[t], inputs); });
+                            each<T>([&](auto t) ALWAYS_INLINE {
+                                sum[r][t].add(levels[t], inputs);
+                                if constexpr ((decltype(word)::value + 1) % Read::Sums::FIT == 0) sum[r][t].settle();
+                            });
                         });
                     });
                 };

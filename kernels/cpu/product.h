@@ -26,11 +26,12 @@ constexpr bool puts_down(int64_t, bool wanted) { return wanted; }
 template <typename Source, int R, bool FRESH, bool KEPT>
 void multiply_rows(const typename Source::Element* x, const Source& w, int64_t first, int64_t last, const char* ahead,
                    int64_t share, float* c0, float* c1) {
+    constexpr int64_t T = R == 1 ? 2 : TOGETHER;  // of one row both tiles: the sums of one would wait for each other
     float* const c[2] = {c0, c1};
-    for (int64_t tile = 0; tile < 2; tile += TOGETHER) {
-        Vec sum[R][TOGETHER];
+    for (int64_t tile = 0; tile < 2; tile += T) {
+        Vec sum[R][T];
         each<R>([&](auto r) ALWAYS_INLINE {
-            each<TOGETHER>([&](auto t) ALWAYS_INLINE { sum[r][t] = load(c[tile + t] + r * 16); });
+            each<T>([&](auto t) ALWAYS_INLINE { sum[r][t] = load(c[tile + t] + r * 16); });
         });
         const auto* in = x;
         for (int64_t block = first; block < last; block++, in += TILE)
@@ -38,7 +39,7 @@ void multiply_rows(const typename Source::Element* x, const Source& w, int64_t f
                 const auto weights = w.template sixteen<FRESH, KEPT>(block, which);
 #pragma GCC unroll 8
                 for (int64_t pair = 0; pair < 8; pair++) {
-                    const auto w0 = weights.two(tile, pair), w1 = TOGETHER > 1 ? weights.two(1, pair) : w0;
+                    const auto w0 = weights.two(tile, pair), w1 = T > 1 ? weights.two(1, pair) : w0;
                     if (tile == 0) {
                         __builtin_prefetch(ahead, 0, 2);
                         if (share > 64) __builtin_prefetch(ahead + 64, 0, 2);
@@ -48,12 +49,12 @@ void multiply_rows(const typename Source::Element* x, const Source& w, int64_t f
                     each<R>([&](auto r) ALWAYS_INLINE {
                         const auto* two = in + r * 32 + which * 16 + pair * 2;
                         sum[r][0] = w0.times(two, sum[r][0]);
-                        if (TOGETHER > 1) sum[r][TOGETHER - 1] = w1.times(two, sum[r][TOGETHER - 1]);
+                        if (T > 1) sum[r][T - 1] = w1.times(two, sum[r][T - 1]);
                     });
                 }
             }
         each<R>([&](auto r) ALWAYS_INLINE {
-            each<TOGETHER>([&](auto t) ALWAYS_INLINE { store(c[tile + t] + r * 16, sum[r][t]); });
+            each<T>([&](auto t) ALWAYS_INLINE { store(c[tile + t] + r * 16, sum[r][t]); });
         });
     }
 }
@@ -167,7 +168,7 @@ void multiply_plain(const Rows& x, int64_t row, int64_t rows, const Packed& w, i
 template <Kept KEPT>
 void multiply_levels(const Rows& x, int64_t row, int64_t rows, const Packed& w, int64_t g, const Biases& bias, const Quarters& c) {
     static constexpr auto by_rows = level_rows_of<KEPT>(std::make_index_sequence<LEVELS_TALL>());
-    constexpr int64_t LINES = layout_of(KEPT).block_bytes() / 64;
+    constexpr int64_t LINES = (layout_of(KEPT).block_bytes() + 63) / 64;
     const int64_t times = (rows + LEVELS_TALL - 1) / LEVELS_TALL;
     for (int64_t first = 0; first < x.blocks; first += LEVELS_CHUNK) {
         LevelsChunk chunk(w, g, first, (LINES + times - 1) / times);
@@ -252,6 +253,7 @@ void multiply_item(const Rows& x, Count rows, const Packed& w, int64_t item, con
 #define LEVELS(KEPT) \
     case KEPT: return multiply_with_vectors<multiply_levels<KEPT>>(x, rows, w, first, last, bias, more, place, take);
         LEVELS(INT8) LEVELS(INT4) LEVELS(Q8_0) LEVELS(Q4_0) LEVELS(Q4_1) LEVELS(Q4_K) LEVELS(Q6_K)
+        LEVELS(Q5_0) LEVELS(Q5_1) LEVELS(Q5_K) LEVELS(IQ4_NL) LEVELS(IQ4_XS) LEVELS(MXFP4)
 #undef LEVELS
     }
 }

@@ -190,20 +190,40 @@ inline Vec splat(float x) { return splat_parts<Vec>(x); }
 inline IVec splat(int32_t x) { return splat_parts<IVec>(x); }
 inline Vec floats(IVec v) { return by_part<Vec>([](auto x) { return __builtin_convertvector(x, Part); }, v); }
 inline Vec larger(Vec a, Vec b) { return select(a > b, a, b); }
+#if defined(__AVX2__)
+// All lanes as one, halves with halves; `of` two registers of eight or of four.
+template <typename Of>
+inline __m128i halved(__m256i low, __m256i high, Of of) {
+    const __m256i eight = of(low, high);
+    const auto with = [&](__m128i a, __m128i b) {
+        return _mm256_castsi256_si128(of(_mm256_castsi128_si256(a), _mm256_castsi128_si256(b)));
+    };
+    const __m128i four = with(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    const __m128i two = with(four, _mm_shuffle_epi32(four, 0x4e));
+    return with(two, _mm_shuffle_epi32(two, 0xb1));
+}
+template <typename Of>
+inline float halved(Vec v, Of of) {
+    auto both = [&](__m256i a, __m256i b) { return (__m256i)of((__m256)a, (__m256)b); };
+    return _mm_cvtss_f32((__m128)halved((__m256i)v.part[0], (__m256i)v.part[1], both));
+}
 inline float sum(Vec v) {
-    Part all = v.part[0] + v.part[Vec::PARTS / 2];
-    if constexpr (Vec::PARTS == 4) all += v.part[1] + v.part[3];
-    float lanes[WIDTH];
-    std::memcpy(lanes, &all, sizeof lanes);
-    for (int width = WIDTH / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
-    return lanes[0];
+    return halved(v, [](__m256 a, __m256 b) { return _mm256_add_ps(a, b); });
+}
+inline float largest(Vec v) {
+    return halved(v, [](__m256 a, __m256 b) { return _mm256_max_ps(a, b); });
+}
+#else
+inline float sum(Vec v) {
+    Part all = v.part[0] + v.part[2] + (v.part[1] + v.part[3]);
+    return all[0] + all[2] + (all[1] + all[3]);
 }
 inline float largest(Vec v) {
     float m = v[0];
     for (int i = 1; i < LANES; i++) m = std::max(m, v[i]);
     return m;
 }
+#endif
 #if defined(__AVX2__)
 inline Vec fma(Vec a, Vec b, Vec c) {
     return by_part<Vec>([](auto x, auto y, auto z) { return _mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z); }, a, b, c);
@@ -251,18 +271,29 @@ inline Vec load(const bf16* p) {
 #endif
 #endif
 
+#if !defined(WIDE_REGISTERS)
+// The upper half of each lane.
+inline void store_upper(bf16* p, IVec v) {
+#if defined(__AVX2__)
+    const __m256i low = _mm256_srli_epi32((__m256i)v.part[0], 16), high = _mm256_srli_epi32((__m256i)v.part[1], 16);
+    _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
+#else
+    for (int i = 0; i < IVec::PARTS; i++) {
+        typedef uint16_t Narrow __attribute__((vector_size(WIDTH * 2)));
+        const Narrow high = __builtin_convertvector(v.part[i] >> 16, Narrow);
+        std::memcpy(p + i * WIDTH, &high, sizeof high);
+    }
+#endif
+}
+#endif
+
 // To bfloat16, as `narrow`.
 inline void store(bf16* p, Vec v) {
 #if defined(WIDE_REGISTERS)
     for (int i = 0; i < LANES; i++) p[i] = narrow<bf16>(v[i]);
 #else
     const IVec bits = (IVec)v, even = bits + 0x7fff + ((bits >> 16) & 1);
-    const IVec all = (IVec)select((bits & 0x7fffffff) > 0x7f800000, (Vec)(bits | 0x400000), (Vec)even);
-    for (int i = 0; i < IVec::PARTS; i++) {
-        typedef uint16_t Narrow __attribute__((vector_size(WIDTH * 2)));
-        const Narrow high = __builtin_convertvector(all.part[i] >> 16, Narrow);
-        std::memcpy(p + i * WIDTH, &high, sizeof high);
-    }
+    store_upper(p, (IVec)select((bits & 0x7fffffff) > 0x7f800000, (Vec)(bits | 0x400000), (Vec)even));
 #endif
 }
 
@@ -294,10 +325,40 @@ inline IVec signed_bytes(const char* p) {
 #endif
 }
 
+// Sixteen bytes that bytes from 0 to 15 are looked up in.
+struct Table {
+    Table() = default;
+#if defined(WIDE_REGISTERS)
+    ALWAYS_INLINE explicit Table(const int8_t* bytes) : bytes(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)bytes))) {}
+    ALWAYS_INLINE IVec of(IVec places) const { return (IVec)_mm512_shuffle_epi8(bytes, (__m512i)places); }
+
+    __m512i bytes;
+#elif defined(__AVX2__)
+    ALWAYS_INLINE explicit Table(const int8_t* bytes)
+        : bytes(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)bytes))) {}
+    ALWAYS_INLINE IVec of(IVec places) const {
+        return by_part<IVec>([this](auto p) ALWAYS_INLINE { return _mm256_shuffle_epi8(bytes, (__m256i)p); }, places);
+    }
+
+    __m256i bytes;
+#elif defined(__aarch64__)
+    ALWAYS_INLINE explicit Table(const int8_t* bytes) : bytes(vld1q_s8(bytes)) {}
+    ALWAYS_INLINE IVec of(IVec places) const {
+        return by_part<IVec>([this](auto p) ALWAYS_INLINE { return vqtbl1q_s8(bytes, (uint8x16_t)p); }, places);
+    }
+
+    int8x16_t bytes;
+#endif
+};
+
 // The lower byte of each lane.
 inline void store_bytes(int8_t* to, IVec v) {
 #if defined(WIDE_REGISTERS)
     _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)v));
+#elif defined(__AVX2__)
+    const IVec bytes = v & 255;
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)bytes.part[0], (__m256i)bytes.part[1]), 0xd8);
+    _mm_storeu_si128((__m128i*)to, _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 #else
     for (int i = 0; i < IVec::PARTS; i++) {
         typedef int8_t Bytes __attribute__((vector_size(WIDTH)));
@@ -309,6 +370,9 @@ inline void store_bytes(int8_t* to, IVec v) {
 inline int32_t sum(IVec v) {
 #if defined(WIDE_REGISTERS)
     return _mm512_reduce_add_epi32((__m512i)v);
+#elif defined(__AVX2__)
+    auto both = [](__m256i a, __m256i b) { return _mm256_add_epi32(a, b); };
+    return _mm_cvtsi128_si32(halved((__m256i)v.part[0], (__m256i)v.part[1], both));
 #else
     int32_t all = 0;
     for (int i = 0; i < LANES; i++) all += v[i];
@@ -318,6 +382,9 @@ inline int32_t sum(IVec v) {
 inline int32_t largest(IVec v) {
 #if defined(WIDE_REGISTERS)
     return _mm512_reduce_max_epi32((__m512i)v);
+#elif defined(__AVX2__)
+    auto both = [](__m256i a, __m256i b) { return _mm256_max_epi32(a, b); };
+    return _mm_cvtsi128_si32(halved((__m256i)v.part[0], (__m256i)v.part[1], both));
 #else
     int32_t m = v[0];
     for (int i = 1; i < LANES; i++) m = std::max(m, v[i]);

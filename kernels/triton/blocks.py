@@ -4,9 +4,11 @@ The file has each block's numbers one after the other, at odd addresses. Here le
 have a matrix of their own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from gguf.quants import IQ4_NL, MXFP4
 from torch import Tensor
 
 from personae.kernels.decoder import LinearWeights
@@ -21,7 +23,8 @@ _CHUNK = 2**22  # weights that are repacked, or made plain, at a time
 class Layout:
     """bits: of a level, whose lowest value stands for -zero. group: inputs that share a code; block: those
     that share a scale. least: whether something is subtracted from each weight. size: bytes of a block in the
-    file."""
+    file. Levels of five bits take six here, and those that the file has as places in a table are its numbers,
+    in eight."""
 
     bits: int
     zero: int
@@ -42,6 +45,12 @@ LAYOUTS = {
     "Q4_1": Layout(4, 0, 32, 32, 20, least=True),
     "Q4_K": Layout(4, 0, 32, 256, 144, least=True),
     "Q6_K": Layout(6, 32, 16, 256, 210),
+    "Q5_0": Layout(6, 16, 32, 32, 22),
+    "Q5_1": Layout(6, 0, 32, 32, 24, least=True),
+    "Q5_K": Layout(6, 0, 32, 256, 176, least=True),
+    "IQ4_NL": Layout(8, 0, 32, 32, 18),
+    "IQ4_XS": Layout(8, 0, 32, 256, 136),
+    "MXFP4": Layout(8, 0, 32, 32, 17),
 }
 """By `QuantizedWeight.kind`."""
 
@@ -148,20 +157,44 @@ def _q4_1(blocks: Tensor) -> Parts:
     return _pairs(_nibbles(blocks[:, :, 4:])), None, _halves(blocks, 0), -_halves(blocks, 2), None, None
 
 
-def _q4_k(blocks: Tensor) -> Parts:
-    # Of eight groups, six bits each: four as they are, and four in two parts.
+def _ones(bytes_: Tensor) -> Tensor:
+    """The bits of bytes [...], the lowest first: [..., 8]."""
+    return bytes_.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=bytes_.device) & 1
+
+
+def _fours(high: Tensor) -> Tensor:
+    """Two bits each [outputs, ..., inputs] uint8 -> four in a byte, [outputs, all / 4]."""
+    flat = high.flatten(1)
+    return flat[:, ::4] | flat[:, 1::4] << 2 | flat[:, 2::4] << 4 | flat[:, 3::4] << 6
+
+
+def _q5_0(blocks: Tensor) -> Parts:
+    high = _fours(_ones(blocks[:, :, 2:6]))
+    return _pairs(_nibbles(blocks[:, :, 6:])), high, _halves(blocks, 0), None, None, None
+
+
+def _q5_1(blocks: Tensor) -> Parts:
+    high = _fours(_ones(blocks[:, :, 4:8]))
+    return _pairs(_nibbles(blocks[:, :, 8:])), high, _halves(blocks, 0), -_halves(blocks, 2), None, None
+
+
+def _small_codes(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and least values of eight groups, six bits each: four as they are, and four in two parts."""
     low, middle, rest = torch.split(blocks[:, :, 4:16], 4, -1)
     codes = torch.cat((low & 63, rest & 15 | low >> 6 << 4), -1)
     least_codes = torch.cat((middle & 63, rest >> 4 | middle >> 6 << 4), -1)
+    return codes.flatten(1).view(torch.int8), least_codes.flatten(1).view(torch.int8)
+
+
+def _q4_k(blocks: Tensor) -> Parts:
     levels = _nibbles(blocks[:, :, 16:].reshape(*blocks.shape[:2], 4, 32))
-    return (
-        _pairs(levels),
-        None,
-        _halves(blocks, 0),
-        _halves(blocks, 2),
-        codes.flatten(1).view(torch.int8),
-        least_codes.flatten(1).view(torch.int8),
-    )
+    return _pairs(levels), None, _halves(blocks, 0), _halves(blocks, 2), *_small_codes(blocks)
+
+
+def _q5_k(blocks: Tensor) -> Parts:
+    levels = _nibbles(blocks[:, :, 48:].reshape(*blocks.shape[:2], 4, 32))
+    high = _fours(_ones(blocks[:, :, 16:48]).transpose(2, 3))  # a bit of each byte for each group
+    return _pairs(levels), high, _halves(blocks, 0), _halves(blocks, 2), *_small_codes(blocks)
 
 
 def _q6_k(blocks: Tensor) -> Parts:
@@ -169,13 +202,48 @@ def _q6_k(blocks: Tensor) -> Parts:
     # 32 inputs.
     low = _nibbles(blocks[:, :, :128].reshape(*blocks.shape[:2], 2, 64))
     four = blocks[:, :, 128:192].reshape(*blocks.shape[:2], 2, 32)
-    two = torch.cat([four >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(1)
-    high = two[:, ::4] | two[:, 1::4] << 2 | two[:, 2::4] << 4 | two[:, 3::4] << 6
+    high = _fours(torch.cat([four >> shift & 3 for shift in (0, 2, 4, 6)], -1))
     codes = blocks[:, :, 192:208].contiguous().view(torch.int8).flatten(1)
     return _pairs(low), high, _halves(blocks, 208), None, codes, None
 
 
-_PARTS = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k, "Q6_K": _q6_k}
+def _looked_up(table: Sequence[int], places: Tensor) -> Tensor:
+    numbers = torch.tensor(table, dtype=torch.int8, device=places.device)
+    return numbers[places.flatten(1).long()]
+
+
+def _iq4_nl(blocks: Tensor) -> Parts:
+    levels = _looked_up(IQ4_NL.kvalues, _nibbles(blocks[:, :, 2:]))
+    return levels, None, _halves(blocks, 0), None, None, None
+
+
+def _iq4_xs(blocks: Tensor) -> Parts:
+    levels = _nibbles(blocks[:, :, 8:].reshape(*blocks.shape[:2], 8, 16))
+    # Of eight groups, six bits each: the lower four apart from the upper two.
+    low = torch.stack((blocks[:, :, 4:8] & 15, blocks[:, :, 4:8] >> 4), -1).flatten(2)
+    high = torch.stack([blocks[:, :, 2:4] >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(2)
+    codes = (low | high << 4).view(torch.int8) - 32
+    return _looked_up(IQ4_NL.kvalues, levels), None, _halves(blocks, 0), None, codes.flatten(1), None
+
+
+def _mxfp4(blocks: Tensor) -> Parts:
+    scales = torch.ldexp(torch.ones((), device=blocks.device), blocks[:, :, 0].int() - 128)
+    return _looked_up(MXFP4.kvalues, _nibbles(blocks[:, :, 1:])), None, scales, None, None, None
+
+
+_PARTS = {
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+}
 
 
 class BlockLinear:

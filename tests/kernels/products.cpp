@@ -11,7 +11,7 @@ int main() {
     uint64_t state = 1;
     auto random = [&] { return uint32_t((state = state * 6364136223846793005u + 1442695040888963407u) >> 33); };
     instructions() = FLOATS;
-    for (int kept = BFLOAT16; kept <= Q6_K; kept++) {
+    for (int kept = BFLOAT16; kept < FORMATS; kept++) {
         const Layout l = layout_of(Kept(kept));
         const int64_t blocks = l.file_bytes ? n * k / l.file_inputs : 0;
         std::vector<uint8_t> elements(l.file_bytes ? blocks * l.file_bytes : n * k * 2), steps(n * k / 16);
@@ -21,8 +21,11 @@ int main() {
         for (float& scale : scales) scale = float(random() % 1000) * 0x1p-10f;
         for (int64_t i = 0; i < n * k && kept == BFLOAT16; i++) ((uint16_t*)elements.data())[i] = uint16_t(0x3f00 | (random() & 0x80ff));
         for (int64_t i = 0; i < blocks; i++)  // scales and least values near 1
-            for (int64_t at = 0; at < (kept == Q4_1 || kept == Q4_K ? 4 : 2); at += 2)
-                elements[i * l.file_bytes + (kept == Q6_K ? 208 : 0) + at + 1] = uint8_t(0x38 | (random() & 0x81));
+            if (kept == MXFP4)
+                elements[i * l.file_bytes] = uint8_t(120 + random() % 16);
+            else
+                for (int64_t at = 0; at < (l.least ? 4 : 2); at += 2)
+                    elements[i * l.file_bytes + (kept == Q6_K ? 208 : 0) + at + 1] = uint8_t(0x38 | (random() & 0x81));
         const Packed* w = pack({Kept(kept), elements.data(), steps.data(), scales.data(), n, k}, false, nullptr);
         std::vector<float> inputs(rows * k);
         for (float& x : inputs) x = float(int32_t(random() % 2001) - 1000) * 0x1p-8f;

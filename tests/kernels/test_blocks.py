@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(
     "fuse" not in operators("cpu"), reason="no compiler, or no AVX2 on this machine"
 )
 CPU = torch.device("cpu")
-SHAPES = {kind: [(64, 32), (100, 96), (34, 1184)] for kind in ("Q8_0", "Q4_0", "Q4_1")}
-SHAPES |= {kind: [(64, 256), (34, 1280)] for kind in ("Q4_K", "Q6_K")}
+SHAPES = {kind: [(64, 32), (100, 96), (34, 1184)] for kind in METHODS}
+SHAPES |= {kind: [(64, 256), (34, 1280)] for kind in ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")}
 
 
 @pytest.fixture(params=["here", "skylake", "laptop"])

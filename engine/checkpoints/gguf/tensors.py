@@ -33,7 +33,7 @@ SERVED = frozenset(
     | {Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S}
     | {Type.IQ4_NL, Type.IQ4_XS, Type.TQ1_0, Type.TQ2_0, Type.MXFP4, Type.NVFP4}
 )
-WITHIN_Q8_0 = frozenset({Type.Q5_0, Type.IQ4_NL})
+WITHIN_Q8_0 = frozenset({Type.Q8_0, Type.Q4_0, Type.Q5_0, Type.IQ4_NL})
 """Types whose blocks are 32 whole numbers of up to 8 bits, and a float16 that multiplies them."""
 FLOATS = frozenset({Type.F32, Type.F16, Type.BF16})
 STRETCHING = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -117,11 +117,17 @@ class GgufTensor(StoredTensor):
 
     @property
     def kept(self) -> str | None:
-        """See `StoredTensor`: the file's own type, or one with more bits that has the same values; None
-        if blocks would have to be cut."""
-        if self.columns is not None and self.run % GGML_QUANT_SIZES[self.info.type][0]:
-            return None
-        return self.dtype if self.dtype in METHODS else "Q8_0" if self.info.type in WITHIN_Q8_0 else None
+        """See `StoredTensor`; None if blocks would have to be cut."""
+        return self.dtype if self.dtype in METHODS and not self._cut else None
+
+    @property
+    def within(self) -> str | None:
+        """See `StoredTensor`."""
+        return "Q8_0" if self.info.type in WITHIN_Q8_0 and not self._cut else None
+
+    @property
+    def _cut(self) -> bool:
+        return self.columns is not None and self.run % GGML_QUANT_SIZES[self.info.type][0] != 0
 
     def blocks(self, kind: str) -> Tensor:
         """See `StoredTensor`."""

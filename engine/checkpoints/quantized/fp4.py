@@ -18,8 +18,25 @@ TWICE = torch.cat((TWICE, -TWICE))
 """Twice the value of each code, a whole number."""
 
 
-class Mxfp4Tensor(PackedTensor):
+class Fp4Tensor(PackedTensor):
     """Levels are twice the values, and scales are half of the file's."""
+
+    __slots__ = ()
+
+    def limits(self) -> tuple[int, int] | None:
+        """See `PackedTensor`."""
+        return int(TWICE.min()), int(TWICE.max())
+
+    def levels(self) -> Tensor:
+        """See `PackedTensor`: int8."""
+        return levels_of(self._packed())
+
+    def _packed(self) -> Tensor:
+        return next(iter(self.parts.values())).read()
+
+
+class Mxfp4Tensor(Fp4Tensor):
+    """Scales are powers of two."""
 
     __slots__ = ()
     method = "mxfp4"
@@ -28,16 +45,18 @@ class Mxfp4Tensor(PackedTensor):
         """See `PackedTensor`."""
         return powers(self.parts["weight_scale"].read()) / 2
 
-    def limits(self) -> tuple[int, int] | None:
-        """See `PackedTensor`."""
-        return int(TWICE.min()), int(TWICE.max())
+    @property
+    def kept(self) -> str | None:
+        """See `StoredTensor`."""
+        return "MXFP4" if self.shape[1] % self.group == 0 else None
 
-    def levels(self) -> Tensor:
-        """See `PackedTensor`: int8."""
-        return levels_of(next(iter(self.parts.values())).read())
+    def blocks(self, kind: str) -> Tensor:
+        """See `StoredTensor`."""
+        self._finite()
+        return blocks_of(self._packed(), self.parts["weight_scale"].read())
 
 
-class Nvfp4Tensor(Mxfp4Tensor):
+class Nvfp4Tensor(Fp4Tensor):
     """The global scale divides."""
 
     __slots__ = ()
@@ -50,11 +69,10 @@ class Nvfp4Tensor(Mxfp4Tensor):
         )
 
 
-class ModelOptNvfp4Tensor(Mxfp4Tensor):
+class ModelOptNvfp4Tensor(Nvfp4Tensor):
     """The global scale multiplies."""
 
     __slots__ = ()
-    method = "nvfp4"
 
     def scales(self) -> Tensor:
         """See `PackedTensor`."""
@@ -64,6 +82,14 @@ class ModelOptNvfp4Tensor(Mxfp4Tensor):
 def levels_of(packed: Tensor) -> Tensor:
     """[..., bytes] uint8 -> [..., 2 * bytes] int8, twice the values."""
     return TWICE[torch.stack((packed & 15, packed >> 4), -1).flatten(-2).int()]
+
+
+def blocks_of(packed: Tensor, powers: Tensor) -> Tensor:
+    """Blocks as GGUF's MXFP4 has them, [rows, bytes] uint8: the power, then of each half of 32 inputs one in
+    a byte. packed: [rows, inputs / 2], powers: [rows, inputs / 32], both of one byte each."""
+    codes = torch.stack((packed & 15, packed >> 4), -1).view(len(packed), -1, 2, 16)
+    halves = codes[:, :, 0] | codes[:, :, 1] << 4
+    return torch.cat((powers.view(torch.uint8).unsqueeze(2), halves), 2).flatten(1)
 
 
 def compose_fp4(parts: Mapping[str, StoredTensor], *, divides: bool) -> StoredTensor:

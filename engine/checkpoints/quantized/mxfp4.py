@@ -9,7 +9,7 @@ from torch import Tensor
 
 from personae.engine.checkpoints.base import StoredTensor
 from personae.engine.checkpoints.quantized.base import Compose, expect, mistaken
-from personae.engine.checkpoints.quantized.fp4 import levels_of
+from personae.engine.checkpoints.quantized.fp4 import blocks_of, levels_of
 from personae.engine.checkpoints.quantized.fp8 import powers
 from personae.engine.fields import Fields
 from personae.errors import ModelLoadError
@@ -20,7 +20,7 @@ BLOCKS, SCALES = "_blocks", "_scales"
 
 @dataclass(frozen=True, slots=True)
 class ExpertsTensor(StoredTensor):
-    """W = levels * scales of all experts. It is dequantized when it is read."""
+    """W = levels * scales of all experts, transposed."""
 
     packed: StoredTensor
     scales: StoredTensor
@@ -31,10 +31,25 @@ class ExpertsTensor(StoredTensor):
 
     def entry(self, index: int) -> Tensor:
         """See `StoredTensor`."""
-        scales = powers(self.scales.entry(index)) / 2
-        if not scales.isfinite().all():
-            raise ModelLoadError(f"{Path(self.file).name}: {self.name} has scales that are not finite")
+        scales = self._finite(self.scales.entry(index)) / 2
         return (levels_of(self.packed.entry(index)) * scales.unsqueeze(-1)).flatten(1).T
+
+    @property
+    def kept(self) -> str | None:
+        """See `StoredTensor`."""
+        return "MXFP4"
+
+    def entry_blocks(self, index: int, kind: str) -> Tensor:
+        """See `StoredTensor`."""
+        scales = self.scales.entry(index)
+        self._finite(scales)
+        return blocks_of(self.packed.entry(index).flatten(1), scales)
+
+    def _finite(self, scales: Tensor) -> Tensor:
+        found = powers(scales)
+        if not found.isfinite().all():
+            raise ModelLoadError(f"{Path(self.file).name}: {self.name} has scales that are not finite")
+        return found
 
 
 def compose(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -38,9 +38,9 @@ def block_linear_kernel(
 
     x: [N, inputs], bias: [outputs], y: [N, outputs]. levels: [outputs, inputs] int8 with 8 BITS, else
     [outputs, inputs / 2] uint8, an even input in the lower half; high: with 6 BITS [outputs, inputs / 4]
-    uint8, the two bits above of four inputs. scales, least: [outputs, inputs / BLOCK] float16. codes,
-    least_codes: [outputs, inputs / GROUP] int8; 1 without CODES. There is no least without LEAST. inputs: a
-    multiple of BLOCK.
+    uint8, the two bits above of four inputs. scales, least: [outputs, inputs / BLOCK] float16 or float32.
+    codes, least_codes: [outputs, inputs / GROUP] int8; 1 without CODES. There is no least without LEAST.
+    inputs: a multiple of BLOCK.
     """
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

@@ -14,6 +14,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from personae.engine.loader import load_model
 from personae.errors import ModelLoadError
+from personae.kernels.registry import optional
 
 CPU = torch.device("cpu")
 GATE_UP = "model.layers.1.mlp.experts.gate_up_proj"
@@ -53,6 +54,24 @@ def test_experts_of_gpt_oss_in_mxfp4_are_what_transformers_dequantizes(tmp_path:
     decoder = load_model(packed, device=CPU, dtype="float32")
     hidden, _ = PagedSequences(decoder).forward({"a": tokens})
     assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
+
+
+def test_experts_of_gpt_oss_in_mxfp4_stay_in_its_bits(tmp_path: Path) -> None:
+    if optional("pack_linear", CPU, torch.bfloat16) is None:
+        pytest.skip("no product with blocks on this machine")
+    packed = in_mxfp4(make_family_folder(tmp_path / "plain", "gpt_oss"), tmp_path / "packed")
+    kept, plain = load_model(packed, device=CPU), load_model(packed, device=CPU, dtype="bfloat16")
+    assert (kept.quantization, plain.quantization) == ("mxfp4", None)
+    assert kept.weight_bytes < plain.weight_bytes
+    for one, other in zip(kept.layers, plain.layers, strict=True):
+        for linear, same in zip(one.linears(), other.linears(), strict=True):
+            assert torch.equal(linear.plain(), same.plain())
+    found, meant = (
+        decoder.logits(PagedSequences(decoder).forward({"a": [*range(40, 90)]})[0]).clone()
+        for decoder in (kept, plain)
+    )
+    errors = (found - meant).norm(dim=1) / meant.norm(dim=1)
+    assert errors.median() < 0.1  # inputs are rounded to bytes, with which a token may go to another expert
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,10 @@ from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.gguf.tensors import SERVED
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
+from personae.engine.quantization.gguf import METHODS
 from personae.engine.tokens import Tokenizer
 from personae.errors import ModelLoadError
+from personae.kernels.quantized import QuantizedWeight
 from personae.kernels.registry import optional
 
 CPU = torch.device("cpu")
@@ -64,7 +66,7 @@ RARE = frozenset(  # i-quants, ternary types and floats of four bits
     | {Type.IQ4_NL, Type.IQ4_XS, Type.TQ1_0, Type.TQ2_0, Type.MXFP4, Type.NVFP4}
 )
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-KEPT = (Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q4_K, Type.Q6_K, Type.Q5_0, Type.IQ4_NL)
+KEPT = sorted(Type[name] for name in METHODS)
 ROUNDED_INPUTS = 0.1  # 255 levels are 0.006 of a product, and up to 0.06 of these random models' logits
 PROMPT = random.Random(3).choices(range(VOCAB), k=60)
 
@@ -187,6 +189,26 @@ def test_modules_that_are_merged_here_may_have_different_types(tmp_path: Path) -
         for linear, plain in zip(one.linears(), other.linears(), strict=True):
             assert torch.equal(linear.plain(), plain.plain())
     assert relative_error(all_logits(decoder), all_logits(same)) < ROUNDED_INPUTS
+
+
+def test_what_is_merged_here_of_types_within_q8_0_stays_in_that(tmp_path: Path) -> None:
+    if optional("pack_linear", CPU, torch.bfloat16) is None:
+        pytest.skip("no product with blocks on this machine")
+    mixed = {"attn_q": Type.Q4_0, "attn_k": Type.IQ4_NL, "attn_v": Type.Q8_0}
+    file = write_gguf(
+        tmp_path / "a.gguf",
+        model_folder("llama", **FUSED),
+        types=lambda name: mixed.get(name.split(".")[-2], Type.Q5_0),
+    )
+    kept, plain = load_model(file, device=CPU), load_model(file, device=CPU, dtype="bfloat16")
+    described = loader.describe(open_checkpoint(file), device=CPU, dtype="auto", quantize=None)
+    places = dict(described.decoder().tensors())
+    kinds = {name: place.kind for name, place in places.items() if isinstance(place, QuantizedWeight)}
+    assert {kind for name, kind in kinds.items() if "self_attn.q" in name} == {"Q8_0"}
+    assert {kind for name, kind in kinds.items() if "mlp" in name} == {"Q5_0"}
+    for one, other in zip(kept.layers, plain.layers, strict=True):
+        for linear, same in zip(one.linears(), other.linears(), strict=True):
+            assert torch.equal(linear.plain(), same.plain())
 
 
 def test_a_file_of_float32_is_run_in_that_and_one_of_float16_on_a_cpu_in_bfloat16(

@@ -25,8 +25,10 @@ CPU = torch.device("cpu")
 IN_BITS = {
     **dict.fromkeys(("ct-w4a16", "ct-w3", "ct-w4-channel", "ct-gptq-static", "ct-moe-w4a16"), "Q4_0"),
     **dict.fromkeys(("gptq-sym", "gptq-2bit", "gptq-3bit", "gptq-channel", "autoround"), "Q4_0"),
-    **dict.fromkeys(("ct-w4a16-asym", "ct-mxfp4", "gptq-asym", "gptq-v2", "gptq-8bit", "autoawq"), "Q8_0"),
-    **dict.fromkeys(("autoround-gptq", "autoround-mxfp4"), "Q8_0"),
+    **dict.fromkeys(
+        ("ct-w4a16-asym", "gptq-asym", "gptq-v2", "gptq-8bit", "autoawq", "autoround-gptq"), "Q8_0"
+    ),
+    **dict.fromkeys(("ct-mxfp4", "autoround-mxfp4"), "MXFP4"),
     **dict.fromkeys(("ct-w8-channel", "ct-w8a8", "bnb-int8"), "int8"),
     **dict.fromkeys(("ct-fp8-dynamic", "ct-fp8-kv", "ct-fp8-block", "modelopt-fp8"), "fp8"),
     **dict.fromkeys(("ct-mxfp8", "ct-nvfp4", "gptq-act", "fp8-block", "fp8-block-ue8m0"), None),
