@@ -23,12 +23,13 @@ class RowShares:
     """Decides which rows are left out. `longest` is how long the step may take, in seconds; None if it has
     all rows."""
 
-    __slots__ = ("_since", "_times", "_turns", "longest")
+    __slots__ = ("_before", "_since", "_times", "_turns", "longest")
 
     def __init__(self, times: StepTime) -> None:
         self._times = times
         self._turns: dict[str, int] = {}  # of tenants with too many rows: the last sequence that had one
         self._since = HOLD_STEPS  # steps
+        self._before = self._turns, self._since  # the last step
         self.longest: float | None = None
 
     def left_out(
@@ -40,6 +41,7 @@ class RowShares:
         tenant that has some to plan.
         """
         self.longest = None
+        self._before = self._turns, self._since
         self._since += 1
         if len(weights) < 2:
             return set()
@@ -54,6 +56,10 @@ class RowShares:
             self._since = 0
             return held
         return self._over_share(rows, weights)
+
+    def take_back(self) -> None:
+        """The last step is planned again."""
+        self._turns, self._since = self._before
 
     def _held(
         self,
@@ -86,7 +92,7 @@ class RowShares:
         )
         each = seconds(count + 1) - seconds(count)
         if not each or (too_long := seconds(count) - longest) <= 0:
-            self._turns.clear()
+            self._turns = {}
             return set()
         self.longest = longest
         left, waiting = max(count - too_long / each, 1.0), sum(weights[tenant] for tenant in rows)
