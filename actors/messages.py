@@ -24,7 +24,7 @@ from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import SchedulerStats, StepSample, StepTimings
 from personae.errors import PersonaeError
 from personae.grammar.matcher import Grammar
-from personae.grammar.spec import GrammarKey, GrammarSpec
+from personae.grammar.spec import GrammarSpec
 from personae.lora.source import AdapterSource
 
 

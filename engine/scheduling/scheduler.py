@@ -176,12 +176,12 @@ class Scheduler:
         return plan
 
     def replan(self) -> StepPlan | None:
-        """Make the last plan again, if that lets in a tenant's first sequence that came after it. Call it only
-        while the step of that plan has not begun. Returns the plan that replaces it; None: it stays.
+        """Make the last plan again, if that lets in a tenant's first sequence, which came after it. Call it
+        only while the step of that plan has not begun. Returns the plan that replaces it; None: it stays.
 
         What the plan admits stays admitted, and decode rows that bring pages stay. All other rows are chosen
-        again. At most one sequence is preempted, for the one that came. Once a sequence has ended that has a row in the plan, the plan stays:
-        that row writes to memory which only later plans may give away.
+        again. At most one sequence is preempted, for the one that came. Once a sequence has ended that has a
+        row in the plan, the plan stays: that row writes to memory which only later plans may give away.
         """
         table, sequences = self._running, self._sequences
         last = self._in_flight_batches[-1] if self._in_flight_batches else None

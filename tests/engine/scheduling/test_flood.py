@@ -151,10 +151,10 @@ def test_a_step_planned_late_saves_most_of_one_for_who_comes_meanwhile() -> None
 
 
 def test_a_request_that_comes_after_the_next_step_was_planned_waits_for_the_running_one_only() -> None:
-    alone, overlap, here = flooded(late=False, replans=True)
-    assert overlap[-1] <= alone[-1] + max(here.steps) + 0.002
+    _, overlap, here = flooded(late=False, replans=True)
+    assert overlap[-1] <= 2 * max(here.steps)
     _, without, _ = flooded(late=False)
-    assert without[-1] > overlap[-1] + statistics.mean(here.steps) / 2
+    assert statistics.mean(without) > statistics.mean(overlap) + 0.7 * statistics.mean(here.steps)
 
 
 def test_prompts_of_a_tenant_over_quota_are_spread_and_it_is_hardly_slower_for_it() -> None:
