@@ -397,9 +397,10 @@ class Scheduler:
         longest = min(OVER_QUOTA_FACTORS[0] * full, OVER_QUOTA_FACTORS[1] * now)
         longest = min(longest, self._sequences.row_shares.longest or longest)
         room = min(self._times.room(decoding, longest), self.layout.max_batch_tokens) - others
+        waits = self._sequences.row_shares.full and not self._held_back
         self._held_back = others > 0 and not self._held_back
         least = FEWEST_TOKENS if now else self.layout.page_size
-        return max(int(room), 0 if self._held_back else least)
+        return max(int(room), 0 if self._held_back or waits else least)
 
     # Statistics
 

@@ -242,3 +242,25 @@ def test_for_any_mix_all_answers_end(tenants: list[tuple[int, int, float]], each
     here.scheduler.check_integrity()
     for number, (count, tokens, _) in enumerate(tenants):
         assert all(here.tokens[f"tenant {number}-{i}"] == tokens for i in range(count))
+
+
+def test_where_the_rows_fill_a_step_prompts_of_the_same_tenant_have_their_tokens_in_every_other_one() -> None:
+    here = Rows(token=0.0008)
+    here.add("quiet", 1)
+    here.play(20)
+    here.add("loud", 40)
+    here.play(50)
+    before = len(here.rows)
+    for number in range(60):
+        params = SamplingParams(max_tokens=1, temperature=0.0, seed=0, ignore_eos=True)
+        prompt = tuple(range(number, number + 20))
+        here.scheduler.add(SequenceLog(f"new-{number}", prompt, 20, params, tenant="loud", salt=b"loud"))
+        here.play(2)
+    prompts = here.prompts[before + 2 :]
+    assert sum(prompts) > 200, "they go on"
+    assert all(not first or not second for first, second in pairwise(prompts))
+    took = [
+        here.seconds(rows.total() - bool(tokens)) + here.token * tokens
+        for rows, tokens in zip(here.rows[before + 2 :], prompts, strict=True)
+    ]
+    assert max(took) <= 2.6 * here.seconds(1)
