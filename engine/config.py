@@ -16,6 +16,7 @@ from typing import Literal
 from personae.engine.fields import Fields, read_fields
 from personae.engine.layers.block import KVSpec, LayerSpec
 from personae.engine.layers.moe import MoeSpec
+from personae.engine.layers.parallel import ParallelSpec
 from personae.engine.models import FAMILIES, MODEL_TYPES, family
 from personae.engine.models.config_keys import check_unread
 from personae.errors import LoadError
@@ -144,8 +145,12 @@ class ModelConfig:
 
     @property
     def kv_specs(self) -> tuple[KVSpec | None, ...]:
-        """What each layer keeps of every token."""
-        return tuple(layer.attention.kv for layer in self.layer_specs)
+        """What each layer keeps of every token, and then, if some layers have two blocks that keep something,
+        what the second one does."""
+        attentions = [layer.attention for layer in self.layer_specs]
+        second = [each.second.kv if isinstance(each, ParallelSpec) else None for each in attentions]
+        first = (each.kv for each in attentions)
+        return (*first, *second) if any(second) else (*first,)
 
     def with_layers(self, change: Callable[[LayerSpec], LayerSpec]) -> "ModelConfig":
         """A copy with changed layers."""

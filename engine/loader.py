@@ -97,8 +97,9 @@ def load_model(
 ) -> Decoder:
     """Loads a Hugging Face model folder, or a GGUF file.
 
-    `dtype` is "float32", "bfloat16", "float16", or "auto" for the model's own; a CPU without instructions
-    for bfloat16 then loads float32, where half of the memory has room for it. `max_position` limits the
+    `dtype` is "float32", "bfloat16", "float16", or "auto" for the model's own. A CPU then loads
+    bfloat16 for float16, and one without instructions for bfloat16 loads float32, where half of the memory
+    has room for it. `max_position` limits the
     context. `quantize`: the format in which linear modules are kept as they are read.
     `comm`: the ranks that share the model; only this rank's part is loaded, and of plain safetensors only
     that is read. `on_progress(done_bytes, total_bytes)` is called after each tensor, in bytes of the files.
@@ -207,9 +208,13 @@ def _check(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
 
 
 def _for_this_processor(described: Described, device: torch.device) -> Described:
-    """Float32 for weights in bfloat16 that the processor cannot multiply. The memory in all decides and not
-    what is free, so that a restarted engine computes the same."""
+    """On a CPU bfloat16 for weights in float16, which no kernel there multiplies. Float32 for weights in
+    bfloat16 that the processor cannot multiply. The memory in all decides and not what is free, so that a
+    restarted engine computes the same."""
     numerics = described.numerics
+    if device.type == "cpu" and numerics.dtype is torch.float16:
+        numerics = replace(numerics, dtype=torch.bfloat16)
+        described = replace(described, numerics=numerics)
     if numerics.dtype is not torch.bfloat16 or numerics.quantization or multiplies_bfloat16(device):
         return described
     wide = replace(described, numerics=replace(numerics, dtype=torch.float32))

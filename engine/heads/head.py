@@ -55,7 +55,7 @@ class Head(ABC):
         def rope(kind: RopeConfig, head_dim: int) -> tuple[Tensor, Tensor]:
             return rotary_tables(kind, head_dim, max_position, device)
 
-        self._context = BlockContext(0, prefix, hidden_size, dtype, device, scheme, norm, rope)
+        self._context = BlockContext(0, (0, 1), prefix, hidden_size, dtype, device, scheme, norm, rope)
         self._backend = attention_backend(device, dtype)
 
     @property

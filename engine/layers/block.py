@@ -107,12 +107,15 @@ class Block(Protocol):
 class BlockContext:
     """What a block is built with.
 
+    `layer`: of the model, or of this stage. `caches`: what it keeps is this entry of the KV cache; the second
+    is free for another block in the same half of the layer.
     `prefix`: of its layer's names in the checkpoint. `scheme`: the format of each linear module's weight.
     `rope`: makes the tables of a rotary embedding for heads of that size. `comm`: the ranks that share the
     block; its spec is this rank's part.
     """
 
     layer: int
+    caches: tuple[int, int]
     prefix: str
     hidden_size: int
     dtype: torch.dtype

@@ -6,6 +6,7 @@ Source: https://arxiv.org/abs/2405.21060. The cache keeps states, and what each 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,8 @@ from personae.lora.sites import LoraSite
 class MambaSpec(UndividedSpec):
     """`heads` heads of `head_dim` numbers have states of `state` times as many. They share the b and c of
     `groups`. `length`: of the convolution, which has a bias with `conv_bias`. `bias`: of the linear modules.
-    `limits`: of a token's step. `eps`: of the norm of results. `path`: the block's name in a layer."""
+    `limits`: of a token's step. `eps`: of the norm of results. `path`: the block's name in a layer. `norm`:
+    where results have one, None for nowhere. `scales`: of the gate, x, b, c and the step."""
 
     kind = "Mamba-2 layers"
 
@@ -39,6 +41,8 @@ class MambaSpec(UndividedSpec):
     limits: tuple[float, float]
     eps: float
     path: str = "mamba"
+    norm: Literal["after_gate", "before_gate"] | None = "after_gate"
+    scales: tuple[float, ...] = (1.0,) * 5
 
     @property
     def inner(self) -> int:
@@ -75,12 +79,12 @@ class MambaSpec(UndividedSpec):
 
 class Mamba(UndividedBlock):
     """y = W_out norm(state space(x, b, c, step) * silu(gate)); all of them are linear in the input. The norm
-    is over the heads of each group."""
+    is over the heads of each group. It may also stand before the gate, or nowhere."""
 
     heads, capturable = 0, False  # the host makes the plan of a step from its lengths
 
     def __init__(self, spec: MambaSpec, context: BlockContext) -> None:
-        self.spec, self.kv, self.layer = spec, spec.kv, context.layer
+        self.spec, self.kv, self.layer, self.cache = spec, spec.kv, context.layer, context.caches[0]
         self.prefix, hidden, device = f"{context.prefix}.{spec.path}", context.hidden_size, context.device
         sizes = (spec.inner + spec.mixed + spec.heads,)
         self.first = context.linear((f"{self.prefix}.in_proj",), hidden, sizes, bias=spec.bias)
@@ -89,7 +93,13 @@ class Mamba(UndividedBlock):
         def empty(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=torch.float32, device=device)
 
-        self.weight, self.norm_weight = empty(spec.mixed, spec.length), empty(spec.inner)
+        self.weight = empty(spec.mixed, spec.length)
+        self.norm_weight = None if spec.norm is None else empty(spec.inner)
+        widths = (spec.inner, spec.inner, *(spec.groups * spec.state,) * 2, spec.heads)
+        self.scales: Tensor | None = None
+        if set(spec.scales) != {1.0}:
+            each = [scale for scale, width in zip(spec.scales, widths, strict=True) for _ in range(width)]
+            self.scales = torch.tensor(each, device=device)
         self.bias = empty(spec.mixed) if spec.conv_bias else None
         self.decay, self.dt_bias, self.skip = empty(spec.heads), empty(spec.heads), empty(spec.heads)
         self._append = append_latent.on(device, context.dtype)
@@ -97,14 +107,16 @@ class Mamba(UndividedBlock):
 
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """See Block."""
-        spec, cache, plan = self.spec, step.caches[self.layer][0], step.state_plan
+        spec, cache, plan = self.spec, step.caches[self.cache][0], step.state_plan
         assert plan is not None
         whole = step.linear(self.first, self.layer, "state_in", x)
+        if self.scales is not None:
+            whole = (whole * self.scales).to(x.dtype)
         gate, kept = torch.split(whole, [spec.inner, spec.mixed + spec.heads], -1)
         found = self._scan(
             kept,
             cache,
-            step.states[self.layer],
+            step.states[self.cache],
             plan,
             self.weight,
             self.bias,
@@ -115,11 +127,17 @@ class Mamba(UndividedBlock):
             spec.limits,
         )
         self._append(kept[plan.newest].unsqueeze(1), cache, plan.places)
-        gated = (found.flatten(1) * F.silu(gate.float())).view(len(x), spec.groups, -1)
-        normed = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + spec.eps)
-        return step.linear(
-            self.last, self.layer, "state_out", (normed.flatten(1) * self.norm_weight).to(x.dtype)
-        )
+        y, gate = found.flatten(1), F.silu(gate.float())
+        y = self._normed(y) * gate if spec.norm == "before_gate" else self._normed(y * gate)
+        return step.linear(self.last, self.layer, "state_out", y.to(x.dtype))
+
+    def _normed(self, y: Tensor) -> Tensor:
+        """[T, inner] float32 -> the same with the norm."""
+        if self.norm_weight is None:
+            return y
+        parts = y.view(len(y), self.spec.groups, -1)
+        scale = torch.rsqrt(parts.square().mean(-1, keepdim=True) + self.spec.eps)
+        return (parts * scale).flatten(1) * self.norm_weight
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """See Block."""
@@ -131,7 +149,8 @@ class Mamba(UndividedBlock):
         yield f"{self.prefix}.A_log", self.decay
         yield f"{self.prefix}.dt_bias", self.dt_bias
         yield f"{self.prefix}.D", self.skip
-        yield f"{self.prefix}.norm.weight", self.norm_weight
+        if self.norm_weight is not None:
+            yield f"{self.prefix}.norm.weight", self.norm_weight
 
     def norms(self) -> Iterator[Norm]:
         """See Block."""

@@ -50,7 +50,8 @@ class MlpSpec:
     """`size`: of the inner vectors. `merged`: the checkpoint has gate and up as one tensor. `gated`: False
     for down(act(up x)). `path`, `names`: the block's name in a layer, and those of its modules, None for the
     usual ones. `key` begins the short names of its LoRA sites, so that a layer may have two such blocks.
-    `module`: the name of the block in PEFT, None for `path`. `part`: of a rank's, where its inner vectors
+    `module`: the name of the block in PEFT, None for `path`. `scales`: of the gate before its activation, and
+    of the result. `part`: of a rank's, where its inner vectors
     begin in those of the whole, and the size of the whole."""
 
     size: int
@@ -62,6 +63,7 @@ class MlpSpec:
     names: tuple[str, ...] | None = None
     key: str = ""
     module: str | None = None
+    scales: tuple[float, float] = (1.0, 1.0)
     part: tuple[int, int] | None = None
 
     @property
@@ -158,8 +160,12 @@ class MLP:
     def partial(self, x: Tensor, step: ForwardContext) -> Tensor:
         """This rank's summand of the result."""
         key = self.spec.key
-        inner = self._gate(step.linear(self.gate_up, self.layer, f"{key}gate_up", x))
-        return step.linear(self.down, self.layer, f"{key}down", inner)
+        of_gate, of_result = self.spec.scales
+        wide = step.linear(self.gate_up, self.layer, f"{key}gate_up", x)
+        if of_gate != 1.0:
+            wide[:, : self.spec.size] *= of_gate
+        y = step.linear(self.down, self.layer, f"{key}down", self._gate(wide))
+        return y if of_result == 1.0 else y * of_result
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """See Block."""

@@ -29,6 +29,7 @@ _TABLE = (  # model_type, architecture, file
     ("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", "ernie"),
     ("exaone4", "Exaone4ForCausalLM", "exaone4"),
     ("exaone_moe", "ExaoneMoeForCausalLM", "exaone4"),
+    ("falcon_h1", "FalconH1ForCausalLM", "falcon_h1"),
     ("flex_olmo", "FlexOlmoForCausalLM", "olmoe"),
     ("gemma", "GemmaForCausalLM", "gemma"),
     ("gemma2", "Gemma2ForCausalLM", "gemma2"),

@@ -166,6 +166,7 @@ class Layer:
             or not attention.spec.plain
             or not mlp.spec.gated
             or mlp.spec.activation != "silu"
+            or mlp.spec.scales != (1.0, 1.0)
         ):
             return None
         return LayerWeights(
@@ -241,6 +242,7 @@ class Decoder:
         contexts = [
             BlockContext(
                 index,
+                (index, config.layers + index),
                 f"model.layers.{config.first_layer + index}",
                 config.hidden_size,
                 dtype,

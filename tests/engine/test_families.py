@@ -42,6 +42,7 @@ SAMPLE = [
     "llama4",  # chunks, norms without weights, weights of the experts' inputs
     "gemma4",  # embeddings for each layer, keys and values of other layers, heads of two sizes
     "nemotron_h",  # one block a layer, experts without a gate
+    "falcon_h1",  # attention and Mamba-2 in parallel, scales
     "gpt_oss",  # sinks, clamped experts with biases
     "cohere2",  # LayerNorm, parallel halves
     "starcoder2",  # no gate
@@ -161,6 +162,10 @@ def test_chunks_no_shorter_than_the_context_leave_the_usual_attention(tmp_path: 
         ("nemotron_h", "layers_block_type", ["mamba", "other"], "layers_block_type: expected the kind"),
         ("nemotron_h", "moe_latent_size", 32, "moe_latent_size: is not supported"),
         ("nemotron_h", "n_groups", 3, "n_groups: 3 groups do not divide 8 heads"),
+        ("falcon_h1", "layers_block_type", ["mamba"] * 3, "layers_block_type: expected 3 times 'hybrid'"),
+        ("falcon_h1", "mamba_d_ssm", 100, "mamba_d_head: 8 heads of 12 are not 100 numbers"),
+        ("falcon_h1", "projectors_bias", False, "projectors_bias: is not supported without"),
+        ("falcon_h1", "ssm_multipliers", [1.0], "ssm_multipliers: expected 5 numbers"),
         ("llama4", "no_rope_layers", [1, 2, 0, 1], "no_rope_layers: expected 4 times 0 or 1"),
         ("llama4", "moe_layers", [4], "moe_layers: expected numbers of the 4 layers"),
         (

@@ -69,7 +69,7 @@ def test_shards_load_as_a_single_file_does(tmp_path: Path) -> None:
     [
         ("float32", "auto", torch.float32),
         ("bfloat16", "auto", torch.bfloat16),
-        ("float16", "auto", torch.float16),
+        ("float16", "auto", torch.bfloat16),
         ("float32", "bfloat16", torch.bfloat16),
         ("bfloat16", "float32", torch.float32),
         ("bfloat16", "float16", torch.float16),
@@ -101,7 +101,7 @@ def test_auto_is_float32_where_the_processor_cannot_multiply_bfloat16_and_half_o
     monkeypatch.setattr(loader, "multiplies_bfloat16", lambda device: False)
     monkeypatch.setattr(loader, "main_memory", lambda: memory)
     assert load(model_folder("llama", torch_dtype="bfloat16"), asked).dtype == expected
-    assert load(model_folder("llama", torch_dtype="float16")).dtype == torch.float16
+    assert load(model_folder("llama", torch_dtype="float16"), asked).dtype == expected
 
 
 def test_auto_without_a_dtype_in_the_config_is_that_of_the_weights(

@@ -79,6 +79,7 @@ DELTA: dict[str, Any] = {
     "linear_value_head_dim": 20,
 }
 MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 24, "mamba_proj_bias": True}
+FALCON_H1 = {**MAMBA, "projectors_bias": True, "mamba_d_ssm": 96, "pad_token_id": None}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("seed_oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
     "ministral": ("ministral", {"layer_types": MIXED}),
@@ -286,6 +287,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": None,
         },
     ),
+    "falcon_h1": (
+        "falcon_h1",
+        {
+            **FALCON_H1,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mlp_multipliers": [0.6, 0.8],
+            "key_multiplier": 0.7,
+            "attention_in_multiplier": 1.3,
+            "attention_out_multiplier": 0.9,
+            "ssm_in_multiplier": 1.2,
+            "ssm_out_multiplier": 0.8,
+            "ssm_multipliers": [0.9, 1.1, 0.7, 1.2, 0.8],
+            "embedding_multiplier": 1.5,
+            "lm_head_multiplier": 0.5,
+        },
+    ),
+    "falcon_h1, no norm": ("falcon_h1", {**FALCON_H1, "attention_bias": True, "mlp_bias": True}),
+    "falcon_h1, norm before the gate": ("falcon_h1", {**FALCON_H1, "mamba_rms_norm": True}),
     # transformers zeroes the embedding of its padding token after loading it.
     "youtu": ("youtu", {**LATENT, "pad_token_id": None}),
 }

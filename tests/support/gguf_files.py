@@ -19,7 +19,7 @@ from tiny_models import CHATML, SPECIALS
 from tokenizers import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
+PERMUTED = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3")
 ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "olmo3": "olmo2",
@@ -33,10 +33,16 @@ ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "glm4_moe_lite": "deepseek2",
+    "granitemoehybrid": "granitehybrid",
+    "granitemoeshared": "granitemoe",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
+DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
 EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.weight")
 PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-PLAIN = ("ffn_gate_inp", "attn_sinks", "shortconv.conv", "norm", "bias")  # never quantized
+PLAIN = ("ffn_gate_inp", "attn_sinks", "shortconv.conv", "ssm_conv1d", "norm", "bias")  # never quantized
 # The positions of the float16 scales in a block of a type that the package cannot make.
 SCALES = {
     Type.Q2_K: (80, 82),
@@ -97,7 +103,12 @@ def write_gguf(
     kind = ARCHITECTURES.get(config["model_type"], config["model_type"])
     options = {"split_max_tensors": split} if split else {}
     writer = gguf.GGUFWriter(path, kind, **options)
-    stored = dict(converted(load_file(folder / "model.safetensors")))
+    stored = load_file(folder / "model.safetensors")
+    if kind in DELTA_NETS:
+        stored = dict(delta_nets(stored, config))
+    if kind in ("granitemoe", "granitehybrid"):
+        stored = dict(of_mamba(stored, config))
+    stored = dict(converted(stored))
     if not joined:
         stored = dict(apart(stored, config))
     inner = stored.get("model.layers.0.feed_forward.w1.weight")
@@ -114,11 +125,11 @@ def write_gguf(
     meant = {}
     for place, (name, tensor) in enumerate(stored.items()):
         stem, _, end = name.rpartition(".")
-        own = f"{names.get_name(stem)}.{end}"
+        own = f"{names.get_name(stem)}.{end}" if end not in ("A_log", "D") else str(names.get_name(name))
         weight = tensor.float().numpy()
         matrices = weight.ndim > 1 and not any(part in own for part in PLAIN)
         kept = (types(own) if types else type) if matrices else Type.F32
-        weight = weight.squeeze(1) if own.endswith("shortconv.conv.weight") else weight
+        weight = weight.squeeze(1) if own.endswith(("shortconv.conv.weight", "ssm_conv1d.weight")) else weight
         flat = weight.reshape(-1, weight.shape[-1]) if weight.ndim > 2 else weight
         raw = blocks(flat, kept, place)
         meant[name] = torch.from_numpy(np.array(gguf.quants.dequantize(raw, kept))).reshape(tensor.shape)
@@ -126,7 +137,8 @@ def write_gguf(
         if kind in PERMUTED and any(f".{part}_proj." in name for part in "qk"):
             heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
             raw = raw.reshape(heads, 2, raw.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(raw.shape)
-        if kind in ("gemma", "gemma2", "gemma3") and "norm" in name:
+        of_offset = kind in ("gemma", "gemma2", "gemma3", *DELTA_NETS) and "linear_attn" not in name
+        if of_offset and "norm" in name:
             raw = raw + 1
         if tensors is not None:
             for other, changed in tensors({own: raw}).items():
@@ -177,6 +189,75 @@ def converted(stored: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.T
         yield name, torch.stack(parts)
 
 
+def delta_nets(
+    stored: Mapping[str, torch.Tensor], config: dict[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of Qwen3.5 and Qwen3-Next as their converter writes them, with a tensor for each expert."""
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    wide, value, share = config["linear_key_head_dim"], config["linear_value_head_dim"], heads // keys
+
+    def tiled(tensor: torch.Tensor, size: int) -> torch.Tensor:
+        if config["model_type"] == "qwen3_next":
+            return tensor
+        return tensor.view(keys, share, size, -1).transpose(0, 1).reshape(tensor.shape)
+
+    for name, tensor in stored.items():
+        prefix, part = name.rsplit(".", 1)[0], name.split("linear_attn.")[-1]
+        if name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            for expert, own in enumerate(tensor):
+                if name.endswith("down_proj"):
+                    yield f"{prefix}.{expert}.down_proj.weight", own
+                else:
+                    gate, up = own.chunk(2)
+                    yield f"{prefix}.{expert}.gate_proj.weight", gate
+                    yield f"{prefix}.{expert}.up_proj.weight", up
+        elif part == "A_log":
+            yield name, tiled(-tensor.exp(), 1)
+        elif part == "dt_bias":
+            yield f"{prefix}.dt_proj.bias", tiled(tensor, 1)
+        elif part == "in_proj_qkvz.weight":
+            of_head = tensor.view(keys, -1, tensor.shape[1])
+            *qkv, gate = of_head.split([wide, wide, share * value, share * value], 1)
+            block = prefix.rpartition(".")[0]
+            yield f"{block}.in_proj_qkv.weight", torch.cat([part.flatten(0, 1) for part in qkv])
+            yield f"{block}.in_proj_z.weight", gate.flatten(0, 1)
+        elif part in ("in_proj_qkv.weight", "conv1d.weight"):
+            plain, values = tensor.split([2 * keys * wide, heads * value])
+            yield name, torch.cat((plain, tiled(values, value)))
+        elif part in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight"):
+            yield name, tiled(tensor, value if "_z" in part else 1)
+        elif part == "out_proj.weight":
+            yield name, tiled(tensor.T.contiguous(), value).T.contiguous()
+        else:
+            yield name, tensor
+
+
+def of_mamba(
+    stored: Mapping[str, torch.Tensor], config: dict[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of Granite 4's H models as their converter writes them."""
+    for name, tensor in stored.items():
+        prefix, part = name.rsplit(".", 1)[0], name.split(".mamba.")[-1]
+        if part == "A_log":
+            yield name, -tensor.exp()[:, None]
+        elif part == "D":
+            yield name, tensor[:, None]
+        elif part == "dt_bias":
+            yield f"{prefix}.dt_proj.bias", tensor
+        elif part == "norm.weight":
+            yield name, tensor.view(config["mamba_n_groups"], -1)
+        elif name.endswith("shared_mlp.input_linear.weight"):
+            block = "mlp.shared_expert" if config["num_local_experts"] else "mlp"
+            layer = name.split(".shared_mlp.")[0]
+            for own, half in zip(("gate_proj", "up_proj"), tensor.chunk(2), strict=True):
+                yield f"{layer}.{block}.{own}.weight", half
+        elif name.endswith("shared_mlp.output_linear.weight"):
+            block = "mlp.shared_expert" if config["num_local_experts"] else "mlp"
+            yield f"{name.split('.shared_mlp.')[0]}.{block}.down_proj.weight", tensor
+        else:
+            yield name, tensor
+
+
 def apart(stored: Mapping[str, torch.Tensor], config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors, with the keys and values of kv_b_proj apart, as newer converters write them."""
     for name, tensor in stored.items():
@@ -196,14 +277,23 @@ def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if "intermediate_size" in config:
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    kinds = config["layer_types"] if config["model_type"].startswith("lfm2") else []
-    own = [0 if kind == "conv" else config["num_key_value_heads"] for kind in kinds]
+    hybrid, lfm2 = config["model_type"] == "granitemoehybrid", config["model_type"].startswith("lfm2")
+    kinds = config["layer_types"] if lfm2 or hybrid else []
+    own = [config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds]
     writer.add_head_count_kv(own or config["num_key_value_heads"])
-    if kinds:
+    if hybrid:
+        writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+        writer.add_ssm_state_size(config["mamba_d_state"])
+        writer.add_ssm_group_count(config["mamba_n_groups"])
+        writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
+        writer.add_ssm_time_step_rank(config["mamba_n_heads"])
+        writer.add_rope_scaling_finetuned(False)
+    if lfm2:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-    writer.add_layer_norm_rms_eps(config["norm_eps"] if kinds else config["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(config["norm_eps"] if lfm2 else config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     turned = int(head * config.get("partial_rotary_factor", 1.0))
     writer.add_rope_dimension_count(config.get("qk_rope_head_dim") or turned)
@@ -220,11 +310,22 @@ def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     kind = config["model_type"]
     if kind in ("gemma2", "gemma3_text", "gpt_oss", "phi3", "olmo3") and config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
+    if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+        writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+        writer.add_ssm_state_size(config["linear_key_head_dim"])
+        writer.add_ssm_group_count(config["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+        writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+        if kind != "qwen3_next":
+            writer.add_rope_dimension_sections([turned // 2 - turned // 4, turned // 4, 0, 0])
+        writer.add_full_attention_interval(config.get("full_attention_interval", 4))
     write_experts(writer, config)
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if kind in ("granite", "granitemoe"):
+    if "shared_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+    if kind in ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
@@ -248,11 +349,11 @@ def write_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     kind = config["model_type"]
     writer.add_expert_count(count)
     writer.add_expert_used_count(config["num_experts_per_tok"])
-    if kind not in ("mixtral", "olmoe", "granitemoe"):
+    if kind not in ("mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid"):
         writer.add_expert_feed_forward_length(
             config["intermediate_size"] if kind == "gpt_oss" else config["moe_intermediate_size"]
         )
-    if kind == "qwen2_moe":
+    if kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     if kind == "lfm2_moe":
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)

@@ -96,7 +96,8 @@ class GgufFile:
 
     def tensors(self, config: ModelConfig) -> dict[str, StoredTensor]:
         """See `Checkpoint`."""
-        return named(self._headers, config, permuted=architecture_of(self._metadata).permuted)
+        known = architecture_of(self._metadata)
+        return named(self._headers, config, permuted=known.permuted, tiled=known.tiled)
 
     def numerics(
         self,
@@ -107,7 +108,7 @@ class GgufFile:
         quantize: str | None,
     ) -> Numerics:
         """See `Checkpoint`. "auto": blocks that the device's backend can multiply keep their format, with
-        activations in bfloat16. A file of F32 or of F16 runs in that type, everything else in bfloat16."""
+        activations in bfloat16. A file of F32 or of F16 has that type, everything else bfloat16."""
         if dtype != "auto" or quantize is not None:
             return Numerics(
                 dtype_of("dtype", "bfloat16" if dtype == "auto" else dtype), scheme_of(quantize), quantize

@@ -13,7 +13,9 @@ from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import LayerSpec
+from personae.engine.layers.delta_net import DeltaNetSpec
 from personae.engine.layers.latent_attention import LatentAttentionSpec
+from personae.engine.layers.mamba import MambaSpec
 from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.layers.short_convolution import ShortConvolutionSpec
@@ -59,7 +61,8 @@ Translate = Callable[[Metadata, str, dict[str, Any]], None]
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """name: in `config.json`. permuted: in q and k, the two rows that are rotated together are neighbours.
-    reads: which of `UNSERVED` and `SCALES` `translate` reads. partial: a part of each head is rotated."""
+    reads: which of `UNSERVED` and `SCALES` `translate` reads. partial: a part of each head is rotated. tiled:
+    the first value heads of all key heads come first."""
 
     name: str
     permuted: bool = False
@@ -68,6 +71,7 @@ class Architecture:
     partial: bool = False
     mixed: bool = False
     latent: bool = False
+    tiled: bool = False
 
 
 def read_gguf_config(
@@ -112,6 +116,11 @@ def _with_biases(tensors: Mapping[str, TensorInfo], layer: LayerSpec) -> LayerSp
     if isinstance(layer.attention, LatentAttentionSpec):
         bias = _any(tensors, "attn_kv_a_mqa.bias")
         return replace(layer, attention=replace(layer.attention, bias=bias))
+    if isinstance(layer.attention, DeltaNetSpec):
+        return layer
+    if isinstance(layer.attention, MambaSpec):
+        bias = any(name.endswith(".ssm_conv1d.bias") for name in tensors)
+        return replace(layer, attention=replace(layer.attention, conv_bias=bias))
     if isinstance(layer.attention, ShortConvolutionSpec):
         bias = any(name.endswith(".shortconv.conv.bias") for name in tensors)
         return replace(layer, attention=replace(layer.attention, bias=bias))
@@ -188,7 +197,9 @@ def _common(
     values: dict[str, Any] = {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": metadata.integer(f"{prefix}.feed_forward_length"),
+        "intermediate_size": metadata.integer(
+            f"{prefix}.feed_forward_length", default=0 if "expert_count" in architecture.reads else None
+        ),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": _kv_heads(metadata, prefix, architecture, heads),
@@ -407,6 +418,9 @@ def _all_experts(metadata: Metadata, prefix: str, values: dict[str, Any], *, ren
 def _granitemoe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
     _granite(metadata, prefix, values)
     _all_experts(metadata, prefix, values, renormalize=True)
+    shared = metadata.integer(f"{prefix}.expert_shared_feed_forward_length", default=0)
+    if shared:
+        values |= {"architecture": "GraniteMoeSharedForCausalLM", "shared_intermediate_size": shared}
 
 
 def _gpt_oss(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
@@ -424,12 +438,17 @@ def _qwen2moe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
 
 
 def _glm4moe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    _without_further(metadata, prefix, values)
+    _grouped_experts(metadata, prefix, values, renormalize=True, gating=SIGMOID)
+
+
+def _without_further(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """Leaves out the layers that predict further tokens."""
     further = metadata.integer(f"{prefix}.nextn_predict_layers", default=0)
     if further >= values["num_hidden_layers"]:
         raise metadata.error(f"{prefix}.nextn_predict_layers", f"{further} are as many as there are layers")
     values["num_hidden_layers"] -= further
     values["num_nextn_predict_layers"] = further
-    _grouped_experts(metadata, prefix, values, renormalize=True, gating=SIGMOID)
 
 
 def _grouped_experts(
@@ -479,11 +498,7 @@ def _deepseek2(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
 
 
 def _lfm2(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
-    key, layers = f"{prefix}.attention.head_count_kv", values["num_hidden_layers"]
-    heads = metadata.integers(key, default=[])
-    if len(heads) != layers:
-        raise metadata.error(key, f"expected a number for each of {layers} layers, found {len(heads)}")
-    values["layer_types"] = ["full_attention" if each else "conv" for each in heads]
+    values["layer_types"] = _kinds_by_heads(metadata, prefix, values, "conv")
     values["conv_L_cache"] = metadata.integer(f"{prefix}.shortconv.l_cache")
     values["norm_eps"] = values["rms_norm_eps"]
     values["block_auto_adjust_ff_dim"] = False  # the file has the size that comes of it
@@ -496,7 +511,73 @@ def _lfm2moe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
     values["routed_scaling_factor"] = metadata.number(f"{prefix}.expert_weights_scale", default=1.0)
 
 
+def _qwen3next(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """Qwen3.5 and Qwen3-Next. Which layers have attention follows from how often."""
+    if f"{prefix}.expert_count" in metadata:
+        values["intermediate_size"] = values["intermediate_size"] or 1  # every layer has experts
+        _qwen2moe(metadata, prefix, values)
+        values["norm_topk_prob"] = metadata.flag(f"{prefix}.expert_weights_norm", default=True)
+    _without_further(metadata, prefix, values)
+    values["mtp_num_hidden_layers"] = values["num_nextn_predict_layers"]
+    heads, inner = (metadata.integer(f"{prefix}.ssm.{name}") for name in ("time_step_rank", "inner_size"))
+    if not heads or inner % heads:
+        raise metadata.error(f"{prefix}.ssm.inner_size", f"{inner} is not a multiple of {heads} heads")
+    _check_sections(metadata, f"{prefix}.rope.dimension_sections", values)
+    values |= {
+        "full_attention_interval": metadata.integer(f"{prefix}.full_attention_interval", default=4),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": inner // heads,
+        "linear_num_key_heads": metadata.integer(f"{prefix}.ssm.group_count"),
+        "linear_key_head_dim": metadata.integer(f"{prefix}.ssm.state_size"),
+        "linear_conv_kernel_dim": metadata.integer(f"{prefix}.ssm.conv_kernel"),
+    }
+
+
+def _granitehybrid(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """Granite 4's H models, whose attention is rotated only where a field says so."""
+    _granite(metadata, prefix, values)
+    values["num_local_experts"] = metadata.integer(f"{prefix}.expert_count", default=0)
+    shared = metadata.integer(f"{prefix}.expert_shared_feed_forward_length", default=0)
+    if values["num_local_experts"]:
+        _all_experts(metadata, prefix, values, renormalize=True)
+    values["shared_intermediate_size"] = (
+        shared if values["num_local_experts"] else values["intermediate_size"]
+    )
+    values["layer_types"] = _kinds_by_heads(metadata, prefix, values, "linear_attention")
+    turned = metadata.flag(f"{prefix}.rope.scaling.finetuned", default=False)
+    values["position_embedding_type"] = "rope" if turned else "nope"
+    heads, inner = (metadata.integer(f"{prefix}.ssm.{name}") for name in ("time_step_rank", "inner_size"))
+    if not heads or inner % heads:
+        raise metadata.error(f"{prefix}.ssm.inner_size", f"{inner} is not a multiple of {heads} heads")
+    values |= {
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_expand": inner // values["hidden_size"],
+        "mamba_d_state": metadata.integer(f"{prefix}.ssm.state_size"),
+        "mamba_n_groups": metadata.integer(f"{prefix}.ssm.group_count", default=1),
+        "mamba_d_conv": metadata.integer(f"{prefix}.ssm.conv_kernel"),
+    }
+
+
+def _kinds_by_heads(metadata: Metadata, prefix: str, values: dict[str, Any], other: str) -> list[str]:
+    """The kind of each layer: attention if it has heads of keys and values."""
+    key, layers = f"{prefix}.attention.head_count_kv", values["num_hidden_layers"]
+    heads = metadata.integers(key, default=[])
+    if len(heads) != layers:
+        raise metadata.error(key, f"expected a number for each of {layers} layers, found {len(heads)}")
+    return ["full_attention" if each else other for each in heads]
+
+
+def _check_sections(metadata: Metadata, key: str, values: dict[str, Any]) -> None:
+    """The first three parts of a text's position are the same. They must be those of all rotated pairs."""
+    pairs = int(values["head_dim"] * values.get("partial_rotary_factor", 1.0)) // 2
+    sections = metadata.integers(key, default=[pairs])
+    if sum(sections[:3]) < pairs:
+        raise metadata.error(key, f"{sections} are not all of {pairs} pairs")
+
+
 EXPERTS = ("expert_count",)
+STATES = ("ssm.state_size",)
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", permuted=True, translate=_llama, reads=EXPERTS),
     "qwen2": Architecture("Qwen2ForCausalLM"),
@@ -512,6 +593,22 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture("GraniteForCausalLM", permuted=True, translate=_granite, reads=SCALES),
     "granitemoe": Architecture(
         "GraniteMoeForCausalLM", permuted=True, translate=_granitemoe, reads=(*SCALES, *EXPERTS)
+    ),
+    "qwen3next": Architecture(
+        "Qwen3NextForCausalLM", translate=_qwen3next, reads=(*EXPERTS, *STATES), partial=True
+    ),
+    "qwen35": Architecture(
+        "Qwen3_5ForCausalLM", translate=_qwen3next, reads=STATES, partial=True, tiled=True
+    ),
+    "qwen35moe": Architecture(
+        "Qwen3_5MoeForCausalLM", translate=_qwen3next, reads=(*EXPERTS, *STATES), partial=True, tiled=True
+    ),
+    "granitehybrid": Architecture(
+        "GraniteMoeHybridForCausalLM",
+        permuted=True,
+        translate=_granitehybrid,
+        reads=(*SCALES, *EXPERTS, *STATES),
+        mixed=True,
     ),
     "smollm3": Architecture("SmolLM3ForCausalLM", permuted=True),
     "olmo2": Architecture("Olmo2ForCausalLM", translate=_olmo),

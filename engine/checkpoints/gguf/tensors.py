@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ from personae.engine.checkpoints.gguf.header import Header, TensorInfo
 from personae.engine.config import ModelConfig
 from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import LayerSpec
+from personae.engine.layers.delta_net import DeltaNetSpec
 from personae.engine.layers.latent_attention import LatentAttentionSpec
+from personae.engine.layers.mamba import MambaSpec
 from personae.engine.layers.mlp import GATED, MlpSpec
 from personae.engine.layers.moe import MoeSpec
 from personae.engine.layers.short_convolution import ShortConvolutionSpec
@@ -56,21 +59,39 @@ LATENT = {
     "attn_v_b": VALUES,
     "attn_output": "o_proj",
 }
-CONVOLUTION = "shortconv.conv"
-_OF_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_.]+)\.(weight|bias)")
+CONVOLUTIONS = ("shortconv.conv", "ssm_conv1d")
+DELTA_NET = {
+    "attn_qkv": "in_proj_qkv",
+    "attn_gate": "in_proj_z",
+    "ssm_beta": "in_proj_b",
+    "ssm_alpha": "in_proj_a",
+    "ssm_in": "in_proj_qkvz",
+    "ssm_ba": "in_proj_ba",
+    "ssm_conv1d": "conv1d",
+    "ssm_norm": "norm",
+    "ssm_out": "out_proj",
+}
+MAMBA = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm", "ssm_out": "out_proj"}
+STATE_VECTORS = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}  # the first is -exp(A_log)
+VECTORS_OF_STATES = (".A_log", ".D", ".mamba.norm.weight")
+_OF_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z0-9_.]+)\.(weight|bias)")
 _ANY_OF_LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _CHUNK = 2**22  # elements that are dequantized at a time
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor(StoredTensor):
-    """order: for each row, its row in the file; None for the same order. part_of: which part of the file's
-    tensor it is, and of how many, along the first dimension."""
+    """order: for each row, its row in the file; None for the same order. columns: the same for columns, which
+    move in runs of `run`. part_of: which part of the file's tensor it is, and of how many, along the first
+    dimension. logarithm: the file has -exp of it."""
 
     header: Header
     info: TensorInfo
     order: Tensor | None = None
     part_of: tuple[int, int] = (0, 1)
+    columns: Tensor | None = None
+    run: int = 0
+    logarithm: bool = False
 
     def read(self) -> Tensor:
         """See `StoredTensor`: float32."""
@@ -85,23 +106,34 @@ class GgufTensor(StoredTensor):
         for start in range(0, rows.shape[0], step):
             with np.errstate(all="ignore"):
                 part = dequantize(_typed(rows[start : start + step], self.info.type), self.info.type)
+                part = np.log(-part) if self.logarithm else part
             if not np.isfinite(part).all():
                 raise ModelLoadError(f"{self.header.path.name}: {self.name} has values that are not finite")
-            place.view(rows.shape[0], -1)[start : start + step].copy_(torch.from_numpy(part))
+            plain = torch.from_numpy(part)
+            if self.columns is not None:
+                plain = plain[:, self.columns]
+            place.view(rows.shape[0], -1)[start : start + step].copy_(plain)
 
     @property
     def kept(self) -> str | None:
-        """See `StoredTensor`: the file's own type, or one with more bits that has the same values."""
+        """See `StoredTensor`: the file's own type, or one with more bits that has the same values; None
+        if blocks would have to be cut."""
+        if self.columns is not None and self.run % GGML_QUANT_SIZES[self.info.type][0]:
+            return None
         return self.dtype if self.dtype in METHODS else "Q8_0" if self.info.type in WITHIN_Q8_0 else None
 
     def blocks(self, kind: str) -> Tensor:
         """See `StoredTensor`."""
         rows = self._rows()
-        if kind == self.dtype:
+        if kind != self.dtype:
+            assert kind == "Q8_0"
+            some = max(1, _CHUNK // self.shape[-1])
+            rows = torch.cat([_as_q8_0(part, self.info.type) for part in torch.split(rows, some)])
+        if self.columns is None:
             return rows
-        assert kind == "Q8_0"
-        some = max(1, _CHUNK // self.shape[-1])
-        return torch.cat([_as_q8_0(part, self.info.type) for part in torch.split(rows, some)])
+        elements, size = GGML_QUANT_SIZES[Type[kind]]
+        places = self.columns[::elements] // elements
+        return rows.view(len(rows), -1, size)[:, places].reshape(len(rows), -1)
 
     def _rows(self) -> Tensor:
         """The file's bytes, [rows, bytes] uint8."""
@@ -127,17 +159,19 @@ def _typed(rows: Tensor, type: GGMLQuantizationType) -> "np.ndarray[tuple[int, .
     return rows.numpy().view(kinds.get(type, np.uint8))
 
 
-def named(headers: Iterable[Header], config: ModelConfig, *, permuted: bool) -> dict[str, StoredTensor]:
+def named(
+    headers: Iterable[Header], config: ModelConfig, *, permuted: bool = False, tiled: bool = False
+) -> dict[str, StoredTensor]:
     """All tensors of the files. Unknown ones keep their own name.
 
-    permuted: see `Architecture`.
+    permuted, tiled: see `Architecture`.
     """
     found: dict[str, StoredTensor] = {}
     for header in headers:
         for info in header.tensors.values():
             if info.name in STRETCHING or _further(info.name, config):
                 continue
-            for name, tensor in _tensors(header, info, config, permuted=permuted):
+            for name, tensor in _tensors(header, info, config, permuted=permuted, tiled=tiled):
                 if name in found:
                     raise ModelLoadError(
                         f"{info.name} is in {header.path.name} and in another file of the model"
@@ -146,7 +180,83 @@ def named(headers: Iterable[Header], config: ModelConfig, *, permuted: bool) -> 
     for layer, spec in enumerate(config.layer_specs):
         if isinstance(spec.attention, LatentAttentionSpec):
             _join(found, f"model.layers.{layer}.self_attn", spec.attention)
+        if isinstance(spec.attention, DeltaNetSpec) and spec.attention.interleaved:
+            _interleave(found, f"model.layers.{layer}.linear_attn", spec.attention)
+        for mlp in _merged_mlps(spec):
+            _merge(found, f"model.layers.{layer}.{mlp.path}", mlp)
     return found
+
+
+def _interleave(found: dict[str, StoredTensor], prefix: str, spec: DeltaNetSpec) -> None:
+    """Puts in_proj_qkvz in the place of its two parts, if the file has those. It has q, k, v and z of one key
+    head after the other."""
+    names = [f"{prefix}.{part}.weight" for part in ("in_proj_qkv", "in_proj_z")]
+    parts = [found.get(name) for name in names]
+    if None in parts:
+        return  # one without the other is reported later, as unexpected
+    parts = [tensor for tensor in parts if tensor is not None]
+    for tensor, rows in zip(parts, (spec.mixed, spec.inner), strict=True):
+        if len(tensor.shape) != 2 or tensor.shape[0] != rows:
+            raise ModelLoadError(f"{tensor.name}: expected {rows} rows, found {list(tensor.shape)}")
+    keys, inner = spec.key_heads * spec.key_dim, spec.inner
+    order = torch.arange(spec.mixed + inner).split([keys, keys, inner, inner])
+    own = torch.cat([part.view(spec.key_heads, -1) for part in order], 1).flatten()
+    for name in names:
+        del found[name]
+    found[f"{prefix}.in_proj_qkvz.weight"] = _joined(parts, own)
+
+
+def _merged_mlps(spec: LayerSpec) -> Iterator[MlpSpec]:
+    """The layer's MLPs whose gate and up are one tensor in the checkpoint, and two in the file."""
+    mlp = spec.mlp.shared if isinstance(spec.mlp, MoeSpec) else spec.mlp
+    if isinstance(mlp, MlpSpec) and mlp.merged and mlp.names is not None:
+        yield mlp
+
+
+def _merge(found: dict[str, StoredTensor], prefix: str, mlp: MlpSpec) -> None:
+    """Puts gate and up in the place of the two, if the file has both."""
+    parts = [tensor for part in GATED[:2] if (tensor := found.get(f"{prefix}.{part}.weight")) is not None]
+    if len(parts) == 2 and parts[0].shape == parts[1].shape and len(parts[0].shape) == 2:
+        for part in GATED[:2]:
+            del found[f"{prefix}.{part}.weight"]
+        found[f"{prefix}.{mlp.modules[0][0]}.weight"] = _joined(parts, torch.arange(2 * parts[0].shape[0]))
+
+
+def _joined(parts: list[StoredTensor], order: Tensor) -> StoredTensor:
+    """One matrix of the rows of several in that order."""
+    first = parts[0]
+    return _Rows(
+        first.name,
+        first.file,
+        (len(order), first.shape[1]),
+        first.dtype,
+        all(tensor.served for tensor in parts),
+        sum(tensor.bytes for tensor in parts),
+        tuple(parts),
+        order,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows(StoredTensor):
+    """The rows of `parts`, one after the other, in that order."""
+
+    parts: tuple[StoredTensor, ...]
+    order: Tensor
+
+    def read(self) -> Tensor:
+        """See `StoredTensor`."""
+        return torch.cat([part.read() for part in self.parts])[self.order]
+
+    @property
+    def kept(self) -> str | None:
+        """See `StoredTensor`."""
+        kinds = {part.kept for part in self.parts}
+        return kinds.pop() if len(kinds) == 1 else None
+
+    def blocks(self, kind: str) -> Tensor:
+        """See `StoredTensor`."""
+        return torch.cat([part.blocks(kind) for part in self.parts])[self.order]
 
 
 def _join(found: dict[str, StoredTensor], prefix: str, spec: LatentAttentionSpec) -> None:
@@ -191,21 +301,27 @@ def _further(name: str, config: ModelConfig) -> bool:
 
 
 def _tensors(
-    header: Header, info: TensorInfo, config: ModelConfig, *, permuted: bool
+    header: Header, info: TensorInfo, config: ModelConfig, *, permuted: bool, tiled: bool
 ) -> Iterator[tuple[str, StoredTensor]]:
     """The decoder's tensors that one of the file becomes, by their names there."""
     names = _names(info.name, config)
     shape = info.shape[1:] if len(names) > 1 else info.shape
     if info.name.endswith(f".{SHARED_GATE}.weight") and len(shape) == 1:
         shape = (1, *shape)  # a matrix of one row
-    if info.name.endswith(f".{CONVOLUTION}.weight") and len(shape) == 2:
+    if info.name.endswith(tuple(f".{name}.weight" for name in CONVOLUTIONS)) and len(shape) == 2:
         shape = (shape[0], 1, shape[1])
+    if names[0].endswith(VECTORS_OF_STATES):
+        shape = (prod(shape),)  # the file may have them as matrices
     served = info.type in (FLOATS if len(shape) == 1 else SERVED)
     if len(names) > 1 and info.shape[0] != len(names):
         raise ModelLoadError(
             f"{header.path.name}: {info.name}: expected {len(names)} experts, found {list(info.shape)}"
         )
     for index, name in enumerate(names):
+        order = _order(name, info, config) if permuted else None
+        columns, run = None, 0
+        if tiled and ".linear_attn." in name:
+            order, columns, run = _untiled(name, info, config)
         yield (
             name,
             GgufTensor(
@@ -217,8 +333,11 @@ def _tensors(
                 info.bytes // len(names),
                 header,
                 info,
-                _order(name, info, config) if permuted else None,
+                order,
                 (index, len(names)),
+                columns,
+                run,
+                logarithm=name.endswith(".A_log"),
             ),
         )
 
@@ -230,11 +349,13 @@ def _names(name: str, config: ModelConfig) -> list[str]:
         return [f"{TOP.get(part, config.final_norm)}.{kind}"]
     match = _OF_LAYER.fullmatch(name)
     if match is None:
-        return [name]
+        return [_state_vector(name, config)]
     layer, part, kind = int(match[1]), match[2], match[3]
     prefix = f"model.layers.{layer}"
     if f"{part}.{kind}" == SINKS:
         return [f"{prefix}.self_attn.sinks"]
+    if f"{part}.{kind}" in STATE_VECTORS:
+        return [_state_vector(name, config)]
     moe = config.layer_specs[layer].mlp if layer < config.layers else None
     if isinstance(moe, MoeSpec):
         if part in EXPERTS:
@@ -246,6 +367,19 @@ def _names(name: str, config: ModelConfig) -> list[str]:
             return [f"{prefix}.{others[part]}.{kind}"]
     found = dict(_of_layer(config, config.layer_specs[layer])) if layer < config.layers else {}
     return [f"{prefix}.{found[part]}.{kind}" if part in found else name]
+
+
+def _state_vector(name: str, config: ModelConfig) -> str:
+    """The decoder's name for a vector of a layer with states. Others keep their own."""
+    match = _ANY_OF_LAYER.match(name)
+    part = STATE_VECTORS.get(name[match.end() :]) if match is not None else None
+    if match is None or part is None or int(match[1]) >= config.layers:
+        return name
+    block = config.layer_specs[int(match[1])].attention
+    if not isinstance(block, DeltaNetSpec | MambaSpec):
+        return name
+    path = block.path if isinstance(block, MambaSpec) else "linear_attn"
+    return f"model.layers.{match[1]}.{path}.{part}"
 
 
 def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]:
@@ -265,21 +399,30 @@ def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]
     elif isinstance(spec.attention, LatentAttentionSpec):
         for part, own in LATENT.items():
             yield part, f"self_attn.{own}"
+    elif isinstance(spec.attention, DeltaNetSpec):
+        for part, own in DELTA_NET.items():
+            yield part, f"linear_attn.{own}"
+    elif isinstance(spec.attention, MambaSpec):
+        for part, own in MAMBA.items():
+            yield part, f"{spec.attention.path}.{own}"
     elif isinstance(spec.attention, ShortConvolutionSpec):
         for part in ("conv", "in_proj", "out_proj"):
             yield f"shortconv.{part}", f"conv.{part}"
     if isinstance(spec.mlp, MlpSpec):
-        for part, own in zip(MLP_PARTS, spec.mlp.names or GATED, strict=True):
+        split = [mlp.path for mlp in _merged_mlps(spec)]
+        names = (*GATED[:2], spec.mlp.modules[1]) if split else spec.mlp.names or GATED
+        for part, own in zip(MLP_PARTS, names, strict=True):
             yield part, f"{spec.mlp.path}.{own}"
-        if spec.mlp.merged or _merged(spec):
+        if (spec.mlp.merged and not split) or _merged(spec):
             yield "ffn_up", f"{spec.mlp.path}.gate_up_proj"
 
 
 def _of_moe(moe: MoeSpec) -> Iterator[tuple[str, str]]:
     """The names of what a layer with experts has besides them."""
     yield ROUTER, f"{moe.path}.{moe.router}"
-    if moe.shared is not None and not moe.shared.merged:
-        for part, own in zip(SHARED, moe.shared.names or GATED, strict=True):
+    if moe.shared is not None:
+        names = (*GATED[:2], moe.shared.modules[1]) if moe.shared.merged else moe.shared.names or GATED
+        for part, own in zip(SHARED, names, strict=True):
             yield part, f"{moe.shared.path}.{own}"
     if moe.shared_gate is not None:
         yield SHARED_GATE, f"{moe.path}.{moe.shared_gate}"
@@ -293,13 +436,40 @@ def _merged(spec: LayerSpec) -> bool:
 def _order(name: str, info: TensorInfo, config: ModelConfig) -> Tensor | None:
     """The order of the rows of q and k. The decoder has a head's first half, then its second; the file
     alternates between the two halves."""
-    attention = config.layer_specs[0].attention
-    assert isinstance(attention, AttentionSpec)  # all layers have the same heads
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    attention = (
+        config.layer_specs[int(layer[1])].attention if layer and int(layer[1]) < config.layers else None
+    )
+    if not isinstance(attention, AttentionSpec):
+        return None
     heads = {"q_proj": attention.heads, "k_proj": attention.kv_heads}.get(name.split(".")[-2])
     if heads is None or info.shape[0] != heads * attention.head_dim:
         return None  # a wrong shape is reported later
     rows = torch.arange(info.shape[0]).view(heads, attention.head_dim // 2, 2)
     return rows.transpose(1, 2).reshape(-1)
+
+
+def _untiled(name: str, info: TensorInfo, config: ModelConfig) -> tuple[Tensor | None, Tensor | None, int]:
+    """The order of rows and of columns, and the length of the runs of columns. The decoder has the value
+    heads of a key head next to one another, and the file has the first ones of all key heads first."""
+    spec = config.layer_specs[int(name.split(".")[2])].attention
+    assert isinstance(spec, DeltaNetSpec)
+    heads = torch.arange(spec.heads).view(-1, spec.key_heads).T.flatten()
+
+    def places(width: int, before: int = 0) -> Tensor:
+        own = heads[:, None] * width + torch.arange(width)
+        return torch.cat((torch.arange(before), own.flatten() + before))
+
+    part = name.split(".")[4]
+    if spec.heads == spec.key_heads or part == "norm":
+        return None, None, 0
+    if part == "out_proj":
+        return None, places(spec.value_dim), spec.value_dim
+    if part in ("in_proj_qkv", "conv1d"):
+        order = places(spec.value_dim, spec.mixed - spec.inner)
+    else:
+        order = places(spec.value_dim if part == "in_proj_z" else 1)
+    return (order if info.shape[0] == len(order) else None), None, 0  # a wrong shape is reported later
 
 
 def factors(header: Header, name: str) -> tuple[float, ...]:

@@ -189,9 +189,11 @@ def test_modules_that_are_merged_here_may_have_different_types(tmp_path: Path) -
     assert relative_error(all_logits(decoder), all_logits(same)) < ROUNDED_INPUTS
 
 
-def test_a_file_of_float32_or_float16_is_run_in_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_float32_is_run_in_that_and_one_of_float16_on_a_cpu_in_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loader, "multiplies_bfloat16", lambda _: True)
-    for type, dtype in ((Type.F32, torch.float32), (Type.F16, torch.float16), (Type.BF16, torch.bfloat16)):
+    for type, dtype in ((Type.F32, torch.float32), (Type.F16, torch.bfloat16), (Type.BF16, torch.bfloat16)):
         file = write_gguf(tmp_path / f"{type.name}.gguf", model_folder("llama"), type)
         assert load_model(file, device=CPU).dtype is dtype
 

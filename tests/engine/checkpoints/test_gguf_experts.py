@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 import torch
 from family_models import make_family_folder
 from gguf import GGMLQuantizationType as Type
-from gguf_files import write_gguf
+from gguf_files import blocks, write_gguf
 from hf import hf_logits, hf_model, relative_error
 from paged import PagedSequences
+from safetensors.torch import load_file
 from tiny_models import VOCAB, make_model_folder
 
+from personae.engine.checkpoints.gguf.checkpoint import GgufFile
 from personae.engine.layers.moe import MoE
 from personae.engine.loader import load_model
 from personae.errors import ModelLoadError
@@ -26,6 +29,7 @@ OF_TINY = ("qwen3_moe", "mixtral", "olmoe")
 OF_FAMILIES = (
     "qwen2_moe",
     "granitemoe",
+    "granitemoeshared",
     "gpt_oss",
     "glm4_moe",
     "gemma",
@@ -33,21 +37,40 @@ OF_FAMILIES = (
     "seed_oss",
     "lfm2",
     "lfm2_moe",
+    "granitemoehybrid, Mamba",
+    "granitemoehybrid, Mamba, dense",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
 )
 
 
-def folder_of(name: str, path: Path) -> Path:
+EXPERTS = ("num_local_experts", "num_experts_per_tok")
+
+
+def folder_of(name: str, path: Path, **overrides: Any) -> Path:
     if name in OF_TINY:
         return make_model_folder(path, name)
-    folder = make_family_folder(path, name)
+    if name.startswith("granitemoehybrid"):
+        overrides["mamba_proj_bias"] = False
+    if name.endswith(", dense"):
+        overrides |= dict.fromkeys(EXPERTS, 0) | {"shared_intermediate_size": 96}  # its only size in a file
+        name = name.removesuffix(", dense")
+    if name == "qwen3_next":
+        overrides["mlp_only_layers"] = []
+    folder = make_family_folder(path, name, **overrides)
     config = json.loads((folder / "config.json").read_text())
     rope = config.get("rope_parameters") or {}
     changed: dict[str, Any] = {"rope_theta": rope.get("rope_theta", 10000.0)}
+    if "partial_rotary_factor" in rope:
+        changed["partial_rotary_factor"] = rope["partial_rotary_factor"]
     if rope.get("rope_type") == "yarn":
         changed["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
     if name == "deepseek_v3":  # a file has one of both
         changed["rope_scaling"]["mscale"] = changed["rope_scaling"]["mscale_all_dim"]
         changed["rope_parameters"] = changed["rope_scaling"] | {"rope_theta": changed["rope_theta"]}
+    if name.startswith(("qwen3_next", "qwen3_5")):
+        changed["full_attention_interval"] = 2
     if name == "gemma2":
         changed["query_pre_attn_scalar"] = config["head_dim"]  # as in all but the largest; it is not in files
     (folder / "config.json").write_text(json.dumps(config | changed))
@@ -66,6 +89,52 @@ def test_a_family_has_the_logits_of_the_folder_that_the_file_was_made_from(name:
     truth = hf_logits(hf_model(folder), PROMPT)
     file = write_gguf(tmp_path / "model.gguf", folder, Type.F32)
     assert max(map(relative_error, logits_of(file), truth)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
+@pytest.mark.parametrize("type", [Type.Q8_0, Type.Q5_0])
+@pytest.mark.parametrize("width", [16, 32])
+def test_heads_of_states_in_another_order_keep_their_bits_if_no_block_has_parts_of_two(
+    name: str, type: Type, width: int, tmp_path: Path
+) -> None:
+    sizes = {"linear_key_head_dim": 16, "linear_value_head_dim": width, "head_dim": 32}
+    folder = folder_of(name, tmp_path / "folder", **sizes, shared_expert_intermediate_size=64)
+    checkpoint = GgufFile(write_gguf(tmp_path / "model.gguf", folder, type))
+    found = checkpoint.tensors(checkpoint.config())
+    for own, weight in load_file(folder / "model.safetensors").items():
+        if ".linear_attn." not in own or weight.dim() != 2:
+            continue
+        meant = torch.from_numpy(np.array(gguf.quants.dequantize(blocks(weight.numpy(), type), type)))
+        if own.endswith("out_proj.weight") and name == "qwen3_5" and width == 16:
+            assert found[own].kept is None
+        else:
+            assert found[own].kept == "Q8_0"
+            same = gguf.quants.dequantize(found[own].blocks("Q8_0").numpy(), Type.Q8_0)
+            assert torch.equal(torch.from_numpy(np.array(same)), meant)
+            assert torch.equal(found[own].read(), meant)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda writer: writer.add_rope_dimension_sections([1, 0, 0, 1]), "rope.dimension_sections: "),
+        (lambda writer: writer.add_ssm_inner_size(81), "ssm.inner_size: 81 is not a multiple of 4 heads"),
+        (lambda writer: writer.add_ssm_group_count(3), "linear_num_value_heads: 4 is not a multiple of 3"),
+        (lambda writer: writer.add_ssm_time_step_rank(2), "linear_attn"),
+    ],
+)
+def test_sizes_of_states_that_do_not_fit_are_refused_by_name(
+    change: Callable[[gguf.GGUFWriter], None], error: str, tmp_path: Path
+) -> None:
+    def replacing(writer: gguf.GGUFWriter) -> None:
+        known = {**writer.kv_data[0]}
+        writer.kv_data[0].clear()
+        change(writer)
+        writer.kv_data[0] = known | writer.kv_data[0]
+
+    file = write_gguf(tmp_path / "model.gguf", folder_of("qwen3_5", tmp_path / "folder"), change=replacing)
+    with pytest.raises(ModelLoadError, match=error):
+        load_model(file, device=CPU)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v2, as V2-Lite", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
