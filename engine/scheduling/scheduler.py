@@ -399,8 +399,10 @@ class Scheduler:
         room = min(self._times.room(decoding, longest), self.layout.max_batch_tokens) - others
         waits = self._sequences.row_shares.full and not self._held_back
         self._held_back = others > 0 and not self._held_back
+        if self._held_back:
+            return 0
         least = FEWEST_TOKENS if now else self.layout.page_size
-        return max(int(room), 0 if self._held_back or waits else least)
+        return max(int(room), 0 if waits else least)
 
     # Statistics
 
