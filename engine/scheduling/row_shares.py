@@ -21,8 +21,8 @@ _WORTH = 1.25  # a step is without rows if it would be so many times as long wit
 
 
 class RowShares:
-    """Decides which rows are left out. `longest` is how long the step may take, in seconds; None if it has
-    all rows. `full`: the rows take that long, so prompts of tenants over quota wait for the next step."""
+    """Decides which rows are left out. `longest` is how long the step may take, in seconds; None if the rows
+    take little. `full`: they take that long, so prompts of tenants over quota wait for the next step."""
 
     __slots__ = ("_before", "_since", "_times", "_turns", "full", "longest")
 
@@ -57,7 +57,7 @@ class RowShares:
         if self._since >= HOLD_STEPS and (held := self._held(rows, weights, prompts)):
             self._since = 0
             return held
-        return self._over_share(rows, weights, room=was_full and not rows.keys().isdisjoint(prompts))
+        return self._over_share(rows, weights, prompts, was_full=was_full)
 
     def take_back(self) -> None:
         """The last step is planned again."""
@@ -85,21 +85,27 @@ class RowShares:
         return set(over) if self._seconds(count + 1) > _WORTH * short else set()
 
     def _over_share(
-        self, rows: Mapping[str, Sequence[LiveSequence]], weights: Mapping[str, float], *, room: bool
+        self,
+        rows: Mapping[str, Sequence[LiveSequence]],
+        weights: Mapping[str, float],
+        prompts: Mapping[str, int],
+        *,
+        was_full: bool,
     ) -> set[LiveSequence]:
-        """The rows that would make the step take a tenant longer than its share. With `room` a few prompt
-        tokens fit in, too."""
+        """The rows that would make the step take a tenant longer than its share. If the last step `was_full`,
+        a few tokens of these tenants' prompts fit in, too."""
         seconds, count, total = self._seconds, sum(map(len, rows.values())), sum(weights.values())
         longest = min(
             seconds(max(len(rows.get(tenant, ())), 1)) * total / weight for tenant, weight in weights.items()
         )
         each = seconds(count + 1) - seconds(count)
-        if not each or (too_long := seconds(count) - longest) <= 0:
+        few = 0.0 if rows.keys().isdisjoint(prompts) else FEWEST_TOKENS * self._times.each
+        self.longest = longest
+        self.full = seconds(count) + few > longest and not was_full
+        too_long = seconds(count) + few * was_full - longest
+        if not each or too_long <= 0:
             self._turns = {}
             return set()
-        self.longest, self.full = longest, not room
-        if room:
-            too_long += FEWEST_TOKENS * self._times.each
         left, waiting = max(count - too_long / each, 1.0), sum(weights[tenant] for tenant in rows)
         out: set[LiveSequence] = set()
         turns: dict[str, int] = {}
