@@ -246,29 +246,40 @@ class SequenceTable:
 
     def share_out(self, last_step: int | None, kept: Collection[LiveSequence] = ()) -> None:
         """If there is no slot or no memory for the sequence whose turn it is, or no memory for the running
-        ones of a tenant within its share, a tenant with more than its share may give some up. Not those of
-        `kept` sequences."""
+        ones of a tenant within its share, a tenant with more than its share may give some up: for one that
+        waits as many as it needs, for running ones one in a step. Not those of `kept` sequences."""
         if not self._sharing:
             return
         running, quota = self.running, self._quota
         head = self._next()
-        giver = None if head is None else self._giver_for(head)
-        if giver is not None:
+        if head is not None and (giver := self._giver_for(head)) is not None:
             self._room_for = head
+            while giver is not None and self._gives_up(giver, head, last_step, kept):
+                giver = self._giver_for(head)
         elif not running.has_pages_to_spare and len(running) > 1:
             last = running.last()
             giver = quota.giver_of_pages(running.pages_by_tenant(), running.pages)
-            if last.background or last.key.tenant == giver:
-                giver = None  # that one is preempted if a page is missing
-        preempted = None if giver is None else running.last_of(giver)
-        if preempted in kept:
-            return
-        wanting = None if head is None else head.id
-        if preempted is not None and preempted.gave_up_for != (wanting, len(preempted.tokens)):
-            # Once for the same one: it came back before that one, and would for ever.
-            preempted.was_preempted = True
-            preempted.gave_up_for = wanting, len(preempted.tokens)
-            self.preempt(preempted, last_step)
+            # Otherwise the last one is preempted if a page is missing.
+            if giver is not None and not last.background and last.key.tenant != giver:
+                self._gives_up(giver, head, last_step, kept)
+
+    def _gives_up(
+        self,
+        giver: str,
+        head: LiveSequence | None,
+        last_step: int | None,
+        kept: Collection[LiveSequence],
+    ) -> bool:
+        """Preempt the sequence that a tenant admitted last, for the one that waits. False if it stays."""
+        sequence = self.running.last_of(giver)
+        gives_up_for = None if head is None else head.id, 0 if sequence is None else len(sequence.tokens)
+        # Once for the same one: it came back before that one, and would for ever.
+        if sequence is None or sequence in kept or sequence.gave_up_for == gives_up_for:
+            return False
+        sequence.was_preempted = True
+        sequence.gave_up_for = gives_up_for
+        self.preempt(sequence, last_step)
+        return True
 
     def preempt(self, sequence: LiveSequence, last_step: int | None) -> None:
         """Move a sequence from its slot back to the head of its queue, after `last_step`, if any, is

@@ -1,4 +1,4 @@
-"""In no flood does a neighbour's first token come more than twice as late as in calm, or its next one much more.
+"""In no flood does a neighbour's first token come more than twice as late as in calm.
 
 A model of a server: steps take what they take on two cores with a model of 135M parameters, the next step is
 planned shortly before the running one ends, and HTTP takes some milliseconds.
