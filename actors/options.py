@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from personae.actors.cluster.identity import Identity
+from personae.actors.cluster.identity import TlsIdentity
 from personae.engine.quantization import QUANTIZATIONS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -319,7 +319,7 @@ class EngineOptions(ModelOptions, BatchingOptions):
     record_kv_events: bool = False
     named_adapters: tuple[tuple[str, Path], ...] = ()
     page_socket: Path | None = None
-    page_identity: Identity | None = field(default=None, repr=False)
+    page_identity: TlsIdentity | None = field(default=None, repr=False)
 
     @property
     def gives_pages(self) -> bool:

@@ -1,7 +1,5 @@
 """The HTTP application: its routes and its middleware."""
 
-import hashlib
-import time
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -14,7 +12,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-import personae
 from personae.actors.client import EngineClient
 from personae.actors.replicas.scaling import ReplicaScaler
 from personae.api import routes
@@ -22,17 +19,15 @@ from personae.api.adapters import alias_routes as aliases
 from personae.api.adapters import routes as adapters
 from personae.api.adapters.registry import Registry
 from personae.api.anthropic import routes as anthropic
-from personae.api.anthropic.errors import AnthropicErrors
 from personae.api.base_models.base_models import BaseModels
 from personae.api.batches import routes as batch_routes
 from personae.api.batches.manager import BatchManager
 from personae.api.chat import chat_completions
 from personae.api.completions import completions
 from personae.api.console import check, live, pages
-from personae.api.context import RequestContext, context_of
 from personae.api.embeddings import routes as embeddings
 from personae.api.eval_reports import routes as eval_reports
-from personae.api.family import Family
+from personae.api.exchange import exchange_of
 from personae.api.files import routes as files
 from personae.api.http.middleware import Gate, Prefix
 from personae.api.http.openapi import document
@@ -41,18 +36,15 @@ from personae.api.replicas import routes as replica_routes
 from personae.api.responses import conversation_routes as conversations
 from personae.api.responses import routes as responses
 from personae.api.responses.store import ResponseStore
+from personae.api.services import Services, make_services
 from personae.api.sessions import routes as session_routes
 from personae.api.sessions.store import SessionStore
-from personae.api.settings import ApiSettings, serve_settings
-from personae.api.telemetry.metrics import Metrics
+from personae.api.settings import ApiSettings
 from personae.api.telemetry.tracing import UNTRACED, Tracing
 from personae.api.tenants import routes as tenant_routes
 from personae.api.tenants.access import Access
-from personae.api.tenants.budgets import Budgets
-from personae.api.tenants.limits import RATE_HEADERS, Meter
-from personae.api.tenants.prices import Prices
-from personae.api.tenants.revocations import Revocations
-from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
+from personae.api.tenants.limits import RATE_HEADERS
+from personae.api.tenants.store import TenantStore
 from personae.api.tenants.usage import UsageLedger
 from personae.api.wire.errors import http_error, personae_error
 from personae.errors import PersonaeError
@@ -61,7 +53,7 @@ from personae.errors import PersonaeError
 @operation("GET", "/openapi.json", answers={200: Content("application/json", dict[str, Any])})
 async def openapi(request: Request) -> Response:
     """Describe this API."""
-    return Response(_description(context_of(request).settings.root_path), media_type="application/json")
+    return Response(_description(exchange_of(request).settings.root_path), media_type="application/json")
 
 
 OPERATIONS = (
@@ -181,58 +173,6 @@ def _cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
     ]
 
 
-def make_context(
-    client: EngineClient,
-    settings: ApiSettings,
-    registry: Registry | None = None,
-    tracing: Tracing = UNTRACED,
-    tenants: TenantStore | None = None,
-    usage: UsageLedger | None = None,
-    stored: ResponseStore | None = None,
-    scaler: ReplicaScaler | None = None,
-    sessions: SessionStore | None = None,
-    base_models: BaseModels | None = None,
-) -> RequestContext:
-    """What the routes need from an open engine.
-
-    Raises ModelLoadError if the model's chat template cannot be compiled, or a format is unknown.
-    """
-    base = next(iter(client.models(DEFAULT_TENANT)))
-    metrics = Metrics(client, base, settings.max_adapters, registry, settings.tenant_metrics)
-    family = Family.of(client.tokenizer, settings.tool_format, settings.reasoning_format)
-    context = RequestContext(
-        client,
-        settings,
-        metrics,
-        family,
-        Meter(time.monotonic),
-        tracing,
-        revocations=Revocations(tenants),
-        registry=registry,
-        tenants=tenants,
-        usage=usage,
-        budgets=None if usage is None else Budgets(usage, Prices(settings.price)),
-        responses=stored,
-        scaler=scaler,
-        base_models=base_models,
-        sessions=SessionStore(settings.session_ttl) if sessions is None else sessions,
-        fingerprint=_fingerprint(client, settings),
-    )
-    if base_models is not None:
-        base_models.begin(
-            context, lambda base, opened: make_context(base.engine, serve_settings(base.options, opened))
-        )
-    return context
-
-
-def _fingerprint(client: EngineClient, settings: ApiSettings) -> str:
-    """A fingerprint of everything that determines an answer besides the request: model, options, program
-    version."""
-    bases = [card for card in client.models(DEFAULT_TENANT).values() if card.adapter is None]
-    facts = (personae.__version__, bases, settings.about, client.max_model_len, client.vocab_size)
-    return f"fp_{hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:12]}"
-
-
 def create_app(
     client: EngineClient,
     settings: ApiSettings | None = None,
@@ -253,41 +193,50 @@ def create_app(
     without `sessions` the list of sessions ends with the app. Without a `scaler`, the number of engines is
     fixed. With `base_models` there are several bases, and `client` is the first one's. Without a
     `registry`, adapters cannot be uploaded; without `batches`, files cannot. Batches run within
-    `batches.running(app.state.context)`. Raises ModelLoadError if the model's chat template cannot be
+    `batches.running(app.state.services)`. Raises ModelLoadError if the model's chat template cannot be
     compiled, or a format is unknown.
     """
     settings = settings or ApiSettings()
-    context = make_context(
-        client, settings, registry, tracing, tenants, usage, stored, scaler, sessions, base_models
+    services = make_services(
+        client,
+        settings,
+        registry=registry,
+        tracing=tracing,
+        tenants=tenants,
+        usage=usage,
+        responses=stored,
+        scaler=scaler,
+        sessions=sessions,
+        base_models=base_models,
     )
     access = Middleware(
         Access,
         store=tenants,
         usage=usage,
-        meter=context.meter,
+        meter=services.meter,
         insecure=settings.insecure_no_auth,
         origins=settings.allowed_origin,
     )
-    app = app_of(context, OPERATIONS, access)
+    app = app_of(services, OPERATIONS, access)
     app.state.batches = batches
     return app
 
 
-def app_of(context: RequestContext, operations: Sequence[Operation], access: Middleware) -> Starlette:
+def app_of(services: Services, operations: Sequence[Operation], access: Middleware) -> Starlette:
     """The ASGI app of these routes; `access` finds the caller of each request."""
-    settings = context.settings
+    settings = services.settings
     app = Starlette(
         routes=[each.route() for each in operations],
         middleware=[
             *([Middleware(Prefix, prefix=settings.root_path)] if settings.root_path else []),
             *_cross_origin(settings.allowed_origin),
-            Middleware(AnthropicErrors),
-            Middleware(Gate, settings=settings, metrics=context.metrics),
+            Middleware(Gate, settings=settings, metrics=services.metrics),
             access,
         ],
         exception_handlers={PersonaeError: personae_error, HTTPException: http_error},
     )
+    app.state.error_forms = {each.path: each.error for each in operations if each.error is not None}
     app.router.redirect_slashes = False
-    app.state.context = context
+    app.state.services = services
     app.state.background = None  # see `BackgroundResponses.runs`
     return app

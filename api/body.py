@@ -6,7 +6,7 @@ from typing import TypeVar
 import anyio
 from starlette.requests import ClientDisconnect, Request
 
-from personae.api.context import RequestContext
+from personae.api.exchange import Exchange
 from personae.api.generation import unless_disconnected
 from personae.api.wire.decode import LONG, decode
 from personae.api.wire.schema import Body
@@ -17,7 +17,7 @@ T = TypeVar("T", bound=Body)
 _SHOWN = 100
 
 
-async def read_json(request: Request, type: type[T], context: RequestContext) -> T:
+async def read_json(request: Request, type: type[T], exchange: Exchange) -> T:
     """The request's body as `type`. Raises RequestError, and the errors of reading the body.
 
     A long body waits for its tenant's turn, which the request keeps until it is ready for the engine. A
@@ -25,14 +25,14 @@ async def read_json(request: Request, type: type[T], context: RequestContext) ->
     body.
     """
     _check_headers(request)
-    body = await _receive(request, context)
-    context.caller.body_size = len(body)
-    settings = context.settings
+    body = await _receive(request, exchange)
+    exchange.caller.body_size = len(body)
+    settings = exchange.settings
     read = partial(
-        decode, body, type, settings.max_json_depth, unknown=settings.unknown_fields, ignored=context.ignored
+        decode, body, type, settings.max_json_depth, unknown=settings.unknown_fields, ignored=exchange.ignored
     )
     if len(body) <= LONG:
-        workers, tenant = context.workers, context.caller.tenant
+        workers, tenant = exchange.services.workers, exchange.caller.tenant
         if wait := workers.reserve_loop(tenant):
             try:
                 await unless_disconnected(request.receive, partial(anyio.sleep, wait))
@@ -40,8 +40,8 @@ async def read_json(request: Request, type: type[T], context: RequestContext) ->
                 workers.release_loop(tenant)
                 raise
         return workers.on_loop(tenant, read)
-    await unless_disconnected(request.receive, context.take_turn)
-    return await context.off_loop(read)
+    await unless_disconnected(request.receive, exchange.take_turn)
+    return await exchange.off_loop(read)
 
 
 def _check_headers(request: Request) -> None:
@@ -60,10 +60,10 @@ def _check_headers(request: Request) -> None:
         )
 
 
-async def _receive(request: Request, context: RequestContext) -> bytes:
+async def _receive(request: Request, exchange: Exchange) -> bytes:
     """The body, within the room for bodies. Starlette's own `body()` would keep it as long as the request."""
-    hold = context.bodies.hold(context.caller.identity)
-    context.caller.until_ready.callback(hold.shrink)
+    hold = exchange.services.bodies.hold(exchange.caller.identity)
+    exchange.caller.until_ready.callback(hold.shrink)
     length = request.headers.get("content-length", "")
     if length.isdigit():  # the gate has checked the header
         hold.grow(int(length))

@@ -9,15 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api import targets
-from personae.api.answering import answering
 from personae.api.body import read_json
 from personae.api.bound import Bound, as_asked, bound_of, foreign_names
 from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
-from personae.api.context import RequestContext, context_of
 from personae.api.deadline import TIMEOUT
-from personae.api.defaults import answer_limit, fill
 from personae.api.dialect import CHAT, Dialect
+from personae.api.exchange import Exchange, exchange_of
 from personae.api.exclusion import exclusions
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
@@ -25,18 +23,15 @@ from personae.api.logprobs import chat_logprobs, prompt_logprobs
 from personae.api.output_pieces import CallPart, OutputPieces
 from personae.api.packing import Pack, as_list
 from personae.api.params import (
-    BYTES_OF_LOGPROB,
-    answer_length,
     asked_tokens,
-    check_prompt_logprobs,
     choices_of,
     keeps_first,
-    kept_of_prompt,
     logprob_count,
     sampling_params,
-    text_style,
     too_many_tokens,
 )
+from personae.api.preparation import begin
+from personae.api.prompt import encode_texts, render_chat
 from personae.api.respond import wants_running_usage, wants_usage
 from personae.api.stream import AnswerBuilder, EventStream, respond
 from personae.api.templates.messages import plain_messages
@@ -64,7 +59,7 @@ from personae.api.wire.answers import (
     ToolCallDelta,
     Usage,
 )
-from personae.api.wire.schema import ChatRequest, refuse_unserved
+from personae.api.wire.schema import ChatRequest
 from personae.engine.prompt_length import TooManyTokens
 from personae.errors import RequestError
 from personae.grammar.reasoning.format import ReasoningFormat
@@ -82,9 +77,9 @@ from personae.grammar.structure.answer import AnswerShape
 )
 async def chat_completions(request: Request) -> Response | EventStream:
     """Answer a conversation, at once or as a stream."""
-    context = context_of(request)
-    body = await read_json(request, ChatRequest, context)
-    job, form = await admit(context, body)
+    exchange = exchange_of(request)
+    body = await read_json(request, ChatRequest, exchange)
+    job, form = await admit(exchange, body)
     return await respond(request, job, form, stream=bool(body.stream))
 
 
@@ -100,37 +95,26 @@ class _Prepared:
 
 
 async def admit(
-    context: RequestContext, body: ChatRequest, prefix: str = "chatcmpl-", dialect: Dialect = CHAT
+    exchange: Exchange, body: ChatRequest, prefix: str = "chatcmpl-", dialect: Dialect = CHAT
 ) -> tuple[Job, "ChatBuilder"]:
     """Check everything, render and encode. The job, whose id begins with `prefix`, is then ready to run.
     `dialect` is the API that the request came by."""
-    refuse_unserved(body)
-    context = await answering(context, body.model)
-    settings, client = context.settings, context.client
-    model = context.chosen(body)
-    context = await context.with_defaults(model)
-    fill(body, context.defaults)
-    wants_usage(body)
+    prepared = await begin(exchange, body)
+    exchange, model = prepared.exchange, prepared.model
+    settings, client = exchange.settings, exchange.client
     count = choices_of(body.n, settings)
-    style = text_style(body, settings)
-    logprobs = _logprobs(body, context)
+    logprobs = _logprobs(body, exchange)
     asked, param = _max_tokens(body)
     if asked is not None and asked < 1:
         raise RequestError(f"`{param}` must be at least 1; it is {asked}.", param=param, code="out_of_range")
-    answer = answer_limit(asked, context.defaults, client.max_model_len - 1) or 1
-    kept = kept_of_prompt(body.truncate_prompt_tokens, answer=answer, limit=client.max_model_len)
-    ready = await context.prepared(lambda brief: _prepare(context, body, kept, dialect, brief))
+    default = prepared.default_length
+    kept = prepared.kept(body, default if asked is None else asked)
+    ready = await exchange.prepared(lambda brief: _prepare(exchange, body, kept, dialect, brief))
     prompt, bound, shape = ready.prompt, ready.bound, ready.shape
-    limit = client.max_model_len
-    if dialect.shrinks(settings):
-        asked = context.shrunk(asked, limit - len(prompt))
-    asked = answer_limit(asked, context.defaults, limit - len(prompt))
-    length = answer_length(asked, prompt=len(prompt), limit=limit, param=param, prompt_param="messages")
-    of_prompt = logprob_count("prompt_logprobs", body.prompt_logprobs, settings)
-    if of_prompt is not None:
-        entries = count * len(prompt) * (of_prompt + 1)
-        check_prompt_logprobs(entries, "prompt_logprobs", settings)
-        context.keep(BYTES_OF_LOGPROB * entries)
+    length = prepared.answer_length(
+        asked, default, len(prompt), dialect=dialect, param=param, prompt_param="messages"
+    )
+    prepared.keep_prompt_logprobs(prepared.prompt_logprobs, count * len(prompt), "prompt_logprobs")
     bound_by = binding_field(body, bound)
     params = sampling_params(
         body,
@@ -138,28 +122,28 @@ async def admit(
         settings=settings,
         max_tokens=length,
         logprobs=logprobs,
-        prompt_logprobs=of_prompt,
-        left_out=await exclusions(context, body, bound_by if ready.grammar is not None else None),
+        prompt_logprobs=prepared.prompt_logprobs,
+        left_out=await exclusions(exchange, body, bound_by if ready.grammar is not None else None),
         plain=model.adapter is None and ready.grammar is None and not body.tools,
         prediction=ready.prediction,
     )
-    opening, reasons = _echo(body, context.family.reasoning)
+    opening, reasons = _echo(body, exchange.family.reasoning)
     loose = loose_functions(shape)
     choices = [
         Choice(
             index,
             client.tokenizer,
-            style,
+            prepared.style,
             prompt=prompt,
             opening=opening,
             opening_reasons=reasons,
             shape=shape,
-            special=context.family.special,
-            check=AnswerCheck.of(context.caller.tenant, None if bound is None else bound.checked, loose),
+            special=exchange.family.special,
+            check=AnswerCheck.of(exchange.caller.tenant, None if bound is None else bound.checked, loose),
         )
         for index in range(count)
     ]
-    job = Job.begin(context, prefix, model, body, bound_by=bound_by)
+    job = Job.begin(exchange, prefix, model, body, bound_by=bound_by)
     job.budget_param = param
     job.add(prompt, params, ready.grammar, choices, prompt_param="messages")
     body.messages = []  # they are in the prompt, and may be long
@@ -167,24 +151,26 @@ async def admit(
 
 
 def _prepare(
-    context: RequestContext, body: ChatRequest, kept: int | None, dialect: Dialect, brief: bool
+    exchange: Exchange, body: ChatRequest, kept: int | None, dialect: Dialect, brief: bool
 ) -> _Prepared:
     """Render, encode, and find what binds the answer. The prompt comes first, because a prompt that is too
     long makes the rest unnecessary."""
-    limit = context.client.max_model_len
+    limit = exchange.client.max_model_len
     functions_of(body.tools, dialect=dialect)
     try:
-        text = context.render_chat(
+        text = render_chat(
+            exchange,
             body.messages,
             brief=brief,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            kwargs=template_kwargs(context, body),
+            kwargs=template_kwargs(exchange, body),
             tools=shown_tools(body.tools),
             chat_template=body.chat_template,
-            characters=context.client.tokenizer.longest_text(limit) if kept is None else None,
+            characters=exchange.client.tokenizer.longest_text(limit) if kept is None else None,
         )
-        (prompt,) = context.encode(
+        (prompt,) = encode_texts(
+            exchange,
             [text],
             add_special_tokens=bool(body.add_special_tokens),
             brief=brief,
@@ -194,38 +180,36 @@ def _prepare(
         )
     except (TooManyTokens, PromptTooLong):
         raise too_many_tokens(limit, "messages") from None
-    prediction = _predicted(context, body, brief)
-    bound = bound_of(body, strict=context.settings.default_strict)
-    context.ignored.extend(foreign_names(body))
-    strict = context.settings.default_strict
-    shape = answer_shape(body, context.family, text, bound, strict=strict, dialect=dialect)
-    grammar = as_asked(grammar_of(bound, shape), body, context.settings)
+    prediction = _predicted(exchange, body, brief)
+    bound = bound_of(body, strict=exchange.settings.default_strict)
+    exchange.ignored.extend(foreign_names(body))
+    strict = exchange.settings.default_strict
+    shape = answer_shape(body, exchange.family, text, bound, strict=strict, dialect=dialect)
+    grammar = as_asked(grammar_of(bound, shape), body, exchange.settings)
     return _Prepared(prompt, bound, shape, grammar, prediction)
 
 
-def _predicted(context: RequestContext, body: ChatRequest, brief: bool) -> tuple[int, ...]:
+def _predicted(exchange: Exchange, body: ChatRequest, brief: bool) -> tuple[int, ...]:
     """The tokens of the predicted answer, as many as an answer may have. None if there are no drafts."""
     if body.prediction is None or body.speculate is False:
         return ()
-    limit = context.client.max_model_len
-    text = body.prediction.text[: context.client.tokenizer.longest_text(limit)]
-    (tokens,) = context.encode([text], add_special_tokens=False, brief=brief, most=limit, first=True)
+    limit = exchange.client.max_model_len
+    text = body.prediction.text[: exchange.client.tokenizer.longest_text(limit)]
+    (tokens,) = encode_texts(exchange, [text], add_special_tokens=False, brief=brief, most=limit, first=True)
     return tuple(tokens)
 
 
-def template_kwargs(context: RequestContext, body: ChatRequest) -> dict[str, Any]:
+def template_kwargs(exchange: Exchange, body: ChatRequest) -> dict[str, Any]:
     """The template variables that the request sets, each under the template's name for it."""
-    family = context.family
+    family = exchange.family
     thinking, effort = family.thinking(body.enable_thinking), family.effort(body.reasoning_effort)
     return {**thinking, **effort, **(body.chat_template_kwargs or {})}
 
 
-def _logprobs(body: ChatRequest, context: RequestContext) -> int | None:
-    top = logprob_count("top_logprobs", body.top_logprobs, context.settings)
+def _logprobs(body: ChatRequest, exchange: Exchange) -> int | None:
+    top = logprob_count("top_logprobs", body.top_logprobs, exchange.settings)
     if top is not None and not body.logprobs:
         raise RequestError("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
-    if body.prompt_logprobs is not None and body.stream:
-        raise RequestError("`prompt_logprobs` cannot be streamed.", param="prompt_logprobs")
     return (top or 0) if body.logprobs else None
 
 
@@ -266,7 +250,7 @@ class ChatBuilder(AnswerBuilder):
         self._job = job
         self._body = body
         self._prompt = prompt
-        self._tokenizer = job.context.client.tokenizer
+        self._tokenizer = job.exchange.client.tokenizer
         self._begun: set[int] = set()
         self._usage = wants_usage(body)
         self._running_usage = wants_running_usage(body)
@@ -282,7 +266,7 @@ class ChatBuilder(AnswerBuilder):
             job.model.name,
             [self._choice(part, pack) for part in parts],
             job.usage(),
-            job.context.fingerprint,
+            job.exchange.services.fingerprint,
         )
         if body.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs(parts[0].prompt_logprobs, self._tokenizer, pack)
@@ -349,7 +333,7 @@ class ChatBuilder(AnswerBuilder):
             job.created,
             job.model.name,
             choices,
-            job.context.fingerprint,
+            job.exchange.services.fingerprint,
             usage=usage if self._usage else UNSET,
         )
 

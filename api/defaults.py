@@ -21,7 +21,7 @@ _BINDING = ("response_format", "guided_json", "guided_regex", "guided_choice", "
 
 def fill(body: SamplingFields, defaults: RequestDefaults) -> None:
     """Put the defaults into the fields that are None. `max_tokens` and what the prompt consists of are not
-    among these: see `answer_limit` and `RequestContext.render_chat`."""
+    among these: see `Preparation.answer_length` and `prompt.render_chat`."""
     for name in _SAMPLING:
         if getattr(body, name) is None:
             setattr(body, name, defaults.get(name))
@@ -30,13 +30,6 @@ def fill(body: SamplingFields, defaults: RequestDefaults) -> None:
             body.enable_thinking = defaults.get("enable_thinking")
         if not _binds(body):
             body.response_format = defaults.get("response_format")
-
-
-def answer_limit(asked: int | None, defaults: RequestDefaults, left: int) -> int | None:
-    """`asked` tokens of an answer. If the request does not say, the default, or what is `left` if that is
-    less."""
-    limit = defaults.get("max_tokens")
-    return asked if asked is not None or limit is None else min(limit, max(left, 1))
 
 
 def _binds(body: ChatRequest) -> bool:

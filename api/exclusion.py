@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from personae.api.context import RequestContext
+from personae.api.exchange import Exchange
+from personae.api.prompt import check_ids, encode_texts
 from personae.api.wire.schema import Sampling
 from personae.errors import RequestError
 from personae.grammar.bitmask import mask_of
@@ -27,7 +28,7 @@ class Exclusions:
 NOTHING = Exclusions()
 
 
-async def exclusions(context: RequestContext, body: Sampling, bound_by: str | None) -> Exclusions:
+async def exclusions(exchange: Exchange, body: Sampling, bound_by: str | None) -> Exclusions:
     """What the request excludes. `bound_by` is the field that binds the answer, if one does.
 
     Raises RequestError for an invalid list, and if no token might be left.
@@ -42,11 +43,11 @@ async def exclusions(context: RequestContext, body: Sampling, bound_by: str | No
             "and could then not be completed. Give one of the two.",
             param=names[0],
         )
-    vocab, eos = context.client.vocab_size, context.client.tokenizer.eos_ids
-    words = await _bad_words(context, body.bad_words or ())
+    vocab, eos = exchange.client.vocab_size, exchange.client.tokenizer.eos_ids
+    words = await _bad_words(exchange, body.bad_words or ())
     left = np.ones(vocab, np.bool_)
     if body.allowed_token_ids is not None:
-        left = _allowed(context, body.allowed_token_ids)
+        left = _allowed(exchange, body.allowed_token_ids)
     allowed = b"" if left.all() else mask_of(left).tobytes()
     left[[word[-1] for word in words]] = False
     if body.min_tokens:
@@ -59,19 +60,19 @@ async def exclusions(context: RequestContext, body: Sampling, bound_by: str | No
     return Exclusions(allowed, words)
 
 
-def _allowed(context: RequestContext, ids: list[int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    vocab = context.client.vocab_size
+def _allowed(exchange: Exchange, ids: list[int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    vocab = exchange.client.vocab_size
     if not 0 < len(ids) <= vocab:
         raise RequestError(
             f"`allowed_token_ids` must have 1 to {vocab} ids; null allows all.", param="allowed_token_ids"
         )
-    context.check_ids(ids, "allowed_token_ids")
+    check_ids(exchange, ids, "allowed_token_ids")
     allowed = np.zeros(vocab, np.bool_)
     allowed[ids] = True
     return allowed
 
 
-async def _bad_words(context: RequestContext, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+async def _bad_words(exchange: Exchange, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """The token ids of each word, at the beginning of a text and after a space."""
     if len(words) > _MOST_WORDS:
         raise RequestError(f"`bad_words` may have at most {_MOST_WORDS} words.", param="bad_words")
@@ -85,10 +86,10 @@ async def _bad_words(context: RequestContext, words: Sequence[str]) -> tuple[tup
                 param=name,
             )
         spelled += bare, f" {bare}"
-    lists = await context.prepared(
-        lambda brief: context.encode(spelled, add_special_tokens=False, brief=brief)
+    lists = await exchange.prepared(
+        lambda brief: encode_texts(exchange, spelled, add_special_tokens=False, brief=brief)
     )
     if sum(map(len, lists)) > _MOST_TOKENS:
         raise RequestError(f"`bad_words` may have at most {_MOST_TOKENS} tokens in all.", param="bad_words")
     # A tokenizer may know more ids than the model. Tokens that the model cannot choose need not be excluded.
-    return tuple(dict.fromkeys(tuple(ids) for ids in lists if ids and max(ids) < context.client.vocab_size))
+    return tuple(dict.fromkeys(tuple(ids) for ids in lists if ids and max(ids) < exchange.client.vocab_size))

@@ -14,8 +14,9 @@ from msgspec import UNSET
 from starlette.types import Receive
 
 from personae.actors.client import ModelCard
+from personae.api.answering import bring
 from personae.api.choices import Choice, Part
-from personae.api.context import RequestContext
+from personae.api.exchange import Exchange
 from personae.api.params import sibling
 from personae.api.sessions.store import session_key
 from personae.api.telemetry import logs
@@ -65,7 +66,7 @@ class Job:
 
     id: str
     model: ModelCard
-    context: RequestContext
+    exchange: Exchange
     arrived: float
     bound_by: str | None = None
     deadline: float = math.inf
@@ -91,7 +92,7 @@ class Job:
     @classmethod
     def begin(
         cls,
-        context: RequestContext,
+        exchange: Exchange,
         prefix: str,
         model: ModelCard,
         body: Sampling,
@@ -112,17 +113,17 @@ class Job:
         if salt is not None and not 0 < len(salt) <= _MAX_SALT:
             raise RequestError(f"`cache_salt` must have 1 to {_MAX_SALT} characters.", param="cache_salt")
         id, began = f"{prefix}{uuid.uuid4().hex}", time.perf_counter()
-        deadline = context.deadline(body.timeout)
-        session = context.session or getattr(body, "prompt_cache_key", None)
+        deadline = exchange.deadline(body.timeout)
+        session = exchange.headers.session or getattr(body, "prompt_cache_key", None)
         options = getattr(body, "prompt_cache_options", None)
         retention = getattr(body, "prompt_cache_retention", None)
         if session is None and options is not None:
-            context.ignored.append("prompt_cache_options")
-        job = cls(id, model, context, began, bound_by, deadline, priority, cache_salt=salt)
+            exchange.ignored.append("prompt_cache_options")
+        job = cls(id, model, exchange, began, bound_by, deadline, priority, cache_salt=salt)
         job.in_memory = retention not in (None, "24h")
         if session is not None:
             job.session = session
-            job.session_ttl = context.sessions.ttl_of(context.caller.tenant, session, options)
+            job.session_ttl = exchange.services.sessions.ttl_of(exchange.caller.tenant, session, options)
         return job
 
     def add(
@@ -138,7 +139,7 @@ class Job:
 
         Raises RequestError for a token that the model has no embedding for: a tokenizer may know more ids.
         """
-        client, caller = self.context.client, self.context.caller
+        client, caller = self.exchange.client, self.exchange.caller
         self._check_prompt(prompt, prompt_param)
         if grammar is not None:
             self._check_grammar(grammar)
@@ -164,11 +165,11 @@ class Job:
                 tenant=caller.tenant,
                 salt=salt,
                 after=first,
-                background=self.context.background,
+                background=self.exchange.background,
                 adapter_start=start,
                 priority=self.priority,
                 weight=caller.identity.limits.weight or 1.0,
-                targets=self.context.targets,
+                targets=self.exchange.headers.targets,
                 session=None if self.session is None else session_key(self.session),
                 session_seconds=0.0 if params.pooling else self.session_ttl,
                 in_memory=self.in_memory,
@@ -179,11 +180,11 @@ class Job:
 
     def _salt(self) -> bytes:
         """The tenant's salt, which a later tenant of the same name does not share."""
-        who = self.context.caller.identity
-        return self.context.client.salt(f"{who.tenant}~{who.since}" if who.since else who.tenant)
+        who = self.exchange.caller.identity
+        return self.exchange.client.salt(f"{who.tenant}~{who.since}" if who.since else who.tenant)
 
     def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
-        client = self.context.client
+        client = self.exchange.client
         if prompt and not 0 <= min(prompt) <= max(prompt) < client.vocab_size:
             strange = next(token for token in prompt if not 0 <= token < client.vocab_size)
             text = client.tokenizer.token_text(strange)
@@ -195,7 +196,7 @@ class Job:
 
     def _check_grammar(self, grammar: GrammarSpec) -> None:
         """Check the grammar's size, and the tenant's limit on new ones."""
-        settings = self.context.settings
+        settings = self.exchange.settings
         most = settings.max_choice_bytes if grammar.kind == "choice" else settings.max_grammar_bytes
         if len(grammar.source) > most:
             raise RequestError(
@@ -203,7 +204,7 @@ class Job:
                 param=self.bound_by,
                 code="grammar_too_large",
             )
-        self.context.meter.schema(self.context.caller.identity, grammar.source)
+        self.exchange.services.meter.schema(self.exchange.caller.identity, grammar.source)
 
     async def run(self, sink: Sink, admitted: Callable[[], None] = lambda: None) -> None:
         """Pass every part to `sink` as it arrives, until all choices have ended. `admitted` is called when
@@ -213,19 +214,19 @@ class Job:
         Raises RateLimited, the engine's refusal, DeadlineExceeded, and RequestFailed if a sequence could not
         be finished. However this ends, the engine has released the request by then.
         """
-        metrics, who = self.context.metrics, self.context.caller.identity
-        budgets, longest = self.context.budgets, self._longest()
+        metrics, who = self.exchange.services.metrics, self.exchange.caller.identity
+        budgets, longest = self.exchange.services.budgets, self._longest()
         held = None if budgets is None else budgets.hold(who, self._priced(), self.prompt_tokens, longest)
         try:
-            reserved = self.context.meter.tokens(
-                who, self.prompt_tokens, longest, spare=self.context.background
+            reserved = self.exchange.services.meter.tokens(
+                who, self.prompt_tokens, longest, spare=self.exchange.background
             )
         except RateLimited:
             if held is not None:
                 held.release()
             raise
         label = self._label()
-        targets = self.context.targets
+        targets = self.exchange.headers.targets
         clocks = {
             log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length, targets, who.tenant)
             for log in self.logs
@@ -234,7 +235,10 @@ class Job:
         try:
             if self.model.version is not None:
                 metrics.versions.labels(metrics.label(self.model.version), self.model.alias or "").inc()
-            with self.context.tracing.generation(self, clocks), metrics.answering(label, self.asked):
+            with (
+                self.exchange.services.tracing.generation(self, clocks),
+                metrics.answering(label, self.asked),
+            ):
                 await self._timed(clocks, sink, admitted)
         finally:
             reserved.settle(self.completion_tokens)
@@ -251,15 +255,15 @@ class Job:
 
     def _used(self) -> str | None:
         """What is recorded as used: None is the base; of several bases, the first."""
-        bases = self.context.base_models
+        bases = self.exchange.services.base_models
         if self.model.adapter is not None:
             return self.model.ran
         return None if bases is None or self.model.name == bases.first.name else self.model.name
 
     def _label(self) -> str:
         """The model's name in metrics, where the base has one name."""
-        name = self.model.name if self.model.adapter is not None else self.context.base
-        return self.context.metrics.label(name)
+        name = self.model.name if self.model.adapter is not None else self.exchange.base
+        return self.exchange.services.metrics.label(name)
 
     async def _timed(
         self, clocks: dict[str, SequenceClock], sink: Sink, admitted: Callable[[], None]
@@ -269,7 +273,9 @@ class Job:
         try:
             with (
                 anyio.CancelScope(deadline=self.deadline) as patience,
-                self.context.revocations.watching(self.context.caller.identity, patience.cancel) as watched,
+                self.exchange.services.revocations.watching(
+                    self.exchange.caller.identity, patience.cancel
+                ) as watched,
             ):
                 await self._follow(clocks, sink, admitted)
             if patience.cancelled_caught:
@@ -293,24 +299,24 @@ class Job:
 
     def _count(self, clocks: Mapping[str, SequenceClock]) -> None:
         """Record the usage in the log, the tenant's usage and the tenant's metrics."""
-        who = self.context.caller.identity
+        who = self.exchange.caller.identity
         prompt, cached, completion = self.prompt_tokens, self.cached_tokens, self.completion_tokens
         logs.count(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
-        if self.context.metrics.tenants is not None:
-            self.context.metrics.tenants.ended(
+        if self.exchange.services.metrics.tenants is not None:
+            self.exchange.services.metrics.tenants.ended(
                 who.tenant, prompt=prompt, cached=cached, completion=completion
             )
         if self.session is not None:
             counts = {"prompt": prompt, "cached": cached, "completion": completion}
-            self.context.sessions.ended(who.tenant, self.session, self.session_ttl, **counts)
-        if self.context.usage is not None:
+            self.exchange.services.sessions.ended(who.tenant, self.session, self.session_ttl, **counts)
+        if self.exchange.services.usage is not None:
             adapter = self._used()
             seconds = 0.0 if self.model.adapter is None else sum(clock.ran() for clock in clocks.values())
-            budgets = self.context.budgets
+            budgets = self.exchange.services.budgets
             spend = (
                 0.0 if budgets is None else budgets.prices.cost(self._priced(), prompt, cached, completion)
             )
-            self.context.usage.add(who, adapter, prompt, cached, completion, seconds, spend)
+            self.exchange.services.usage.add(who, adapter, prompt, cached, completion, seconds, spend)
 
     def _place(self, refusal: RequestError | Overloaded) -> None:
         """Rename the fields in an engine's refusal to those of the client."""
@@ -325,10 +331,10 @@ class Job:
     async def probe(self) -> None:
         """Compile the first sequence's grammar, and withdraw the sequence before it writes anything. Raises
         what `run` raises before the first token."""
-        self.context.meter.tokens(self.context.caller.identity, self.prompt_tokens, 0)
+        self.exchange.services.meter.tokens(self.exchange.caller.identity, self.prompt_tokens, 0)
         try:
-            await self.context.bring(self.logs[0].adapter)
-            async with self.context.client.stream(self.logs[:1]) as stream:
+            await bring(self.exchange.services.registry, self.logs[0].adapter)
+            async with self.exchange.client.stream(self.logs[:1]) as stream:
                 async for _ in stream:
                     break
         except (RequestError, Overloaded) as refusal:
@@ -341,9 +347,9 @@ class Job:
         failure: PersonaeError | None = None
         leaders = {log.id for log in self.logs if log.after is None}
         live = len(self.logs)
-        await self.context.bring(self.logs[0].adapter)
-        async with self.context.client.stream(self.logs) as stream:
-            self.context.metrics.prompt_tokens.labels(self._label()).inc(self.prompt_tokens)
+        await bring(self.exchange.services.registry, self.logs[0].adapter)
+        async with self.exchange.client.stream(self.logs) as stream:
+            self.exchange.services.metrics.prompt_tokens.labels(self._label()).inc(self.prompt_tokens)
             begun = all(log.grammar is None and log.adapter is None for log in self.logs)
             if begun:
                 admitted()
@@ -419,7 +425,7 @@ class Job:
         """A choice continued at an engine of another numerics class. A header says so if it is not too
         late."""
         self.moved += times
-        self.context.answer_headers["x-personae-moved"] = str(self.moved)
+        self.exchange.answer_headers["x-personae-moved"] = str(self.moved)
 
     def _details(self, reasoned: int) -> AnswerDetails:
         if not any(log.params.prediction for log in self.logs):

@@ -11,7 +11,6 @@ model, a dataclass, a TypedDict, a Literal, an Enum, or a term of `outlines.type
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,16 @@ import anyio
 import msgspec
 
 from personae.actors.client import EngineStats
-from personae.api.app import make_context
+from personae.api.answering import known_models
 from personae.api.chat import admit as admit_chat
 from personae.api.choices import Part
 from personae.api.completions import admit as admit_completion
-from personae.api.context import RequestContext
+from personae.api.exchange import Exchange
 from personae.api.generation import Job
 from personae.api.local import open_engine
 from personae.api.options import ServeOptions, checked
 from personae.api.python_types import with_types
+from personae.api.services import Services, make_services
 from personae.api.settings import serve_settings
 from personae.api.stream import AnswerBuilder
 from personae.api.tenants.access import LOCAL_ADMIN, Caller
@@ -40,31 +40,31 @@ from personae.errors import LoadError, UnsupportedParameter
 class Engine:
     """An open engine. Any number of tasks may use it at the same time; their requests share batches."""
 
-    def __init__(self, context: RequestContext) -> None:
-        self._context = context
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     @property
     def models(self) -> tuple[str, ...]:
         """The names that `model` may have, the base first."""
-        return tuple(card.name for card in self._context.models())
+        return tuple(card.name for card in known_models(Exchange(self._services)))
 
     def stats(self) -> EngineStats:
         """What the engine is doing, and its counters: what `/metrics` shows."""
-        return self._context.client.stats()
+        return self._services.client.stats()
 
     async def chat(self, messages: Sequence[dict[str, Any]], **fields: Any) -> ChatCompletion:
         """Answer a conversation. `fields` are those of `/v1/chat/completions`; `model` is the base by
         default."""
         _check_whole(fields)
-        with self._asked({"messages": messages, **fields}, ChatRequest) as (context, body):
-            job, form = await admit_chat(context, body)
+        with self._asked({"messages": messages, **fields}, ChatRequest) as (exchange, body):
+            job, form = await admit_chat(exchange, body)
             return form.whole(await job.gather(_never))
 
     async def complete(self, prompt: str | Sequence[Any], **fields: Any) -> Completion:
         """Continue a prompt. `fields` are those of `/v1/completions`; `model` is the base by default."""
         _check_whole(fields)
-        with self._asked({"prompt": prompt, **fields}, CompletionRequest) as (context, body):
-            job, form = await admit_completion(context, body)
+        with self._asked({"prompt": prompt, **fields}, CompletionRequest) as (exchange, body):
+            job, form = await admit_completion(exchange, body)
             return form.whole(await job.gather(_never))
 
     @asynccontextmanager
@@ -75,21 +75,21 @@ class Engine:
 
         Leaving the block ends the request.
         """
-        with self._asked({"messages": messages, **fields, "stream": True}, ChatRequest) as (context, body):
-            job, form = await admit_chat(context, body)
+        with self._asked({"messages": messages, **fields, "stream": True}, ChatRequest) as (exchange, body):
+            job, form = await admit_chat(exchange, body)
             async with _streamed(job, form) as chunks:
                 yield chunks
 
     @contextmanager
-    def _asked(self, fields: dict[str, Any], type: type[Any]) -> Iterator[tuple[RequestContext, Any]]:
+    def _asked(self, fields: dict[str, Any], type: type[Any]) -> Iterator[tuple[Exchange, Any]]:
         # The fields go through JSON, so that they mean exactly what they mean on the wire.
         body = msgspec.json.encode({"model": self.models[0], **with_types(fields)})
         caller = Caller(LOCAL_ADMIN)
         caller.body_size = len(body)
-        settings = self._context.settings
+        settings = self._services.settings
         asked = decode(body, type, settings.max_json_depth, unknown=settings.unknown_fields)
         with caller.until_done:
-            yield replace(self._context, caller=caller), asked
+            yield Exchange(self._services, caller), asked
 
 
 @asynccontextmanager
@@ -121,7 +121,7 @@ async def open(
             on_progress(done, total)
 
     async with open_engine(serve, weights) as opened:
-        yield Engine(make_context(opened.client, serve_settings(serve, opened)))
+        yield Engine(make_services(opened.client, serve_settings(serve, opened)))
 
 
 def _check_whole(fields: dict[str, Any]) -> None:

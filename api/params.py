@@ -17,9 +17,6 @@ from personae.errors import ContextLengthExceeded, RequestError
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 
-BYTES_OF_LOGPROB = 64
-"""For one alternative of a token: the bytes in the answer, and those that it takes before."""
-
 _MAX_STOP_LENGTH = 1024
 _MAX_LIST = 1024
 _LEAST_PENALTY = 0.01  # logits are divided by it, possibly in 16 bits

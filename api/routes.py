@@ -9,13 +9,14 @@ from starlette.responses import Response
 import personae
 from personae.actors.client import ModelCard
 from personae.api.adapters.defaults import decode_defaults
-from personae.api.answering import answering
+from personae.api.answering import answering, find_model, known_models, with_defaults
 from personae.api.base_models.base_models import BaseModel
 from personae.api.body import read_json
-from personae.api.context import RequestContext, context_of
 from personae.api.dialect import CHAT, Dialect
+from personae.api.exchange import Exchange, exchange_of
 from personae.api.http.operation import Content, operation
 from personae.api.params import sampling_defaults
+from personae.api.prompt import check_ids, decode_ids, encode_texts, render_chat
 from personae.api.respond import encode_json, json_response
 from personae.api.templates.sandbox import PromptTooLong
 from personae.api.tools import functions_of, shown_tools
@@ -37,16 +38,16 @@ _OF_MESSAGES = (
 """Fields of `/tokenize` that say how a conversation becomes a prompt."""
 
 
-def _model(card: ModelCard, context: RequestContext, *, whole: bool = False) -> Model:
+def _model(card: ModelCard, exchange: Exchange, *, whole: bool = False) -> Model:
     defaults = decode_defaults(card.defaults)
-    sampling = sampling_defaults(context.settings.defaults, plain=card.adapter is None)
+    sampling = sampling_defaults(exchange.settings.defaults, plain=card.adapter is None)
     own = {name: value for name in sampling.__struct_fields__ if (value := defaults.get(name)) is not None}
     return Model(
         card.name,
         card.created,
-        context.client.max_model_len,
+        exchange.client.max_model_len,
         card.parent,
-        root=card.parent or (card.name if card.adapter else context.base),
+        root=card.parent or (card.name if card.adapter else exchange.base),
         quantization=card.quantization,
         rank=card.rank,
         sampling_defaults=msgspec.structs.replace(sampling, **own),
@@ -54,12 +55,12 @@ def _model(card: ModelCard, context: RequestContext, *, whole: bool = False) -> 
     )
 
 
-def _of_base(card: ModelCard, base: BaseModel, context: RequestContext, *, whole: bool = False) -> Model:
+def _of_base(card: ModelCard, base: BaseModel, exchange: Exchange, *, whole: bool = False) -> Model:
     """A model of one of several bases. Until a base is loaded, its files' headers say what is known."""
-    own = context if base.context is None else context.answered_by(base.context)
+    own = exchange if base.services is None else exchange.with_services(base.services)
     model = _model(card, own, whole=whole)
     model.state, model.root = base.engine.state, card.parent or base.name
-    if base.context is None:
+    if base.services is None:
         model.max_model_len, model.sampling_defaults = (
             base.max_model_len,
             sampling_defaults(GenerationDefaults()),
@@ -70,21 +71,21 @@ def _of_base(card: ModelCard, base: BaseModel, context: RequestContext, *, whole
 @operation("GET", "/v1/models", answers={200: ModelList})
 async def list_models(request: Request) -> Response:
     """List the base, then the adapters."""
-    context = context_of(request)
-    if context.base_models is None:
-        return json_response(ModelList([_model(card, context) for card in context.models()]))
-    found = context.base_models.models(context)
-    return json_response(ModelList([_of_base(card, base, context) for card, base in found]))
+    exchange = exchange_of(request)
+    if exchange.services.base_models is None:
+        return json_response(ModelList([_model(card, exchange) for card in known_models(exchange)]))
+    found = exchange.services.base_models.models(exchange)
+    return json_response(ModelList([_of_base(card, base, exchange) for card, base in found]))
 
 
 @operation("GET", "/v1/models/{id:path}", answers={200: Model}, refuses=(404,))
 async def get_model(request: Request) -> Response:
     """Show the base or an adapter."""
-    context, id = context_of(request), request.path_params["id"]
-    if context.base_models is not None:
-        card, base = context.base_models.model(context, id)
-        return json_response(_of_base(_as_asked(card), base, context, whole=True))
-    return json_response(_model(_as_asked(context.model(id)), context, whole=True))
+    exchange, id = exchange_of(request), request.path_params["id"]
+    if exchange.services.base_models is not None:
+        card, base = exchange.services.base_models.model(exchange, id)
+        return json_response(_of_base(_as_asked(card), base, exchange, whole=True))
+    return json_response(_model(_as_asked(find_model(exchange, id)), exchange, whole=True))
 
 
 def _as_asked(card: ModelCard) -> ModelCard:
@@ -105,7 +106,7 @@ async def ready(request: Request) -> Response:
 
 
 def _readiness(request: Request) -> Response:
-    if not context_of(request).client.stats().ready:
+    if not exchange_of(request).client.stats().ready:
         raise Overloaded("The engine is not ready.", code="not_ready")
     return json_response(Status("ready"))
 
@@ -125,7 +126,7 @@ async def post_ping(request: Request) -> Response:
 @operation("GET", "/load", answers={200: Load})
 async def load(request: Request) -> Response:
     """Count the requests in progress, of all tenants."""
-    return json_response(Load(context_of(request).metrics.in_flight))
+    return json_response(Load(exchange_of(request).services.metrics.in_flight))
 
 
 @operation("GET", "/version", answers={200: Version})
@@ -137,46 +138,45 @@ async def version(request: Request) -> Response:
 @operation("GET", "/metrics", answers={200: Content("text/plain")}, admin=True)
 async def metrics(request: Request) -> Response:
     """Show the metrics in Prometheus's text format; for admins, because they name every tenant's adapters."""
-    context = context_of(request)
-    return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    exchange = exchange_of(request)
+    return Response(exchange.services.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 @operation("POST", "/tokenize", body=TokenizeRequest, answers={200: Tokens}, refuses=(404,))
 async def tokenize(request: Request) -> Response:
     """Show the ids of a prompt or a conversation; nothing is generated."""
-    context = context_of(request)
-    body = await read_json(request, TokenizeRequest, context)
-    context = await answering(context, body.model)
+    exchange = exchange_of(request)
+    body = await read_json(request, TokenizeRequest, exchange)
+    exchange = await answering(exchange, body.model)
     if body.model is not None:
-        context = await context.with_defaults(context.model(body.model))
+        exchange = await with_defaults(exchange, find_model(exchange, body.model))
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either `prompt` or `messages`.", param="prompt")
     if body.messages is None:
         for name in _OF_MESSAGES:
             if getattr(body, name) is not None:
                 raise RequestError(f"`{name}` belongs to `messages`, not to `prompt`.", param=name)
-    answer = await context.prepared(lambda brief: _tokenized(context, body, brief))
+    answer = await exchange.prepared(lambda brief: _tokenized(exchange, body, brief))
     return Response(answer, media_type="application/json")
 
 
-def _tokenized(context: RequestContext, body: TokenizeRequest, brief: bool) -> bytes:
+def _tokenized(exchange: Exchange, body: TokenizeRequest, brief: bool) -> bytes:
     """The answer, encoded."""
-    ids = prompt_ids(context, body, brief)
-    tokenizer = context.client.tokenizer
+    ids = prompt_ids(exchange, body, brief)
+    tokenizer = exchange.client.tokenizer
     strings = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
-    return encode_json(Tokens(len(ids), context.client.max_model_len, ids, strings))
+    return encode_json(Tokens(len(ids), exchange.client.max_model_len, ids, strings))
 
 
-def prompt_ids(
-    context: RequestContext, body: TokenizeRequest, brief: bool, dialect: Dialect = CHAT
-) -> list[int]:
+def prompt_ids(exchange: Exchange, body: TokenizeRequest, brief: bool, dialect: Dialect = CHAT) -> list[int]:
     """The ids of a text, or of a conversation in `dialect`. Raises RequestError if it is far longer than any
     prompt."""
-    most = _most_tokens(context)
+    most = _most_tokens(exchange)
     try:
         if body.messages is not None:
             functions_of(body.tools, dialect=dialect)
-            text = context.render_chat(
+            text = render_chat(
+                exchange,
                 body.messages,
                 brief=brief,
                 add_generation_prompt=body.add_generation_prompt,
@@ -184,12 +184,12 @@ def prompt_ids(
                 kwargs=body.chat_template_kwargs,
                 tools=shown_tools(body.tools),
                 chat_template=body.chat_template,
-                characters=context.client.tokenizer.longest_text(most),
+                characters=exchange.client.tokenizer.longest_text(most),
             )
             special = bool(body.add_special_tokens)
         else:
             text, special = body.prompt or "", body.add_special_tokens is not False
-        (ids,) = context.encode([text], add_special_tokens=special, brief=brief, limit=most)
+        (ids,) = encode_texts(exchange, [text], add_special_tokens=special, brief=brief, limit=most)
     except (TooManyTokens, PromptTooLong):
         raise _too_long("prompt" if body.messages is None else "messages", most) from None
     return ids
@@ -198,23 +198,23 @@ def prompt_ids(
 @operation("POST", "/detokenize", body=DetokenizeRequest, answers={200: Text}, refuses=(404,))
 async def detokenize(request: Request) -> Response:
     """Show the text of token ids, including special tokens."""
-    context = context_of(request)
-    body = await read_json(request, DetokenizeRequest, context)
-    context = await answering(context, body.model)
+    exchange = exchange_of(request)
+    body = await read_json(request, DetokenizeRequest, exchange)
+    exchange = await answering(exchange, body.model)
     if body.model is not None:
-        context.model(body.model)
-    if len(body.tokens) > (most := _most_tokens(context)):
+        find_model(exchange, body.model)
+    if len(body.tokens) > (most := _most_tokens(exchange)):
         raise _too_long("tokens", most)
-    context.check_ids(body.tokens, "tokens")
-    (text,) = await context.prepared(
-        lambda brief: context.decode([body.tokens], skip_special_tokens=False, brief=brief)
+    check_ids(exchange, body.tokens, "tokens")
+    (text,) = await exchange.prepared(
+        lambda brief: decode_ids(exchange, [body.tokens], skip_special_tokens=False, brief=brief)
     )
     return json_response(Text(text))
 
 
-def _most_tokens(context: RequestContext) -> int:
+def _most_tokens(exchange: Exchange) -> int:
     """The most tokens of a text that is not a prompt, but may have to be cut into several."""
-    return max(_CONTEXTS * context.client.max_model_len, _LEAST_TOKENS)
+    return max(_CONTEXTS * exchange.client.max_model_len, _LEAST_TOKENS)
 
 
 def _too_long(param: str, most: int) -> RequestError:

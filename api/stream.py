@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from personae.actors.kit.signal import Signal
 from personae.api.choices import Part
-from personae.api.context import RequestContext
+from personae.api.exchange import Exchange
 from personae.api.generation import Job, Sink, unless_disconnected
 from personae.api.http.flow import FLOW, Flow
 from personae.api.packing import Pack, as_json, as_list
@@ -185,20 +185,20 @@ async def _send(send: Send, body: bytes, *, more: bool) -> None:
 
 async def respond(request: Request, job: Job, form: AnswerBuilder, *, stream: bool) -> Response | EventStream:
     """The answer of a job that is ready to run, complete or as a stream. Raises what `Job.gather` does."""
-    job.context.caller.ready()
+    job.exchange.caller.ready()
     if stream:
-        return EventStream(request, job.run, form, job.context.settings.stream_ping_interval)
-    answer = await encoded(job.context, form, await job.gather(request.receive))
+        return EventStream(request, job.run, form, job.exchange.settings.stream_ping_interval)
+    answer = await encoded(job.exchange, form, await job.gather(request.receive))
     return Response(answer, media_type="application/json")
 
 
-async def encoded(context: RequestContext, form: AnswerBuilder, parts: list[Part]) -> bytes:
+async def encoded(exchange: Exchange, form: AnswerBuilder, parts: list[Part]) -> bytes:
     """The complete answer as JSON, encoded off the event loop if it has many log-probabilities. It is stored
     by then, if it is to be. Raises StorageFailed."""
     if sum(len(part.entries) + len(part.prompt_logprobs) for part in parts) <= _FEW_PLACES:
         answer = encode_json(form.whole(parts))
     else:
-        answer = await context.off_loop(lambda: encode_json(form.whole(parts, as_json)))
+        answer = await exchange.off_loop(lambda: encode_json(form.whole(parts, as_json)))
     await form.store()
     return answer
 

@@ -6,11 +6,14 @@ true` asks for a 503 at once if the first token cannot be expected in time. `x-s
 conversation (`sessions/`).
 """
 
+import math
+from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
 from starlette.requests import Request
 
+from personae.api.deadline import arrival, header_deadline
 from personae.api.http.operation import HeaderParameter
 from personae.api.sessions.store import checked_name
 from personae.api.wire.prompt_cache import SessionName
@@ -29,6 +32,26 @@ HEADERS = (
     ),
 )
 _LONGEST = 3_600_000.0  # milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderOptions:
+    """What a request's headers say besides its caller. `arrived` is when the request arrived, None for now;
+    `patience` is when its client has no more use for the answer. Both are on `anyio.current_time`'s clock.
+    `session` is the session's name."""
+
+    arrived: float | None = None
+    patience: float = math.inf
+    targets: LatencyTargets | None = None
+    session: str | None = None
+
+
+NO_OPTIONS = HeaderOptions()
+
+
+def header_options(request: Request) -> HeaderOptions:
+    """The options of a request. Raises RequestError that names the header."""
+    return HeaderOptions(arrival(request), header_deadline(request), targets_of(request), session_of(request))
 
 
 def targets_of(request: Request) -> LatencyTargets | None:

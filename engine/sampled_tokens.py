@@ -13,7 +13,7 @@ from personae.engine.plan import NOT_FINITE, NOTHING_ALLOWED
 from personae.engine.sequence import TokenLogprobs
 
 
-class Asked(NamedTuple):
+class VerifiedTokens(NamedTuple):
     """The result of host verification: the rows without a token yet, and the rows whose first token was
     replaced."""
 
@@ -47,7 +47,7 @@ class SampledTokens:
         rows: list[int],
         tops: list[int],
         conclude: Callable[[frozenset[int]], LogprobRows | None],
-        ask: Callable[[list[int], list[float]], Asked] | None = None,
+        ask: Callable[[list[int], list[float]], VerifiedTokens] | None = None,
     ):
         """tokens [S] int64, best [S] float32 (the largest allowed logit). `rows` request logprobs, with
         `tops` alternatives each. `ask` verifies the tokens and may change them. `conclude` gets the undecided

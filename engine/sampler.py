@@ -39,7 +39,7 @@ from torch import Tensor
 from personae.engine.logprobs import LogprobRows, logprob_rows
 from personae.engine.params import GREEDY_BELOW
 from personae.engine.penalties import Additions, IntArray, Penalties
-from personae.engine.sampled_tokens import Asked, SampledTokens, TokenChoices
+from personae.engine.sampled_tokens import SampledTokens, TokenChoices, VerifiedTokens
 from personae.engine.sequence import SequenceLog
 from personae.grammar.bitmask import allow_only, words_of
 from personae.grammar.masks import allocate_bitmask
@@ -241,7 +241,7 @@ class Sampler:
             found = logprob_rows(raw, _take(tokens, wanting, self._device), max(tops))
             return found if named is None else found.naming(raw, named)
 
-        def ask(chosen: list[int], most: list[float]) -> Asked:
+        def ask(chosen: list[int], most: list[float]) -> VerifiedTokens:
             assert bitmask is not None
             asked = {row: asks for row, asks in verifications.items() if isfinite(most[row])}
             with self._on_side_stream():
@@ -288,7 +288,7 @@ class Sampler:
         tokens: Tensor,
         best: Tensor,
         chosen: list[int],
-    ) -> Asked:
+    ) -> VerifiedTokens:
         """Step 7, in place in `bitmask`, `tokens` and `best`. logits: after step 2. stops: what min_tokens
         excluded, by row. chosen: the tokens. Rows that fail have none to verify.
 
@@ -321,7 +321,7 @@ class Sampler:
                         words[row] = stops.pop(row)
                     refused.append(row)
             if not refused:
-                return Asked(frozenset(undecided), replaced)
+                return VerifiedTokens(frozenset(undecided), replaced)
             replaced |= {*refused}
             index = upload(np.array(refused), self._device)
             again = rows.again(np.array(refused), attempt)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from personae.grammar.matcher import Binding, Lookahead, Matcher
-from personae.grammar.replay import Replay
+from personae.grammar.replay import ReplayBinding
 from personae.grammar.spec import GrammarSpec
 
 
@@ -58,7 +58,7 @@ class BoundGrammar(ABC):
 
     def begin(self, budget: int, tokens: Sequence[int] = ()) -> Binding:
         """See Grammar. It is a replay of `tokens`, which may be none."""
-        return Replay(self.matcher(budget), tokens)
+        return ReplayBinding(self.matcher(budget), tokens)
 
 
 class GrammarBackend(Protocol):

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from threading import Lock
 
-from personae.grammar.budget.automaton import Automaton
+from personae.grammar.budget.automaton import AutomatonGrammar
 from personae.grammar.matcher import Grammar
 from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.size_estimate import size_estimate
@@ -40,7 +40,7 @@ class GrammarCache:
 
     def put(self, spec: GrammarSpec, grammar: Grammar, tenant: str = "") -> None:
         """Add a grammar, unless it alone has too many bytes."""
-        here = isinstance(grammar, Automaton | RemoteGrammar)
+        here = isinstance(grammar, AutomatonGrammar | RemoteGrammar)
         nbytes = grammar.nbytes + (0 if here else size_estimate(spec))
         key = (tenant, spec)
         with self._lock:

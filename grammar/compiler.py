@@ -13,7 +13,7 @@ import msgspec
 from personae.errors import GrammarError, NotEnforced
 from personae.grammar.backend import BoundGrammar, GrammarBackend
 from personae.grammar.budget.analysis import Analysis, CompilePlan, PendingAnalysis
-from personae.grammar.budget.automaton import Automaton
+from personae.grammar.budget.automaton import AutomatonGrammar
 from personae.grammar.budget.build import Compiling, analyse, analysis_of, build
 from personae.grammar.budget.grammar import BudgetGrammar
 from personae.grammar.budget.table import TokenTable
@@ -308,7 +308,7 @@ class GrammarCompiler:
             if spec.backend is not None:
                 raise
             return None
-        return grammar if isinstance(grammar, Automaton) else None
+        return grammar if isinstance(grammar, AutomatonGrammar) else None
 
     def _limited(self, spec: GrammarSpec, limit: ReasoningLimit, tenant: str) -> LimitedGrammar:
         """A grammar with a limit on reasoning. All limits of an equal spec share the compiled grammar."""

@@ -11,7 +11,7 @@ from personae.grammar.bitmask import Bitmask
 from personae.grammar.matcher import Binding, Matcher
 
 
-class Replay(Binding):
+class ReplayBinding(Binding):
     """A binding that allows everything, because `matcher` has not got `tokens` yet."""
 
     ready = False

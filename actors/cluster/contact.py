@@ -2,7 +2,7 @@
 
 import msgspec
 
-from personae.actors.cluster.identity import Identity
+from personae.actors.cluster.identity import TlsIdentity
 from personae.actors.enginecore.step_recorder import LastStep
 
 GREETING = b"personae 1\n"  # sent before the ticket
@@ -36,7 +36,7 @@ class Dial(msgspec.Struct, frozen=True):
     """A contact, and the engine's identity on that connection."""
 
     contact: Contact
-    identity: Identity | None = None
+    identity: TlsIdentity | None = None
 
 
 class ClusterMessage(msgspec.Struct, frozen=True, tag=True):

@@ -21,14 +21,14 @@ _SKEW = timedelta(days=1)  # the machines' clocks may differ
 _VALIDITY = timedelta(days=3650)
 
 
-class Identity(msgspec.Struct, frozen=True):
+class TlsIdentity(msgspec.Struct, frozen=True):
     """A certificate, and its key, which only the owner has; both in PEM."""
 
     certificate: str
     key: str
 
 
-def new_identity(name: str) -> Identity:
+def new_identity(name: str) -> TlsIdentity:
     """Make a key with a self-signed certificate. Raises LoadError if `cryptography` is not installed."""
     try:
         from cryptography import x509
@@ -53,10 +53,10 @@ def new_identity(name: str) -> Identity:
     )
     pem = serialization.Encoding.PEM
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return Identity(certificate.public_bytes(pem).decode(), private.decode())
+    return TlsIdentity(certificate.public_bytes(pem).decode(), private.decode())
 
 
-def server_context(identity: Identity) -> ssl.SSLContext:
+def server_context(identity: TlsIdentity) -> ssl.SSLContext:
     """Make the frontend's context. It trusts no certificate until `trust` is called."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load_identity(context, identity)
@@ -73,7 +73,7 @@ def trust(context: ssl.SSLContext, certificate: str) -> None:
         raise LoadError(f"A node sent an invalid certificate: {error}") from None
 
 
-def client_context(identity: Identity, frontend: str) -> ssl.SSLContext:
+def client_context(identity: TlsIdentity, frontend: str) -> ssl.SSLContext:
     """Make an engine's context, which trusts only the frontend's certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _load_identity(context, identity)
@@ -81,7 +81,7 @@ def client_context(identity: Identity, frontend: str) -> ssl.SSLContext:
     return context
 
 
-def _load_identity(context: ssl.SSLContext, identity: Identity) -> None:
+def _load_identity(context: ssl.SSLContext, identity: TlsIdentity) -> None:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     with memory_file(f"{identity.key}{identity.certificate}".encode()) as path:  # ssl reads files only
         context.load_cert_chain(path)

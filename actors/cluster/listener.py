@@ -21,7 +21,7 @@ from anyio.streams.tls import TLSStream
 
 from personae.actors.cluster.contact import GREETING, TICKET_BYTES, UNKNOWN, WELCOME
 from personae.actors.cluster.dial import is_loopback, tune
-from personae.actors.cluster.identity import FRONTEND, Identity, new_identity, server_context, trust
+from personae.actors.cluster.identity import FRONTEND, TlsIdentity, new_identity, server_context, trust
 from personae.errors import LoadError
 
 HELLO_SECONDS = 10.0  # how long a peer may take to show its ticket
@@ -78,7 +78,7 @@ class Listener:
     """Created by `open_listener`. `certificate` is the one that engines have to trust; None on loopback."""
 
     def __init__(
-        self, host: str, port: int, identity: Identity | None, tasks: TaskGroup, hello_seconds: float
+        self, host: str, port: int, identity: TlsIdentity | None, tasks: TaskGroup, hello_seconds: float
     ) -> None:
         self.host = host
         self.port = port

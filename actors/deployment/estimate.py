@@ -17,7 +17,7 @@ from personae.actors.simulation.trouble import Costs
 from personae.engine.checkpoints.base import EMBEDDING
 from personae.engine.config import ModelConfig
 from personae.engine.kv import KVCache
-from personae.engine.layers.moe import MoeSpec
+from personae.engine.layers.dense_and_experts import experts_of
 from personae.engine.loader import Described
 from personae.engine.models.decoder import Decoder
 from personae.engine.parallel.comm import Unconnected
@@ -170,19 +170,14 @@ class _StageBytes:
 
 def _share_chosen(config: ModelConfig) -> float:
     """The share of the experts that a token uses; 0 if there are none."""
-    specs = [layer.mlp for layer in config.layer_specs if isinstance(layer.mlp, MoeSpec)]
+    specs = [moe for layer in config.layer_specs if (moe := experts_of(layer)) is not None]
     return sum(spec.routing.top_k / spec.experts for spec in specs) / max(len(specs), 1)
 
 
 def _active_parameters(described: Described) -> float:
     """The parameters that a token is multiplied with."""
     config, total = described.config, 0.0
-    shares = [
-        spec.mlp.routing.top_k / spec.mlp.experts
-        for spec in config.layer_specs
-        if isinstance(spec.mlp, MoeSpec)
-    ]
-    share = sum(shares) / len(shares) if shares else 1.0
+    share = _share_chosen(config) or 1.0
     for name, tensor in described.stored.items():
         if name != EMBEDDING or config.tie:
             total += prod(tensor.shape) * (share if ".experts." in name else 1.0)

@@ -10,7 +10,7 @@ at once, token for token, since a stream is its log. Suspects are tried alone (`
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyio import Event, current_time
 from msgspec.structs import replace
@@ -54,7 +54,7 @@ class Dispatcher(Actor[Message]):
     """Knows every live sequence and its replica.
 
     `replicas` holds the current replicas. `max_live` bounds the sequences that are served at once. `policy`
-    decides which key goes next, `placement` decides where. `on_lost` is called when no replica is left.
+    decides which key goes next, `placement` decides where.
     """
 
     def __init__(
@@ -63,13 +63,11 @@ class Dispatcher(Actor[Message]):
         placement: Placement,
         policy: FairnessPolicy,
         max_live: int,
-        on_lost: Callable[[], object] = lambda: None,
     ) -> None:
         self._replicas = replicas
         self._placement = placement
         self._policy = policy
         self._max_live = max_live
-        self._on_lost = on_lost
         self._live: dict[str, Placed] = {}
         self._keys: Counter[FairnessKey] = Counter()  # of live sequences
         self._waiting = WaitingGroups(policy)

@@ -94,9 +94,7 @@ class ReplicaSet:
         del self.replicas[replica.index]
 
     def _make_dispatcher(self) -> Dispatcher:
-        self._dispatcher = Dispatcher(
-            self.replicas, self._placement, self._policy, self._max_live, self.lost.set
-        )
+        self._dispatcher = Dispatcher(self.replicas, self._placement, self._policy, self._max_live)
         return self._dispatcher
 
     def _describe_cores(self) -> None:

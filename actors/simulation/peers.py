@@ -1,11 +1,11 @@
 """Simulated transfers of pages between engines: slow, cut, and from engines that die."""
 
-import random
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from personae.actors.simulation.loop import SimulationLoop
+from personae.actors.simulation.tier import STALL_SECONDS, SimulatedStaging
 from personae.actors.simulation.trouble import Costs, Wrong
 from personae.engine.plan import PageKey, PageOwner
 from personae.engine.tiers.tier import PageFetch, Tier, TierCounts
@@ -13,11 +13,10 @@ from personae.engine.tiers.tier import PageFetch, Tier, TierCounts
 if TYPE_CHECKING:
     from personae.actors.simulation.run import SimulatedEngine
 
-STALL_SECONDS = 20.0
 LONGEST_HOLD = 5.0  # seconds that an engine keeps pages for another
 
 
-class SimulatedPeers:
+class SimulatedPeers(SimulatedStaging):
     """Implements `engine.tiers.tier.Tier`, as `PeerTier` does, over other simulated engines and the tier
     `below`. Of the transfers, `fails` (a share) find nobody, stall, or are cut in the middle. The addresses
     of engines end with their numbers. `wrong` gets what must never happen."""
@@ -32,16 +31,11 @@ class SimulatedPeers:
         seed: int,
         wrong: Callable[[BaseException], None],
     ) -> None:
-        self.fetched = 0
+        super().__init__(fails, costs, seed)
         self._engines = engines
         self._below = below
-        self._fails = fails
-        self._costs = costs
         self._loop = loop
-        self._dice = random.Random(seed)
         self._wrong = wrong
-        self._tickets: dict[int, list[Any]] = {}
-        self._next_ticket = 0
         self._errors = 0
 
     @property
@@ -70,16 +64,6 @@ class SimulatedPeers:
             return own
         theirs = self._below.seconds(pages)
         return None if theirs is None else max(own, theirs)
-
-    def reserve(self, pages: int) -> int:
-        """See TierIndex."""
-        self._next_ticket += 1
-        self._tickets[self._next_ticket] = []
-        return self._next_ticket
-
-    def discard(self, ticket: int) -> None:
-        """See TierIndex."""
-        self._tickets.pop(ticket, None)
 
     def counts(self) -> TierCounts:
         """See TierIndex."""
@@ -149,23 +133,8 @@ class SimulatedPeers:
             return cells[: self._dice.randrange(len(cells))]
         return cells
 
-    def take(self, ticket: int) -> Any:
-        """See Tier."""
-        return self._tickets[ticket]
-
     def forget_fetches(self) -> None:
         """See Tier."""
-        self._tickets.clear()
+        super().forget_fetches()
         if self._below is not None:
             self._below.forget_fetches()
-
-    @property
-    def tickets(self) -> int:
-        """How many fetches are held."""
-        return len(self._tickets)
-
-    def close(self) -> None:
-        """See Tier."""
-
-    def _strikes(self) -> bool:
-        return self._fails > 0 and self._dice.random() < self._fails

@@ -13,20 +13,57 @@ from personae.engine.tiers.tier import PageFetch, TierCounts
 STALL_SECONDS = 20.0
 
 
-class SimulatedTier:
+class SimulatedStaging:
+    """The part of a simulated tier that holds what fetches brought, and that decides what fails: `fails` (a
+    share) of its operations."""
+
+    def __init__(self, fails: float, costs: Costs, seed: int) -> None:
+        self.fetched = 0
+        self._fails = fails
+        self._costs = costs
+        self._dice = random.Random(seed)
+        self._tickets: dict[int, list[Any]] = {}
+        self._next_ticket = 0
+
+    def reserve(self, pages: int) -> int:
+        """See TierIndex."""
+        self._next_ticket += 1
+        self._tickets[self._next_ticket] = []
+        return self._next_ticket
+
+    def discard(self, ticket: int) -> None:
+        """See TierIndex."""
+        self._tickets.pop(ticket, None)
+
+    def take(self, ticket: int) -> Any:
+        """See Tier."""
+        return self._tickets[ticket]
+
+    def forget_fetches(self) -> None:
+        """See Tier."""
+        self._tickets.clear()
+
+    @property
+    def tickets(self) -> int:
+        """How many fetches are held."""
+        return len(self._tickets)
+
+    def close(self) -> None:
+        """See Tier."""
+
+    def _strikes(self) -> bool:
+        return self._fails > 0 and self._dice.random() < self._fails
+
+
+class SimulatedTier(SimulatedStaging):
     """Implements `engine.tiers.tier.Tier`, with at most `bound` pages. Of its operations, `fails` (a share)
     go wrong: a page is not stored, is lost, or is fetched only after `STALL_SECONDS`."""
 
     def __init__(self, bound: int, fails: float, costs: Costs, threads: SimulationThreads, seed: int) -> None:
-        self.fetched = 0
+        super().__init__(fails, costs, seed)
         self._bound = bound
-        self._fails = fails
-        self._costs = costs
         self._threads = threads
-        self._dice = random.Random(seed)
         self._cells = PageIndex[tuple[PageKey, Any]]()
-        self._tickets: dict[int, list[Any]] = {}
-        self._next_ticket = 0
         self._counts = TierCounts()
 
     @property
@@ -51,16 +88,6 @@ class SimulatedTier:
     def seconds(self, pages: int) -> float | None:
         """See TierIndex."""
         return None if self._strikes() else pages * self._costs.fetch
-
-    def reserve(self, pages: int) -> int:
-        """See TierIndex."""
-        self._next_ticket += 1
-        self._tickets[self._next_ticket] = []
-        return self._next_ticket
-
-    def discard(self, ticket: int) -> None:
-        """See TierIndex."""
-        self._tickets.pop(ticket, None)
 
     def counts(self) -> TierCounts:
         """See TierIndex."""
@@ -102,22 +129,3 @@ class SimulatedTier:
         self._tickets[ticket] = found
         self.fetched += len(found)
         return len(found)
-
-    def take(self, ticket: int) -> Any:
-        """See Tier."""
-        return self._tickets[ticket]
-
-    def forget_fetches(self) -> None:
-        """See Tier."""
-        self._tickets.clear()
-
-    @property
-    def tickets(self) -> int:
-        """How many fetches are held."""
-        return len(self._tickets)
-
-    def close(self) -> None:
-        """See Tier."""
-
-    def _strikes(self) -> bool:
-        return self._fails > 0 and self._dice.random() < self._fails

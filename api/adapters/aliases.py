@@ -9,7 +9,7 @@ import time
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from personae.api.database.base import Row
+from personae.api.database.base import TableRow
 from personae.api.tenants.data import DataDir
 from personae.errors import NotFound, QuotaExceeded, RequestError
 
@@ -129,6 +129,6 @@ def no_such_alias(name: str) -> NotFound:
     return NotFound(f"There is no alias `{name[:80]}`.", param="name", code="alias_not_found")
 
 
-def _record(row: Row) -> AliasRecord:
+def _record(row: TableRow) -> AliasRecord:
     targets = msgspec.json.decode(row["targets"], type=dict[str, float])
     return AliasRecord(row["name"], targets, row["created"], bool(row["shared"]))

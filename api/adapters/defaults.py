@@ -58,6 +58,9 @@ class RequestDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return merged
 
 
+NO_DEFAULTS = RequestDefaults()
+
+
 def encode_defaults(defaults: RequestDefaults) -> str:
     """The defaults as JSON, for `decode_defaults`."""
     return msgspec.json.encode(defaults).decode()

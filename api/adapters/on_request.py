@@ -14,18 +14,18 @@ from personae.api.adapters.sources.url import allowed_prefix, parse_source, requ
 from personae.errors import DeadlineExceeded, PersonaeError, RequestError
 
 if TYPE_CHECKING:
-    from personae.api.context import RequestContext
+    from personae.api.exchange import Exchange
 
 
-async def fetch_requested(context: "RequestContext", named: str) -> None:
+async def fetch_requested(exchange: "Exchange", named: str) -> None:
     """Have the adapter of the source `named` in the registry, under `requested_name`. Does nothing if it is
     there, or the tenant's requests may fetch none. Requests for one source share one fetch.
 
     Raises what an upload and a fetch raise, with the field `model`, and RateLimited.
     """
-    registry, who = context.registry, context.caller.identity
+    registry, who = exchange.services.registry, exchange.caller.identity
     most = who.limits.fetches_per_minute
-    most = context.settings.fetches_per_minute if most is None else most
+    most = exchange.settings.fetches_per_minute if most is None else most
     if registry is None or not most:
         return
     try:
@@ -33,12 +33,12 @@ async def fetch_requested(context: "RequestContext", named: str) -> None:
         name = requested_name(source)
         if registry.find(who.tenant, name) is not None:
             return
-        allowed_prefix(source, context.settings.adapter_source)
-        with anyio.fail_after(max(context.deadline(None) - anyio.current_time(), 0)):
+        allowed_prefix(source, exchange.settings.adapter_source)
+        with anyio.fail_after(max(exchange.deadline(None) - anyio.current_time(), 0)):
             async with registry.one_at_a_time(who.tenant, name):
                 if registry.find(who.tenant, name) is None:
-                    context.meter.fetch(who, most)
-                    await register_source(context, registry, who, FetchAdapter(source=named, name=name))
+                    exchange.services.meter.fetch(who, most)
+                    await register_source(exchange, registry, who, FetchAdapter(source=named, name=name))
     except TimeoutError:
         raise DeadlineExceeded("The request's time was over before its adapter was fetched.") from None
     except PersonaeError as error:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from personae.api.adapters.checked_defaults import check_defaults
-from personae.api.adapters.defaults import RequestDefaults
+from personae.api.adapters.defaults import NO_DEFAULTS, RequestDefaults
 from personae.api.adapters.registry import AdapterRecord, Registry
 from personae.api.adapters.sources.fetch import FetchJob, fetch
 from personae.api.adapters.sources.url import allowed_prefix, parse_source
-from personae.api.context import NO_DEFAULTS, RequestContext
+from personae.api.exchange import Exchange
 from personae.api.tenants.store import Identity
 from personae.api.wire.schema import Body
 from personae.errors import Forbidden, RequestError, StorageFailed
@@ -33,23 +33,23 @@ class FetchAdapter(Body, kw_only=True):
 
 
 async def register_source(
-    context: RequestContext, registry: Registry, who: Identity, body: FetchAdapter
+    exchange: Exchange, registry: Registry, who: Identity, body: FetchAdapter
 ) -> AdapterRecord:
     """Fetch an adapter and register it. Raises what an upload raises, and what `fetch` does."""
-    settings, source = context.settings, parse_source(body.source)
+    settings, source = exchange.settings, parse_source(body.source)
     prefix = allowed_prefix(source, settings.adapter_source)
     name = checked_name(source.name if body.name is None else body.name)
-    check_asked(context, body.shared, body.base_model)
+    check_asked(exchange, body.shared, body.base_model)
     registry.check_name(who, name, body.replace)
     registry.check_room(who, 0)
     defaults = None if body.defaults is None else NO_DEFAULTS.changed(body.defaults)
     if defaults is not None:
-        await check_defaults(context, defaults)
+        await check_defaults(exchange, defaults)
     try:
         with registry.stage(who.tenant) as folder:
             job = FetchJob(source, prefix, str(folder), settings.max_upload_bytes, settings.upload_seconds)
             exact = await fetch(job)
-            base = await base_of(context, body.base_model, folder)
+            base = await base_of(exchange, body.base_model, folder)
             return await registry.add(
                 who,
                 name,
@@ -64,21 +64,21 @@ async def register_source(
         raise StorageFailed(f"The adapter could not be written: {error.strerror}.") from error
 
 
-def check_asked(context: RequestContext, shared: bool, base: str | None) -> None:
+def check_asked(exchange: Exchange, shared: bool, base: str | None) -> None:
     """Raises Forbidden or RequestError for what no caller, or not this one, may ask for."""
-    if shared and context.caller.identity.role != "admin":
+    if shared and exchange.caller.identity.role != "admin":
         raise Forbidden("Only an admin's key may share an adapter with all tenants.", param="shared")
-    if base is not None and context.base_models is not None:
-        context.base_models.check_name(base)
-    elif base is not None and base not in context.bases:
-        raise RequestError(f"The base model here is `{context.base}`.", param="base_model")
+    if base is not None and exchange.services.base_models is not None:
+        exchange.services.base_models.check_name(base)
+    elif base is not None and base not in exchange.bases:
+        raise RequestError(f"The base model here is `{exchange.base}`.", param="base_model")
 
 
-async def base_of(context: RequestContext, named: str | None, folder: Path) -> str | None:
+async def base_of(exchange: Exchange, named: str | None, folder: Path) -> str | None:
     """The base of an adapter whose files are in `folder`, of a server with several."""
-    if context.base_models is None:
+    if exchange.services.base_models is None:
         return None
-    return (await context.base_models.of_upload(context, named, folder)).name
+    return (await exchange.services.base_models.of_upload(exchange, named, folder)).name
 
 
 def checked_name(name: str | None, field: str = "name") -> str:

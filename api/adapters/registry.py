@@ -35,7 +35,7 @@ from personae.api.adapters.aliases import Aliases
 from personae.api.adapters.checker import AdapterChecker, ThreadChecker
 from personae.api.adapters.defaults import RequestDefaults, decode_defaults, encode_defaults
 from personae.api.adapters.sources.url import parse_source, requested_name
-from personae.api.database.base import Connection, Row
+from personae.api.database.base import Connection, TableRow
 from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
@@ -254,7 +254,7 @@ class Registry:
             "select * from adapters where tenant = ? or shared order by name, tenant <> ?, created, tenant",
             (tenant, tenant),
         )
-        found: dict[str, Row] = {}
+        found: dict[str, TableRow] = {}
         for row in rows:
             found.setdefault(row["name"], row)
         return self._records(builtins.list(found.values()), tenant)
@@ -342,7 +342,7 @@ class Registry:
         (used,) = self._data.rows("select total(bytes) from adapters where tenant = ?", (who.tenant,))[0]
         return _StorageQuota(int(used) - freed, who.limits.bytes)
 
-    def check_name(self, who: Identity, name: str, replace: bool) -> Row | None:
+    def check_name(self, who: Identity, name: str, replace: bool) -> TableRow | None:
         """The row that has the name now. Raises Conflict, or QuotaExceeded if the tenant would have too many
         adapters."""
         if name in self._reserved:
@@ -421,7 +421,7 @@ class Registry:
         assert found is not None, "it was just registered"
         return found
 
-    def _check_base(self, old: Row | None, key: str) -> Row | None:
+    def _check_base(self, old: TableRow | None, key: str) -> TableRow | None:
         """The row, if its next version may be for this base. Raises Conflict."""
         if old is not None and old["base"] != key:
             raise Conflict(
@@ -431,7 +431,9 @@ class Registry:
             )
         return old
 
-    def _dropped(self, who: Identity, name: str, size: int, retired: Row | None) -> builtins.list[Row]:
+    def _dropped(
+        self, who: Identity, name: str, size: int, retired: TableRow | None
+    ) -> builtins.list[TableRow]:
         """The versions that go when one of `size` bytes is added to a name and `retired` no longer serves it:
         those of the name that are too many, then the oldest of all names until the rest fits. Those that an
         alias names stay. Raises QuotaExceeded."""
@@ -507,7 +509,7 @@ class Registry:
         """The tenant's own adapter of that name, or its version `name@N`. Raises NotFound."""
         return self._records([self._own_version(tenant, name)], tenant)[0]
 
-    def _own_version(self, tenant: str, name: str) -> Row:
+    def _own_version(self, tenant: str, name: str) -> TableRow:
         plain, at, number = name.partition("@")
         served = self._own_row(tenant, plain, name)
         rows = [served, *self._versions_of(tenant, plain)] if at else [served]
@@ -545,14 +547,14 @@ class Registry:
             for row in rows:
                 self._collect(row["digest"])
 
-    def _own_row(self, tenant: str, name: str, asked: str | None = None) -> Row:
+    def _own_row(self, tenant: str, name: str, asked: str | None = None) -> TableRow:
         """The tenant's own row that serves the name. Raises NotFound."""
         rows = self._data.rows("select * from adapters where tenant = ? and name = ?", (tenant, name))
         if not rows:
             raise no_such_adapter(asked or name)
         return rows[0]
 
-    def _versions_of(self, tenant: str, name: str) -> builtins.list[Row]:
+    def _versions_of(self, tenant: str, name: str) -> builtins.list[TableRow]:
         return builtins.list(
             self._data.rows("select * from adapter_versions where tenant = ? and name = ?", (tenant, name))
         )
@@ -593,7 +595,7 @@ class Registry:
                 for table in ("adapters", "adapter_versions"):
                     db.executemany(f"update {table} set bytes = ? where digest = ?", changed)  # noqa: S608  our own words
 
-    def _delete(self, rows: Sequence[Row], name: tuple[str, str] | None) -> None:
+    def _delete(self, rows: Sequence[TableRow], name: tuple[str, str] | None) -> None:
         """Delete versions, and with the last of them what belongs to their tenant's name."""
         ids, digests = [row["id"] for row in rows], {row["digest"] for row in rows}
 
@@ -637,7 +639,7 @@ class Registry:
             with self._data.write() as db:
                 db.execute(_BIND, (name, shapes.encode()))
 
-    def _records(self, rows: Sequence[Row], tenant: str | None) -> builtins.list[AdapterRecord]:
+    def _records(self, rows: Sequence[TableRow], tenant: str | None) -> builtins.list[AdapterRecord]:
         """The records of these rows. `tenant` sees its own versions and shared ones; None: all."""
         values: tuple[object, ...] = ()
         where = ""
@@ -659,7 +661,7 @@ class Registry:
             for row, key in ((row, (row["tenant"], row["name"])) for row in rows)
         ]
 
-    def _record(self, row: Row, versions: Sequence[int], pinned: bool) -> AdapterRecord:
+    def _record(self, row: TableRow, versions: Sequence[int], pinned: bool) -> AdapterRecord:
         ranks = msgspec.json.decode(row["ranks"], type=dict[str, int])
         traits = msgspec.json.decode(row["traits"], type=_Traits)
         return AdapterRecord(
@@ -693,8 +695,8 @@ class _Change(NamedTuple):
 
     row: tuple[object, ...]
     serves: bool
-    kept: Row | None
-    dropped: Sequence[Row]
+    kept: TableRow | None
+    dropped: Sequence[TableRow]
     settings: tuple[object, ...]
 
 
@@ -718,7 +720,7 @@ class _StorageQuota(NamedTuple):
             )
 
 
-def _bytes(rows: Iterable[Row]) -> int:
+def _bytes(rows: Iterable[TableRow]) -> int:
     return sum(int(row["bytes"]) for row in rows)
 
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from personae.api.adapters.checked_defaults import check_defaults
-from personae.api.adapters.defaults import RequestDefaults
+from personae.api.adapters.defaults import NO_DEFAULTS, RequestDefaults
 from personae.api.adapters.registration import (
     FetchAdapter,
     base_of,
@@ -24,7 +24,7 @@ from personae.api.adapters.registration import (
 from personae.api.adapters.registry import AdapterRecord, Registry, no_such_adapter
 from personae.api.adapters.upload import copy_folder, read_adapter_form
 from personae.api.body import read_json
-from personae.api.context import NO_DEFAULTS, RequestContext, context_of
+from personae.api.exchange import Exchange, exchange_of
 from personae.api.generation import unless_disconnected
 from personae.api.http.operation import Content, operation
 from personae.api.http.upload import receiving
@@ -107,40 +107,40 @@ class UnloadRequest(Body):
 async def create_adapter(request: Request) -> Response:
     """Upload an adapter, or have the server fetch one. It can be used as soon as this is answered. Admins may
     name the `tenant` that gets it, within that tenant's limits."""
-    context = context_of(request)
-    registry, who = registry_of(context), owner_of(request, context)
+    exchange = exchange_of(request)
+    registry, who = registry_of(exchange), owner_of(request, exchange)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower().endswith("json"):
-        body = await read_json(request, FetchAdapter, context)
+        body = await read_json(request, FetchAdapter, exchange)
         return json_response(
-            await unless_disconnected(request.receive, lambda: _fetched(context, registry, who, body)), 201
+            await unless_disconnected(request.receive, lambda: _fetched(exchange, registry, who, body)), 201
         )
     async with receiving(request, registry, who) as (stream, folder):
         kind = request.headers.get("content-type", "")
-        form = await read_adapter_form(stream, kind, folder, context.settings.max_upload_bytes)
+        form = await read_adapter_form(stream, kind, folder, exchange.settings.max_upload_bytes)
         name, replace, shared = checked_name(form.name), form.flag("replace"), form.flag("shared")
-        check_asked(context, shared, form.base_model)
+        check_asked(exchange, shared, form.base_model)
         registry.check_name(who, name, replace)
-        base = await base_of(context, form.base_model, folder)
+        base = await base_of(exchange, form.base_model, folder)
         record = await registry.add(who, name, folder, replace=replace, shared=shared, base=base)
     return json_response(record, 201)
 
 
 async def _fetched(
-    context: RequestContext, registry: Registry, who: Identity, body: FetchAdapter
+    exchange: Exchange, registry: Registry, who: Identity, body: FetchAdapter
 ) -> AdapterRecord:
-    context.caller.ready()  # a fetch takes time, and nothing of the body is needed any more
-    return await register_source(context, registry, who, body)
+    exchange.caller.ready()  # a fetch takes time, and nothing of the body is needed any more
+    return await register_source(exchange, registry, who, body)
 
 
 @operation("GET", "/v1/adapters", query=OfTenant, answers={200: AdapterList}, refuses=(404,))
 async def list_adapters(request: Request) -> Response:
     """List the tenant's own adapters and the shared ones. Admins may name a `tenant`, or `*`."""
-    context = context_of(request)
-    registry, asked = registry_of(context), request.query_params.get("tenant")
+    exchange = exchange_of(request)
+    registry, asked = registry_of(exchange), request.query_params.get("tenant")
     if asked is None:
-        return json_response(_listed(registry.list(context.caller.tenant)))
+        return json_response(_listed(registry.list(exchange.caller.tenant)))
     tenant = None if asked == "*" else asked
-    _check_tenant(context, tenant)
+    _check_tenant(exchange, tenant)
     return json_response(_listed(registry.own(tenant)))
 
 
@@ -152,11 +152,11 @@ def _listed(records: Iterable[AdapterRecord]) -> AdapterList:
 @operation("GET", "/v1/adapters/{name}", query=OfTenant, answers={200: AdapterRecord}, refuses=(404,))
 async def get_adapter(request: Request) -> Response:
     """Show an adapter. Admins may name another `tenant`, whose own it is then."""
-    context, name = context_of(request), request.path_params["name"]
+    exchange, name = exchange_of(request), request.path_params["name"]
     if "tenant" in request.query_params:
-        return json_response(registry_of(context).own_version(tenant_of(request, context), name))
-    record = registry_of(context).find(context.caller.tenant, name)
-    if record is None and name in context.client.models(context.caller.tenant):
+        return json_response(registry_of(exchange).own_version(tenant_of(request, exchange), name))
+    record = registry_of(exchange).find(exchange.caller.tenant, name)
+    if record is None and name in exchange.client.models(exchange.caller.tenant):
         raise NotFound(
             f"`{name[:80]}` was not uploaded; /v1/models/{name[:80]} shows it.",
             param="name",
@@ -170,8 +170,8 @@ async def get_adapter(request: Request) -> Response:
 @operation("GET", "/v1/adapters/{name}/versions", answers={200: AdapterList}, refuses=(404,))
 async def list_versions(request: Request) -> Response:
     """List the versions of an adapter that are kept, the newest first. Requests name one as `name@N`."""
-    context, name = context_of(request), request.path_params["name"]
-    records = registry_of(context).versions(context.caller.tenant, name)
+    exchange, name = exchange_of(request), request.path_params["name"]
+    records = registry_of(exchange).versions(exchange.caller.tenant, name)
     if not records:
         raise no_such_adapter(name)
     return json_response(_listed(records))
@@ -189,9 +189,9 @@ async def change_adapter(request: Request) -> Response:
     """Pin one of the tenant's own adapters to a version, or let its name mean the newest again; change the
     defaults of the version that it means then, or of `name@N`. Requests that run keep what they began with.
     Admins may name another `tenant`."""
-    context, name = context_of(request), request.path_params["name"]
-    registry, tenant = registry_of(context), tenant_of(request, context)
-    body = await read_json(request, ChangeAdapter, context)
+    exchange, name = exchange_of(request), request.path_params["name"]
+    registry, tenant = registry_of(exchange), tenant_of(request, exchange)
+    body = await read_json(request, ChangeAdapter, exchange)
     if body.pinned is not UNSET and body.defaults is not UNSET:
         raise RequestError("Change `pinned` and `defaults` one after the other.", param="defaults")
     if body.pinned is not UNSET:
@@ -200,7 +200,7 @@ async def change_adapter(request: Request) -> Response:
     if body.defaults is not UNSET:
         known = record.defaults or NO_DEFAULTS
         defaults = NO_DEFAULTS if body.defaults is None else known.changed(body.defaults)
-        await check_defaults(context, defaults)
+        await check_defaults(exchange, defaults)
         record = await registry.set_defaults(tenant, name, defaults)
     return json_response(record)
 
@@ -209,10 +209,10 @@ async def change_adapter(request: Request) -> Response:
 async def delete_adapter(request: Request) -> Response:
     """Remove one of the tenant's own adapters with all its versions, or the version `name@N`: requests that
     run finish, and new ones get a 404. Admins may name another `tenant`."""
-    context, name = context_of(request), request.path_params["name"]
-    tenant = request.query_params.get("tenant", context.caller.tenant)
-    _check_tenant(context, tenant)
-    await registry_of(context).remove(tenant, name)
+    exchange, name = exchange_of(request), request.path_params["name"]
+    tenant = request.query_params.get("tenant", exchange.caller.tenant)
+    _check_tenant(exchange, tenant)
+    await registry_of(exchange).remove(tenant, name)
     return json_response(AdapterDeleted(name))
 
 
@@ -226,23 +226,23 @@ async def delete_adapter(request: Request) -> Response:
 )
 async def load_lora_adapter(request: Request) -> Response:
     """Share an adapter from a folder below one of the configured roots, as in vLLM."""
-    context = context_of(request)
-    registry, who = registry_of(context), context.caller.identity
-    body = await read_json(request, LoadRequest, context)
+    exchange = exchange_of(request)
+    registry, who = registry_of(exchange), exchange.caller.identity
+    body = await read_json(request, LoadRequest, exchange)
     name = checked_name(body.lora_name, "lora_name")
     with _as_in_vllm():
         registry.check_name(who, name, body.load_inplace)
-    source = await to_thread.run_sync(_below, body.lora_path, context.settings.adapter_root)
+    source = await to_thread.run_sync(_below, body.lora_path, exchange.settings.adapter_root)
     async with registry.stage_in_turn(who.tenant) as folder:
         try:
             await to_thread.run_sync(
-                copy_folder, source, folder, context.settings.max_upload_bytes, "lora_path"
+                copy_folder, source, folder, exchange.settings.max_upload_bytes, "lora_path"
             )
         except OSError as error:
             if (failure := storage_failure(error)) is not None:
                 raise failure from error
             raise RequestError(f"`lora_path` cannot be read: {error.strerror}.", param="lora_path") from None
-        base = await base_of(context, None, folder)
+        base = await base_of(exchange, None, folder)
         with _as_in_vllm():
             await registry.add(who, name, folder, replace=body.load_inplace, shared=True, base=base)
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
@@ -258,10 +258,10 @@ async def load_lora_adapter(request: Request) -> Response:
 )
 async def unload_lora_adapter(request: Request) -> Response:
     """Remove a shared adapter, as in vLLM."""
-    context = context_of(request)
-    body = await read_json(request, UnloadRequest, context)
+    exchange = exchange_of(request)
+    body = await read_json(request, UnloadRequest, exchange)
     with _as_in_vllm():
-        await registry_of(context).remove(context.caller.tenant, body.lora_name)
+        await registry_of(exchange).remove(exchange.caller.tenant, body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
@@ -276,40 +276,40 @@ def _as_in_vllm() -> Iterator[None]:
         raise
 
 
-def tenant_of(request: Request, context: RequestContext) -> str:
+def tenant_of(request: Request, exchange: Exchange) -> str:
     """The tenant that a request is for: the caller's own, or the `tenant` that an admin names. Raises
     Forbidden, and NotFound for a tenant that does not exist."""
-    tenant = request.query_params.get("tenant", context.caller.tenant)
-    _check_tenant(context, tenant)
-    if tenant != context.caller.tenant and context.tenants is not None:
-        context.tenants.find_tenant(tenant)
+    tenant = request.query_params.get("tenant", exchange.caller.tenant)
+    _check_tenant(exchange, tenant)
+    if tenant != exchange.caller.tenant and exchange.services.tenants is not None:
+        exchange.services.tenants.find_tenant(tenant)
     return tenant
 
 
-def owner_of(request: Request, context: RequestContext) -> Identity:
+def owner_of(request: Request, exchange: Exchange) -> Identity:
     """Who gets what a request uploads: the caller, or the `tenant` that an admin names. Raises Forbidden, and
     NotFound for a tenant that does not exist or is revoked."""
-    tenant = tenant_of(request, context)
-    if tenant == context.caller.tenant or context.tenants is None:
-        return context.caller.identity
-    owner = context.tenants.on_behalf_of(tenant)
+    tenant = tenant_of(request, exchange)
+    if tenant == exchange.caller.tenant or exchange.services.tenants is None:
+        return exchange.caller.identity
+    owner = exchange.services.tenants.on_behalf_of(tenant)
     if owner is None:
         raise NotFound(f"The tenant `{tenant[:80]}` is revoked.", param="tenant")
     return owner
 
 
-def _check_tenant(context: RequestContext, tenant: str | None) -> None:
+def _check_tenant(exchange: Exchange, tenant: str | None) -> None:
     """Raises Forbidden if the caller may not look at the tenant's adapters; None means all tenants."""
-    who = context.caller.identity
+    who = exchange.caller.identity
     if who.role != "admin" and tenant != who.tenant:
         raise Forbidden("Only an admin's key may ask for another tenant's adapters.", param="tenant")
 
 
-def registry_of(context: RequestContext) -> Registry:
+def registry_of(exchange: Exchange) -> Registry:
     """The registry. Raises NotFound if there is none."""
-    if context.registry is None:
+    if exchange.services.registry is None:
         raise NotFound("This server takes no adapters while it runs.", code="unknown_url")
-    return context.registry
+    return exchange.services.registry
 
 
 def _below(path: str, roots: tuple[Path, ...]) -> Path:

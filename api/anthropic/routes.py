@@ -6,16 +6,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api import chat, targets
-from personae.api.answering import answering
-from personae.api.anthropic.answers import AnswerMessage, AnthropicError, MessageEvent, TokenCount
+from personae.api.answering import answering, find_model, with_defaults
+from personae.api.anthropic.answers import AnswerMessage, MessageEvent, TokenCount
 from personae.api.anthropic.builder import MessageBuilder
-from personae.api.anthropic.errors import NO_THREADS, anthropics_words
+from personae.api.anthropic.errors import ERRORS, NO_THREADS, anthropics_words
 from personae.api.anthropic.request import CountTokensRequest, MessagesRequest, ThinkingDisabled
 from personae.api.anthropic.translate import chat_request, counted
 from personae.api.body import read_json
-from personae.api.context import RequestContext, context_of
 from personae.api.deadline import TIMEOUT
 from personae.api.dialect import MESSAGES
+from personae.api.exchange import Exchange, exchange_of
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
 from personae.api.respond import json_response
@@ -32,27 +32,27 @@ from personae.errors import UnsupportedParameter
     answers={200: (AnswerMessage, events(MessageEvent))},
     headers=(TIMEOUT, *targets.HEADERS),
     refuses=(404, 504),
-    error=AnthropicError,
+    error=ERRORS,
 )
 async def create_message(request: Request) -> Response | EventStream:
     """Answer a conversation, at once or as a stream, in Anthropic's form."""
-    context = context_of(request)
-    body = await read_json(request, MessagesRequest, context)
-    job, form = await admit(context, body)
+    exchange = _exchange_of(request)
+    body = await read_json(request, MessagesRequest, exchange)
+    job, form = await admit(exchange, body)
     return await respond(request, job, form, stream=bool(body.stream))
 
 
-async def admit(context: RequestContext, body: MessagesRequest) -> tuple[Job, MessageBuilder]:
+async def admit(exchange: Exchange, body: MessagesRequest) -> tuple[Job, MessageBuilder]:
     """Check everything, render and encode. The job is then ready to run."""
     refuse_unserved(body)
     if body.thread is not None:
         message = "`thread` is not served here; send the whole conversation."
         raise UnsupportedParameter(message, param="thread", code=NO_THREADS)
-    context = await answering(context, body.model)
-    most, ignored = context.settings.max_messages, context.ignored
-    asked, names = await context.prepared(lambda brief: chat_request(body, context.family, most, ignored))
+    exchange = await answering(exchange, body.model)
+    most, ignored = exchange.settings.max_messages, exchange.ignored
+    asked, names = await exchange.prepared(lambda brief: chat_request(body, exchange.family, most, ignored))
     with names.applied(), anthropics_words():
-        job, _ = await chat.admit(context, asked, prefix="msg_", dialect=MESSAGES)
+        job, _ = await chat.admit(exchange, asked, prefix="msg_", dialect=MESSAGES)
     names.rename_all(ignored)
     job.rename = names.rename
     thinking = body.thinking
@@ -67,32 +67,39 @@ async def admit(context: RequestContext, body: MessagesRequest) -> tuple[Job, Me
     body=CountTokensRequest,
     answers={200: TokenCount},
     refuses=(404,),
-    error=AnthropicError,
+    error=ERRORS,
 )
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of the prompt that a message would have; nothing is generated."""
-    context = context_of(request)
-    body = await read_json(request, CountTokensRequest, context)
+    exchange = _exchange_of(request)
+    body = await read_json(request, CountTokensRequest, exchange)
     refuse_unserved(body)
-    context = await answering(context, body.model)
-    context = await context.with_defaults(context.model(body.model))
-    count = await context.prepared(lambda brief: _count(context, body, brief))
+    exchange = await answering(exchange, body.model)
+    exchange = await with_defaults(exchange, find_model(exchange, body.model))
+    count = await exchange.prepared(lambda brief: _count(exchange, body, brief))
     return json_response(TokenCount(count))
 
 
-def _count(context: RequestContext, body: CountTokensRequest, brief: bool) -> int:
-    asked, names = counted(body, context.family, context.settings.max_messages, context.ignored)
+def _count(exchange: Exchange, body: CountTokensRequest, brief: bool) -> int:
+    asked, names = counted(body, exchange.family, exchange.settings.max_messages, exchange.ignored)
     with names.applied():
-        count = len(prompt_ids(context, _tokenized(context, asked), brief, MESSAGES))
-    names.rename_all(context.ignored)
+        count = len(prompt_ids(exchange, _tokenized(exchange, asked), brief, MESSAGES))
+    names.rename_all(exchange.ignored)
     return count
 
 
-def _tokenized(context: RequestContext, asked: ChatRequest) -> TokenizeRequest:
-    kwargs: dict[str, Any] = chat.template_kwargs(context, asked)
+def _tokenized(exchange: Exchange, asked: ChatRequest) -> TokenizeRequest:
+    kwargs: dict[str, Any] = chat.template_kwargs(exchange, asked)
     return TokenizeRequest(
         messages=asked.messages,
         tools=asked.tools,
         continue_final_message=asked.continue_final_message,
         chat_template_kwargs=kwargs,
     )
+
+
+def _exchange_of(request: Request) -> Exchange:
+    """The exchange, whose answer has the request's id under the name that Anthropic's clients read."""
+    exchange = exchange_of(request)
+    exchange.answer_headers[ERRORS.id_header] = request.state.request_id
+    return exchange

@@ -2,11 +2,10 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -14,13 +13,14 @@ import msgspec
 from personae.actors.client import ModelCard
 from personae.actors.on_demand import OnDemandEngine, SharedMemory
 from personae.api.adapters.registry import AdapterRecord, Registry
+from personae.api.answering import find_model
+from personae.api.exchange import Exchange
 from personae.api.opened import Opened
 from personae.api.options import ServeOptions
+from personae.api.services import Services
+from personae.api.settings import serve_settings
 from personae.errors import DeadlineExceeded, Overloaded, PersonaeError, RequestError
 from personae.lora.peft_names import CONFIG_FILE
-
-if TYPE_CHECKING:
-    from personae.api.context import RequestContext
 
 _log = logging.getLogger("personae.engine")
 
@@ -33,7 +33,7 @@ class _AdapterConfig(msgspec.Struct):
 
 @dataclass(eq=False)
 class BaseModel:
-    """One of several bases. `source` is the model as it was given. `context` is a request's context for it,
+    """One of several bases. `source` is the model as it was given. `services` are those of its requests,
     known after its first start; `max_model_len` is the longest sequence until then, in tokens. `created` is
     Unix time in seconds."""
 
@@ -43,7 +43,7 @@ class BaseModel:
     engine: OnDemandEngine[Opened]
     max_model_len: int
     created: int = field(default_factory=lambda: int(time.time()))
-    context: "RequestContext | None" = None
+    services: Services | None = None
     starting: anyio.Lock = field(default_factory=anyio.Lock)
 
     def is_for(self, named: str) -> bool:
@@ -66,11 +66,9 @@ class BaseModels:
     def __iter__(self) -> Iterator[BaseModel]:
         return iter(self._bases.values())
 
-    def begin(
-        self, context: "RequestContext", context_for: "Callable[[BaseModel, Opened], RequestContext]"
-    ) -> None:
-        """Take the context of the first base, which has been started. `context_for` makes those of others."""
-        self.first.context, self.registry, self._context_for = context, context.registry, context_for
+    def begin(self, services: Services) -> None:
+        """Take the services of the first base, which has been started."""
+        self.first.services, self.registry = services, services.registry
         if self.registry is not None:
             self.registry.reserve(self._bases)
 
@@ -107,33 +105,34 @@ class BaseModels:
         """The base with that name, or that began with an adapter of that name."""
         if name in self._bases:
             return self._bases[name]
-        loaded = (base for base in self if base.context is not None)
+        loaded = (base for base in self if base.services is not None)
         return next((base for base in loaded if name in base.engine.models(tenant)), None)
 
-    async def context_of(self, context: "RequestContext", base: BaseModel) -> "RequestContext":
-        """The context of a request for this base. Waits until its engine has started for the first time.
+    async def answered_by(self, exchange: Exchange, base: BaseModel) -> Exchange:
+        """The exchange with this base's services. Waits until its engine has started for the first time.
         Raises Overloaded."""
-        if base.context is None:
+        if base.services is None:
             try:
-                with anyio.fail_after(max(context.deadline(None) - anyio.current_time(), 0)):
-                    await self._load(context, base)
+                with anyio.fail_after(max(exchange.deadline(None) - anyio.current_time(), 0)):
+                    await self._load(exchange, base)
             except TimeoutError:
                 raise DeadlineExceeded(
                     f"The model `{base.name}` did not start within the request's timeout."
                 ) from None
-        assert base.context is not None
-        return context.answered_by(base.context)
+        assert base.services is not None
+        return exchange.with_services(base.services)
 
-    async def _load(self, context: "RequestContext", base: BaseModel) -> None:
+    async def _load(self, exchange: Exchange, base: BaseModel) -> None:
         async with base.starting:
-            if base.context is None:
+            if base.services is None:
                 async with base.engine.using() as opened:
-                    made = self._context_for(base, opened)
+                    settings = serve_settings(base.options, opened)
+                    services = exchange.services.of_base(base.engine, settings)
                     if self.registry is not None and opened.bounds is not None:
-                        names = base.engine.models(context.caller.tenant)
+                        names = base.engine.models(exchange.caller.tenant)
                         self.registry.add_base(base.name, names, opened.bounds)
-                    context.metrics.add_engine(base.engine, base.name)
-                    base.context = made
+                    exchange.services.metrics.add_engine(base.engine, base.name)
+                    base.services = services
 
     def check_name(self, name: str) -> None:
         """Raises RequestError unless a base has that name."""
@@ -141,11 +140,11 @@ class BaseModels:
             known = ", ".join(f"`{each}`" for each in self._bases)
             raise RequestError(f"The base models here are {known}.", param="base_model")
 
-    async def of_upload(self, context: "RequestContext", named: str | None, folder: Path) -> BaseModel:
+    async def of_upload(self, exchange: Exchange, named: str | None, folder: Path) -> BaseModel:
         """The base of an adapter whose files are in `folder`: the one that is named, else the one that its
         config names, else the first. It has been started once then. Raises Overloaded."""
         base = self._bases[named] if named is not None else self._trained_for(folder)
-        await self.context_of(context, base)
+        await self.answered_by(exchange, base)
         return base
 
     def _trained_for(self, folder: Path) -> BaseModel:
@@ -156,13 +155,13 @@ class BaseModels:
         named = config.base_model_name_or_path
         return next((base for base in self if named and base.is_for(named)), self.first)
 
-    def models(self, context: "RequestContext") -> list[tuple[ModelCard, "BaseModel"]]:
+    def models(self, exchange: Exchange) -> list[tuple[ModelCard, "BaseModel"]]:
         """Every name that the caller may use, with its base: each base, the adapters it began with, then the
         uploaded ones and the aliases."""
-        tenant = context.caller.tenant
+        tenant = exchange.caller.tenant
         found: dict[str, tuple[ModelCard, BaseModel]] = {}
         for base in self:
-            cards = base.engine.models(tenant) if base.context is not None else {}
+            cards = base.engine.models(tenant) if base.services is not None else {}
             for card in cards.values() or [ModelCard(base.name, None, base.created)]:
                 found.setdefault(card.name, (card, base))
         for record in self._records(tenant):
@@ -172,17 +171,17 @@ class BaseModels:
             found.setdefault(alias.name, (ModelCard(alias.name, "", alias.created, base.name), base))
         return list(found.values())
 
-    def model(self, context: "RequestContext", name: str) -> tuple[ModelCard, BaseModel]:
+    def model(self, exchange: Exchange, name: str) -> tuple[ModelCard, BaseModel]:
         """What that name stands for, and its base. Raises NotFound."""
-        tenant = context.caller.tenant
+        tenant = exchange.caller.tenant
         base = self.base_of(tenant, name)
-        if base.context is not None:
-            return context.answered_by(base.context).model(name), base
-        found = next((card for card, _ in self.models(context) if card.name == name), None)
+        if base.services is not None:
+            return find_model(exchange.with_services(base.services), name), base
+        found = next((card for card, _ in self.models(exchange) if card.name == name), None)
         if found is None and self.registry is not None:  # one of the versions
             record = self.registry.find(tenant, name)
             found = None if record is None else record.card(name)
-        return (found, base) if found is not None else (context.model(name), self.first)
+        return (found, base) if found is not None else (find_model(exchange, name), self.first)
 
     def _records(self, tenant: str) -> Iterator[AdapterRecord]:
         for record in self.registry.list(tenant) if self.registry is not None else ():

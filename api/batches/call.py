@@ -3,7 +3,6 @@
 import math
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -14,12 +13,13 @@ from personae.api import chat, completions
 from personae.api.batches.input import ENDPOINTS, BatchRequest
 from personae.api.batches.model import BatchResponse, InputLine, OutputLine
 from personae.api.batches.store import new_id
-from personae.api.context import RequestContext
 from personae.api.embeddings import vectors
 from personae.api.embeddings.wire import EmbeddingRequest
+from personae.api.exchange import Exchange
 from personae.api.generation import Job
 from personae.api.responses import admission as responses
 from personae.api.responses.request import ResponsesRequest
+from personae.api.services import Services
 from personae.api.stream import AnswerBuilder, encoded
 from personae.api.tenants.access import Caller
 from personae.api.tenants.store import Identity
@@ -52,7 +52,7 @@ class _Generation:
 
     async def answer(self, receive: Receive) -> bytes:
         """Raises what Job.gather raises."""
-        return await encoded(self._job.context, self._form, await self._job.gather(receive))
+        return await encoded(self._job.exchange, self._form, await self._job.gather(receive))
 
 
 class BatchCall:
@@ -64,15 +64,12 @@ class BatchCall:
 
     def __init__(
         self,
-        context: RequestContext,
+        services: Services,
         who: Identity | None,
         line: InputLine,
         check_room: Callable[[Identity], None],
     ) -> None:
-        self._caller = None if who is None else Caller(who)
-        self._context = (
-            context if self._caller is None else replace(context, caller=self._caller, background=True)
-        )
+        self._exchange = None if who is None else Exchange(services, Caller(who), background=True)
         self._line = line
         self._check_room = check_room
         self._request_id = uuid.uuid4().hex
@@ -87,38 +84,38 @@ class BatchCall:
     async def prepare(self) -> None:
         """Check and encode. Sets `result` if that ends the request."""
         try:
-            if self._caller is None:
+            if self._exchange is None:
                 raise Unauthorized("The tenant of this batch has been revoked.")
-            self._check_room(self._caller.identity)
-            body = await self._decoded(self._caller)
-            self._work = await self._admitted(body)
+            self._check_room(self._exchange.caller.identity)
+            body = await self._decoded(self._exchange)
+            self._work = await self._admitted(self._exchange, body)
         except Exception as error:
             self._fail(error)
         finally:
-            if self._caller is not None:
-                self._caller.ready()
+            if self._exchange is not None:
+                self._exchange.caller.ready()
 
-    async def _admitted(self, body: BatchRequest) -> "_Generation | vectors.EmbeddingJob":
+    async def _admitted(self, exchange: Exchange, body: BatchRequest) -> "_Generation | vectors.EmbeddingJob":
         match body:
             case ChatRequest():
-                return _Generation(*await chat.admit(self._context, body))
+                return _Generation(*await chat.admit(exchange, body))
             case CompletionRequest():
-                return _Generation(*await completions.admit(self._context, body))
+                return _Generation(*await completions.admit(exchange, body))
             case ResponsesRequest():
-                return _Generation(*await responses.admit(self._context, body))
+                return _Generation(*await responses.admit(exchange, body))
             case EmbeddingRequest():
-                return await vectors.admit(self._context, body)
+                return await vectors.admit(exchange, body)
 
-    async def _decoded(self, caller: Caller) -> BatchRequest:
+    async def _decoded(self, exchange: Exchange) -> BatchRequest:
         """The body, off the event loop if it is long."""
         text = bytes(self._line.body)
-        type, settings = ENDPOINTS[self._line.url], self._context.settings
-        caller.body_size = len(text)
+        type, settings = ENDPOINTS[self._line.url], exchange.settings
+        exchange.caller.body_size = len(text)
         read = partial(decode, text, type, settings.max_json_depth, unknown=settings.unknown_fields)
         if len(text) <= LONG:
             return read()
-        await self._context.take_turn()
-        return await self._context.off_loop(read)
+        await exchange.take_turn()
+        return await exchange.off_loop(read)
 
     async def run(self) -> None:
         """Answer it. Sets `result`."""
@@ -130,8 +127,8 @@ class BatchCall:
 
     def close(self) -> None:
         """Release what it holds: its adapter's files."""
-        if self._caller is not None:
-            self._caller.until_done.close()
+        if self._exchange is not None:
+            self._exchange.caller.until_done.close()
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, RateLimited | Overloaded) and not isinstance(error, QuotaExceeded):

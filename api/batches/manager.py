@@ -9,7 +9,6 @@ A task can end at any moment, with the process. The next start finds the status 
 from there: it validates again, runs requests without a result, and moves files to their places again.
 """
 
-import dataclasses
 import logging
 import re
 import shutil
@@ -24,6 +23,7 @@ from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
 from personae.actors.kit.background import background_tasks
+from personae.api.answering import find_model
 from personae.api.batches.call import BatchCall
 from personae.api.batches.input import ENDPOINTS, Checked, Requests, check
 from personae.api.batches.journal import CANCELLED, ERRORS, EXPIRED, OUTPUT, Journal
@@ -43,9 +43,10 @@ from personae.api.batches.run import BatchRun
 from personae.api.batches.semaphore import SequenceSemaphore
 from personae.api.batches.shared_journal import SharedJournal
 from personae.api.batches.store import BatchStore, new_id
-from personae.api.context import RequestContext
 from personae.api.database.leases import LOOK_SECONDS, Leases
+from personae.api.exchange import Exchange
 from personae.api.files.store import FileStore, expiry
+from personae.api.services import Services
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import LOCAL_ADMIN, Caller
 from personae.api.tenants.data import DataDir
@@ -130,10 +131,10 @@ class BatchManager:
         self.files.close()
 
     @asynccontextmanager
-    async def running(self, context: RequestContext) -> AsyncIterator[None]:
+    async def running(self, services: Services) -> AsyncIterator[None]:
         """Run new batches, and the ones that an earlier server left, while the block runs."""
         self._checks = Workers(threads=1)  # separate ones, because checking a file takes long
-        self._context, self._room = context, SequenceSemaphore(context.settings.batch_concurrency)
+        self._services, self._room = services, SequenceSemaphore(services.settings.batch_concurrency)
         leases = self._data.leases
         with nullcontext() if leases is None else leases.running():
             async with background_tasks() as tasks:
@@ -332,7 +333,7 @@ class BatchManager:
         return SharedJournal(folder, self._data, folder.name) if self._data.shared else Journal(folder)
 
     async def _validate(self, entry: BatchEntry) -> BatchEntry:
-        batch, settings = entry.batch, self._context.settings
+        batch, settings = entry.batch, self._services.settings
         path = self.files.path(batch.input_file_id)
         try:
             found = await self._checks.run(entry.tenant, lambda: check(path, batch.endpoint, settings))
@@ -342,11 +343,11 @@ class BatchManager:
         for model, line in found.models.items():
             try:
                 with (caller := Caller(Identity(entry.tenant, "tenant"))).until_done:
-                    context = dataclasses.replace(self._context, caller=caller)
-                    if context.base_models is None:
-                        context.model(model)
+                    exchange = Exchange(self._services, caller)
+                    if self._services.base_models is None:
+                        find_model(exchange, model)
                     else:
-                        context.base_models.model(context, model)
+                        self._services.base_models.model(exchange, model)
             except NotFound as error:
                 errors.append(BatchError("model_not_found", error.message, "body.model", line))
         if errors:
@@ -356,16 +357,16 @@ class BatchManager:
 
     async def _run(self, entry: BatchEntry, journal: Journal) -> None:
         path = self.files.path(entry.batch.input_file_id)
-        requests = await to_thread.run_sync(Requests, path, self._context.settings)
+        requests = await to_thread.run_sync(Requests, path, self._services.settings)
         try:
             await BatchRun(
                 journal,
                 requests,
                 lambda line: BatchCall(
-                    self._context, self._who(entry.tenant), line, self.check_room_for_results
+                    self._services, self._who(entry.tenant), line, self.check_room_for_results
                 ),
                 self._room,
-                lambda: self._context.bodies.hold(
+                lambda: self._services.bodies.hold(
                     self._who(entry.tenant) or Identity(entry.tenant, "tenant")
                 ),
             )()
@@ -404,14 +405,14 @@ class BatchManager:
         why = EXPIRED if ending == "expired" else CANCELLED
         if not entry.batch.request_counts.total:
             return  # it was never validated
-        requests = Requests(self.files.path(entry.batch.input_file_id), self._context.settings)
+        requests = Requests(self.files.path(entry.batch.input_file_id), self._services.settings)
         try:
             journal.write(OutputLine(new_id("batch_req"), line.custom_id, None, why) for line in requests)
         finally:
             requests.close()
 
     def _call(self, tenant: str, line: InputLine) -> BatchCall:
-        return BatchCall(self._context, self._who(tenant), line, self.check_room_for_results)
+        return BatchCall(self._services, self._who(tenant), line, self.check_room_for_results)
 
     def _who(self, tenant: str) -> Identity | None:
         if self._tenants is None:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from personae.api.batches.model import Batch, CreateBatch
 from personae.api.body import read_json
-from personae.api.context import context_of
+from personae.api.exchange import exchange_of
 from personae.api.files.routes import batches_of, ends, page_size
 from personae.api.http.operation import operation
 from personae.api.respond import json_response
@@ -35,29 +35,29 @@ class ListBatches(msgspec.Struct):
 @operation("POST", "/v1/batches", body=CreateBatch, answers={200: Batch}, refuses=(404,))
 async def create_batch(request: Request) -> Response:
     """Run the requests of a file that was uploaded."""
-    context = context_of(request)
-    body = await read_json(request, CreateBatch, context)
-    return json_response(await batches_of(request).create(context.caller.identity, body, context.settings))
+    exchange = exchange_of(request)
+    body = await read_json(request, CreateBatch, exchange)
+    return json_response(await batches_of(request).create(exchange.caller.identity, body, exchange.settings))
 
 
 @operation("GET", "/v1/batches", query=ListBatches, answers={200: BatchList}, refuses=(404,))
 async def list_batches(request: Request) -> Response:
     """List the tenant's batches, a page at a time, the newest first."""
-    context = context_of(request)
+    exchange = exchange_of(request)
     after, limit = request.query_params.get("after"), page_size(request, 20, 100)
-    data, more = batches_of(request).page(context.caller.tenant, after, limit)
+    data, more = batches_of(request).page(exchange.caller.tenant, after, limit)
     return json_response(BatchList(data, more, *ends(data)))
 
 
 @operation("GET", "/v1/batches/{id}", answers={200: Batch}, refuses=(404,))
 async def get_batch(request: Request) -> Response:
     """Show a batch."""
-    context = context_of(request)
-    return json_response(batches_of(request).get(context.caller.tenant, request.path_params["id"]))
+    exchange = exchange_of(request)
+    return json_response(batches_of(request).get(exchange.caller.tenant, request.path_params["id"]))
 
 
 @operation("POST", "/v1/batches/{id}/cancel", answers={200: Batch}, refuses=(404, 409))
 async def cancel_batch(request: Request) -> Response:
     """Stop a batch. It keeps the results so far."""
-    context = context_of(request)
-    return json_response(await batches_of(request).cancel(context.caller.tenant, request.path_params["id"]))
+    exchange = exchange_of(request)
+    return json_response(await batches_of(request).cancel(exchange.caller.tenant, request.path_params["id"]))

@@ -185,8 +185,8 @@ async def _serve(
                 sessions=sessions,
                 base_models=opened.base_models,
             )
-            app.state.context.metrics.registry.register(WriteFailureCollector(data.failures))
-            _log_start(opened, app.state.context.family, options.data_dir, data.shared)
+            app.state.services.metrics.registry.register(WriteFailureCollector(data.failures))
+            _log_start(opened, app.state.services.family, options.data_dir, data.shared)
             named = options.default_model
             if named is not None and named not in models:
                 known = registry is not None and registry.find(DEFAULT_TENANT, named) is not None
@@ -203,10 +203,10 @@ async def _serve(
             )
             background = BackgroundResponses(stored).runs(app)
             async with (
-                batches.running(app.state.context),
+                batches.running(app.state.services),
                 background if options.store_responses else nullcontext(),
-                app.state.context.revocations.running(),
-                app.state.context.history.running(lambda: history_sample(app.state.context)),
+                app.state.services.revocations.running(),
+                app.state.services.history.running(lambda: history_sample(app.state.services)),
             ):
                 await serve_until_lost(server, listener, opened)
 

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from personae.api import chat
 from personae.api.answering import answering
 from personae.api.body import read_json
-from personae.api.context import RequestContext, context_of
+from personae.api.exchange import Exchange, exchange_of
 from personae.api.http.operation import operation
 from personae.api.respond import json_response
 from personae.api.wire.conversation import CustomTool, Tool, UserMessage
@@ -85,31 +85,31 @@ class RequestVerdict(msgspec.Struct, frozen=True):
 )
 async def check_request(request: Request) -> Response:
     """Say what of a chat completion would be enforced or refused. No answer is generated."""
-    context = context_of(request)
-    body = await read_json(request, ChatRequest, context)
-    return json_response(await verdict(context, body))
+    exchange = exchange_of(request)
+    body = await read_json(request, ChatRequest, exchange)
+    return json_response(await verdict(exchange, body))
 
 
-async def verdict(context: RequestContext, body: ChatRequest) -> RequestVerdict:
+async def verdict(exchange: Exchange, body: ChatRequest) -> RequestVerdict:
     """The complete verdict on a request."""
-    context = await answering(context, body.model)
-    parts = list(_parts(body, context.settings.default_strict))
+    exchange = await answering(exchange, body.model)
+    parts = list(_parts(body, exchange.settings.default_strict))
     try:
-        bound_by, prompt = await _compiled(context, body)
+        bound_by, prompt = await _compiled(exchange, body)
     except RequestError as error:
         if not parts or error.code == "model_not_found":
-            return _refused(context, error, [])
-        return _refused(context, error, [await _judged(context, part) for part in parts])
-    schemas = [await _judged(context, part) for part in parts]
-    return RequestVerdict(True, schemas, _ignored(context), bound_by, prompt)
+            return _refused(exchange, error, [])
+        return _refused(exchange, error, [await _judged(exchange, part) for part in parts])
+    schemas = [await _judged(exchange, part) for part in parts]
+    return RequestVerdict(True, schemas, _ignored(exchange), bound_by, prompt)
 
 
-def _refused(context: RequestContext, error: PersonaeError, schemas: list[SchemaVerdict]) -> RequestVerdict:
-    return RequestVerdict(False, schemas, _ignored(context), error=error_answer(error).error)
+def _refused(exchange: Exchange, error: PersonaeError, schemas: list[SchemaVerdict]) -> RequestVerdict:
+    return RequestVerdict(False, schemas, _ignored(exchange), error=error_answer(error).error)
 
 
-def _ignored(context: RequestContext) -> list[str]:
-    return list(dict.fromkeys(context.ignored))
+def _ignored(exchange: Exchange) -> list[str]:
+    return list(dict.fromkeys(exchange.ignored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +169,11 @@ def _parts(body: ChatRequest, default: bool) -> Iterator[_Part]:
         )
 
 
-async def _judged(context: RequestContext, part: _Part) -> SchemaVerdict:
-    failure = await _failure(context, part.alone)
+async def _judged(exchange: Exchange, part: _Part) -> SchemaVerdict:
+    failure = await _failure(exchange, part.alone)
     strictly = failure
     if failure is None and not part.strict:
-        strictly = await _failure(context, part.strictly)
+        strictly = await _failure(exchange, part.strictly)
     if strictly is None:
         others: Verdict = "enforced"
     elif failure is None:
@@ -193,10 +193,10 @@ async def _judged(context: RequestContext, part: _Part) -> SchemaVerdict:
     )
 
 
-async def _failure(context: RequestContext, body: ChatRequest) -> RequestError | None:
+async def _failure(exchange: Exchange, body: ChatRequest) -> RequestError | None:
     """Why the request would be refused."""
     try:
-        await _compiled(context, body)
+        await _compiled(exchange, body)
     except RequestError as error:
         return error
     return None
@@ -219,11 +219,11 @@ def _places(error: RequestError) -> set[str]:
     return {place for _, place in _NAMED.findall(error.message)}
 
 
-async def _compiled(context: RequestContext, body: ChatRequest) -> tuple[str | None, int]:
+async def _compiled(exchange: Exchange, body: ChatRequest) -> tuple[str | None, int]:
     """Prepare a request and compile its grammar. Returns the field that binds its answer, and the number of
     its prompt's tokens. Raises RequestError."""
-    job, _ = await chat.admit(context, replace(body, stream=None, stream_options=None, n=None))
-    job.context.caller.ready()
+    job, _ = await chat.admit(exchange, replace(body, stream=None, stream_options=None, n=None))
+    job.exchange.caller.ready()
     if job.logs[0].grammar is not None:
         await job.probe()
     return job.bound_by if job.logs[0].grammar is not None else None, job.prompt_tokens

@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from personae.actors.client import EngineStats
 from personae.actors.replicas.scaling import ReplicaInfo, Status
-from personae.api.context import RequestContext, context_of
+from personae.api.exchange import exchange_of
 from personae.api.http.operation import operation
 from personae.api.respond import encode_json
+from personae.api.services import Services
 from personae.engine.stats import StepSample
 
 MOST_QUEUES = 50
@@ -121,32 +122,32 @@ class LiveHistoryList(msgspec.Struct, frozen=True):
 @operation("GET", "/v1/stats/history", answers={200: LiveHistoryList}, admin=True)
 async def get_history(request: Request) -> Response:
     """Show the samples of the last hour, one a minute: what the console draws when it is opened."""
-    return Response(context_of(request).history.body(), media_type="application/json")
+    return Response(exchange_of(request).services.history.body(), media_type="application/json")
 
 
-def history_sample(context: RequestContext) -> bytes:
+def history_sample(services: Services) -> bytes:
     """What `LiveHistory.add` takes: the numbers of the charts."""
-    found = {name: values for name, values in _samples(context).items() if name.startswith(CHARTED)}
+    found = {name: values for name, values in _samples(services).items() if name.startswith(CHARTED)}
     return encode_json({"samples": found})[:-1]
 
 
 @operation("GET", "/v1/stats", answers={200: LiveMetrics}, admin=True)
 async def get_stats(request: Request) -> Response:
     """Show what the server does now, as JSON: what the console draws. An answer may be a second old."""
-    context = context_of(request)
-    body = context.live.body(lambda: encode_json(_metrics(context)))
+    services = exchange_of(request).services
+    body = services.live.body(lambda: encode_json(_metrics(services)))
     return Response(body, media_type="application/json")
 
 
-def _metrics(context: RequestContext) -> LiveMetrics:
-    stats = context.client.stats()
-    most = 1 if context.scaler is None else context.scaler.most
-    return LiveMetrics(_samples(context), list(_engines(context, stats)), _queues(context, stats), most)
+def _metrics(services: Services) -> LiveMetrics:
+    stats = services.client.stats()
+    most = 1 if services.scaler is None else services.scaler.most
+    return LiveMetrics(_samples(services), list(_engines(services, stats)), _queues(services, stats), most)
 
 
-def _samples(context: RequestContext) -> dict[str, list[LiveSample]]:
+def _samples(services: Services) -> dict[str, list[LiveSample]]:
     found: dict[str, list[LiveSample]] = {}
-    for family in context.metrics.live():
+    for family in services.metrics.live():
         if family.name in DRAWN:
             found |= _added_up(family)
     return found
@@ -165,13 +166,13 @@ def _added_up(family: Metric) -> dict[str, list[LiveSample]]:
     }
 
 
-def _engines(context: RequestContext, stats: EngineStats) -> Iterator[LiveEngine]:
-    if context.scaler is None:
+def _engines(services: Services, stats: EngineStats) -> Iterator[LiveEngine]:
+    if services.scaler is None:
         status: Status = "ready" if stats.ready else "starting"
         info = ReplicaInfo(0, status, stats.running, stats.waiting, max(stats.restarts, 0))
         yield _engine(info, stats)
         return
-    for info in context.scaler.list():
+    for info in services.scaler.list():
         yield _engine(info, stats.replicas.get(info.id, EngineStats(ready=False)))
 
 
@@ -190,12 +191,12 @@ def _engine(info: ReplicaInfo, stats: EngineStats) -> LiveEngine:
     )
 
 
-def _queues(context: RequestContext, stats: EngineStats) -> list[LiveQueue]:
+def _queues(services: Services, stats: EngineStats) -> list[LiveQueue]:
     most = sorted(stats.queues, key=lambda one: (-one.running - one.waiting, -one.tokens))[:MOST_QUEUES]
     return [
         LiveQueue(
             each.tenant,
-            None if each.adapter is None else context.metrics.adapter_name(each.adapter),
+            None if each.adapter is None else services.metrics.adapter_name(each.adapter),
             each.running,
             each.waiting,
             each.tokens,

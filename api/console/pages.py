@@ -7,7 +7,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from personae.api.context import context_of
+from personae.api.exchange import exchange_of
 from personae.api.http.operation import Content, operation
 from personae.errors import NotFound
 
@@ -47,7 +47,7 @@ async def docs(request: Request) -> Response:
 
 
 def _page(request: Request) -> Response:
-    return Response(_index(context_of(request).settings.root_path), headers=HEADERS, media_type="text/html")
+    return Response(_index(exchange_of(request).settings.root_path), headers=HEADERS, media_type="text/html")
 
 
 @operation(

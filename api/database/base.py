@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Row(Protocol):
+class TableRow(Protocol):
     """A row: values by the name of their column or by their place."""
 
     def __getitem__(self, key: Any, /) -> Any:
@@ -57,7 +57,7 @@ class Database(Protocol):
     shared: bool
     secret: bytes
 
-    def rows(self, query: str, values: Sequence[object] = ()) -> Sequence[Row]:
+    def rows(self, query: str, values: Sequence[object] = ()) -> Sequence[TableRow]:
         """What a select finds, at once: for the event loop. It sees what this server wrote, and what others
         wrote a moment ago. Of usage, responses and conversations it sees nothing. Raises StorageFailed."""
 

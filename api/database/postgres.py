@@ -20,7 +20,7 @@ import psycopg
 from psycopg import IsolationLevel
 
 from personae.api.database import schema
-from personae.api.database.base import Connection, Row
+from personae.api.database.base import Connection, TableRow
 from personae.api.database.connections import (
     Connections,
     PostgresConnection,
@@ -76,7 +76,7 @@ class PostgresDatabase:
         else:
             self._contact = math.inf
 
-    def rows(self, query: str, values: Sequence[object] = ()) -> Sequence[Row]:
+    def rows(self, query: str, values: Sequence[object] = ()) -> Sequence[TableRow]:
         """What a select finds in the copy. Raises StorageFailed if the copy is too old."""
         silence = time.monotonic() - self._contact
         if silence > TRUST_SECONDS:

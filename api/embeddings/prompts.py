@@ -10,8 +10,8 @@ from starlette.types import Receive
 from personae.actors.client import ModelCard
 from personae.api.choices import Choice, Part
 from personae.api.completions import GivenPrompt, encoded_prompts, given_prompts
-from personae.api.context import RequestContext
-from personae.api.embeddings.wire import Asked, PromptUsage
+from personae.api.embeddings.wire import PromptFields, PromptUsage
+from personae.api.exchange import Exchange
 from personae.api.generation import Job
 from personae.api.output_parser import TextStyle
 from personae.api.params import answer_length, kept_of_prompt, too_many_tokens
@@ -54,7 +54,7 @@ class Outcomes(NamedTuple):
     usage: PromptUsage
 
 
-def as_completion(body: Asked, prompt: str | list[str | int | list[int]] = "") -> CompletionRequest:
+def as_completion(body: PromptFields, prompt: str | list[str | int | list[int]] = "") -> CompletionRequest:
     """The request in the form in which prompts are encoded."""
     return CompletionRequest(
         prompt=prompt,
@@ -69,9 +69,9 @@ def as_completion(body: Asked, prompt: str | list[str | int | list[int]] = "") -
     )
 
 
-async def encoded(context: RequestContext, asked: CompletionRequest, field: str) -> list[GivenPrompt]:
+async def encoded(exchange: Exchange, asked: CompletionRequest, field: str) -> list[GivenPrompt]:
     """The prompts' ids. Raises RequestError, which names the `field` that they came from."""
-    limit = context.client.max_model_len
+    limit = exchange.client.max_model_len
     most = kept_of_prompt(asked.truncate_prompt_tokens, answer=1, limit=limit)
     with called(field):
         given = asked.prompt
@@ -81,8 +81,8 @@ async def encoded(context: RequestContext, asked: CompletionRequest, field: str)
         elif isinstance(given, list) and len(given) > MOST_INPUTS:
             raise RequestError(f"`prompt` may have at most {MOST_INPUTS} entries.", param="prompt")
         texts, ids = given_prompts(given)
-        prompts = await context.prepared(
-            lambda brief: encoded_prompts(context, asked, texts, ids, most, brief)
+        prompts = await exchange.prepared(
+            lambda brief: encoded_prompts(exchange, asked, texts, ids, most, brief)
         )
         for prompt in prompts:
             answer_length(1, prompt=len(prompt.tokens), limit=limit, param="", prompt_param=prompt.name)
@@ -102,7 +102,7 @@ def called(field: str) -> Iterator[None]:
 
 
 async def answered(
-    context: RequestContext,
+    exchange: Exchange,
     receive: Receive,
     asked: CompletionRequest,
     model: ModelCard,
@@ -117,13 +117,13 @@ async def answered(
 
     Raises what Job.run raises.
     """
-    tokenizer = context.client.tokenizer
+    tokenizer = exchange.client.tokenizer
     outcomes = [Outcome(index, tokenizer, prompt.tokens) for index, prompt in enumerate(prompts)]
     first: Job | None = None
-    for start, end in windows(prompts, min(WINDOW, context.settings.max_sequences)):
-        job = Job.begin(context, prefix, model, asked)
+    for start, end in windows(prompts, min(WINDOW, exchange.settings.max_sequences)):
+        job = Job.begin(exchange, prefix, model, asked)
         first = first or job
-        if context.background:
+        if exchange.background:
             job.deadline = math.inf  # the whole request has one
         for outcome, prompt in zip(outcomes[start:end], prompts[start:end], strict=True):
             with called(field):

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from starlette.types import Receive
 
 from personae.actors.client import ModelCard
-from personae.api.answering import answering
-from personae.api.context import RequestContext
+from personae.api.answering import answering, chosen_model
 from personae.api.embeddings.prompts import MOST_INPUTS, Outcome, Outcomes, answered, as_completion, encoded
-from personae.api.embeddings.wire import Asked
+from personae.api.embeddings.wire import PromptFields
+from personae.api.exchange import Exchange
 from personae.api.family import Family
+from personae.api.prompt import render_chat
 from personae.api.wire.conversation import Message, SystemMessage, UserMessage
 from personae.engine.params import SamplingParams
 from personae.engine.tokens import Tokenizer
@@ -26,9 +27,9 @@ _LONGEST_INSTRUCTION = 4096
 
 
 async def relevance(
-    context: RequestContext,
+    exchange: Exchange,
     receive: Receive,
-    body: Asked,
+    body: PromptFields,
     pairs: Sequence[tuple[str, str]],
     instruction: str | None,
     field: str,
@@ -40,28 +41,28 @@ async def relevance(
         )
     if not 0 < len(pairs) <= MOST_INPUTS:
         raise RequestError(f"`{field}` must have 1 to {MOST_INPUTS} texts.", param=field)
-    context = await answering(context, body.model)
-    model = context.chosen(as_completion(body))
-    yes, no = _answers(context.client.tokenizer)
+    exchange = await answering(exchange, body.model)
+    model = chosen_model(exchange, as_completion(body))
+    yes, no = _answers(exchange.client.tokenizer)
     asked = as_completion(body)
-    asked.prompt = await context.prepared(
-        lambda brief: [_prompt(context, brief, pair, instruction or INSTRUCTION) for pair in pairs]
+    asked.prompt = await exchange.prepared(
+        lambda brief: [_prompt(exchange, brief, pair, instruction or INSTRUCTION) for pair in pairs]
     )
     asked.add_special_tokens = False  # the chat template has written them
-    prompts = await encoded(context, asked, field)
+    prompts = await encoded(exchange, asked, field)
     asked.prompt = ""
     params = SamplingParams(
         1, 0, temperature=0.0, ignore_eos=True, speculate=False, logprobs=2, logprob_tokens=(yes, no)
     )
-    found = await answered(context, receive, asked, model, prompts, params, prefix="score-", field=field)
+    found = await answered(exchange, receive, asked, model, prompts, params, prefix="score-", field=field)
     return model, found, [_score(outcome, yes, no) for outcome in found.outcomes]
 
 
-def _prompt(context: RequestContext, brief: bool, pair: tuple[str, str], instruction: str) -> str:
+def _prompt(exchange: Exchange, brief: bool, pair: tuple[str, str], instruction: str) -> str:
     query, document = pair
     text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
     messages: list[Message] = [SystemMessage(content=_SYSTEM), UserMessage(content=text)]
-    return context.render_chat(messages, brief=brief, kwargs=_without_reasoning(context.family))
+    return render_chat(exchange, messages, brief=brief, kwargs=_without_reasoning(exchange.family))
 
 
 def _without_reasoning(family: Family) -> dict[str, bool]:

@@ -4,7 +4,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api.body import read_json
-from personae.api.context import context_of
 from personae.api.deadline import TIMEOUT
 from personae.api.embeddings.relevance import relevance
 from personae.api.embeddings.vectors import admit
@@ -19,6 +18,7 @@ from personae.api.embeddings.wire import (
     ScoreRequest,
     Scores,
 )
+from personae.api.exchange import exchange_of
 from personae.api.http.operation import operation
 from personae.api.respond import encode_json
 from personae.errors import RequestError
@@ -34,10 +34,10 @@ from personae.errors import RequestError
 )
 async def create_embeddings(request: Request) -> Response:
     """Make a vector of each text, from the hidden states after the model's last layer."""
-    context = context_of(request)
-    body = await read_json(request, EmbeddingRequest, context)
-    job = await admit(context, body)
-    context.caller.ready()
+    exchange = exchange_of(request)
+    body = await read_json(request, EmbeddingRequest, exchange)
+    job = await admit(exchange, body)
+    exchange.caller.ready()
     return Response(await job.answer(request.receive), media_type="application/json")
 
 
@@ -46,10 +46,10 @@ async def create_embeddings(request: Request) -> Response:
 )
 async def score(request: Request) -> Response:
     """Say for pairs of texts how relevant the second is to the first."""
-    context = context_of(request)
-    body = await read_json(request, ScoreRequest, context)
+    exchange = exchange_of(request)
+    body = await read_json(request, ScoreRequest, exchange)
     pairs = _pairs(body)
-    model, found, scores = await relevance(context, request.receive, body, pairs, body.instruction, "text_2")
+    model, found, scores = await relevance(exchange, request.receive, body, pairs, body.instruction, "text_2")
     data = [Score(index, value) for index, value in enumerate(scores)]
     answer = Scores(found.id, found.created, model.name, data, found.usage)
     return Response(encode_json(answer), media_type="application/json")
@@ -60,13 +60,13 @@ async def score(request: Request) -> Response:
 )
 async def rerank(request: Request) -> Response:
     """Order documents by how relevant they are to a query."""
-    context = context_of(request)
-    body = await read_json(request, RerankRequest, context)
+    exchange = exchange_of(request)
+    body = await read_json(request, RerankRequest, exchange)
     if body.top_n is not None and body.top_n < 1:
         raise RequestError("`top_n` must be at least 1.", param="top_n", code="out_of_range")
     pairs = [(body.query, document) for document in body.documents]
     model, found, scores = await relevance(
-        context, request.receive, body, pairs, body.instruction, "documents"
+        exchange, request.receive, body, pairs, body.instruction, "documents"
     )
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: body.top_n]
     results = [

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from starlette.types import Receive
 
 from personae.actors.client import ModelCard
-from personae.api.answering import answering
+from personae.api.answering import answering, chosen_model
 from personae.api.completions import GivenPrompt
-from personae.api.context import RequestContext
 from personae.api.embeddings.prompts import WINDOW, Outcome, answered, as_completion, encoded
 from personae.api.embeddings.wire import Embedding, EmbeddingRequest, Embeddings
+from personae.api.exchange import Exchange
 from personae.api.respond import encode_json
 from personae.api.wire.schema import CompletionRequest
 from personae.engine.params import SamplingParams
@@ -26,7 +26,7 @@ MOST_VALUES = 2**21  # numbers of an answer: about 40 MB of JSON
 class EmbeddingJob:
     """A request that is checked and encoded."""
 
-    context: RequestContext
+    exchange: Exchange
     body: EmbeddingRequest
     asked: CompletionRequest
     model: ModelCard
@@ -35,18 +35,18 @@ class EmbeddingJob:
     @property
     def sequences(self) -> int:
         """How many sequences it has in the engine at a time."""
-        return min(len(self.prompts), WINDOW, self.context.settings.max_sequences)
+        return min(len(self.prompts), WINDOW, self.exchange.settings.max_sequences)
 
     async def answer(self, receive: Receive) -> bytes:
         """Compute, and build the answer. Raises what Job.gather raises."""
-        body, context = self.body, self.context
+        body, exchange = self.body, self.exchange
 
         def check(first: Outcome) -> None:
             _check(body, len(first.vector) // 4, len(self.prompts))
 
         params = SamplingParams(1, 0, temperature=0.0, ignore_eos=True, speculate=False, pooling=body.pooling)
         found = await answered(
-            context,
+            exchange,
             receive,
             self.asked,
             self.model,
@@ -57,24 +57,24 @@ class EmbeddingJob:
             seen=check,
         )
         vectors = [outcome.vector for outcome in found.outcomes]
-        data = await context.prepared(lambda brief: [_shown(i, raw, body) for i, raw in enumerate(vectors)])
+        data = await exchange.prepared(lambda brief: [_shown(i, raw, body) for i, raw in enumerate(vectors)])
         answer = Embeddings(data, self.model.name, found.usage)
-        return await context.prepared(lambda brief: encode_json(answer))
+        return await exchange.prepared(lambda brief: encode_json(answer))
 
 
-async def admit(context: RequestContext, body: EmbeddingRequest) -> EmbeddingJob:
+async def admit(exchange: Exchange, body: EmbeddingRequest) -> EmbeddingJob:
     """Check everything and encode. Raises RequestError."""
-    context = await answering(context, body.model)
-    model = context.chosen(asked := as_completion(body, body.input))
+    exchange = await answering(exchange, body.model)
+    model = chosen_model(exchange, asked := as_completion(body, body.input))
     asked.add_special_tokens = body.add_special_tokens
     if body.dimensions is not None and body.dimensions < 1:
         raise RequestError("`dimensions` must be at least 1.", param="dimensions", code="out_of_range")
-    size = context.settings.embedding_size
+    size = exchange.settings.embedding_size
     if size is not None:
         _check(body, size, len(body.input) if isinstance(body.input, list) else 1)
-    prompts = await encoded(context, asked, "input")
+    prompts = await encoded(exchange, asked, "input")
     body.input = asked.prompt = ""  # it is in the prompts, and may be long
-    return EmbeddingJob(context, body, asked, model, prompts)
+    return EmbeddingJob(exchange, body, asked, model, prompts)
 
 
 def _check(body: EmbeddingRequest, size: int, count: int) -> None:

@@ -11,7 +11,7 @@ from personae.engine.params import Pooling
 Texts = str | list[str]
 
 
-class Asked(Body, kw_only=True):
+class PromptFields(Body, kw_only=True):
     """What the routes have in common. `timeout`: seconds from the request's arrival."""
 
     model: str | None = None
@@ -24,7 +24,7 @@ class Asked(Body, kw_only=True):
     timeout: float | None = None
 
 
-class EmbeddingRequest(Asked, kw_only=True):
+class EmbeddingRequest(PromptFields, kw_only=True):
     """`POST /v1/embeddings`. An input is text, token ids, or a list of either."""
 
     input: str | list[str | int | list[int]]
@@ -36,7 +36,7 @@ class EmbeddingRequest(Asked, kw_only=True):
     normalize: bool = True
 
 
-class ScoreRequest(Asked, kw_only=True):
+class ScoreRequest(PromptFields, kw_only=True):
     """`POST /v1/score`: one text against many, or as many pairs as there are texts."""
 
     text_1: Texts
@@ -45,7 +45,7 @@ class ScoreRequest(Asked, kw_only=True):
     instruction: str | None = None
 
 
-class RerankRequest(Asked, kw_only=True):
+class RerankRequest(PromptFields, kw_only=True):
     """`POST /v1/rerank`."""
 
     query: str

@@ -6,8 +6,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from personae.api.context import RequestContext, context_of
 from personae.api.eval_reports.reader import EvalReports, Report, ReportInfo
+from personae.api.exchange import Exchange, exchange_of
 from personae.api.http.operation import Content, operation
 from personae.api.respond import json_response
 from personae.errors import NotFound
@@ -23,17 +23,17 @@ class ReportList(msgspec.Struct, frozen=True):
 @operation("GET", "/v1/eval_reports", answers={200: ReportList}, refuses=(404,), admin=True)
 async def list_eval_reports(request: Request) -> Response:
     """List the runs of `personae eval` in the folder of --eval-reports."""
-    context = context_of(request)
-    reports = _reports(context)
-    return json_response(ReportList(await context.off_loop(reports.list)))
+    exchange = exchange_of(request)
+    reports = _reports(exchange)
+    return json_response(ReportList(await exchange.off_loop(reports.list)))
 
 
 @operation("GET", "/v1/eval_reports/{id}", answers={200: Report}, refuses=(404,), admin=True)
 async def get_eval_report(request: Request) -> Response:
     """Show the tables of a run, and cases that failed."""
-    context = context_of(request)
-    reports, id = _reports(context), request.path_params["id"]
-    return json_response(await context.off_loop(lambda: reports.get(id)))
+    exchange = exchange_of(request)
+    reports, id = _reports(exchange), request.path_params["id"]
+    return json_response(await exchange.off_loop(lambda: reports.get(id)))
 
 
 @operation(
@@ -45,9 +45,9 @@ async def get_eval_report(request: Request) -> Response:
 )
 async def get_eval_page(request: Request) -> Response:
     """Send the page that `personae eval` made of a run, as a file to keep: it is no page of this server."""
-    context = context_of(request)
-    reports, id = _reports(context), request.path_params["id"]
-    path = await context.off_loop(lambda: reports.page(id))
+    exchange = exchange_of(request)
+    reports, id = _reports(exchange), request.path_params["id"]
+    path = await exchange.off_loop(lambda: reports.page(id))
     name = quote(f"{path.parent.name}.html", safe="")
     return FileResponse(
         path,
@@ -60,8 +60,8 @@ async def get_eval_page(request: Request) -> Response:
     )
 
 
-def _reports(context: RequestContext) -> EvalReports:
-    folder = context.settings.eval_reports
+def _reports(exchange: Exchange) -> EvalReports:
+    folder = exchange.settings.eval_reports
     if folder is None:
         raise NotFound("This server shows no evaluations. Start it with --eval-reports.")
     return EvalReports(folder)

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from personae.api.context import context_of
+from personae.api.exchange import exchange_of
 from personae.api.files.store import KEPT, FileRecord, expiry
 from personae.api.http.operation import Content, operation
 from personae.api.http.upload import read_form, receiving
@@ -72,15 +72,15 @@ class ListFiles(msgspec.Struct):
 )
 async def create_file(request: Request) -> Response:
     """Upload a file of requests for a batch."""
-    context = context_of(request)
-    files, who = batches_of(request).files, context.caller.identity
+    exchange = exchange_of(request)
+    files, who = batches_of(request).files, exchange.caller.identity
     async with receiving(request, files, who) as (stream, folder):
         form = await read_form(
             stream,
             request.headers.get("content-type", ""),
             folder,
             texts=("purpose", ANCHOR, SECONDS),
-            files={"file": context.settings.max_file_bytes},
+            files={"file": exchange.settings.max_file_bytes},
         )
         _check_purpose(form.texts.get("purpose"))
         record = await files.add(
@@ -96,13 +96,13 @@ async def create_file(request: Request) -> Response:
 @operation("GET", "/v1/files", query=ListFiles, answers={200: FileList}, refuses=(404,))
 async def list_files(request: Request) -> Response:
     """List the tenant's files, a page at a time."""
-    context = context_of(request)
+    exchange = exchange_of(request)
     query = request.query_params
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise RequestError("`order` must be asc or desc.", param="order")
     data, more = batches_of(request).files.page(
-        context.caller.tenant,
+        exchange.caller.tenant,
         query.get("purpose"),
         query.get("after"),
         page_size(request, 10_000, 10_000),
@@ -114,8 +114,8 @@ async def list_files(request: Request) -> Response:
 @operation("GET", "/v1/files/{id}", answers={200: FileRecord}, refuses=(404,))
 async def get_file(request: Request) -> Response:
     """Show a file."""
-    context = context_of(request)
-    return json_response(batches_of(request).files.find(context.caller.tenant, request.path_params["id"]))
+    exchange = exchange_of(request)
+    return json_response(batches_of(request).files.find(exchange.caller.tenant, request.path_params["id"]))
 
 
 @operation(
@@ -126,9 +126,9 @@ async def get_file(request: Request) -> Response:
 )
 async def get_content(request: Request) -> Response:
     """Send the content of a file."""
-    context = context_of(request)
+    exchange = exchange_of(request)
     files = batches_of(request).files
-    record = files.find(context.caller.tenant, request.path_params["id"])
+    record = files.find(exchange.caller.tenant, request.path_params["id"])
     return FileResponse(
         await files.bring(record.id),
         media_type="application/octet-stream",
@@ -139,8 +139,8 @@ async def get_content(request: Request) -> Response:
 @operation("DELETE", "/v1/files/{id}", answers={200: FileDeleted}, refuses=(404, 409))
 async def delete_file(request: Request) -> Response:
     """Remove a file that no batch reads any more."""
-    context, id = context_of(request), request.path_params["id"]
-    await batches_of(request).remove_file(context.caller.tenant, id)
+    exchange, id = exchange_of(request), request.path_params["id"]
+    await batches_of(request).remove_file(exchange.caller.tenant, id)
     return json_response(FileDeleted(id))
 
 

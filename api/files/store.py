@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from anyio import Lock, to_thread
 
-from personae.api.database.base import Connection, Row
+from personae.api.database.base import Connection, TableRow
 from personae.api.http.upload import Staging, sync_folder
 from personae.api.object_store import ObjectStore
 from personae.api.tenants.data import DataDir
@@ -230,7 +230,7 @@ def expiry(seconds: int, param: str) -> int:
     return seconds
 
 
-def _record(row: Row) -> FileRecord:
+def _record(row: TableRow) -> FileRecord:
     return FileRecord(
         row["id"], row["bytes"], row["created"], row["filename"], row["purpose"], row["expires"]
     )

@@ -11,7 +11,7 @@ from personae.errors import Overloaded
 _STILL_SERVED = {"/health", "/metrics"}
 
 
-class Drain:
+class DrainMiddleware:
     """ASGI middleware around the whole app. It counts the requests in progress and, once it drains, refuses
     others (503, `/ready` too), so that load balancers and clients turn to another replica."""
 

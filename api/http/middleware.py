@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from personae.api.settings import ApiSettings
 from personae.api.telemetry import logs, orca
 from personae.api.telemetry.metrics import Metrics
-from personae.api.wire.errors import error_response, visible
+from personae.api.wire.errors import refusal, visible
 from personae.errors import PayloadTooLarge, PersonaeError, RequestError, RequestTimeout
 from personae.kernels.sizes import size_text
 
@@ -80,7 +80,7 @@ class Gate:
                 shown = visible(error, request_id)
                 if status:
                     raise _Broken(shown.message) from None
-                await error_response(shown)(scope, receive, send_with_id)
+                await refusal(scope, shown)(scope, receive, send_with_id)
             finally:
                 method, route, status = scope["method"], _route(scope), status or 499
                 self._metrics.http.labels(method, route, str(status)).inc()

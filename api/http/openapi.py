@@ -102,7 +102,7 @@ def _types(one: Operation) -> Iterator[Any]:
     for content in _contents(one):
         yield content.type
     if one.error is not None:
-        yield one.error
+        yield one.error.type
     if one.query is not None:
         for field in msgspec.structs.fields(one.query):
             yield field.type
@@ -201,7 +201,7 @@ def _answer(status: int, answer: Any, schema_of: dict[str, Any]) -> dict[str, An
 def _refusal(one: Operation, status: int, schema_of: dict[str, Any]) -> dict[str, Any]:
     if one.error is None:
         return {"$ref": f"#/components/responses/{status}"}
-    return _error(status, schema_of, one.error)
+    return _error(status, schema_of, one.error.type)
 
 
 def _error(status: int, schema_of: dict[str, Any], type: Any = ErrorAnswer) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from personae.api.tenants.access import OPEN, admin_only
+from personae.errors import PersonaeError
 
 Endpoint = Callable[[Request], Awaitable[Any]]
 
@@ -50,13 +51,23 @@ class HeaderParameter:
 
 
 @dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """How a route's errors are written if not as OpenAI's: the type of their bodies, and what makes one from
+    an error and its request's id. `id_header` has the id, too. It holds for the paths below the route's."""
+
+    type: Any
+    body: Callable[[PersonaeError, str], Any]
+    id_header: str
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One method of one path. `path` is Starlette's, with the names of its parameters in braces.
 
     `body` is the type of a JSON body, or another `Content`. `query` is a struct whose fields are the
     parameters after the `?`. `answers` has the successes: for each status a type (sent as JSON), a `Content`,
     or several. `refuses` are the error statuses that this route adds to those of every route. `error` is the
-    type of their bodies if it is not OpenAI's.
+    form of their bodies if it is not OpenAI's.
     """
 
     method: str
@@ -68,7 +79,7 @@ class Operation:
     headers: tuple[HeaderParameter, ...] = ()
     refuses: tuple[int, ...] = ()
     admin: bool = False
-    error: Any = None
+    error: ErrorForm | None = None
 
     @property
     def open(self) -> bool:
@@ -100,7 +111,7 @@ def operation(
     headers: tuple[HeaderParameter, ...] = (),
     refuses: tuple[int, ...] = (),
     admin: bool = False,
-    error: Any = None,
+    error: ErrorForm | None = None,
 ) -> Callable[[Endpoint], Operation]:
     """Make an endpoint an `Operation`. `admin` restricts it to admins' keys."""
 

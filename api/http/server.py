@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from personae.api.http.drain import Drain
+from personae.api.http.drain import DrainMiddleware
 from personae.api.http.protocol import guarded
 from personae.api.http.tls import Certificate
 from personae.api.settings import ApiSettings
@@ -72,7 +72,7 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         self._certificate = certificate
         self._handshake_seconds = settings.header_seconds
-        self._drain = Drain(app, settings.root_path)
+        self._drain = DrainMiddleware(app, settings.root_path)
         self._drain_seconds = drain_seconds
         self._end_all = end_all
         self._describe = describe

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from personae.actors.replicas.scaling import DRAIN_SECONDS, ReplicaInfo, ReplicaScaler, Status
 from personae.api.body import read_json
-from personae.api.context import RequestContext, context_of
+from personae.api.exchange import Exchange, exchange_of
 from personae.api.http.operation import operation
 from personae.api.respond import json_response
 from personae.api.wire.schema import Body
@@ -48,7 +48,7 @@ class ScaleReplicas(Body, kw_only=True):
 @operation("GET", "/v1/replicas", answers={200: ReplicaList}, refuses=(404,), admin=True)
 async def list_replicas(request: Request) -> Response:
     """List the engines."""
-    return json_response(_listed(_scaler(context_of(request))))
+    return json_response(_listed(_scaler(exchange_of(request))))
 
 
 @operation(
@@ -57,18 +57,18 @@ async def list_replicas(request: Request) -> Response:
 async def scale_replicas(request: Request) -> Response:
     """Add or remove engines while the others serve. The answer does not wait: an added engine is `starting`,
     and a removed one is `draining`."""
-    context = context_of(request)
-    scaler = _scaler(context)
-    body = await read_json(request, ScaleReplicas, context)
+    exchange = exchange_of(request)
+    scaler = _scaler(exchange)
+    body = await read_json(request, ScaleReplicas, exchange)
     await scaler.scale(body.replicas, body.drain_timeout)
-    context.live.drop()
+    exchange.services.live.drop()
     return json_response(_listed(scaler))
 
 
-def _scaler(context: RequestContext) -> ReplicaScaler:
-    if context.scaler is None:
+def _scaler(exchange: Exchange) -> ReplicaScaler:
+    if exchange.services.scaler is None:
         raise NotFound("This server has one engine. Start it with --replicas or --max-replicas to have more.")
-    return context.scaler
+    return exchange.services.scaler
 
 
 def _listed(scaler: ReplicaScaler) -> ReplicaList:

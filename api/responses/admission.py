@@ -7,8 +7,8 @@ import msgspec
 from anyio import to_thread
 
 from personae.api import chat
-from personae.api.context import RequestContext
 from personae.api.dialect import RESPONSES
+from personae.api.exchange import Exchange
 from personae.api.generation import Job
 from personae.api.responses.answers import Response
 from personae.api.responses.builder import ResponseBuilder
@@ -65,31 +65,31 @@ class Keeping:
         return KeptResponse(self.tenant, response.id, previous, _encode(self.items), encoded, request)
 
 
-async def admit(context: RequestContext, body: ResponsesRequest) -> tuple[Job, ResponseBuilder]:
+async def admit(exchange: Exchange, body: ResponsesRequest) -> tuple[Job, ResponseBuilder]:
     """Check everything, render and encode; the job is ready to run."""
-    job, form, _ = await admit_kept(context, body)
+    job, form, _ = await admit_kept(exchange, body)
     return job, form
 
 
 async def admit_kept(
-    context: RequestContext, body: ResponsesRequest, *, id: str | None = None, created: int | None = None
+    exchange: Exchange, body: ResponsesRequest, *, id: str | None = None, created: int | None = None
 ) -> tuple[Job, ResponseBuilder, Keeping | None]:
     """The same, with what keeps the answer. An `id` and a time are those of a response that its client knows
     already."""
     refuse_unserved(body)
     if body.background:
-        _check_background(context, body)
+        _check_background(exchange, body)
     id = id or f"resp_{uuid.uuid4().hex}"
-    own = await _resolved(context, _own(body))
-    keep = await _keeping(context, body, own, id)
-    earlier = await _earlier(context, body)
+    own = await _resolved(exchange, _own(body))
+    keep = await _keeping(exchange, body, own, id)
+    earlier = await _earlier(exchange, body)
     if earlier.items or not isinstance(body.input, str):
         body.input = [*earlier.items, *own]
-    most, count = context.settings.max_messages, len(earlier.items)
-    asked, names = await context.prepared(lambda brief: chat_request(body, most, count, earlier.field))
+    most, count = exchange.settings.max_messages, len(earlier.items)
+    asked, names = await exchange.prepared(lambda brief: chat_request(body, most, count, earlier.field))
     with names.applied():
-        job, _ = await chat.admit(context, asked, prefix="resp_", dialect=RESPONSES)
-    names.rename_all(context.ignored)
+        job, _ = await chat.admit(exchange, asked, prefix="resp_", dialect=RESPONSES)
+    names.rename_all(exchange.ignored)
     job.rename = names.rename
     job.id, job.created = id, created or job.created
     body.input = ""  # it is in the prompt, and may be long
@@ -102,13 +102,13 @@ def _own(body: ResponsesRequest) -> list[Item]:
     return [MessageItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
 
 
-def _check_background(context: RequestContext, body: ResponsesRequest) -> None:
+def _check_background(exchange: Exchange, body: ResponsesRequest) -> None:
     """Raises UnsupportedParameter where no answer can be made in the background."""
-    if context.background:
+    if exchange.background:
         raise UnsupportedParameter("A batch's requests are not run in the background.", param="background")
-    if context.responses is None or context.responses.check_background is None:
+    if exchange.services.responses is None or exchange.services.responses.check_background is None:
         raise UnsupportedParameter("`background`: this server stores no responses.", param="background")
-    context.responses.check_background(context.caller.tenant)
+    exchange.services.responses.check_background(exchange.caller.tenant)
     if body.store is False:
         raise RequestError("`background` needs `store`: the answer is fetched later.", param="store")
     if body.stream:
@@ -117,50 +117,48 @@ def _check_background(context: RequestContext, body: ResponsesRequest) -> None:
         )
 
 
-async def _keeping(
-    context: RequestContext, body: ResponsesRequest, own: list[Item], id: str
-) -> Keeping | None:
+async def _keeping(exchange: Exchange, body: ResponsesRequest, own: list[Item], id: str) -> Keeping | None:
     """What keeps the response of that id, None if nothing does.
 
     A response is kept unless `store` is false; one of a batch only if it is true.
     """
-    store, who, conversation = context.responses, context.caller.identity, conversation_id(body)
+    store, who, conversation = exchange.services.responses, exchange.caller.identity, conversation_id(body)
     if store is None:
         if body.store:
-            context.ignored.append("store")
+            exchange.ignored.append("store")
         return None
-    wanted = not context.background if body.store is None else body.store
+    wanted = not exchange.background if body.store is None else body.store
     if not wanted and conversation is None:
         return None
     items = kept_items(own, id if wanted else None)
-    context.keep(len(_encode(items)))
+    exchange.keep(len(_encode(items)))
     limit = who.limits.response_bytes
     if conversation is not None:
         await to_thread.run_sync(store.conversations.check_room, who.tenant, limit)
     return Keeping(store, who.tenant, limit, items, wanted, conversation)
 
 
-async def _resolved(context: RequestContext, own: list[Item]) -> list[Item]:
+async def _resolved(exchange: Exchange, own: list[Item]) -> list[Item]:
     """The items, with the tenant's stored ones in the places of references to them. Raises RequestError for
     one that is not stored, or that is already there: each may be long."""
     named: dict[str, str] = {}
     for index, item in enumerate(own):
         if isinstance(item, ItemReference):
             place = f"input[{index}]"
-            if context.responses is None:
+            if exchange.services.responses is None:
                 raise UnsupportedParameter(
                     f"`{place}`: this server stores no responses; send the item itself.", param=place
                 )
             if item.id in named:
                 raise RequestError(f"`{place}` is the same item as `{named[item.id]}`.", param=place)
             named[item.id] = place
-    if not named or context.responses is None:
+    if not named or exchange.services.responses is None:
         return own
-    found = await to_thread.run_sync(context.responses.items, context.caller.tenant, named)
+    found = await to_thread.run_sync(exchange.services.responses.items, exchange.caller.tenant, named)
     return [found[item.id] if isinstance(item, ItemReference) else item for item in own]
 
 
-async def _earlier(context: RequestContext, body: ResponsesRequest) -> Earlier:
+async def _earlier(exchange: Exchange, body: ResponsesRequest) -> Earlier:
     """What the request follows."""
     previous, conversation = body.previous_response_id, conversation_id(body)
     if previous is None and conversation is None:
@@ -170,7 +168,7 @@ async def _earlier(context: RequestContext, body: ResponsesRequest) -> Earlier:
         raise RequestError(
             "Give either `previous_response_id` or `conversation`.", param="previous_response_id"
         )
-    store, tenant, most = context.responses, context.caller.tenant, context.settings.max_messages
+    store, tenant, most = exchange.services.responses, exchange.caller.tenant, exchange.settings.max_messages
     if store is None:
         raise UnsupportedParameter(f"`{field}`: this server stores no responses.", param=field)
     if conversation is not None:

@@ -21,14 +21,15 @@ from anyio.abc import TaskGroup
 from starlette.applications import Starlette
 
 from personae.actors.kit.background import background_tasks
-from personae.api.context import RequestContext
 from personae.api.database.leases import LOOK_SECONDS
+from personae.api.exchange import Exchange
 from personae.api.generation import Job
 from personae.api.responses.admission import Keeping, admit_kept
 from personae.api.responses.answers import Response, ResponseError
 from personae.api.responses.builder import ResponseBuilder
 from personae.api.responses.request import ResponsesRequest
 from personae.api.responses.store import KeptResponse, ResponseStore
+from personae.api.services import Services
 from personae.api.telemetry import logs
 from personae.api.tenants.access import LOCAL_ADMIN, Caller
 from personae.api.tenants.store import Identity
@@ -85,7 +86,7 @@ class BackgroundResponses:
     @asynccontextmanager
     async def runs(self, app: Starlette) -> AsyncIterator[None]:
         """Run the new responses of an app, and the ones that an earlier server left, while the block runs."""
-        self._context: RequestContext = app.state.context
+        self._services: Services = app.state.services
         async with background_tasks() as tasks:
             self._tasks, self._store.check_background = tasks, self.check_room
             app.state.background = self
@@ -124,11 +125,11 @@ class BackgroundResponses:
                 param="background",
             )
 
-    async def begin(self, context: RequestContext, body: ResponsesRequest) -> bytes:
+    async def begin(self, exchange: Exchange, body: ResponsesRequest) -> bytes:
         """Admit a request and start its response; returns it as it is then, as JSON. Raises what `admit`
         raises."""
         whole = msgspec.json.encode(body)
-        admitted = await admit_background(context, context.caller.identity, body)
+        admitted = await admit_background(exchange, exchange.caller.identity, body)
         return msgspec.json.encode(await self.start(admitted, whole))
 
     async def start(self, admitted: Admitted, request: bytes) -> Response:
@@ -219,13 +220,13 @@ class BackgroundResponses:
     async def _again(self, tenant: str, id: str) -> Admitted:
         """Admit a response anew, from what is kept of it. Raises NotFound, or what admission raises."""
         kept, before = await self._found(tenant, id)
-        context = self._context
-        who = LOCAL_ADMIN if context.tenants is None else context.tenants.on_behalf_of(tenant)
+        services = self._services
+        who = LOCAL_ADMIN if services.tenants is None else services.tenants.on_behalf_of(tenant)
         if who is None:
             raise Unauthorized("The tenant of this response has been revoked.")
-        depth = context.settings.max_json_depth
+        depth = services.settings.max_json_depth
         body = decode(kept.request or b"", ResponsesRequest, depth, unknown="ignore")
-        return await admit_background(context, who, body, id=id, created=before.created_at)
+        return await admit_background(Exchange(services), who, body, id=id, created=before.created_at)
 
     async def _fail(self, live: _Live, id: str, error: PersonaeError) -> None:
         """Keep that it failed, unless it was deleted meanwhile."""
@@ -251,7 +252,7 @@ class BackgroundResponses:
 
 
 async def admit_background(
-    context: RequestContext,
+    exchange: Exchange,
     who: Identity,
     body: ResponsesRequest,
     *,
@@ -261,7 +262,8 @@ async def admit_background(
     """Admit a request that lives longer than its connection. Raises what `admit` raises."""
     caller = Caller(who)
     caller.body_size = LONG + 1  # nobody waits: it is prepared off the event loop
-    own = replace(context, caller=caller, arrived=None, patience=math.inf, answer_headers={})
+    headers = replace(exchange.headers, arrived=None, patience=math.inf)
+    own = replace(exchange, caller=caller, headers=headers, answer_headers={})
     try:
         job, form, keeping = await admit_kept(own, body, id=id, created=created)
     except BaseException:

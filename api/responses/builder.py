@@ -158,7 +158,7 @@ class ResponseBuilder(AnswerBuilder):
                 MessageWriter(self._event, self._job.id, self._place, logprobs=self._logprobs)
             )
         assert isinstance(self._open, MessageWriter)
-        self._open.add(chat_logprobs(span.entries, self._job.context.client.tokenizer).content)
+        self._open.add(chat_logprobs(span.entries, self._job.exchange.client.tokenizer).content)
         yield from self._written(span.text)
 
     def _called(self, call: CallPart) -> Iterator[Event]:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api.body import read_json
-from personae.api.context import RequestContext, context_of
+from personae.api.exchange import Exchange, exchange_of
 from personae.api.http.operation import operation
 from personae.api.respond import json_response
 from personae.api.responses.conversations import Conversation, ConversationStore
@@ -74,9 +74,9 @@ class ConversationDeleted(msgspec.Struct):
 @operation("POST", "/v1/conversations", body=CreateConversation, answers={200: Conversation}, refuses=(404,))
 async def create_conversation(request: Request) -> Response:
     """Make a conversation, with items or without."""
-    context = context_of(request)
-    body = await read_json(request, CreateConversation, context)
-    store, who = _store(context), context.caller.identity
+    exchange = exchange_of(request)
+    body = await read_json(request, CreateConversation, exchange)
+    store, who = _store(exchange), exchange.caller.identity
     check_metadata(body.metadata)
     items, limit = _items(body), who.limits.response_bytes
     return json_response(await _done(lambda: store.create(who.tenant, limit, body.metadata or {}, items)))
@@ -85,9 +85,9 @@ async def create_conversation(request: Request) -> Response:
 @operation("GET", "/v1/conversations/{id}", answers={200: Conversation}, refuses=(404,))
 async def get_conversation(request: Request) -> Response:
     """Show a conversation without its items."""
-    context, id = context_of(request), request.path_params["id"]
-    store = _store(context)
-    return json_response(await _done(lambda: store.find(context.caller.tenant, id)))
+    exchange, id = exchange_of(request), request.path_params["id"]
+    store = _store(exchange)
+    return json_response(await _done(lambda: store.find(exchange.caller.tenant, id)))
 
 
 @operation(
@@ -99,19 +99,19 @@ async def get_conversation(request: Request) -> Response:
 )
 async def change_conversation(request: Request) -> Response:
     """Give a conversation other metadata."""
-    context, id = context_of(request), request.path_params["id"]
-    body = await read_json(request, ChangeConversation, context)
+    exchange, id = exchange_of(request), request.path_params["id"]
+    body = await read_json(request, ChangeConversation, exchange)
     check_metadata(body.metadata)
-    store = _store(context)
-    return json_response(await _done(lambda: store.change(context.caller.tenant, id, body.metadata or {})))
+    store = _store(exchange)
+    return json_response(await _done(lambda: store.change(exchange.caller.tenant, id, body.metadata or {})))
 
 
 @operation("DELETE", "/v1/conversations/{id}", answers={200: ConversationDeleted}, refuses=(404,))
 async def delete_conversation(request: Request) -> Response:
     """Delete a conversation with its items. Responses that belong to it stay."""
-    context, id = context_of(request), request.path_params["id"]
-    store = _store(context)
-    await _done(lambda: store.remove(context.caller.tenant, id))
+    exchange, id = exchange_of(request), request.path_params["id"]
+    store = _store(exchange)
+    await _done(lambda: store.remove(exchange.caller.tenant, id))
     return json_response(ConversationDeleted(id))
 
 
@@ -124,9 +124,9 @@ async def delete_conversation(request: Request) -> Response:
 )
 async def create_items(request: Request) -> Response:
     """Put items behind those of a conversation."""
-    context, id = context_of(request), request.path_params["id"]
-    body = await read_json(request, CreateItems, context)
-    store, who = _store(context), context.caller.identity
+    exchange, id = exchange_of(request), request.path_params["id"]
+    body = await read_json(request, CreateItems, exchange)
+    store, who = _store(exchange), exchange.caller.identity
     items = _items(body)
     if not items:
         raise RequestError("`items` is empty.", param="items")
@@ -137,26 +137,26 @@ async def create_items(request: Request) -> Response:
 @operation("GET", "/v1/conversations/{id}/items", query=ListItems, answers={200: ItemList}, refuses=(404,))
 async def list_items(request: Request) -> Response:
     """List a conversation's items, a page at a time, the newest first."""
-    context, id = context_of(request), request.path_params["id"]
-    store, (after, limit, order) = _store(context), page_of(request)
-    items, more = await _done(lambda: store.page(context.caller.tenant, id, after, limit, order))
+    exchange, id = exchange_of(request), request.path_params["id"]
+    store, (after, limit, order) = _store(exchange), page_of(request)
+    items, more = await _done(lambda: store.page(exchange.caller.tenant, id, after, limit, order))
     return json_response(item_list(items, more))
 
 
 @operation("GET", "/v1/conversations/{id}/items/{item_id}", answers={200: dict[str, Any]}, refuses=(404,))
 async def get_item(request: Request) -> Response:
     """Show an item of a conversation."""
-    context, path = context_of(request), request.path_params
-    store = _store(context)
-    item = await _done(lambda: store.item(context.caller.tenant, path["id"], path["item_id"]))
+    exchange, path = exchange_of(request), request.path_params
+    store = _store(exchange)
+    item = await _done(lambda: store.item(exchange.caller.tenant, path["id"], path["item_id"]))
     return Response(msgspec.json.encode(item), media_type="application/json")
 
 
 @operation("DELETE", "/v1/conversations/{id}/items/{item_id}", answers={200: Conversation}, refuses=(404,))
 async def delete_item(request: Request) -> Response:
     """Delete an item of a conversation."""
-    context, path = context_of(request), request.path_params
-    store, tenant = _store(context), context.caller.tenant
+    exchange, path = exchange_of(request), request.path_params
+    store, tenant = _store(exchange), exchange.caller.tenant
     return json_response(await _done(lambda: store.remove_item(tenant, path["id"], path["item_id"])))
 
 
@@ -173,10 +173,10 @@ def _items(body: _WithItems) -> list[KeptItem]:
     return kept_items(items)
 
 
-def _store(context: RequestContext) -> ConversationStore:
-    if context.responses is None:
+def _store(exchange: Exchange) -> ConversationStore:
+    if exchange.services.responses is None:
         raise NotFound("This server keeps no conversations.", code="no_conversations")
-    return context.responses.conversations
+    return exchange.services.responses.conversations
 
 
 async def _done(work: Callable[[], T]) -> T:

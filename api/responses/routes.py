@@ -7,8 +7,8 @@ from starlette.responses import Response as HttpResponse
 
 from personae.api import targets
 from personae.api.body import read_json
-from personae.api.context import RequestContext, context_of
 from personae.api.deadline import TIMEOUT
+from personae.api.exchange import Exchange, exchange_of
 from personae.api.http.operation import events, operation
 from personae.api.respond import json_response
 from personae.api.responses.admission import admit
@@ -33,64 +33,64 @@ from personae.errors import NotFound, UnsupportedParameter
 )
 async def create_response(request: Request) -> HttpResponse | EventStream:
     """Answer a conversation, at once or as a stream, in OpenAI's newer form."""
-    context = context_of(request)
-    body = await read_json(request, ResponsesRequest, context)
+    exchange = exchange_of(request)
+    body = await read_json(request, ResponsesRequest, exchange)
     if body.background:
-        return await _begun(request, context, body)
-    job, form = await admit(context, body)
+        return await _begun(request, exchange, body)
+    job, form = await admit(exchange, body)
     return await respond(request, job, form, stream=bool(body.stream))
 
 
-async def _begun(request: Request, context: RequestContext, body: ResponsesRequest) -> HttpResponse:
+async def _begun(request: Request, exchange: Exchange, body: ResponsesRequest) -> HttpResponse:
     """The answer to a request whose response is made in the background."""
-    context.caller.ready()  # its turn is another's: the response has a caller of its own
+    exchange.caller.ready()  # its turn is another's: the response has a caller of its own
     background = _background(request)
     if background is None:
         refuse_unserved(body)
         raise UnsupportedParameter("`background`: this server stores no responses.", param="background")
-    return HttpResponse(await background.begin(context, body), media_type="application/json")
+    return HttpResponse(await background.begin(exchange, body), media_type="application/json")
 
 
 @operation("GET", "/v1/responses/{id}", answers={200: Response}, refuses=(404,))
 async def get_response(request: Request) -> HttpResponse:
     """Show a stored response."""
-    context, id = context_of(request), request.path_params["id"]
+    exchange, id = exchange_of(request), request.path_params["id"]
     if request.query_params.get("stream", "false") != "false":
         raise UnsupportedParameter("`stream`: a stored response is not streamed again.", param="stream")
-    kept = await to_thread.run_sync(_store(context).find, context.caller.tenant, id)
+    kept = await to_thread.run_sync(_store(exchange).find, exchange.caller.tenant, id)
     return HttpResponse(kept.response, media_type="application/json")
 
 
 @operation("DELETE", "/v1/responses/{id}", answers={200: ResponseDeleted}, refuses=(404,))
 async def delete_response(request: Request) -> HttpResponse:
     """Delete a response. Responses that follow it can no longer be continued."""
-    context, id = context_of(request), request.path_params["id"]
-    store = _store(context)
-    await to_thread.run_sync(store.find, context.caller.tenant, id)
+    exchange, id = exchange_of(request), request.path_params["id"]
+    store = _store(exchange)
+    await to_thread.run_sync(store.find, exchange.caller.tenant, id)
     background = _background(request)
     if background is not None:
         background.drop(id)
-    await to_thread.run_sync(store.remove, context.caller.tenant, id)
+    await to_thread.run_sync(store.remove, exchange.caller.tenant, id)
     return json_response(ResponseDeleted(id))
 
 
 @operation("POST", "/v1/responses/{id}/cancel", answers={200: Response}, refuses=(404, 409))
 async def cancel_response(request: Request) -> HttpResponse:
     """Stop a response in the background. One that has ended stays as it is."""
-    context, id = context_of(request), request.path_params["id"]
-    _store(context)  # a server without one says so
+    exchange, id = exchange_of(request), request.path_params["id"]
+    _store(exchange)  # a server without one says so
     background = _background(request)
     if background is None:
         raise NotFound(f"There is no response `{id[:80]}`.", param="id", code="response_not_found")
-    return HttpResponse(await background.cancel(context.caller.tenant, id), media_type="application/json")
+    return HttpResponse(await background.cancel(exchange.caller.tenant, id), media_type="application/json")
 
 
 @operation("GET", "/v1/responses/{id}/input_items", query=ListItems, answers={200: ItemList}, refuses=(404,))
 async def list_input_items(request: Request) -> HttpResponse:
     """List the items that the response's own request had, a page at a time."""
-    context, id = context_of(request), request.path_params["id"]
+    exchange, id = exchange_of(request), request.path_params["id"]
     after, limit, order = page_of(request)
-    kept = await to_thread.run_sync(_store(context).find, context.caller.tenant, id)
+    kept = await to_thread.run_sync(_store(exchange).find, exchange.caller.tenant, id)
     items = msgspec.json.decode(kept.input, type=list[KeptItem])
     if order == "desc":
         items.reverse()
@@ -108,7 +108,7 @@ def _background(request: Request) -> BackgroundResponses | None:
     return found
 
 
-def _store(context: RequestContext) -> ResponseStore:
-    if context.responses is None:
+def _store(exchange: Exchange) -> ResponseStore:
+    if exchange.services.responses is None:
         raise NotFound("This server stores no responses.", code="no_responses")
-    return context.responses
+    return exchange.services.responses

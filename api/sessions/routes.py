@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api.body import read_json
-from personae.api.context import context_of
+from personae.api.exchange import exchange_of
 from personae.api.http.operation import operation
 from personae.api.respond import json_response
 from personae.api.sessions.store import LONGEST_TTL, Session, session_key
@@ -40,24 +40,24 @@ class SessionDeleted(msgspec.Struct):
 @operation("GET", "/v1/sessions", answers={200: SessionList})
 async def list_sessions(request: Request) -> Response:
     """List the sessions."""
-    context = context_of(request)
-    return json_response(SessionList(context.sessions.list(context.caller.tenant)))
+    exchange = exchange_of(request)
+    return json_response(SessionList(exchange.services.sessions.list(exchange.caller.tenant)))
 
 
 @operation("GET", "/v1/sessions/{id:path}", answers={200: Session}, refuses=(404,))
 async def get_session(request: Request) -> Response:
     """Show a session."""
-    context = context_of(request)
-    return json_response(context.sessions.find(context.caller.tenant, request.path_params["id"]))
+    exchange = exchange_of(request)
+    return json_response(exchange.services.sessions.find(exchange.caller.tenant, request.path_params["id"]))
 
 
 @operation("POST", "/v1/sessions/{id:path}", body=ChangeSession, answers={200: Session}, refuses=(404,))
 async def change_session(request: Request) -> Response:
     """Change how long the keys and values of a session are kept."""
-    context, name = context_of(request), request.path_params["id"]
-    body = await read_json(request, ChangeSession, context)
-    session = context.sessions.keep(context.caller.tenant, name, body.ttl)
-    context.client.keep_session(context.caller.tenant, session_key(name), body.ttl)
+    exchange, name = exchange_of(request), request.path_params["id"]
+    body = await read_json(request, ChangeSession, exchange)
+    session = exchange.services.sessions.keep(exchange.caller.tenant, name, body.ttl)
+    exchange.client.keep_session(exchange.caller.tenant, session_key(name), body.ttl)
     return json_response(session)
 
 
@@ -65,7 +65,7 @@ async def change_session(request: Request) -> Response:
 async def delete_session(request: Request) -> Response:
     """Forget a session, and delete its keys and values, in memory and on the disk. Those that other requests
     use stay."""
-    context, name = context_of(request), request.path_params["id"]
-    context.sessions.remove(context.caller.tenant, name)
-    context.client.forget_session(context.caller.tenant, session_key(name))
+    exchange, name = exchange_of(request), request.path_params["id"]
+    exchange.services.sessions.remove(exchange.caller.tenant, name)
+    exchange.client.forget_session(exchange.caller.tenant, session_key(name))
     return json_response(SessionDeleted(name))

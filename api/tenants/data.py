@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from personae.api.database.base import Connection, Database, Row
+from personae.api.database.base import Connection, Database, TableRow
 from personae.api.database.leases import Leases
 from personae.api.database.sqlite import SqliteDatabase
 from personae.api.object_store import ObjectStore
@@ -78,7 +78,7 @@ class DataDir:
         self.shared = self._database.shared
         self.leases = Leases(self._database, self.failures) if self.shared else None
 
-    def rows(self, query: str, values: Sequence[object] = ()) -> Sequence[Row]:
+    def rows(self, query: str, values: Sequence[object] = ()) -> Sequence[TableRow]:
         """What a select finds; see `Database.rows`. Raises StorageFailed."""
         return self._database.rows(query, values)
 

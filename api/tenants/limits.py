@@ -45,7 +45,7 @@ def _with_defaults(limits: TenantLimits) -> TenantLimits:
     return msgspec.structs.replace(DEFAULTS, **given)
 
 
-class Bucket:
+class TokenBucket:
     """Fills at `per_minute` up to one minute's worth."""
 
     def __init__(self, per_minute: int, now: float) -> None:
@@ -81,7 +81,7 @@ class Bucket:
 class Reservation:
     """The tokens that the answers of a request may have, taken from a tenant's bucket."""
 
-    def __init__(self, bucket: Bucket | None, tokens: int) -> None:
+    def __init__(self, bucket: TokenBucket | None, tokens: int) -> None:
         self._bucket = bucket
         self._tokens = tokens
         if bucket is not None:
@@ -99,10 +99,10 @@ class Reservation:
 class _Account:
     def __init__(self) -> None:
         self.running = 0
-        self.requests: Bucket | None = None
-        self.tokens: Bucket | None = None
-        self.schemas: Bucket | None = None
-        self.fetches: Bucket | None = None
+        self.requests: TokenBucket | None = None
+        self.tokens: TokenBucket | None = None
+        self.schemas: TokenBucket | None = None
+        self.fetches: TokenBucket | None = None
         self.seen: OrderedDict[int, None] = OrderedDict()  # hashes of schemas that are not counted again
 
 
@@ -202,16 +202,16 @@ def duration(seconds: float) -> str:
     return f"{f'{minutes:.0f}m' if minutes else ''}{round(rest, 2):g}s"
 
 
-def _bucket(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
+def _bucket(bucket: TokenBucket | None, per_minute: int | None, now: float) -> TokenBucket | None:
     """The bucket for a limit that may have changed since."""
     if per_minute is None:
         return None
     if bucket is None or bucket.per_minute != per_minute:
-        return Bucket(per_minute, now)
+        return TokenBucket(per_minute, now)
     return bucket
 
 
-def _demand(bucket: Bucket, amount: float, now: float, unit: str, leave: float = 0.0) -> None:
+def _demand(bucket: TokenBucket, amount: float, now: float, unit: str, leave: float = 0.0) -> None:
     """Raises RateLimited unless there is this much."""
     wait = bucket.wait(amount, now, leave)
     if wait <= 0:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api.body import read_json
-from personae.api.context import RequestContext, context_of
+from personae.api.exchange import Exchange, exchange_of
 from personae.api.http.operation import Content, operation
 from personae.api.respond import json_response
 from personae.api.tenants.limits import limits_of
@@ -148,9 +148,9 @@ class UsageList(msgspec.Struct):
 @operation("POST", "/v1/tenants", body=CreateTenant, answers={201: Tenant}, refuses=(404, 409), admin=True)
 async def create_tenant(request: Request) -> Response:
     """Add a tenant."""
-    context = context_of(request)
-    store = _tenants(context)
-    body = await read_json(request, CreateTenant, context)
+    exchange = exchange_of(request)
+    store = _tenants(exchange)
+    body = await read_json(request, CreateTenant, exchange)
     named = {} if body.limits is None else body.limits.named()
     await _written(lambda: store.create_tenant(body.name, TenantLimits(**named)))
     return json_response(store.find_tenant(body.name), 201)
@@ -159,13 +159,13 @@ async def create_tenant(request: Request) -> Response:
 @operation("GET", "/v1/tenants", answers={200: TenantList}, refuses=(404,), admin=True)
 async def list_tenants(request: Request) -> Response:
     """List the tenants, revoked ones included."""
-    return json_response(TenantList(_tenants(context_of(request)).list_tenants()))
+    return json_response(TenantList(_tenants(exchange_of(request)).list_tenants()))
 
 
 @operation("GET", "/v1/tenants/{name}", answers={200: Tenant}, refuses=(404,), admin=True)
 async def get_tenant(request: Request) -> Response:
     """Show a tenant."""
-    return json_response(_tenants(context_of(request)).find_tenant(request.path_params["name"]))
+    return json_response(_tenants(exchange_of(request)).find_tenant(request.path_params["name"]))
 
 
 @operation(
@@ -173,9 +173,9 @@ async def get_tenant(request: Request) -> Response:
 )
 async def change_tenant(request: Request) -> Response:
     """Change limits of a tenant. They apply from its next request on."""
-    context, name = context_of(request), request.path_params["name"]
-    store = _tenants(context)
-    body = await read_json(request, ChangeTenant, context)
+    exchange, name = exchange_of(request), request.path_params["name"]
+    store = _tenants(exchange)
+    body = await read_json(request, ChangeTenant, exchange)
     return json_response(await _written(lambda: store.set_limits(name, body.limits.named())))
 
 
@@ -189,19 +189,19 @@ async def change_tenant(request: Request) -> Response:
 )
 async def delete_tenant(request: Request) -> Response:
     """Revoke a tenant with all its keys. With `free=true`, also remove its data and free its name."""
-    context, name = context_of(request), request.path_params["name"]
-    store, registry = _tenants(context), context.registry
+    exchange, name = exchange_of(request), request.path_params["name"]
+    store, registry = _tenants(exchange), exchange.services.registry
     free = request.query_params.get("free", "false")
     if free not in ("true", "false"):
         raise RequestError("`free` must be true or false.", param="free")
     await _written(lambda: store.revoke_tenant(name))
-    context.revocations.check()
+    exchange.services.revocations.check()
     if free == "true":
         if registry is not None:
             for record in registry.own(name):
                 await registry.remove(name, record.name)
-        if context.usage is not None:
-            await _written(context.usage.flush)
+        if exchange.services.usage is not None:
+            await _written(exchange.services.usage.flush)
         await _written(lambda: store.free_tenant(name))
     return json_response(TenantDeleted(name, free == "true"))
 
@@ -209,9 +209,9 @@ async def delete_tenant(request: Request) -> Response:
 @operation("POST", "/v1/keys", body=CreateKey, answers={201: NewKey}, refuses=(404, 409), admin=True)
 async def create_key(request: Request) -> Response:
     """Make a key for a tenant. The answer has the whole key, which cannot be shown again."""
-    context = context_of(request)
-    store = _tenants(context)
-    body = await read_json(request, CreateKey, context)
+    exchange = exchange_of(request)
+    store = _tenants(exchange)
+    body = await read_json(request, CreateKey, exchange)
     if body.role != "admin" and not store.has_admin:
         raise Conflict(
             "The first key must be an admin's (`role`): from then on every request needs a key, and no other "
@@ -226,25 +226,25 @@ async def create_key(request: Request) -> Response:
 @operation("GET", "/v1/keys", query=ListKeys, answers={200: KeyList}, refuses=(404,), admin=True)
 async def list_keys(request: Request) -> Response:
     """List the keys, revoked ones included, without their secrets."""
-    context = context_of(request)
-    if context.usage is not None:
-        await _written(context.usage.flush)
-    keys = _tenants(context).list_keys(request.query_params.get("tenant"))
+    exchange = exchange_of(request)
+    if exchange.services.usage is not None:
+        await _written(exchange.services.usage.flush)
+    keys = _tenants(exchange).list_keys(request.query_params.get("tenant"))
     return json_response(KeyList(keys))
 
 
 @operation("GET", "/v1/keys/{id}", answers={200: ApiKey}, refuses=(404,), admin=True)
 async def get_key(request: Request) -> Response:
     """Show a key without its secret."""
-    return json_response(_tenants(context_of(request)).find_key(request.path_params["id"]))
+    return json_response(_tenants(exchange_of(request)).find_key(request.path_params["id"]))
 
 
 @operation("PATCH", "/v1/keys/{id}", body=ChangeKey, answers={200: ApiKey}, refuses=(404,), admin=True)
 async def change_key(request: Request) -> Response:
     """Change a key's label or expiry."""
-    context, id = context_of(request), request.path_params["id"]
-    store = _tenants(context)
-    body = await read_json(request, ChangeKey, context)
+    exchange, id = exchange_of(request), request.path_params["id"]
+    store = _tenants(exchange)
+    body = await read_json(request, ChangeKey, exchange)
     fields = {"label": body.label, "expires": body.expires}
     named = {name: value for name, value in fields.items() if value is not UNSET}
     return json_response(await _written(lambda: store.change_key(id, named)))
@@ -253,23 +253,23 @@ async def change_key(request: Request) -> Response:
 @operation("POST", "/v1/keys/{id}/rotate", body=RotateKey, answers={201: NewKey}, refuses=(404,), admin=True)
 async def rotate_key(request: Request) -> Response:
     """Replace a key by a new one like it. The old key stays valid for `overlap` seconds."""
-    context, id = context_of(request), request.path_params["id"]
-    store = _tenants(context)
-    body = await read_json(request, RotateKey, context)
+    exchange, id = exchange_of(request), request.path_params["id"]
+    store = _tenants(exchange)
+    body = await read_json(request, RotateKey, exchange)
     if not 0 <= body.overlap <= _MAX_OVERLAP:
         raise RequestError(f"`overlap` must be from 0 to {_MAX_OVERLAP} seconds.", param="overlap")
     key = await _written(lambda: store.rotate_key(id, body.overlap))
-    context.revocations.check()
+    exchange.services.revocations.check()
     return json_response(_new(store, key), 201)
 
 
 @operation("DELETE", "/v1/keys/{id}", answers={200: ApiKey}, refuses=(404,), admin=True)
 async def delete_key(request: Request) -> Response:
     """Revoke a key, and end what runs for it."""
-    context, id = context_of(request), request.path_params["id"]
-    store = _tenants(context)
+    exchange, id = exchange_of(request), request.path_params["id"]
+    store = _tenants(exchange)
     await _written(lambda: store.revoke_key(id))
-    context.revocations.check()
+    exchange.services.revocations.check()
     return json_response(store.find_key(id))
 
 
@@ -282,8 +282,8 @@ async def delete_key(request: Request) -> Response:
 )
 async def get_usage(request: Request) -> Response:
     """Show usage by hour, tenant, key and adapter. A tenant's key sees its own tenant's usage."""
-    context, query = context_of(request), request.query_params
-    ledger, who = _usage(context), context.caller.identity
+    exchange, query = exchange_of(request), request.query_params
+    ledger, who = _usage(exchange), exchange.caller.identity
     tenant = query.get("tenant", None if who.role == "admin" else who.tenant)
     if who.role != "admin" and tenant != who.tenant:
         raise Forbidden("Only an admin's key may ask for another tenant's usage.", param="tenant")
@@ -302,11 +302,11 @@ async def get_usage(request: Request) -> Response:
 @operation("GET", "/v1/account", answers={200: Account})
 async def get_account(request: Request) -> Response:
     """Show the caller's own tenant: its limits, and what it has used of the day."""
-    context = context_of(request)
-    who = context.caller.identity
+    exchange = exchange_of(request)
+    who = exchange.caller.identity
     today = None
-    if context.budgets is not None:
-        use = context.budgets.status(who)
+    if exchange.services.budgets is not None:
+        use = exchange.services.budgets.status(who)
         today = Today(use.tokens, use.spend, use.resets)
     return json_response(Account(who.tenant, who.role, limits_of(who), today))
 
@@ -324,16 +324,16 @@ def _new(store: TenantStore, key: str) -> NewKey:
     return NewKey(made.id, made.tenant, made.role, made.created, made.label, made.expires, key)
 
 
-def _tenants(context: RequestContext) -> TenantStore:
-    if context.tenants is None:
+def _tenants(exchange: Exchange) -> TenantStore:
+    if exchange.services.tenants is None:
         raise NotFound("This server has no tenants.", code="no_tenants")
-    return context.tenants
+    return exchange.services.tenants
 
 
-def _usage(context: RequestContext) -> UsageLedger:
-    if context.usage is None:
+def _usage(exchange: Exchange) -> UsageLedger:
+    if exchange.services.usage is None:
         raise NotFound("This server keeps no usage.", code="no_usage")
-    return context.usage
+    return exchange.services.usage
 
 
 async def _written(work: Callable[[], T]) -> T:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from personae.api.database.base import Connection, Row
+from personae.api.database.base import Connection, TableRow
 from personae.api.tenants.data import DataDir
 from personae.errors import Conflict, NotFound, RequestError
 
@@ -425,7 +425,7 @@ def _no_tenant(name: str) -> NotFound:
     return NotFound(f"There is no tenant {name[:80]!r}.", param="name", code="tenant_not_found")
 
 
-def _tenant(row: Row) -> Tenant:
+def _tenant(row: TableRow) -> Tenant:
     return Tenant(row["name"], row["created"], row["revoked"], _limits(row))
 
 
@@ -433,10 +433,10 @@ def _hash(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def _limits_of(row: Row, role: Role) -> TenantLimits:
+def _limits_of(row: TableRow, role: Role) -> TenantLimits:
     """A tenant's limits for a key of that role."""
     return _limits(row) if role == "admin" else _limits(row).or_else(DEFAULTS)
 
 
-def _limits(row: Row) -> TenantLimits:
+def _limits(row: TableRow) -> TenantLimits:
     return msgspec.json.decode(row["limits"], type=TenantLimits)

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from personae.api.storage import storage_failure
 from personae.api.telemetry import logs
@@ -52,8 +53,9 @@ def error_answer(error: PersonaeError) -> ErrorAnswer:
     return ErrorAnswer(ErrorDetail(_sendable(error.message), error.type, param, error.code))
 
 
-def error_response(error: PersonaeError) -> Response:
-    """The error as an HTTP answer, with Retry-After if the error says when to come back."""
+def error_response(error: PersonaeError, form: msgspec.Struct | None = None) -> Response:
+    """The error as an HTTP answer, with Retry-After if the error says when to come back. Its body is `form`,
+    else as OpenAI writes it."""
     logs.note(code=error.code)
     if isinstance(error, StorageFailed):
         logger.error("the storage failed: %s", error.__cause__ or error.message)
@@ -66,8 +68,18 @@ def error_response(error: PersonaeError) -> Response:
         headers["connection"] = "close"
     if error.status == Unauthorized.status:
         headers["www-authenticate"] = "Bearer"
-    body = msgspec.json.encode(error_answer(error))
+    body = msgspec.json.encode(error_answer(error) if form is None else form)
     return Response(body, error.status, headers, media_type="application/json")
+
+
+def refusal(scope: Scope, error: PersonaeError) -> Response:
+    """The error as the answer to this request, in the form of the API that it came by."""
+    path, state = scope["path"], scope["state"]
+    for route, form in scope["app"].state.error_forms.items():
+        if path == route or path.startswith(f"{route}/"):
+            state.setdefault("answer_headers", {})[form.id_header] = state["request_id"]
+            return error_response(error, form.body(error, state["request_id"]))
+    return error_response(error)
 
 
 def _sendable(text: str) -> str:
@@ -96,7 +108,7 @@ def visible(error: Exception, request_id: str) -> PersonaeError:
 async def personae_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for PersonaeError."""
     assert isinstance(error, PersonaeError)
-    return error_response(error)
+    return refusal(request.scope, error)
 
 
 def _hint(request: Request) -> str:
@@ -127,14 +139,16 @@ def _methods(request: Request) -> list[str]:
 async def http_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for errors of its router: no such route, or no such method."""
     assert isinstance(error, HTTPException)
-    path, method = request.url.path, request.method
+    scope, path, method = request.scope, request.url.path, request.method
     if error.status_code == NotFound.status:
-        return error_response(NotFound(f"There is no route {path}.{_hint(request)}", code="unknown_url"))
+        text = f"There is no route {path}.{_hint(request)}"
+        return refusal(scope, NotFound(text, code="unknown_url"))
     if error.status_code == MethodNotAllowed.status:
         served = ", ".join(_methods(request))
-        response = error_response(MethodNotAllowed(f"{path} does not serve {method}. It serves {served}."))
+        text = f"{path} does not serve {method}. It serves {served}."
+        response = refusal(scope, MethodNotAllowed(text))
         response.headers["allow"] = served
         return response
-    refusal = RequestError(error.detail)
-    refusal.status = error.status_code
-    return error_response(refusal)
+    other = RequestError(error.detail)
+    other.status = error.status_code
+    return refusal(scope, other)

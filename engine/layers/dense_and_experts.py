@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from personae.engine.layers.block import BlockContext, LayerSpec, UndividedBlock, UndividedSpec
+from personae.engine.layers.latent_experts import LatentExpertsSpec
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP, MlpSpec
 from personae.engine.layers.moe import MoE, MoeSpec
@@ -99,7 +100,7 @@ class DenseAndExperts(UndividedBlock):
 def experts_of(layer: LayerSpec) -> MoeSpec | None:
     """The layer's mixture of experts; None if it has none."""
     for block in layer.blocks:
-        if isinstance(block, DenseAndExpertsSpec):
+        if isinstance(block, DenseAndExpertsSpec | LatentExpertsSpec):
             return block.sparse
         if isinstance(block, MoeSpec):
             return block

@@ -40,6 +40,7 @@ class MoeSpec:
 
     `path`, `names`: the block's name in a layer, and the names of an expert's gate, up and down. `router`:
     the router's name in the block. `weighs_input`: an expert's weight multiplies its input, not its result.
+    `router_inputs`: the width of what the router reads, None for that of the experts' input.
     `router_scale`: the router reads norm(x) / sqrt(hidden) times these numbers, without other weights of the
     norm. `expert_scale`: what multiplies each expert's weight.
     `gated`: experts are MLPs with a gate. `correction`: the name of the bias of its choice, None for none,
@@ -59,6 +60,7 @@ class MoeSpec:
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     gated: bool = True
     router: str = "gate"
+    router_inputs: int | None = None
     weighs_input: bool = False
     router_scale: str | None = None
     expert_scale: str | None = None
@@ -108,7 +110,10 @@ class MoeSpec:
 
         return {
             "router": LoraSite(
-                f"{path}{self.router_module or self.router}", "router", hidden_size, self.experts
+                f"{path}{self.router_module or self.router}",
+                "router",
+                self.router_inputs or hidden_size,
+                self.experts,
             ),
             **({"expert_gate": site(gate, "expert_gate_up", hidden_size, self.size)} if self.gated else {}),
             "expert_up": site(up, "expert_gate_up", hidden_size, self.size),
@@ -251,7 +256,7 @@ class MoE:
         )
         self.router = Linear(
             (f"{prefix}.{spec.router}",),
-            hidden,
+            spec.router_inputs or hidden,
             (spec.experts,),
             bias=spec.bias,
             method=BatchInvariant,

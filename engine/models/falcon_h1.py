@@ -43,10 +43,12 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         default_eps=1e-5,
     )
     mamba = _mamba(fields, config)
-    inputs, outputs = (
-        tuple(fields.number(f"{name}_{place}_multiplier", default=1.0) for name in ("attention", "ssm"))
-        for place in ("in", "out")
-    )
+
+    def scales(place: str) -> tuple[float, float]:
+        name = f"{place}_multiplier"
+        return fields.number(f"attention_{name}", default=1.0), fields.number(f"ssm_{name}", default=1.0)
+
+    inputs, outputs = scales("in"), scales("out")
     scale = fields.number("key_multiplier", default=1.0)
 
     def change(layer: LayerSpec) -> LayerSpec:

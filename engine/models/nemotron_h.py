@@ -1,4 +1,4 @@
-"""Nemotron-H, Nemotron Nano 2 and Nemotron 3 Nano: each layer is one block, Mamba-2, attention without a
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is one block, Mamba-2, attention without a
 rotary embedding, an MLP without a gate, or experts that are such MLPs. Layers for further tokens are not
 used."""
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.block import BlockSpec, LayerSpec, NoBlockSpec
+from personae.engine.layers.latent_experts import LatentExpertsSpec
 from personae.engine.layers.mamba import MambaSpec
 from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.moe import MoeSpec
@@ -59,19 +60,26 @@ MEANINGLESS = (  # transformers reads others, or none: training, kernels, and la
     ),
     *("rescale_prenorm_residual", "use_mamba_kernels", "mamba_ssm_cache_dtype", "num_logits_to_keep"),
 )
+OF_KIND = {  # files have them without such layers, too
+    "mlp": ("intermediate_size",),
+    "moe": (
+        *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "moe_latent_size", "n_group"),
+        *("moe_shared_expert_intermediate_size", "n_shared_experts", "norm_topk_prob", "topk_group"),
+        "routed_scaling_factor",
+    ),
+}
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
     """Nemotron-H's `config.json`."""
     kinds = _kinds(fields)
-    for name in ("sliding_window", "moe_latent_size"):
-        if name in fields:
-            raise fields.error(name, "is not supported")
+    if "sliding_window" in fields:
+        raise fields.error("sliding_window", "is not supported")
     if fields.get("attention_bias", False):
         raise fields.error("attention_bias", "biases of attention are not supported")
     if fields.get("mamba_hidden_act", "silu") not in ("silu", "swish"):
         raise fields.error("mamba_hidden_act", "only 'silu' is supported")
-    for name in MEANINGLESS:
+    for name in (*MEANINGLESS, *(name for kind in OF_KIND if kind not in kinds for name in OF_KIND[kind])):
         fields.raw(name)
     given = {new: fields.raw(old) for old, new in RENAMED.items() if old in fields}
     fields = fields.within({}, {**given, "num_hidden_layers": len(kinds)})
@@ -143,7 +151,8 @@ def _mlp(fields: Fields, config: ModelConfig) -> MlpSpec:
     )
 
 
-def _experts(fields: Fields, config: ModelConfig) -> MoeSpec:
+def _experts(fields: Fields, config: ModelConfig) -> MoeSpec | LatentExpertsSpec:
+    """Those of Nemotron 3 Super read a narrower vector."""
     moe = grouped_experts(fields.within({}, {"hidden_act": "silu"}))
     act = activation(fields, "mlp_hidden_act", "relu2", gated=False)
     shared = MlpSpec(
@@ -154,4 +163,7 @@ def _experts(fields: Fields, config: ModelConfig) -> MoeSpec:
         path=f"{PATH}.shared_experts",
         key="shared_",
     )
-    return replace(moe, activation=act, gated=False, path=PATH, shared=shared)
+    if "moe_latent_size" not in fields:
+        return replace(moe, activation=act, gated=False, path=PATH, shared=shared)
+    sparse = replace(moe, activation=act, gated=False, path=PATH, shared=None)
+    return LatentExpertsSpec(sparse, shared, fields.size("moe_latent_size"), shared.bias)

@@ -18,7 +18,7 @@ from outlines_core import Vocabulary as Tokens
 
 from personae.errors import GrammarError
 from personae.grammar.backends.deterministic import places, unanchored
-from personae.grammar.budget.automaton import Automaton
+from personae.grammar.budget.automaton import AutomatonGrammar
 from personae.grammar.schema.document import PARAMS
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
@@ -48,7 +48,7 @@ class OutlinesBackend:
             self._beginning[text[:2]].append(text)
         self._longest = {two: max(map(len, texts)) for two, texts in self._beginning.items()}
 
-    def compile(self, spec: GrammarSpec) -> Automaton:
+    def compile(self, spec: GrammarSpec) -> AutomatonGrammar:
         """Compile a choice or a regular expression.
 
         Raises GrammarError unless its automaton is known to be small and to mean the same in other backends.
@@ -71,7 +71,9 @@ class OutlinesBackend:
         transitions = index.get_transitions()
         for following in transitions.values():
             following.pop(stop, None)
-        return Automaton(transitions, index.get_initial_state(), index.get_final_states(), self._vocabulary)
+        return AutomatonGrammar(
+            transitions, index.get_initial_state(), index.get_final_states(), self._vocabulary
+        )
 
     def _parts(self, text: bytes) -> Iterator[bytes]:
         """The tokens' texts of which `text` may consist."""

@@ -22,7 +22,7 @@ Transitions = Mapping[int, Mapping[int, int]]
 _BYTES_PER_TRANSITION = 120  # in a dict, and in the arrays of a state
 
 
-class Automaton(BoundGrammar):
+class AutomatonGrammar(BoundGrammar):
     """A grammar whose answers close, shared by all of them. Thread-safe.
 
     It begins in `start` and may end in `finals`; every state leads to one of these.
@@ -123,7 +123,7 @@ def _distances(transitions: Transitions, finals: Set[int]) -> dict[int, int]:
 class AutomatonMatcher(BackendMatcher):
     """The state of one answer: the automaton's states that it has passed through."""
 
-    def __init__(self, automaton: Automaton, budget: int | None) -> None:
+    def __init__(self, automaton: AutomatonGrammar, budget: int | None) -> None:
         self._automaton = automaton
         self._budget = budget
         self._states = [automaton.start]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from personae.grammar.backend import CompiledGrammar
-from personae.grammar.checked.parts import ParsedAnswer, Part, PartSchema, Terms, reader
+from personae.grammar.checked.parts import CheckedPart, ParsedAnswer, PartSchema, Terms, reader
 from personae.grammar.checked.texts import AnswerTexts, Raw
 from personae.grammar.structure.elements import (
     Concat,
@@ -60,14 +60,16 @@ class Answers:
             for answer in _mended(text, kept, faults, allowed):
                 yield self._texts.encode(answer)[len(written) :]
 
-    def _faults(self, text: str) -> Sequence[Part] | None:
+    def _faults(self, text: str) -> Sequence[CheckedPart] | None:
         """The invalid parts. None if the text is no answer at all."""
         parsed = ParsedAnswer(text)
         parts = self._read(parsed, 0).get(len(text))
         return None if parts is None else parsed.faults(parts)
 
 
-def _mended(text: str, kept: int, faults: Sequence[Part], allows: Callable[[str], bool]) -> Iterator[str]:
+def _mended(
+    text: str, kept: int, faults: Sequence[CheckedPart], allows: Callable[[str], bool]
+) -> Iterator[str]:
     """Texts in which each faulty value is replaced by a valid one. Several values are tried for the last one
     only."""
     if not faults:

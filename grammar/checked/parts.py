@@ -101,7 +101,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-class Part(NamedTuple):
+class CheckedPart(NamedTuple):
     """A value in a text. `judged`: the answer is valid only if the value is."""
 
     start: int
@@ -110,7 +110,7 @@ class Part(NamedTuple):
     judged: bool
 
 
-Parts = tuple[Part, ...]
+Parts = tuple[CheckedPart, ...]
 Ways = dict[int, Parts]
 """The places where an element may end, and the parts in it."""
 
@@ -261,7 +261,7 @@ def _json(schema: PartSchema | None, openings: list[str]) -> Read:
             _, end = _DECODER.raw_decode(answer.text, start)
         except (ValueError, RecursionError):
             return {}
-        parts = () if schema is None else (Part(start, end, schema, schema.checked),)
+        parts = () if schema is None else (CheckedPart(start, end, schema, schema.checked),)
         return dict.fromkeys((end, _after_blanks(answer.text, end)), parts)
 
     return read

@@ -12,8 +12,8 @@ from personae.grammar.regex import charset
 from personae.grammar.regex.charset import Ranges
 from personae.grammar.regex.decisions import FALSE, TRUE, Decisions
 from personae.grammar.regex.parse import (
+    Alternation,
     Chars,
-    Choice,
     Edge,
     Look,
     Node,
@@ -86,7 +86,7 @@ class _Builder:
         match node:
             case Chars(ranges):
                 sets[ranges] = None
-            case Sequence(parts) | Choice(parts):
+            case Sequence(parts) | Alternation(parts):
                 for part in parts:
                     self._read(part, sets, within_behind=within_behind)
             case Repeat(inner):
@@ -229,7 +229,7 @@ class _Builder:
                 for part in reversed(parts):
                     then = self._rest(part, then)
                 return self._closure(then, flags)
-            case Choice(parts):
+            case Alternation(parts):
                 found = FALSE
                 for part in parts:
                     found = self._decisions.either(found, self._closure(self._rest(part, then), flags))
@@ -266,7 +266,7 @@ def _is_anchored(node: Node) -> bool:
             return True
         case Sequence(parts):
             return any(map(_is_anchored, parts[:1]))
-        case Choice(parts):
+        case Alternation(parts):
             return all(map(_is_anchored, parts))
     return False
 

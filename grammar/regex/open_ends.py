@@ -4,14 +4,14 @@ What an expression has beyond its shortest match at such an end changes no verdi
 the same texts as `[a-z]{2}`. But a grammar would follow all of it in each text.
 """
 
-from personae.grammar.regex.parse import Chars, Choice, Node, Repeat, Sequence
+from personae.grammar.regex.parse import Alternation, Chars, Node, Repeat, Sequence
 
 
 def shortened(node: Node) -> Node:
     """An expression that is found in the same texts. In `node`, edges are at its ends only, and nothing looks
     around."""
-    if isinstance(node, Choice):
-        return Choice(tuple(map(shortened, node.parts)))
+    if isinstance(node, Alternation):
+        return Alternation(tuple(map(shortened, node.parts)))
     parts = _cut(_cut(_parts(node), last=True), last=False)
     return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
@@ -36,9 +36,9 @@ def _cut(parts: list[Node], *, last: bool) -> list[Node]:
                 kept = [*before, *_parts(inner)] if last else [*_parts(inner), *before]
             case Repeat(inner, least):
                 return _joined(others, [Repeat(inner, least, least) if least > 1 else inner], last=last)
-            case Choice(ways):
+            case Alternation(ways):
                 cut = [Sequence(tuple(_cut(_parts(way), last=last))) for way in ways]
-                return _joined(others, [Choice(tuple(cut))], last=last)
+                return _joined(others, [Alternation(tuple(cut))], last=last)
             case _:
                 return parts
         parts = _joined(others, kept, last=last)
@@ -55,7 +55,7 @@ def _may_be_empty(node: Node) -> bool:
             return least == 0 or _may_be_empty(inner)
         case Sequence(parts):
             return all(map(_may_be_empty, parts))
-        case Choice(parts):
+        case Alternation(parts):
             return any(map(_may_be_empty, parts))
         case _:
             return False

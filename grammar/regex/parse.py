@@ -36,7 +36,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternation:
     """Any of them."""
 
     parts: "tuple[Node, ...]"
@@ -67,7 +67,7 @@ class Edge:
     sign: str
 
 
-Node = Chars | Sequence | Choice | Repeat | Look | Edge
+Node = Chars | Sequence | Alternation | Repeat | Look | Edge
 
 
 @lru_cache(1024)
@@ -91,7 +91,7 @@ class _Parser:
         parts = [self._sequence(depth)]
         while self._take("|"):
             parts.append(self._sequence(depth))
-        return parts[0] if len(parts) == 1 else Choice(tuple(parts))
+        return parts[0] if len(parts) == 1 else Alternation(tuple(parts))
 
     def _sequence(self, depth: int) -> Node:
         parts: list[Node] = []

@@ -9,7 +9,17 @@ from personae.grammar.regex import charset
 from personae.grammar.regex.automaton import automaton
 from personae.grammar.regex.expression import expression
 from personae.grammar.regex.open_ends import shortened
-from personae.grammar.regex.parse import Chars, Choice, Edge, Look, Node, NotRegular, Repeat, Sequence, parse
+from personae.grammar.regex.parse import (
+    Alternation,
+    Chars,
+    Edge,
+    Look,
+    Node,
+    NotRegular,
+    Repeat,
+    Sequence,
+    parse,
+)
 
 # Everything that Rust reads differently, or not at all, contains one of these, except that the last two find
 # repetitions at an end of the pattern that is open. Most patterns have none.
@@ -136,7 +146,7 @@ def _is_plain(node: Node, *, first: bool, last: bool) -> bool:
             return False
         case Repeat(inner):
             return _is_plain(inner, first=False, last=False)
-        case Choice(parts):
+        case Alternation(parts):
             return all(_is_plain(part, first=first, last=last) for part in parts)
         case Sequence(parts):
             ends = len(parts) - 1
@@ -155,9 +165,9 @@ def written(node: Node) -> str:
             return sign
         case Sequence(parts):
             return "".join(
-                f"(?:{written(part)})" if isinstance(part, Choice) else written(part) for part in parts
+                f"(?:{written(part)})" if isinstance(part, Alternation) else written(part) for part in parts
             )
-        case Choice(parts):
+        case Alternation(parts):
             return "|".join(map(written, parts))
         case Repeat(inner, least, most):
             text = written(inner) if isinstance(inner, Chars) else f"(?:{written(inner)})"

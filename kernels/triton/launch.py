@@ -21,7 +21,7 @@ MOST_BOUND = 1 << 14  # launches that are remembered; a step has a few dozen
 Grid = tuple[int, int, int]
 
 
-class Bound(NamedTuple):
+class ReadyLaunch(NamedTuple):
     """A compiled kernel. call: the driver's; middle: what it is given between the function and the kernel's
     arguments; stream: finds the device's current one; constants: the kernel's, which are passed over."""
 
@@ -40,7 +40,7 @@ class Bound(NamedTuple):
         )
 
 
-_bound: dict[Hashable, Bound] = {}
+_bound: dict[Hashable, ReadyLaunch] = {}
 
 
 class Launch:
@@ -68,7 +68,7 @@ class Launch:
             return
         bound(grid, (*addresses, *numbers))
 
-    def ready(self, tensors: tuple[Tensor, ...], numbers: tuple[int | float, ...]) -> Bound | None:
+    def ready(self, tensors: tuple[Tensor, ...], numbers: tuple[int | float, ...]) -> ReadyLaunch | None:
         """What launches the kernel with tensors of these types, all aligned, and these numbers; None if it
         has not been launched so."""
         return _bound.get((self, numbers, *[tensor.dtype for tensor in tensors]))
@@ -79,7 +79,7 @@ class Launch:
             _bound.clear()
         constants, active = self._constants, driver.active
         call, middle = _call(compiled)
-        _bound[key] = Bound(
+        _bound[key] = ReadyLaunch(
             call,
             compiled.function,
             middle,
@@ -90,8 +90,8 @@ class Launch:
 
 
 def _call(compiled: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """Of a compiled kernel, `Bound.call` and `Bound.middle`: what its launcher would call, or the launcher if
-    it does more. What is None is for profilers that hook into Triton, and for scratch memory."""
+    """Of a compiled kernel, `call` and `middle` of a `ReadyLaunch`: what its launcher would call, or the
+    launcher if it does more. What is None is for profilers that hook into Triton, and for scratch memory."""
     run, metadata = compiled.run, compiled.packed_metadata
     try:
         scratch = run.global_scratch_size + run.profile_scratch_size

@@ -21,7 +21,7 @@ from personae.kernels.side_stream import SideStream
 from personae.kernels.triton.device.sgmv_expand import expand_kernel
 from personae.kernels.triton.device.sgmv_plan import plan_kernel
 from personae.kernels.triton.device.sgmv_shrink import shrink_kernel
-from personae.kernels.triton.launch import ALIGNMENT, Bound, Launch, launch
+from personae.kernels.triton.launch import ALIGNMENT, Launch, ReadyLaunch, launch
 from personae.kernels.triton.sizes import FENCES, Gpu, ceil_div
 
 VECTOR_ROWS = 4  # rows of a segment up to which each is multiplied alone, without tensor cores
@@ -123,8 +123,8 @@ class SgmvPlan:
         self._shrink: dict[bool, Launch] = {}
         self.list_addresses = tuple([tensor.data_ptr() for tensor in (self.planes, *self.lists)])
         # What the first layer has launched, for layers whose tensors are aligned, too.
-        self.shrink_ready: Bound | None = None
-        self.expand_ready: dict[tuple[int, ...], Bound] = {}  # by the strides of ys
+        self.shrink_ready: ReadyLaunch | None = None
+        self.expand_ready: dict[tuple[int, ...], ReadyLaunch] = {}  # by the strides of ys
         self.expand = launch(
             expand_kernel,
             RANKS=self._tiles.expand_ranks,

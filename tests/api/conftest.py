@@ -1,10 +1,12 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 from fake_engine import FakeEngine
+from fake_hub import FakeHub
 from starlette.applications import Starlette
 
 from personae.api.app import create_app
@@ -30,3 +32,13 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         return work(*arguments)
 
     monkeypatch.setattr(anyio.to_thread, "run_sync", inline)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A Hub at the real one's address, and an empty cache."""
+    with FakeHub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        yield hub

@@ -18,7 +18,7 @@ from uploads import open_fixture
 
 from personae.api import stream
 from personae.api.app import create_app
-from personae.api.context import _BRIEF_SECONDS
+from personae.api.prompt import _BRIEF_SECONDS
 from personae.api.settings import ApiSettings
 from personae.api.templates.template import ChatTemplate
 from personae.api.wire.conversation import UserMessage
@@ -354,7 +354,7 @@ async def test_large_requests_of_a_tenant_are_prepared_one_at_a_time_and_small_o
         return render(self, messages, **options)
 
     monkeypatch.setattr(ChatTemplate, "render", slow)
-    monkeypatch.setattr("personae.api.context._BRIEF_SECONDS", PATIENCE)  # small ones stay on the loop
+    monkeypatch.setattr("personae.api.prompt._BRIEF_SECONDS", PATIENCE)  # small ones stay on the loop
     engine = FakeEngine(max_model_len=100_000)
     large = {"model": "base", "messages": [{"role": "user", "content": "x" * 40_000}], "max_tokens": 1}
     with open_fixture(tmp_path, engine) as fixture:
@@ -382,8 +382,8 @@ async def test_a_client_that_leaves_while_its_request_waits_is_not_worked_for(
 ) -> None:
     engine = FakeEngine(max_model_len=100_000)
     app = create_app(engine)
-    context = app.state.context
-    turn = await context.workers.turn("default")
+    services = app.state.services
+    turn = await services.workers.turn("default")
     decoded = 0
     read = ChatRequest.read
 
@@ -398,15 +398,15 @@ async def test_a_client_that_leaves_while_its_request_waits_is_not_worked_for(
     async with anyio.create_task_group() as tasks:
         for visit in visits:
             tasks.start_soon(visit.run, app)
-        await soon(lambda: context.bodies.held() > 200_000, "all bodies are there")
+        await soon(lambda: services.bodies.held() > 200_000, "all bodies are there")
         for visit in visits[1:]:
             visit.leave()
-        await soon(lambda: context.bodies.held() < 50_000, "four have gone")
+        await soon(lambda: services.bodies.held() < 50_000, "four have gone")
         assert decoded == 0
         turn.end()
     assert decoded == 1
     assert visits[0].status == 200
-    assert context.bodies.held() == 0
+    assert services.bodies.held() == 0
 
 
 async def test_bodies_over_a_tenants_budget_are_refused_before_they_are_read(tmp_path: Path) -> None:
@@ -414,10 +414,10 @@ async def test_bodies_over_a_tenants_budget_are_refused_before_they_are_read(tmp
         key = fixture.key("loud", body_bytes=100_000)
         headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {key}".encode())]
         held = asgi.Visit(TEXT, headers=[*headers, (b"content-length", b"90000")])
-        context = fixture.app.state.context
+        services = fixture.app.state.services
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(held.run, fixture.app)
-            await soon(lambda: context.bodies.held("loud") == 90_000, "it is being taken in")
+            await soon(lambda: services.bodies.held("loud") == 90_000, "it is being taken in")
             async with fixture.client(key) as loud, fixture.client(fixture.key("quiet")) as quiet:
                 body = {"model": "base", "prompt": "x" * 20_000}
                 refused = await loud.post(TEXT, json=body)
@@ -427,7 +427,7 @@ async def test_bodies_over_a_tenants_budget_are_refused_before_they_are_read(tmp
                 small = {"model": "base", "prompt": "hi"}
                 assert (await loud.post(TEXT, json=small)).status_code == 200
             held.leave()
-        assert context.bodies.held() == 0
+        assert services.bodies.held() == 0
 
 
 async def test_an_answer_that_is_being_made_holds_nothing_of_the_budget_for_bodies() -> None:
@@ -437,7 +437,7 @@ async def test_an_answer_that_is_being_made_holds_nothing_of_the_budget_for_bodi
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(visit.run, app)
         await soon(lambda: bool(engine.live), "it runs")
-        await soon(lambda: app.state.context.bodies.held() == 0, "its body is given back")
+        await soon(lambda: app.state.services.bodies.held() == 0, "its body is given back")
         visit.leave()
 
 
@@ -463,7 +463,7 @@ async def test_prompts_times_prompt_logprobs_are_bounded(
         fewer = {**fields, ("logprobs" if name == "logprobs" else "prompt_logprobs"): 2}
         answer = await client.post(path, json={"model": "base", "max_tokens": 1, **fewer})
         assert answer.status_code == 200
-    assert app.state.context.bodies.held() == 0
+    assert app.state.services.bodies.held() == 0
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ async def test_two_apps_count_apart(app: Starlette) -> None:
 
 
 async def test_names_that_tenants_make_up_do_not_grow_the_metrics_without_bound(app: Starlette) -> None:
-    metrics = app.state.context.metrics
+    metrics = app.state.services.metrics
     labels = {metrics.label(f"adapter-{number}") for number in range(1000)}
     assert len(labels) == 256, "the base is one of them"
     assert "other" in labels

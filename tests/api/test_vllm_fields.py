@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 
 from personae.actors.client import EngineStats
 from personae.api.app import create_app
-from personae.api.http.drain import Drain
+from personae.api.http.drain import DrainMiddleware
 from personae.api.settings import ApiSettings
 from personae.engine.stats import STEP_TOKENS, EngineCounters
 
@@ -229,7 +229,7 @@ async def test_a_prefix_may_be_stripped_by_the_proxy_or_left(prefix: str, engine
 
 
 async def test_health_is_served_below_a_prefix_while_the_server_drains(engine: FakeEngine) -> None:
-    drain = Drain(create_app(engine, ApiSettings(root_path="/llm")), "/llm")
+    drain = DrainMiddleware(create_app(engine, ApiSettings(root_path="/llm")), "/llm")
     drain.draining = True
     async with asgi.client(drain) as client:
         for path in ("/health", "/llm/health"):

@@ -42,6 +42,7 @@ SAMPLE = [
     "llama4",  # chunks, norms without weights, weights of the experts' inputs
     "gemma4",  # embeddings for each layer, keys and values of other layers, heads of two sizes
     "nemotron_h",  # one block a layer, experts without a gate
+    "nemotron_h, latent experts",
     "falcon_h1",  # attention and Mamba-2 in parallel, scales
     "gpt_oss",  # sinks, clamped experts with biases
     "cohere2",  # LayerNorm, parallel halves
@@ -55,6 +56,15 @@ QWEN35_SIZES = {
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"),
     *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
 }
+
+
+def test_keys_of_layers_that_a_nemotron_does_not_have_change_nothing(tmp_path: Path) -> None:
+    for kind, others in (("moe", {"intermediate_size": 99}), ("mlp", {"n_routed_experts": 99, "n_group": 3})):
+        kinds = ["linear_attention", kind, "full_attention"]
+        folder = make_family_folder(tmp_path / kind, "nemotron_h", layers_block_type=kinds)
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | others))
+        load_model(folder, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("case", SAMPLE)
@@ -160,7 +170,7 @@ def test_chunks_no_shorter_than_the_context_leave_the_usual_attention(tmp_path: 
         ("gemma4", "vocab_size_per_layer_input", 9, "vocab_size_per_layer_input: 9 is less than"),
         ("gemma4", "use_bidirectional_attention", "all", "use_bidirectional_attention: only 'vision'"),
         ("nemotron_h", "layers_block_type", ["mamba", "other"], "layers_block_type: expected the kind"),
-        ("nemotron_h", "moe_latent_size", 32, "moe_latent_size: is not supported"),
+        ("nemotron_h", "moe_latent_size", -1, "moe_latent_size: must be at least 1"),
         ("nemotron_h", "n_groups", 3, "n_groups: 3 groups do not divide 8 heads"),
         ("falcon_h1", "layers_block_type", ["mamba"] * 3, "layers_block_type: expected 3 times 'hybrid'"),
         ("falcon_h1", "mamba_d_ssm", 100, "mamba_d_head: 8 heads of 12 are not 100 numbers"),

@@ -12,7 +12,7 @@ from worst import text_vocabulary
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.checked.grammar import CheckedGrammar
 from personae.grammar.compiler import GrammarCompiler
-from personae.grammar.replay import Replay
+from personae.grammar.replay import ReplayBinding
 from personae.grammar.spec import GrammarSpec
 
 VOCABULARY = text_vocabulary()
@@ -94,7 +94,7 @@ def test_a_long_answer_is_replayed_to_where_it_was(kind: str) -> None:
     budget = len(tokens) + 300
     for left in (len(tokens) // 2, 0):
         written = tokens[: len(tokens) - left]
-        replay = Replay(grammar.matcher(budget), written)
+        replay = ReplayBinding(grammar.matcher(budget), written)
         pieces = 1
         while (matcher := replay.replayed(0.0)) is None:
             pieces += 1
@@ -106,4 +106,4 @@ def test_a_long_answer_is_replayed_to_where_it_was(kind: str) -> None:
         rest = (*tokens[len(written) :], 256)
         assert matcher.feed(rest) == len(rest)
     with pytest.raises(AssertionError, match="do not match its grammar"):
-        Replay(grammar.matcher(budget), (*written, 120)).replayed(60.0)
+        ReplayBinding(grammar.matcher(budget), (*written, 120)).replayed(60.0)

@@ -11,7 +11,7 @@ from sandbox_limits import PATIENT
 
 import personae.grammar.schema.rewritten as rewritten_module
 from personae.errors import GrammarError
-from personae.grammar.budget.automaton import Automaton
+from personae.grammar.budget.automaton import AutomatonGrammar
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.schema.formats import FORMATS
 from personae.grammar.schema.validate import validate_answer
@@ -335,7 +335,7 @@ def test_a_pattern_that_cannot_be_read_is_named_where_it_stands_alone_and_in_a_c
     ids=str,
 )
 def test_small_automata_are_given_to_outlines_unless_another_is_asked_for(compiler, spec, small):
-    assert isinstance(compiler.compile(spec), Automaton) is small
+    assert isinstance(compiler.compile(spec), AutomatonGrammar) is small
 
 
 def test_a_backend_asked_for_by_name_refuses_what_it_does_not_enforce(compiler):

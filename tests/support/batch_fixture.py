@@ -123,7 +123,7 @@ async def open_batches(
     app = create_app(engine or FakeEngine(), settings, tenants=tenants, batches=batches)
     try:
         async with (
-            batches.running(app.state.context),
+            batches.running(app.state.services),
             httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
         ):
             yield BatchFixture(app, client, batches, data)

@@ -306,6 +306,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon_h1, no norm": ("falcon_h1", {**FALCON_H1, "attention_bias": True, "mlp_bias": True}),
     "falcon_h1, norm before the gate": ("falcon_h1", {**FALCON_H1, "mamba_rms_norm": True}),
+    "nemotron_h, latent experts": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "ssm_state_size": 24,
+            "n_groups": 2,
+            "time_step_min": 1e-30,  # as above
+            "mlp_bias": True,
+            "moe_latent_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "routed_scaling_factor": 2.5,
+            "sliding_window": None,
+        },
+    ),
     # transformers zeroes the embedding of its padding token after loading it.
     "youtu": ("youtu", {**LATENT, "pad_token_id": None}),
 }

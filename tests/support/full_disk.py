@@ -101,7 +101,7 @@ async def _use(folder: Path) -> dict[str, Any]:
         app = create_app(engine, None, tenants=tenants, registry=registry, batches=batches)
         transport = httpx.ASGITransport(app)
         async with (
-            batches.running(app.state.context),
+            batches.running(app.state.services),
             httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client,
         ):
 

@@ -19,7 +19,7 @@ from tiny_models import CHATML, SPECIALS
 from tokenizers import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PERMUTED = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3")
+PERMUTED = ("llama", "granite", "granitemoe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "smollm3")
 ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "olmo3": "olmo2",
@@ -101,12 +101,15 @@ def write_gguf(
     """
     config = json.loads((folder / "config.json").read_text())
     kind = ARCHITECTURES.get(config["model_type"], config["model_type"])
+    if kind == "nemotron_h":
+        config["num_hidden_layers"] = len(config["layers_block_type"])
+        kind += "_moe" if "moe" in config["layers_block_type"] else ""
     options = {"split_max_tensors": split} if split else {}
     writer = gguf.GGUFWriter(path, kind, **options)
     stored = load_file(folder / "model.safetensors")
     if kind in DELTA_NETS:
         stored = dict(delta_nets(stored, config))
-    if kind in ("granitemoe", "granitehybrid"):
+    if kind in ("granitemoe", "granitehybrid", "nemotron_h", "nemotron_h_moe"):
         stored = dict(of_mamba(stored, config))
     stored = dict(converted(stored))
     if not joined:
@@ -235,17 +238,20 @@ def delta_nets(
 def of_mamba(
     stored: Mapping[str, torch.Tensor], config: dict[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of Granite 4's H models as their converter writes them."""
+    """The tensors of Granite 4's H models and Nemotron-H as their converter writes them."""
     for name, tensor in stored.items():
-        prefix, part = name.rsplit(".", 1)[0], name.split(".mamba.")[-1]
-        if part == "A_log":
+        prefix, part = name.rsplit(".", 1)[0], re.split(r"\.(?:mamba|mixer)\.", name)[-1]
+        if ".mixer.experts." in name:
+            yield name.replace("backbone.", "model.").replace(".mixer.", ".mlp."), tensor
+        elif part == "A_log":
             yield name, -tensor.exp()[:, None]
         elif part == "D":
             yield name, tensor[:, None]
         elif part == "dt_bias":
             yield f"{prefix}.dt_proj.bias", tensor
         elif part == "norm.weight":
-            yield name, tensor.view(config["mamba_n_groups"], -1)
+            groups = config.get("mamba_n_groups") or config["n_groups"]
+            yield name, tensor.view(groups, -1)
         elif name.endswith("shared_mlp.input_linear.weight"):
             block = "mlp.shared_expert" if config["num_local_experts"] else "mlp"
             layer = name.split(".shared_mlp.")[0]
@@ -277,12 +283,21 @@ def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    if "intermediate_size" in config:
+    if "intermediate_size" in config and config["model_type"] != "nemotron_h":
         writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     hybrid, lfm2 = config["model_type"] == "granitemoehybrid", config["model_type"].startswith("lfm2")
-    kinds = config["layer_types"] if lfm2 or hybrid else []
+    kinds = config["layer_types"] if lfm2 or hybrid else config.get("layers_block_type", [])
     own = [config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds]
+    if config["model_type"] == "nemotron_h":
+        size = config["moe_intermediate_size"] if "moe" in kinds else config["intermediate_size"]
+        writer.add_feed_forward_length([size if kind in ("mlp", "moe") else 0 for kind in kinds])
+        writer.add_ssm_conv_kernel(config["conv_kernel"])
+        writer.add_ssm_state_size(config["ssm_state_size"])
+        writer.add_ssm_group_count(config["n_groups"])
+        writer.add_ssm_inner_size(config["mamba_num_heads"] * config["mamba_head_dim"])
+        writer.add_ssm_time_step_rank(config["mamba_num_heads"])
+        writer.add_rope_scaling_finetuned(False)
     writer.add_head_count_kv(own or config["num_key_value_heads"])
     if hybrid:
         writer.add_ssm_conv_kernel(config["mamba_d_conv"])
@@ -293,7 +308,10 @@ def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_finetuned(False)
     if lfm2:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-    writer.add_layer_norm_rms_eps(config["norm_eps"] if lfm2 else config["rms_norm_eps"])
+    eps = next(name for name in ("norm_eps", "layer_norm_epsilon", "rms_norm_eps") if name in config)
+    writer.add_layer_norm_rms_eps(config[eps])
+    if eps == "layer_norm_epsilon":
+        writer.add_layer_norm_eps(config[eps])
     writer.add_rope_freq_base(config["rope_theta"])
     turned = int(head * config.get("partial_rotary_factor", 1.0))
     writer.add_rope_dimension_count(config.get("qk_rope_head_dim") or turned)
@@ -347,6 +365,8 @@ def write_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if count is None:
         return
     kind = config["model_type"]
+    if kind == "nemotron_h" and "moe" not in config["layers_block_type"]:
+        return
     writer.add_expert_count(count)
     writer.add_expert_used_count(config["num_experts_per_tok"])
     if kind not in ("mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid"):
@@ -358,6 +378,10 @@ def write_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if kind == "lfm2_moe":
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_leading_dense_block_count(config["num_dense_layers"])
+    if kind == "nemotron_h":
+        writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])
+        if config["moe_latent_size"]:
+            writer.add_moe_latent_size(config["moe_latent_size"])
     if kind in ("deepseek_v3", "glm4_moe", "glm4_moe_lite"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if "n_shared_experts" in config:

@@ -110,5 +110,5 @@ def planted_console(
             usage=UsageLedger(data),
             scaler=scaler,
         )
-        with serving(app, settings, batches.running(app.state.context)) as url:
+        with serving(app, settings, batches.running(app.state.services)) as url:
             yield url

@@ -60,7 +60,7 @@ def running(options: ServeOptions) -> Iterator[Running]:
                 )
                 server = HttpServer(app, settings, on_ready=listening.set)
                 found["server"] = server
-                async with batches.running(app.state.context):
+                async with batches.running(app.state.services):
                     await server.serve(sockets=[listener])
 
     thread = threading.Thread(target=lambda: uvloop.run(serve()), daemon=True)

@@ -12,7 +12,7 @@ from personae.engine.checkpoints.gguf.metadata import Metadata
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.attention import AttentionSpec
-from personae.engine.layers.block import LayerSpec
+from personae.engine.layers.block import LayerSpec, NoBlockSpec
 from personae.engine.layers.delta_net import DeltaNetSpec
 from personae.engine.layers.latent_attention import LatentAttentionSpec
 from personae.engine.layers.mamba import MambaSpec
@@ -62,7 +62,7 @@ Translate = Callable[[Metadata, str, dict[str, Any]], None]
 class Architecture:
     """name: in `config.json`. permuted: in q and k, the two rows that are rotated together are neighbours.
     reads: which of `UNSERVED` and `SCALES` `translate` reads. partial: a part of each head is rotated. tiled:
-    the first value heads of all key heads come first."""
+    the first value heads of all key heads come first. eps: config.json's name for the norms' epsilon."""
 
     name: str
     permuted: bool = False
@@ -72,6 +72,7 @@ class Architecture:
     mixed: bool = False
     latent: bool = False
     tiled: bool = False
+    eps: str = "rms_norm_eps"
 
 
 def read_gguf_config(
@@ -121,6 +122,8 @@ def _with_biases(tensors: Mapping[str, TensorInfo], layer: LayerSpec) -> LayerSp
     if isinstance(layer.attention, MambaSpec):
         bias = any(name.endswith(".ssm_conv1d.bias") for name in tensors)
         return replace(layer, attention=replace(layer.attention, conv_bias=bias))
+    if isinstance(layer.attention, NoBlockSpec):
+        return layer
     if isinstance(layer.attention, ShortConvolutionSpec):
         bias = any(name.endswith(".shortconv.conv.bias") for name in tensors)
         return replace(layer, attention=replace(layer.attention, bias=bias))
@@ -197,14 +200,12 @@ def _common(
     values: dict[str, Any] = {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": metadata.integer(
-            f"{prefix}.feed_forward_length", default=0 if "expert_count" in architecture.reads else None
-        ),
+        "intermediate_size": _inner_size(metadata, f"{prefix}.feed_forward_length", architecture),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": _kv_heads(metadata, prefix, architecture, heads),
         "max_position_embeddings": longest,
-        "rms_norm_eps": metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
+        architecture.eps: metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.number(f"{prefix}.rope.freq_base", default=10000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
@@ -212,6 +213,16 @@ def _common(
     head = 0 if architecture.latent else _head_size(metadata, prefix, values, partial=architecture.partial)
     _rope(metadata, prefix, values, head)
     return values
+
+
+def _inner_size(metadata: Metadata, key: str, architecture: Architecture) -> int:
+    """The size of an MLP's inner vectors. Layers of a mixed architecture may have none: 0."""
+    if architecture.mixed and not isinstance(metadata.raw(key), int):
+        sizes = {*metadata.integers(key, default=[])} - {0}
+        if len(sizes) != 1:
+            raise metadata.error(key, "must be one number, or 0, for every layer")
+        return sizes.pop()
+    return metadata.integer(key, default=0 if "expert_count" in architecture.reads else None)
 
 
 def _kv_heads(metadata: Metadata, prefix: str, architecture: Architecture, heads: int) -> int:
@@ -519,14 +530,12 @@ def _qwen3next(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
         values["norm_topk_prob"] = metadata.flag(f"{prefix}.expert_weights_norm", default=True)
     _without_further(metadata, prefix, values)
     values["mtp_num_hidden_layers"] = values["num_nextn_predict_layers"]
-    heads, inner = (metadata.integer(f"{prefix}.ssm.{name}") for name in ("time_step_rank", "inner_size"))
-    if not heads or inner % heads:
-        raise metadata.error(f"{prefix}.ssm.inner_size", f"{inner} is not a multiple of {heads} heads")
+    heads, width = _state_heads(metadata, prefix)
     _check_sections(metadata, f"{prefix}.rope.dimension_sections", values)
     values |= {
         "full_attention_interval": metadata.integer(f"{prefix}.full_attention_interval", default=4),
         "linear_num_value_heads": heads,
-        "linear_value_head_dim": inner // heads,
+        "linear_value_head_dim": width,
         "linear_num_key_heads": metadata.integer(f"{prefix}.ssm.group_count"),
         "linear_key_head_dim": metadata.integer(f"{prefix}.ssm.state_size"),
         "linear_conv_kernel_dim": metadata.integer(f"{prefix}.ssm.conv_kernel"),
@@ -546,17 +555,51 @@ def _granitehybrid(metadata: Metadata, prefix: str, values: dict[str, Any]) -> N
     values["layer_types"] = _kinds_by_heads(metadata, prefix, values, "linear_attention")
     turned = metadata.flag(f"{prefix}.rope.scaling.finetuned", default=False)
     values["position_embedding_type"] = "rope" if turned else "nope"
-    heads, inner = (metadata.integer(f"{prefix}.ssm.{name}") for name in ("time_step_rank", "inner_size"))
-    if not heads or inner % heads:
-        raise metadata.error(f"{prefix}.ssm.inner_size", f"{inner} is not a multiple of {heads} heads")
+    heads, width = _state_heads(metadata, prefix)
     values |= {
         "mamba_n_heads": heads,
-        "mamba_d_head": inner // heads,
-        "mamba_expand": inner // values["hidden_size"],
+        "mamba_d_head": width,
+        "mamba_expand": heads * width // values["hidden_size"],
         "mamba_d_state": metadata.integer(f"{prefix}.ssm.state_size"),
         "mamba_n_groups": metadata.integer(f"{prefix}.ssm.group_count", default=1),
         "mamba_d_conv": metadata.integer(f"{prefix}.ssm.conv_kernel"),
     }
+
+
+def _state_heads(metadata: Metadata, prefix: str) -> tuple[int, int]:
+    """The heads of states, and the width of one."""
+    heads, inner = (metadata.integer(f"{prefix}.ssm.{name}") for name in ("time_step_rank", "inner_size"))
+    if not heads or inner % heads:
+        raise metadata.error(f"{prefix}.ssm.inner_size", f"{inner} is not a multiple of {heads} heads")
+    return heads, inner // heads
+
+
+def _nemotron_h(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """One block a layer: attention, an MLP or experts, or else Mamba-2."""
+    key, layers = f"{prefix}.feed_forward_length", values["num_hidden_layers"]
+    sizes = metadata.integers(key, default=[])
+    if len(sizes) != layers:
+        raise metadata.error(key, f"expected a number for each of {layers} layers, found {len(sizes)}")
+    sparse = metadata.integer(f"{prefix}.expert_count", default=0)
+    kinds = _kinds_by_heads(metadata, prefix, values, "mamba")
+    values["layers_block_type"] = [
+        ("moe" if sparse else "mlp") if size else kind for kind, size in zip(kinds, sizes, strict=True)
+    ]
+    heads, width = _state_heads(metadata, prefix)
+    values |= {
+        "mamba_num_heads": heads,
+        "mamba_head_dim": width,
+        "ssm_state_size": metadata.integer(f"{prefix}.ssm.state_size"),
+        "n_groups": metadata.integer(f"{prefix}.ssm.group_count", default=1),
+        "conv_kernel": metadata.integer(f"{prefix}.ssm.conv_kernel"),
+    }
+    metadata.raw(f"{prefix}.rope.scaling.finetuned")  # attention is not rotated
+    if sparse:
+        _grouped_experts(metadata, prefix, values, renormalize=True, gating=SIGMOID)
+        values["moe_shared_expert_intermediate_size"] = metadata.integer(
+            f"{prefix}.expert_shared_feed_forward_length"
+        )
+        values["moe_latent_size"] = metadata.integer(f"{prefix}.moe_latent_size", default=0) or None
 
 
 def _kinds_by_heads(metadata: Metadata, prefix: str, values: dict[str, Any], other: str) -> list[str]:
@@ -609,6 +652,22 @@ ARCHITECTURES: dict[str, Architecture] = {
         translate=_granitehybrid,
         reads=(*SCALES, *EXPERTS, *STATES),
         mixed=True,
+    ),
+    "nemotron_h": Architecture(
+        "NemotronHForCausalLM",
+        permuted=True,
+        translate=_nemotron_h,
+        reads=STATES,
+        mixed=True,
+        eps="layer_norm_epsilon",
+    ),
+    "nemotron_h_moe": Architecture(
+        "NemotronHForCausalLM",
+        permuted=True,
+        translate=_nemotron_h,
+        reads=(*EXPERTS, *STATES),
+        mixed=True,
+        eps="layer_norm_epsilon",
     ),
     "smollm3": Architecture("SmolLM3ForCausalLM", permuted=True),
     "olmo2": Architecture("Olmo2ForCausalLM", translate=_olmo),

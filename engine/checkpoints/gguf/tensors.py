@@ -18,6 +18,7 @@ from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import LayerSpec
 from personae.engine.layers.delta_net import DeltaNetSpec
 from personae.engine.layers.latent_attention import LatentAttentionSpec
+from personae.engine.layers.latent_experts import INTO, OUT, LatentExpertsSpec
 from personae.engine.layers.mamba import MambaSpec
 from personae.engine.layers.mlp import GATED, MlpSpec
 from personae.engine.layers.moe import MoeSpec
@@ -44,8 +45,8 @@ EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # tensors of all ex
 SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
 ROUTER, SHARED_GATE, CORRECTION = "ffn_gate_inp", "ffn_gate_inp_shexp", "exp_probs_b"
 MERGED = {"ffn_up": "mlp.gate_up_proj"}  # if gate and up are one tensor
-POST_NORMS = {"ffn_norm": "pre_feedforward_layernorm"}  # if there are norms before and after each half
 KEYS, VALUES = "k_b_proj", "v_b_proj"  # of each head, which newer files have apart
+LATENT_EXPERTS = {"ffn_latent_down": INTO, "ffn_latent_up": OUT}
 MLP_PARTS = ("ffn_gate", "ffn_up", "ffn_down")
 LATENT = {
     "attn_q": "q_proj",
@@ -73,7 +74,7 @@ DELTA_NET = {
 }
 MAMBA = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm", "ssm_out": "out_proj"}
 STATE_VECTORS = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}  # the first is -exp(A_log)
-VECTORS_OF_STATES = (".A_log", ".D", ".mamba.norm.weight")
+VECTORS_OF_STATES = (".A_log", ".D", ".mamba.norm.weight", ".mixer.norm.weight")
 _OF_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z0-9_.]+)\.(weight|bias)")
 _ANY_OF_LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _CHUNK = 2**22  # elements that are dequantized at a time
@@ -131,7 +132,7 @@ class GgufTensor(StoredTensor):
             rows = torch.cat([_as_q8_0(part, self.info.type) for part in torch.split(rows, some)])
         if self.columns is None:
             return rows
-        elements, size = GGML_QUANT_SIZES[Type[kind]]
+        elements, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
         places = self.columns[::elements] // elements
         return rows.view(len(rows), -1, size)[:, places].reshape(len(rows), -1)
 
@@ -191,15 +192,14 @@ def _interleave(found: dict[str, StoredTensor], prefix: str, spec: DeltaNetSpec)
     """Puts in_proj_qkvz in the place of its two parts, if the file has those. It has q, k, v and z of one key
     head after the other."""
     names = [f"{prefix}.{part}.weight" for part in ("in_proj_qkv", "in_proj_z")]
-    parts = [found.get(name) for name in names]
-    if None in parts:
+    parts = [found[name] for name in names if name in found]
+    if len(parts) < 2:
         return  # one without the other is reported later, as unexpected
-    parts = [tensor for tensor in parts if tensor is not None]
     for tensor, rows in zip(parts, (spec.mixed, spec.inner), strict=True):
         if len(tensor.shape) != 2 or tensor.shape[0] != rows:
             raise ModelLoadError(f"{tensor.name}: expected {rows} rows, found {list(tensor.shape)}")
     keys, inner = spec.key_heads * spec.key_dim, spec.inner
-    order = torch.arange(spec.mixed + inner).split([keys, keys, inner, inner])
+    order = torch.split(torch.arange(spec.mixed + inner), [keys, keys, inner, inner])
     own = torch.cat([part.view(spec.key_heads, -1) for part in order], 1).flatten()
     for name in names:
         del found[name]
@@ -208,7 +208,7 @@ def _interleave(found: dict[str, StoredTensor], prefix: str, spec: DeltaNetSpec)
 
 def _merged_mlps(spec: LayerSpec) -> Iterator[MlpSpec]:
     """The layer's MLPs whose gate and up are one tensor in the checkpoint, and two in the file."""
-    mlp = spec.mlp.shared if isinstance(spec.mlp, MoeSpec) else spec.mlp
+    mlp = spec.mlp.shared if isinstance(spec.mlp, MoeSpec | LatentExpertsSpec) else spec.mlp
     if isinstance(mlp, MlpSpec) and mlp.merged and mlp.names is not None:
         yield mlp
 
@@ -356,14 +356,17 @@ def _names(name: str, config: ModelConfig) -> list[str]:
         return [f"{prefix}.self_attn.sinks"]
     if f"{part}.{kind}" in STATE_VECTORS:
         return [_state_vector(name, config)]
-    moe = config.layer_specs[layer].mlp if layer < config.layers else None
-    if isinstance(moe, MoeSpec):
+    mlp = config.layer_specs[layer].mlp if layer < config.layers else None
+    moe = mlp.sparse if isinstance(mlp, LatentExpertsSpec) else mlp
+    if isinstance(moe, MoeSpec) and isinstance(mlp, MoeSpec | LatentExpertsSpec):
         if part in EXPERTS:
             own = moe.names[EXPERTS.index(part)]
             return [f"{prefix}.{moe.path}.experts.{expert}.{own}.{kind}" for expert in range(moe.experts)]
         if part == CORRECTION and moe.correction:
             return [f"{prefix}.{moe.path}.{moe.correction}"]
-        if part in (others := dict(_of_moe(moe))):
+        if isinstance(mlp, LatentExpertsSpec) and part in LATENT_EXPERTS:
+            return [f"{prefix}.{moe.path}.{LATENT_EXPERTS[part]}.{kind}"]
+        if part in (others := dict(_of_moe(moe, mlp.shared))):
             return [f"{prefix}.{others[part]}.{kind}"]
     found = dict(_of_layer(config, config.layer_specs[layer])) if layer < config.layers else {}
     return [f"{prefix}.{found[part]}.{kind}" if part in found else name]
@@ -395,7 +398,7 @@ def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]
         if spec.attention.norms is not None:
             names |= dict(zip(("attn_q_norm", "attn_k_norm"), spec.attention.norms, strict=True))
         for part, own in (names | {f"attn_{part}": f"{part}_proj" for part in "qkv"}).items():
-            yield part, f"self_attn.{own}"
+            yield part, f"{spec.attention.path}.{own}"
     elif isinstance(spec.attention, LatentAttentionSpec):
         for part, own in LATENT.items():
             yield part, f"self_attn.{own}"
@@ -410,20 +413,20 @@ def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]
             yield f"shortconv.{part}", f"conv.{part}"
     if isinstance(spec.mlp, MlpSpec):
         split = [mlp.path for mlp in _merged_mlps(spec)]
-        names = (*GATED[:2], spec.mlp.modules[1]) if split else spec.mlp.names or GATED
-        for part, own in zip(MLP_PARTS, names, strict=True):
+        modules = (*GATED[:2], spec.mlp.modules[1]) if split else spec.mlp.names or GATED
+        for part, own in zip(MLP_PARTS, modules, strict=True):  # without a gate a file has none
             yield part, f"{spec.mlp.path}.{own}"
         if (spec.mlp.merged and not split) or _merged(spec):
             yield "ffn_up", f"{spec.mlp.path}.gate_up_proj"
 
 
-def _of_moe(moe: MoeSpec) -> Iterator[tuple[str, str]]:
+def _of_moe(moe: MoeSpec, shared: MlpSpec | None) -> Iterator[tuple[str, str]]:
     """The names of what a layer with experts has besides them."""
     yield ROUTER, f"{moe.path}.{moe.router}"
-    if moe.shared is not None:
-        names = (*GATED[:2], moe.shared.modules[1]) if moe.shared.merged else moe.shared.names or GATED
+    if shared is not None:
+        names = (*GATED[:2], shared.modules[1]) if shared.merged else shared.names or GATED
         for part, own in zip(SHARED, names, strict=True):
-            yield part, f"{moe.shared.path}.{own}"
+            yield part, f"{shared.path}.{own}"
     if moe.shared_gate is not None:
         yield SHARED_GATE, f"{moe.path}.{moe.shared_gate}"
 

@@ -16,7 +16,7 @@ from anyio import to_thread
 from patience import PATIENCE
 from virtual_clock import real_clock
 
-from personae.actors.cluster.identity import Identity, client_context, new_identity, server_context, trust
+from personae.actors.cluster.identity import TlsIdentity, client_context, new_identity, server_context, trust
 from personae.actors.enginecore import page_server
 from personae.actors.enginecore.page_server import (
     MOST_AT_ONCE,
@@ -66,7 +66,7 @@ def contents(pages: Any) -> PageBytes:
     return np.repeat(np.array(pages, np.uint8)[:, None], PAGE, axis=1)
 
 
-def contexts(identity: Identity) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def contexts(identity: TlsIdentity) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     server = server_context(identity)
     trust(server, identity.certificate)
     return server, client_context(identity, identity.certificate)

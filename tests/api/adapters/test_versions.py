@@ -160,7 +160,7 @@ async def test_usage_and_metrics_name_the_version_that_ran(fixture: UploadFixtur
         await push(client, 2)
         for model in ("poet", "poet@1", "poet@1", "base"):
             assert (await ask(client, model)).status_code == 200
-        fixture.app.state.context.usage.flush()
+        fixture.app.state.services.usage.flush()
         by_version = (await client.get("/v1/usage?group_by=version")).json()["data"]
         assert {row.get("version"): row["requests"] for row in by_version} == {
             "": 1,

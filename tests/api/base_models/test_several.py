@@ -127,7 +127,7 @@ async def server(path: Path, limit: int = 6, keep_alive: float | None = None) ->
             stored=stack.enter_context(ResponseStore(data).running()),
             base_models=first.base_models,
         )
-        await stack.enter_async_context(batches.running(app.state.context))
+        await stack.enter_async_context(batches.running(app.state.services))
         yield Server(app, bases, engines, registry, data, failures)
 
 

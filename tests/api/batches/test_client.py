@@ -48,7 +48,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     settings = ApiSettings(max_file_bytes=100_000, max_open_batches=2)
     app = create_app(FakeEngine(), settings, tenants=tenants, batches=batches)
     try:
-        with serving(app, settings, batches.running(app.state.context)) as url:
+        with serving(app, settings, batches.running(app.state.services)) as url:
             yield Served(url, tenants)
     finally:
         batches.close()
@@ -254,7 +254,7 @@ def test_a_file_that_a_batch_reads_stays_and_too_many_batches_are_refused(tmp_pa
     with closing(DataDir(tmp_path)) as data, closing(BatchManager(data)) as batches:
         app = create_app(FakeEngine(hold_after=1), settings, batches=batches)
         with (
-            serving(app, settings, batches.running(app.state.context)) as url,
+            serving(app, settings, batches.running(app.state.services)) as url,
             OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
         ):
             file = client.files.create(file=jsonl([request("a")]), purpose="batch")

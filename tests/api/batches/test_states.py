@@ -313,7 +313,7 @@ async def test_a_tenant_that_is_held_to_tokens_keeps_half_of_them_for_itself(tmp
         assert tenants is not None
         tenants.create_tenant("ann", TenantLimits(tokens_per_minute=500))
         fixture.client.headers["authorization"] = f"Bearer {tenants.create_key('ann', 'tenant')}"
-        meter = fixture.app.state.context.meter
+        meter = fixture.app.state.services.meter
         meter._clock = anyio.current_time
         id = await fixture.start([request(str(i)) for i in range(30)])
         least = 500.0
@@ -329,11 +329,11 @@ async def test_a_tenant_that_is_held_to_tokens_keeps_half_of_them_for_itself(tmp
 async def test_requests_of_a_tenant_that_is_revoked_while_they_run_end(tmp_path: Path) -> None:
     engine = FakeEngine(hold_after=2)
     async with open_batches(tmp_path, engine, keys=True) as fixture:
-        tenants, context = fixture.batches._tenants, fixture.app.state.context
+        tenants, services = fixture.batches._tenants, fixture.app.state.services
         assert tenants is not None
         tenants.create_tenant("ann", TenantLimits())
         fixture.client.headers["authorization"] = f"Bearer {tenants.create_key('ann', 'tenant')}"
-        async with context.revocations.running():
+        async with services.revocations.running():
             id = await fixture.start([request("a"), request("b")])
             while len(engine.live) < 2:  # noqa: ASYNC110  the engine notifies nobody
                 await anyio.sleep(0.1)

@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,16 +18,6 @@ from personae.api.commands import run as run_command
 
 MODEL = {"config.json": b"{}", "model.safetensors": bytes(3000), "tokenizer.json": b"[1]"}
 ADAPTER = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """Its address is that of the Hub, and the cache is empty."""
-    with FakeHub() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        yield hub
 
 
 COMMANDS = """

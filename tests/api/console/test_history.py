@@ -60,10 +60,10 @@ async def test_a_sample_that_fails_is_logged_and_the_next_one_is_taken(
 async def test_the_history_has_what_the_charts_need(engine: FakeEngine) -> None:
     app = create_app(engine)
     async with asgi.client(app) as client:
-        context = app.state.context
-        context.history.add(history_sample(context))
+        services = app.state.services
+        services.history.add(history_sample(services))
         await client.post("/v1/completions", json={"model": "base", "prompt": "hi"})
-        context.history.add(history_sample(context))
+        services.history.add(history_sample(services))
         before, after = (await client.get("/v1/stats/history")).json()["data"]
     assert after["at"] >= before["at"]
 

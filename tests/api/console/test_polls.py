@@ -89,9 +89,9 @@ def test_the_tabs_that_are_not_shown_ask_nothing(page: Page, planted: str, asked
 def test_live_has_the_last_hour_when_it_is_opened(page: Page) -> None:
     app = create_app(FakeEngine())
     with serving(app) as url:
-        context = app.state.context
+        services = app.state.services
         for _ in range(4):
-            context.history.add(history_sample(context))
+            services.history.add(history_sample(services))
         page.goto(f"{url}/#live")
         expect(page.get_by_label("Charts show")).to_have_value("hour")
         line = page.locator(".chart", has_text="Sequences").locator("polyline").first

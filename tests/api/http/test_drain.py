@@ -8,7 +8,7 @@ from patience import PATIENCE
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from personae.api.http.drain import Drain
+from personae.api.http.drain import DrainMiddleware
 from personae.errors import Overloaded
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])]
@@ -25,7 +25,7 @@ class App:
         await PlainTextResponse("done")(scope, receive, send)
 
 
-async def ask(drain: Drain, path: str = "/v1/completions") -> int:
+async def ask(drain: DrainMiddleware, path: str = "/v1/completions") -> int:
     sent: list[dict[str, object]] = []
 
     async def send(message: dict[str, object]) -> None:
@@ -42,7 +42,7 @@ async def ask(drain: Drain, path: str = "/v1/completions") -> int:
 
 async def test_it_is_idle_when_the_last_request_in_hand_has_its_answer() -> None:
     app = App()
-    drain = Drain(app)
+    drain = DrainMiddleware(app)
     answers: list[int] = []
 
     async def one() -> None:
@@ -68,7 +68,7 @@ async def test_it_is_idle_when_the_last_request_in_hand_has_its_answer() -> None
 
 async def test_an_answer_that_begins_while_it_drains_is_its_connections_last() -> None:
     app = App()
-    drain = Drain(app)
+    drain = DrainMiddleware(app)
     seen: list[list[tuple[bytes, bytes]]] = []
 
     async def send(message: dict[str, object]) -> None:
@@ -109,7 +109,7 @@ class Reader:
             raise AssertionError("nobody left")
 
 
-async def read(drain: Drain, *pieces: bool) -> None:
+async def read(drain: DrainMiddleware, *pieces: bool) -> None:
     waiting = list(pieces)
 
     async def receive() -> dict[str, object]:
@@ -127,7 +127,7 @@ async def read(drain: Drain, *pieces: bool) -> None:
 @pytest.mark.parametrize("pieces", [(), (True,), (True, True)])
 async def test_a_request_that_stalls_is_refused_when_the_time_is_over(pieces: tuple[bool, ...]) -> None:
     reader = Reader()
-    drain = Drain(reader)
+    drain = DrainMiddleware(reader)
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(read, drain, *pieces))
@@ -141,7 +141,7 @@ async def test_a_request_that_stalls_is_refused_when_the_time_is_over(pieces: tu
 
 async def test_a_request_that_is_complete_is_not_ended_with_those_that_stall() -> None:
     reader = Reader()
-    drain = Drain(reader)
+    drain = DrainMiddleware(reader)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(partial(read, drain, True, False))
         await anyio.wait_all_tasks_blocked()

@@ -2,7 +2,6 @@
 it reads its environment once."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -29,16 +28,6 @@ except LoadError as error:
 """
 MODEL = {"config.json": b"{}", "model.safetensors": bytes(300_000), "tokenizer.json": b"[1]"}
 ADAPTER = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """Its address is that of the Hub, and the cache is empty."""
-    with FakeHub() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        yield hub
 
 
 def fetch(name: str, kind: str = "model") -> tuple[dict[str, bytes] | str, str]:

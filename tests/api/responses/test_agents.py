@@ -195,7 +195,7 @@ async def test_a_schema_needs_no_name(app: Starlette, engine: FakeEngine) -> Non
 async def test_a_request_whose_template_takes_long_is_prepared_in_a_thread_and_answered(
     app: Starlette, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("personae.api.context._BRIEF_SECONDS", -1.0)  # as on a machine that is very busy
+    monkeypatch.setattr("personae.api.prompt._BRIEF_SECONDS", -1.0)  # as on a machine that is very busy
     assert (await answer(app))["status"] == "completed"
 
 

@@ -130,7 +130,7 @@ def test_one_whose_tenant_is_revoked_ends(client: OpenAI, fixture: UploadFixture
         headers = {"authorization": f"Bearer {fixture.key('boss', 'admin')}"}
         assert admin.delete("tenants/ann", headers=headers).status_code == 200
     eventually(lambda: not fixture.engine.live, "the engine has released it")
-    store: ResponseStore = fixture.app.state.context.responses
+    store: ResponseStore = fixture.app.state.services.responses
 
     def kept() -> Any:
         return json.loads(store.find("ann", begun.id).response)

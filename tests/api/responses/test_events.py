@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from tool_chat import call
 
 from personae.api.choices import Part
+from personae.api.exchange import Exchange
 from personae.api.responses.answers import ItemDone
 from personae.api.responses.builder import ResponseBuilder
 from personae.api.responses.request import ResponsesRequest
@@ -73,7 +74,7 @@ async def test_the_items_do_not_depend_on_how_the_answer_comes(
     fields = {"model": "base", "input": "Weather?", "tools": [WEATHER, SHELL], "top_logprobs": 1}
     asked = fields | {"include": ["message.output_text.logprobs"]}
     body = decode(json.dumps(asked).encode(), ResponsesRequest, 64)
-    job, _ = await admit(app.state.context, body)
+    job, _ = await admit(Exchange(app.state.services), body)
     parts: list[Part] = []
     await job.run(parts.append)
     found = []

@@ -41,7 +41,7 @@ def client(fixture: UploadFixture) -> Iterator[OpenAI]:
 
 
 def store_of(fixture: UploadFixture) -> ResponseStore:
-    store: ResponseStore = fixture.app.state.context.responses
+    store: ResponseStore = fixture.app.state.services.responses
     return store
 
 

@@ -151,7 +151,7 @@ async def test_a_refused_request_keeps_its_route_and_a_strange_path_is_cleaned(
         async with fixture.client() as client:
             await client.get("/v1/models/poet")
             await client.get("/a%0Ab%1B[31m" + "x" * 300)
-        metrics = fixture.app.state.context.metrics.text().decode()
+        metrics = fixture.app.state.services.metrics.text().decode()
     refused, strange = access(written)
     assert (refused["status"], refused["route"]) == (401, "/v1/models/{id:path}")
     assert (refused["path"], refused["code"]) == ("/v1/models/poet", "invalid_api_key")

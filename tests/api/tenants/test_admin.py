@@ -70,7 +70,7 @@ async def test_usage_adds_up_over_restarts_and_survives_a_full_disk(
     def full() -> None:
         raise StorageFailed("The disk is full.")
 
-    ledger = fixture.app.state.context.usage
+    ledger = fixture.app.state.services.usage
     async with fixture.client(fixture.key("ann")) as ann:
         await ann.post("/v1/chat/completions", json=CHAT)
         ledger.flush()

@@ -60,7 +60,7 @@ async def test_tokens_of_the_day_end_in_a_429_that_says_when_the_next_day_begins
         assert account["today"]["resets"] % DAY == 0
     async with fixture.client(bob) as client:
         assert (await complete(client)).status_code == 200
-    assert fixture.app.state.context.budgets._held == {}
+    assert fixture.app.state.services.budgets._held == {}
 
 
 async def test_money_counts_at_the_price_of_the_adapter_and_usage_shows_it(fixture: UploadFixture) -> None:
@@ -96,7 +96,7 @@ async def test_running_answers_count_with_the_most_that_they_may_have(fixture: U
         assert refused.status_code == 429
         assert "Running requests may need the rest." in refused.json()["error"]["message"]
         tasks.cancel_scope.cancel()
-    assert fixture.app.state.context.budgets._held == {}
+    assert fixture.app.state.services.budgets._held == {}
 
 
 async def test_a_minutes_limit_that_refuses_holds_nothing_of_the_day(fixture: UploadFixture) -> None:
@@ -104,7 +104,7 @@ async def test_a_minutes_limit_that_refuses_holds_nothing_of_the_day(fixture: Up
     async with fixture.client(ann) as client:
         await complete(client)
         assert (await complete(client)).json()["error"]["code"] == "rate_limit_exceeded"
-    assert fixture.app.state.context.budgets._held == {}
+    assert fixture.app.state.services.budgets._held == {}
 
 
 def ann(tokens: int | None = None, spend: float | None = None) -> Identity:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from uploads import UploadFixture, open_fixture, upload, whole
 
-from personae.api.tenants.limits import Bucket, duration
+from personae.api.tenants.limits import TokenBucket, duration
 
 pytestmark = pytest.mark.anyio
 BODY = {"model": "base", "messages": [{"role": "user", "content": "a"}], "max_tokens": 5}
@@ -55,11 +55,11 @@ def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None
 
 
 def test_a_bucket_in_debt_has_nothing_left_and_takes_longer_to_fill() -> None:
-    bucket = Bucket(60, 0.0)
+    bucket = TokenBucket(60, 0.0)
     bucket.take(90)
     assert bucket.state(0.0) == (0, 90.0)
     assert bucket.state(45.0) == (15, 45.0)
-    assert Bucket(0, 0.0).state(5.0) == (0, 0.0)
+    assert TokenBucket(0, 0.0).state(5.0) == (0, 0.0)
 
 
 async def test_an_admin_uploads_for_a_tenant_within_its_limits(fixture: UploadFixture) -> None:

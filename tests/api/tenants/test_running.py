@@ -40,7 +40,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     with open_fixture(tmp_path) as fixture:
         fixture.engine = FakeEngine(hold_after=5)
         fixture.app = create_app(fixture.engine, tenants=fixture.tenants)
-        running = fixture.app.state.context.revocations.running()
+        running = fixture.app.state.services.revocations.running()
         with serving(fixture.app, None, running) as address:
             yield Server(fixture, address)
 

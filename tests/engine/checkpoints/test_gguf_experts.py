@@ -39,6 +39,9 @@ OF_FAMILIES = (
     "lfm2_moe",
     "granitemoehybrid, Mamba",
     "granitemoehybrid, Mamba, dense",
+    "nemotron_h",
+    "nemotron_h, dense",
+    "nemotron_h, latent experts",
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
@@ -53,6 +56,11 @@ def folder_of(name: str, path: Path, **overrides: Any) -> Path:
         return make_model_folder(path, name)
     if name.startswith("granitemoehybrid"):
         overrides["mamba_proj_bias"] = False
+    if name.startswith("nemotron_h"):
+        kind = "mlp" if name.endswith("dense") else "moe"
+        kinds = ["linear_attention", kind, "full_attention", kind, "linear_attention"]
+        overrides |= {"layers_block_type": kinds, "use_bias": False, "mlp_bias": False}
+        name = name.removesuffix(", dense")
     if name.endswith(", dense"):
         overrides |= dict.fromkeys(EXPERTS, 0) | {"shared_intermediate_size": 96}  # its only size in a file
         name = name.removesuffix(", dense")

@@ -8,7 +8,7 @@ from grammar_walks import allowed_tokens
 from worst import WORST, answer, text_of, text_vocabulary
 
 from personae.grammar.backends.outlines import OutlinesBackend
-from personae.grammar.budget.automaton import Automaton
+from personae.grammar.budget.automaton import AutomatonGrammar
 from personae.grammar.budget.table import TokenTable
 from personae.grammar.spec import GrammarSpec
 
@@ -24,7 +24,7 @@ PATTERNS = {
 }
 
 
-def automaton(pattern: str) -> Automaton:
+def automaton(pattern: str) -> AutomatonGrammar:
     return BACKEND.compile(GrammarSpec("regex", pattern))
 
 
