@@ -122,7 +122,7 @@ class SequenceTable:
                 prompts[sequence.key.tenant] += sequence.known - sequence.cached
         self.left_out = self.row_shares.left_out(self.running.decoding, self._quota.tenants(), prompts)
         limited = {sequence.key.tenant for sequence in self.left_out}
-        # Beside one row a step with so many prompt tokens takes twice as long as without, or is not measured.
+        # With one row and so many prompt tokens a step takes twice as long as without, or is not measured.
         few = self._times.room(1, LONGEST_FACTOR * self._times.of(1, 0)) or math.inf
         self.over_quota_tenants = self._quota.over_quota_tenants(prompts, limited, few)
 
@@ -138,7 +138,7 @@ class SequenceTable:
 
     def may_be_replanned_for(self) -> bool:
         """Whether a sequence waits that a plan which has not begun should have: the first of a tenant
-        beside others, if there is a slot and memory for it, or another tenant has one to give."""
+        while others run, if there is a slot and memory for it, or another tenant has one to give."""
         if not self.is_shared or not self.waiting.foreground:
             return False
         here = {sequence.key.tenant for sequence in self.running if not sequence.background}
