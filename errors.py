@@ -14,6 +14,7 @@
     │   ├── Conflict              the name is taken                                          409
     │   ├── RequestTimeout        the client sent its request too slowly                     408
     │   ├── PayloadTooLarge       body, header or list over its limit                        413, 431
+    │   ├── ToolServerFailed      an MCP server of the request does not list its tools       424
     │   └── RateLimited           this tenant's limit; `retry_after` seconds                 429
     │       ├── QuotaExceeded     the tenant's quota is used up                              429
     │       └── BudgetExceeded    the tenant's budget of the day is used up                  429
@@ -180,6 +181,13 @@ class PayloadTooLarge(RequestError):
 
     status = 413
     code = "payload_too_large"
+
+
+class ToolServerFailed(RequestError):
+    """An MCP server that the request names does not list its tools. Nothing was generated."""
+
+    status = 424
+    code = "mcp_server_failed"
 
 
 class RateLimited(RequestError):

@@ -20,7 +20,7 @@ from personae.api.exclusion import exclusions
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
 from personae.api.logprobs import chat_logprobs, prompt_logprobs
-from personae.api.output_pieces import CallPart, OutputPieces
+from personae.api.output_pieces import CallPart, OutputPieces, Span
 from personae.api.packing import Pack, as_list
 from personae.api.params import (
     asked_tokens,
@@ -358,6 +358,8 @@ def _deltas(words: OutputPieces, *, reasoning: bool) -> Iterable[ChatDelta]:
         if calls:
             yield ChatDelta(tool_calls=calls)
             calls = []
+        if not isinstance(piece, Span):
+            continue
         if not piece.reasoning:
             yield ChatDelta(content=piece.text)
         elif reasoning:

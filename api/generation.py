@@ -328,6 +328,16 @@ class Job:
         if isinstance(refusal, RequestError):
             self.rename(refusal)
 
+    def add_counts(self, later: "Job") -> None:
+        """Count what a later job of the same answer needed as this one's, for `usage`."""
+        self.prompt_tokens += later.prompt_tokens
+        self.cached_tokens += later.cached_tokens
+        self.completion_tokens += later.completion_tokens
+        self.reasoning_tokens += later.reasoning_tokens
+        self.drafted += later.drafted
+        self.accepted += later.accepted
+        self.moved += later.moved
+
     async def probe(self) -> None:
         """Compile the first sequence's grammar, and withdraw the sequence before it writes anything. Raises
         what `run` raises before the first token."""

@@ -19,6 +19,7 @@ from personae.api.base_models.names import check_models
 from personae.api.bundled import check_model
 from personae.api.database.schema import check_database_url
 from personae.api.hub.names import check_adapters
+from personae.api.mcp.allowed import check_servers
 from personae.api.object_store import check_object_store_url
 from personae.api.telemetry.logs import LogFormat
 from personae.api.tenants.prices import check_prices
@@ -211,6 +212,18 @@ class AccessOptions:
             env="PERSONAE_SERVER_KEY",
         ),
     ] = field(default=None, repr=False)
+    mcp_server: Annotated[
+        tuple[str, ...],
+        OptionInfo(
+            "Requests to /v1/responses may use the MCP servers at this URL and below it as tools: "
+            "https://mcp.example/team. Can be repeated. Needs mcp (pip install 'mcp>=2').",
+            metavar="URL",
+            check=check_servers,
+        ),
+    ] = ()
+    mcp_timeout: Annotated[
+        float, OptionInfo("Seconds that an MCP server may take for an answer.", min=0.001)
+    ] = 60.0
     price: Annotated[
         tuple[str, ...],
         OptionInfo(

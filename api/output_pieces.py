@@ -39,11 +39,22 @@ class CallPart:
     custom: bool = False
 
 
+@dataclass(slots=True)
+class CallOutcome:
+    """What a call answered that the server made itself: its `output`, or else the `error`. `code` is that of
+    a failed protocol; None if the tool says that it failed. `id` is the call's."""
+
+    id: str
+    output: str | None
+    error: str = ""
+    code: int | None = None
+
+
 class OutputPieces:
     """Adjacent pieces of one kind are joined, so the pieces do not depend on how the text was divided."""
 
     def __init__(self) -> None:
-        self.pieces: list[Span | CallPart] = []
+        self.pieces: list[Span | CallPart | CallOutcome] = []
 
     def __bool__(self) -> bool:
         return bool(self.pieces)
@@ -90,7 +101,7 @@ class OutputPieces:
                 return True
         return False
 
-    def _take(self, piece: Span | CallPart) -> None:
+    def _take(self, piece: Span | CallPart | CallOutcome) -> None:
         last = self.pieces[-1] if self.pieces else None
         match last, piece:
             case Span(), Span() if last.reasoning == piece.reasoning:

@@ -12,6 +12,8 @@ from personae.actors.client import EngineClient
 from personae.api.console.history import LiveHistory
 from personae.api.console.kept import KeptAnswer
 from personae.api.family import Family
+from personae.api.mcp.session import load_library
+from personae.api.mcp.use import McpUse
 from personae.api.sessions.store import SessionStore
 from personae.api.settings import ApiSettings
 from personae.api.telemetry.metrics import Metrics
@@ -40,8 +42,9 @@ class Services:
     `registry` has the adapters that were added while the server runs. `tenants` are those who may send
     requests, `usage` records what they use, and `budgets` bounds what they use in a day. `revocations` ends
     what runs for a revoked key. `responses` are the stored ones, `sessions` has what is known of sessions.
-    `scaler` adds and removes engines. `live` is the last answer of `/v1/stats`. `base_models` has all bases
-    of a server with several; `client`, `settings`, `family` and `fingerprint` are those of one of them.
+    `scaler` adds and removes engines. `live` is the last answer of `/v1/stats`. `mcp` counts the
+    requests that use MCP servers. `base_models` has all bases of a server with several; `client`, `settings`,
+    `family` and `fingerprint` are those of one of them.
     `fingerprint` changes when the server could answer differently than before.
     """
 
@@ -58,6 +61,7 @@ class Services:
     bodies: BodyBudget = field(default_factory=BodyBudget)
     live: KeptAnswer = field(default_factory=KeptAnswer)
     history: LiveHistory = field(default_factory=LiveHistory)
+    mcp: McpUse = field(default_factory=McpUse)
     registry: "Registry | None" = None
     tenants: "TenantStore | None" = None
     usage: "UsageLedger | None" = None
@@ -113,6 +117,8 @@ def make_services(
         scaler=scaler,
         base_models=base_models,
     )
+    if settings.mcp_server:
+        load_library()
     if base_models is not None:
         base_models.begin(services)
     return services

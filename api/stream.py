@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from personae.actors.kit.signal import Signal
 from personae.api.choices import Part
 from personae.api.exchange import Exchange
-from personae.api.generation import Job, Sink, unless_disconnected
+from personae.api.generation import Sink, unless_disconnected
 from personae.api.http.flow import FLOW, Flow
 from personae.api.packing import Pack, as_json, as_list
 from personae.api.respond import encode_json
@@ -46,6 +46,20 @@ class Work(Protocol):
 
     async def __call__(self, sink: Sink, admitted: Callable[[], None], /) -> None:
         """Put every part into `sink`, and call `admitted` once nothing can refuse the request any more."""
+
+
+class AnswerJob(Protocol):
+    """What runs a request to its end: a `Job`, or several in turn."""
+
+    @property
+    def exchange(self) -> Exchange:
+        """The request's exchange."""
+
+    async def run(self, sink: Sink, admitted: Callable[[], None], /) -> None:
+        """As `Work`."""
+
+    async def gather(self, receive: Receive, /) -> list[Part]:
+        """Run to the end and return each complete choice, by index."""
 
 
 class AnswerBuilder(Protocol):
@@ -183,7 +197,9 @@ async def _send(send: Send, body: bytes, *, more: bool) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def respond(request: Request, job: Job, form: AnswerBuilder, *, stream: bool) -> Response | EventStream:
+async def respond(
+    request: Request, job: AnswerJob, form: AnswerBuilder, *, stream: bool
+) -> Response | EventStream:
     """The answer of a job that is ready to run, complete or as a stream. Raises what `Job.gather` does."""
     job.exchange.caller.ready()
     if stream:

@@ -4,6 +4,7 @@ import ast
 import io
 import re
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -36,8 +37,15 @@ WHOLE_NAMES = listed("""
     raise_curtain reach reading recall returned room script shares shut spent stage turns waiting_room words
     yield
 """)
-# No module may have one of these names. A class may: a `Choice` is one of several answers, or expressions.
+# No module may have one of these names. A class may: a `Choice` is one of several answers.
 MODULES = listed("choice")
+# Classes of the core of which there are two by one name. A name leaves the list with one of its meanings.
+CORE = ("actors", "api", "engine", "grammar", "kernels", "lora")
+TWO_MEANINGS = listed("""
+    Conversation Copies Driver End Expected Group Head Keep Launch Layout Load LoadAdapter Measured
+    Metadata Outcome Piece Placed Reader Refusal Refused Release Repay Repeat Replica Running Session
+    SharedMemory Spawned Text Tokens Turn
+""")
 # No docstring or comment of these folders may have one of these words or phrases: they read like riddles.
 # To hold another folder to this, rewrite its sentences and add it.
 PLAIN_FOLDERS = ("actors", "api", "engine", "evals", "grammar", "kernels", "lora")
@@ -112,6 +120,17 @@ def test_every_exception_is_still_needed() -> None:
         if is_private(kind, name)
     }
     assert found >= PLAIN
+
+
+def test_a_class_of_the_core_has_a_name_of_its_own() -> None:
+    found = Counter(
+        name
+        for path, named in names().items()
+        if path.relative_to(ROOT).parts[0] in CORE
+        for kind, name in named
+        if kind == "class" and not name.startswith("_")
+    )
+    assert {name for name, count in found.items() if count > 1} == TWO_MEANINGS
 
 
 def prose(source: str) -> Iterator[tuple[int, str]]:

@@ -32,7 +32,7 @@ from personae.api.anthropic.errors import anthropic_error
 from personae.api.check import extension
 from personae.api.choices import Part
 from personae.api.generation import Job
-from personae.api.output_pieces import CallPart
+from personae.api.output_pieces import CallPart, Span
 from personae.api.packing import Pack, as_list
 from personae.api.responses.sealed import sealed
 from personae.api.stream import AnswerBuilder
@@ -76,7 +76,7 @@ class MessageBuilder(AnswerBuilder):
                 if piece.id is not None:
                     yield from self._opened(_CallBlock(piece.id, piece.name or ""))
                 yield from self._written(piece.arguments)
-            else:
+            elif isinstance(piece, Span):
                 block = _ThinkingBlock(self._omitted) if piece.reasoning else _TextBlock()
                 if type(self._open) is not type(block):
                     yield from self._opened(block)

@@ -102,7 +102,9 @@ class BatchCall:
             case CompletionRequest():
                 return _Generation(*await completions.admit(exchange, body))
             case ResponsesRequest():
-                return _Generation(*await responses.admit(exchange, body))
+                job, form = await responses.admit(exchange, body)
+                assert isinstance(job, Job), "a batch uses no MCP servers"
+                return _Generation(job, form)
             case EmbeddingRequest():
                 return await vectors.admit(exchange, body)
 

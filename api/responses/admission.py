@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import msgspec
 from anyio import to_thread
 
-from personae.api import chat
-from personae.api.dialect import RESPONSES
 from personae.api.exchange import Exchange
-from personae.api.generation import Job
 from personae.api.responses.answers import Response
 from personae.api.responses.builder import ResponseBuilder
+from personae.api.responses.chat_job import chat_job
 from personae.api.responses.items import Item, ItemReference, MessageItem
 from personae.api.responses.kept_items import KeptItem, kept_items
+from personae.api.responses.mcp_tools import request_servers, uses_servers
 from personae.api.responses.request import ResponsesRequest, conversation_id
+from personae.api.responses.rounds import ToolRounds
 from personae.api.responses.store import AddedItems, KeptResponse, ResponseStore
-from personae.api.responses.translate import chat_request
+from personae.api.stream import AnswerJob
 from personae.api.wire.schema import refuse_unserved
 from personae.errors import RequestError, UnsupportedParameter
 
@@ -65,7 +65,7 @@ class Keeping:
         return KeptResponse(self.tenant, response.id, previous, _encode(self.items), encoded, request)
 
 
-async def admit(exchange: Exchange, body: ResponsesRequest) -> tuple[Job, ResponseBuilder]:
+async def admit(exchange: Exchange, body: ResponsesRequest) -> tuple[AnswerJob, ResponseBuilder]:
     """Check everything, render and encode; the job is ready to run."""
     job, form, _ = await admit_kept(exchange, body)
     return job, form
@@ -73,7 +73,7 @@ async def admit(exchange: Exchange, body: ResponsesRequest) -> tuple[Job, Respon
 
 async def admit_kept(
     exchange: Exchange, body: ResponsesRequest, *, id: str | None = None, created: int | None = None
-) -> tuple[Job, ResponseBuilder, Keeping | None]:
+) -> tuple[AnswerJob, ResponseBuilder, Keeping | None]:
     """The same, with what keeps the answer. An `id` and a time are those of a response that its client knows
     already."""
     refuse_unserved(body)
@@ -85,16 +85,34 @@ async def admit_kept(
     earlier = await _earlier(exchange, body)
     if earlier.items or not isinstance(body.input, str):
         body.input = [*earlier.items, *own]
-    most, count = exchange.settings.max_messages, len(earlier.items)
-    asked, names = await exchange.prepared(lambda brief: chat_request(body, most, count, earlier.field))
-    with names.applied():
-        job, _ = await chat.admit(exchange, asked, prefix="resp_", dialect=RESPONSES)
-    names.rename_all(exchange.ignored)
-    job.rename = names.rename
+    if body.max_tool_calls is not None and body.max_tool_calls < 1:
+        raise RequestError(
+            "`max_tool_calls` must be at least 1.", param="max_tool_calls", code="out_of_range"
+        )
+    using = None
+    if uses_servers(body):
+        using = await request_servers(exchange, body)
+        if using.lists:
+            body.input = [*(own if isinstance(body.input, str) else body.input), *using.lists]
+    job, names = await chat_job(exchange, body, len(earlier.items), earlier.field)
     job.id, job.created = id, created or job.created
-    body.input = ""  # it is in the prompt, and may be long
-    form = ResponseBuilder(job, body, names.namespaces, keep, stored=keep is not None and keep.stored)
-    return job, form, keep
+    stored = keep is not None and keep.stored
+    if using is None:
+        form = ResponseBuilder(job, body, names.namespaces, keep, stored=stored)
+        body.input = ""  # it is in the prompt, and may be long
+        return job, form, keep
+    rounds = ToolRounds(job, body, using, names.server_tools, len(earlier.items), earlier.field)
+    form = ResponseBuilder(
+        job,
+        body,
+        names.namespaces,
+        keep,
+        stored=stored,
+        tools=names.server_tools,
+        lists=using.lists,
+        approved={request.id for request in using.approved},
+    )
+    return rounds, form, keep
 
 
 def _own(body: ResponsesRequest) -> list[Item]:

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from personae.api.responses.items import ReasoningText, Status, Tool, ToolChoice
+from personae.api.responses.mcp_items import ApprovalRequest, McpCallItem, McpListItem
 from personae.api.responses.request import ReasoningOptions, TextOptions
 from personae.api.wire.answers import AnswerDetails, CachedTokens, ContentLogprob, Extension, UsageExtension
 
@@ -61,7 +62,15 @@ class OutputCustomCall(msgspec.Struct, tag="custom_tool_call", tag_field="type")
     namespace: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall
+OutputItem = (
+    OutputMessage
+    | OutputReasoning
+    | OutputCall
+    | OutputCustomCall
+    | McpListItem
+    | McpCallItem
+    | ApprovalRequest
+)
 
 
 class InputCounts(CachedTokens, frozen=True):
@@ -264,6 +273,38 @@ class InputDone(_OfItem, tag="response.custom_tool_call_input.done", tag_field="
     input: str
 
 
+class McpListInProgress(_OfItem, tag="response.mcp_list_tools.in_progress", tag_field="type"):
+    """The tools of an MCP server are listed."""
+
+
+class McpListCompleted(_OfItem, tag="response.mcp_list_tools.completed", tag_field="type"):
+    """They were listed."""
+
+
+class McpCallInProgress(_OfItem, tag="response.mcp_call.in_progress", tag_field="type"):
+    """A call of an MCP server's tool begins."""
+
+
+class McpArgumentsDelta(_OfItem, tag="response.mcp_call_arguments.delta", tag_field="type"):
+    """The new part of its arguments."""
+
+    delta: str
+
+
+class McpArgumentsDone(_OfItem, tag="response.mcp_call_arguments.done", tag_field="type"):
+    """Its arguments."""
+
+    arguments: str
+
+
+class McpCallCompleted(_OfItem, tag="response.mcp_call.completed", tag_field="type"):
+    """The tool has answered."""
+
+
+class McpCallFailed(_OfItem, tag="response.mcp_call.failed", tag_field="type"):
+    """The call failed."""
+
+
 Event = (
     Created
     | InProgress
@@ -282,4 +323,11 @@ Event = (
     | ArgumentsDone
     | InputDelta
     | InputDone
+    | McpListInProgress
+    | McpListCompleted
+    | McpCallInProgress
+    | McpArgumentsDelta
+    | McpArgumentsDone
+    | McpCallCompleted
+    | McpCallFailed
 )

@@ -23,13 +23,13 @@ from starlette.applications import Starlette
 from personae.actors.kit.background import background_tasks
 from personae.api.database.leases import LOOK_SECONDS
 from personae.api.exchange import Exchange
-from personae.api.generation import Job
 from personae.api.responses.admission import Keeping, admit_kept
 from personae.api.responses.answers import Response, ResponseError
 from personae.api.responses.builder import ResponseBuilder
 from personae.api.responses.request import ResponsesRequest
 from personae.api.responses.store import KeptResponse, ResponseStore
 from personae.api.services import Services
+from personae.api.stream import AnswerJob
 from personae.api.telemetry import logs
 from personae.api.tenants.access import LOCAL_ADMIN, Caller
 from personae.api.tenants.store import Identity
@@ -61,7 +61,7 @@ class Admitted:
     """A request that is ready to run, and who asks."""
 
     caller: Caller
-    job: Job
+    job: AnswerJob
     form: ResponseBuilder
     keeping: Keeping
 

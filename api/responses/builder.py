@@ -1,7 +1,7 @@
 """Builds a response: its items, complete or as events."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -9,7 +9,7 @@ from personae.api.check import extension
 from personae.api.choices import Part
 from personae.api.generation import Job
 from personae.api.logprobs import chat_logprobs
-from personae.api.output_pieces import CallPart, Span
+from personae.api.output_pieces import CallOutcome, CallPart, Span
 from personae.api.packing import Pack, as_list
 from personae.api.responses.answers import (
     Completed,
@@ -29,6 +29,8 @@ from personae.api.responses.answers import (
     ResponseUsage,
 )
 from personae.api.responses.items import Status
+from personae.api.responses.mcp_items import McpListItem
+from personae.api.responses.mcp_writing import ApprovalWriter, McpCallWriter, ServerTool, listed
 from personae.api.responses.request import (
     ENCRYPTED,
     ReasoningOptions,
@@ -65,14 +67,23 @@ class ResponseBuilder(AnswerBuilder):
         keep: Callable[[Response], Awaitable[None]] | None = None,
         *,
         stored: bool = False,
+        tools: Mapping[str, ServerTool] | None = None,
+        lists: Sequence[McpListItem] = (),
+        approved: Collection[str] = (),
     ) -> None:
         """`namespaces` has the namespace and the name of the tools that are in one; `keep` stores the
-        complete response before the client gets it. `stored` says whether the client can fetch it again."""
+        complete response before the client gets it. `stored` says whether the client can fetch it again.
+        `tools` are those of MCP servers by the names that the model sees, `lists` the first items of the
+        response; `approved` are the ids of calls that the client has approved."""
         self._job = job
         self._body = body
         self._namespaces = namespaces or {}
         self._keep = keep
         self._stored = stored
+        self._tools = tools or {}
+        self._lists = lists
+        self._approved = approved
+        self._calls: dict[str, McpCallWriter] = {}  # those without an outcome
         self._encrypted = ENCRYPTED in (body.include or ())
         self._logprobs = job.logs[0].params.logprobs is not None
         self._numbers = count()
@@ -94,9 +105,15 @@ class ResponseBuilder(AnswerBuilder):
             self._begun = True
             yield self._event(Created, response=self._response)
             yield self._event(InProgress, response=self._response)
+            for event in listed(self._event, self._job.id, self._lists):
+                if isinstance(event, ItemDone):
+                    self._output.append(event.item)
+                yield event
         for piece in part.words.pieces:
             if isinstance(piece, CallPart):
                 yield from self._called(piece)
+            elif isinstance(piece, CallOutcome):
+                yield from self._settled(piece)
             elif piece.reasoning:
                 yield from self._thought(piece)
             else:
@@ -129,6 +146,8 @@ class ResponseBuilder(AnswerBuilder):
         """The response that ends with an error."""
         response = self._fresh()
         response.status, response.output = "failed", list(self._output)
+        for call in self._calls.values():
+            response.output[call.place] = call.item("incomplete")
         response.error = ResponseError("server_error", error.message + self._place_of_rest)
         return response
 
@@ -163,11 +182,31 @@ class ResponseBuilder(AnswerBuilder):
 
     def _called(self, call: CallPart) -> Iterator[Event]:
         if call.id is not None:
-            kind = CustomCallWriter if call.custom else CallWriter
-            namespace, name = self._namespaces.get(call.name or "", (None, call.name or ""))
-            yield from self._opened(kind(self._event, self._job.id, self._place, call.id, name, namespace))
+            yield from self._closed("completed")
+            yield from self._opened(self._writer(call, call.id))
         if call.arguments:
             yield from self._written(call.arguments)
+
+    def _writer(self, call: CallPart, id: str) -> ItemWriter:
+        """What writes a call that begins."""
+        place, response = self._place, self._job.id
+        if (tool := self._tools.get(call.name or "")) is not None:
+            if tool.approval and id not in self._approved:
+                return ApprovalWriter(self._event, response, place, tool)
+            request = id if id in self._approved else None
+            self._calls[id] = writer = McpCallWriter(self._event, response, place, tool, request)
+            return writer
+        kind = CustomCallWriter if call.custom else CallWriter
+        namespace, name = self._namespaces.get(call.name or "", (None, call.name or ""))
+        return kind(self._event, response, place, id, name, namespace)
+
+    def _settled(self, outcome: CallOutcome) -> Iterator[Event]:
+        """A call was made."""
+        yield from self._closed("completed")
+        call = self._calls.pop(outcome.id)
+        yield from call.settle(outcome)
+        item = self._output[call.place] = call.item("completed")
+        yield self._event(ItemDone, output_index=call.place, item=item)
 
     def _opened(self, item: ItemWriter) -> Iterator[Event]:
         yield from self._closed("completed")
@@ -183,16 +222,21 @@ class ResponseBuilder(AnswerBuilder):
         if self._open is None:
             return
         yield from self._open.end()
-        item, place = self._open.item(status), len(self._output)
+        calling = isinstance(self._open, McpCallWriter)  # it is complete when the tool has answered
+        item, place = self._open.item("in_progress" if calling else status), len(self._output)
         self._output.append(item)
         self._open = None
-        yield self._event(ItemDone, output_index=place, item=item)
+        if not calling:
+            yield self._event(ItemDone, output_index=place, item=item)
 
     def _ended(self, part: Part) -> Iterator[Event]:
-        if self._open is None and not self._output:
+        if self._open is None and len(self._output) == len(self._lists):
             yield from self._said(Span(""))
         spent = part.finish == "length"
         yield from self._closed("incomplete" if spent else "completed")
+        for call in self._calls.values():
+            item = self._output[call.place] = call.item("incomplete")
+            yield self._event(ItemDone, output_index=call.place, item=item)
         response = self._response = self._fresh()
         response.output, response.personae = self._output, extension(part)
         response.usage = self._usage()

@@ -8,6 +8,14 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from personae.api.responses.mcp_items import (
+    ApprovalRequest,
+    ApprovalResponse,
+    ChosenServer,
+    McpCallItem,
+    McpListItem,
+    McpServerTool,
+)
 from personae.api.wire.conversation import FreeInput
 from personae.api.wire.tolerant import Tolerant
 
@@ -126,6 +134,10 @@ Item = (
     | FunctionResult
     | CustomResult
     | ItemReference
+    | McpListItem
+    | McpCallItem
+    | ApprovalRequest
+    | ApprovalResponse
 )
 
 
@@ -183,8 +195,8 @@ class ChosenTools(msgspec.Struct, tag="allowed_tools", tag_field="type", forbid_
     """As `tool_choice`: only these, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[ChosenFunction | ChosenCustom]
+    tools: list[ChosenFunction | ChosenCustom | ChosenServer]
 
 
-Tool = FlatFunction | FlatCustom | NamespaceTool
-ToolChoice = Literal["none", "auto", "required"] | ChosenFunction | ChosenCustom | ChosenTools
+Tool = FlatFunction | FlatCustom | NamespaceTool | McpServerTool
+ToolChoice = Literal["none", "auto", "required"] | ChosenFunction | ChosenCustom | ChosenServer | ChosenTools

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from personae.api.responses import items as wire
+from personae.api.responses import mcp_items as mcp
 from personae.api.responses.item_ids import input_id
 from personae.api.responses.items import Item
 
@@ -19,6 +20,10 @@ _PREFIXES: dict[type, str] = {
     wire.CustomCallItem: "ctc",
     wire.FunctionResult: "fco",
     wire.CustomResult: "ctco",
+    mcp.McpListItem: "mcpl",
+    mcp.McpCallItem: "mcp",
+    mcp.ApprovalRequest: "mcpr",
+    mcp.ApprovalResponse: "mcpa",
 }
 _convert = msgspec.convert
 

@@ -109,10 +109,11 @@ class ResponsesRequest(Sampling, kw_only=True):
     # As for chat completions.
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
-    # The caller's own bookkeeping, and a limit on tools that do not exist here: checked, but without effect.
+    # How often the tools of MCP servers may be called.
+    max_tool_calls: int | None = None
+    # The caller's own bookkeeping: checked, but without effect.
     metadata: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
-    max_tool_calls: int | None = None
     safety_identifier: str | None = None
     # The session, how long its keys and values are kept, and whether they may go to a disk.
     prompt_cache_key: SessionName | None = None

@@ -9,12 +9,14 @@ from personae.api import targets
 from personae.api.body import read_json
 from personae.api.deadline import TIMEOUT
 from personae.api.exchange import Exchange, exchange_of
+from personae.api.generation import unless_disconnected
 from personae.api.http.operation import events, operation
 from personae.api.respond import json_response
 from personae.api.responses.admission import admit
 from personae.api.responses.answers import Event, Response, ResponseDeleted
 from personae.api.responses.background import BackgroundResponses
 from personae.api.responses.kept_items import KeptItem
+from personae.api.responses.mcp_tools import uses_servers
 from personae.api.responses.pages import ItemList, ListItems, item_list, page_of
 from personae.api.responses.request import ResponsesRequest
 from personae.api.responses.store import ResponseStore
@@ -29,7 +31,7 @@ from personae.errors import NotFound, UnsupportedParameter
     body=ResponsesRequest,
     answers={200: (Response, events(Event))},
     headers=(TIMEOUT, *targets.HEADERS),
-    refuses=(404, 504),
+    refuses=(403, 404, 424, 504),
 )
 async def create_response(request: Request) -> HttpResponse | EventStream:
     """Answer a conversation, at once or as a stream, in OpenAI's newer form."""
@@ -37,7 +39,10 @@ async def create_response(request: Request) -> HttpResponse | EventStream:
     body = await read_json(request, ResponsesRequest, exchange)
     if body.background:
         return await _begun(request, exchange, body)
-    job, form = await admit(exchange, body)
+    if uses_servers(body):  # they take time to answer
+        job, form = await unless_disconnected(request.receive, lambda: admit(exchange, body))
+    else:
+        job, form = await admit(exchange, body)
     return await respond(request, job, form, stream=bool(body.stream))
 
 

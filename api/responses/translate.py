@@ -5,6 +5,9 @@ from collections.abc import Sequence
 
 from personae.api.dialect import MOST_OF_NAME
 from personae.api.responses import items as wire
+from personae.api.responses.mcp_items import ChosenServer, McpServerTool
+from personae.api.responses.mcp_prompt import PromptItem, function_items, server_tools, shown_name
+from personae.api.responses.mcp_writing import ServerTool
 from personae.api.responses.request import LOGPROBS, ResponsesRequest, SchemaFormat
 from personae.api.responses.sealed import unsealed
 from personae.api.tools import check_name
@@ -68,6 +71,8 @@ class Names(FieldNames):
         super().__init__(_FIELDS)
         self.namespaces: dict[str, tuple[str, str]] = {}
         """The namespace and the name of each tool in a namespace, by the name that the model sees."""
+        self.server_tools: dict[str, ServerTool] = {}
+        """The tools of MCP servers, by the name that the model sees."""
 
 
 def chat_request(
@@ -90,8 +95,8 @@ def chat_request(
         top_logprobs=body.top_logprobs,
         response_format=None if text is None else _format(text.format),
         reasoning_effort=None if reasoning is None else reasoning.effort,
-        tools=None if body.tools is None else _tools(body.tools, names),
-        tool_choice=_choice(body.tool_choice),
+        tools=None if body.tools is None else _tools(body, names),
+        tool_choice=_choice(body.tool_choice, names),
         parallel_tool_calls=body.parallel_tool_calls,
         chat_template_kwargs=body.chat_template_kwargs,
         thinking_token_budget=body.thinking_token_budget,
@@ -112,13 +117,12 @@ def _messages(body: ResponsesRequest, names: Names, earlier: int, field: str) ->
         names.put(f"messages[{len(messages)}]", "input")
         names.put(f"messages[{len(messages)}].content", "input")
         return [*messages, UserMessage(body.input)]
-    for index, item in enumerate(body.input):
-        place = f"input[{index - earlier}]" if index >= earlier else field
+    for place, item in function_items(body.input, earlier, field):
         _add(messages, item, place, names)
     return messages
 
 
-def _add(messages: list[Message], item: wire.Item, place: str, names: Names) -> None:
+def _add(messages: list[Message], item: PromptItem, place: str, names: Names) -> None:
     """Add one item to the conversation."""
     match item:
         case wire.ItemReference():
@@ -211,8 +215,8 @@ def _joined(namespace: str, name: str) -> str:
     return f"{namespace}__{name}"
 
 
-def _tools(tools: Sequence[wire.Tool], names: Names) -> list[Tool | CustomTool]:
-    """The tools; each tool of a namespace is a separate one."""
+def _tools(body: ResponsesRequest, names: Names) -> list[Tool | CustomTool]:
+    """The tools; each tool of a namespace or an MCP server is a separate one."""
     found: list[Tool | CustomTool] = []
 
     def add(tool: wire.FlatFunction | wire.FlatCustom, place: str, name: str, about: str | None) -> None:
@@ -222,16 +226,34 @@ def _tools(tools: Sequence[wire.Tool], names: Names) -> list[Tool | CustomTool]:
         names.put(f"{at}.custom.format.grammar", f"{place}.format")
         found.append(_tool(tool, name, about))
 
-    for index, tool in enumerate(tools):
+    for index, tool in enumerate(body.tools or ()):
+        if isinstance(tool, McpServerTool):
+            for one in server_tools(tool, body.input, f"tools[{index}]"):
+                shown = shown_name(tool.server_label, one.name)
+                if shown in names.server_tools:
+                    raise RequestError(
+                        f"The MCP server `{tool.server_label}` has two tools that the model would see as "
+                        f"`{shown[:200]}`; choose one of them by `allowed_tools`.",
+                        param=f"tools[{index}].allowed_tools",
+                    )
+                approval = tool.needs_approval(one.name, read_only=one.read_only)
+                names.server_tools[shown] = ServerTool(tool.server_label, one.name, approval)
+                add(
+                    wire.FlatFunction(one.name, one.input_schema),
+                    f"tools[{index}].{one.name[:80]}",
+                    shown,
+                    one.description or tool.server_description,
+                )
+            continue
         check_name(tool.name, f"tools[{index}].name", MOST_OF_NAME)
         if not isinstance(tool, wire.NamespaceTool):
             add(tool, f"tools[{index}]", tool.name, tool.description)
             continue
-        for place, one in enumerate(tool.tools):
-            check_name(one.name, f"tools[{index}].tools[{place}].name", MOST_OF_NAME)
-            joined = _joined(tool.name, one.name)
-            names.namespaces[joined] = tool.name, one.name
-            add(one, f"tools[{index}].tools[{place}]", joined, one.description or tool.description)
+        for place, inner in enumerate(tool.tools):
+            check_name(inner.name, f"tools[{index}].tools[{place}].name", MOST_OF_NAME)
+            joined = _joined(tool.name, inner.name)
+            names.namespaces[joined] = tool.name, inner.name
+            add(inner, f"tools[{index}].tools[{place}]", joined, inner.description or tool.description)
     return found
 
 
@@ -250,9 +272,35 @@ def _named(tool: wire.ChosenFunction | wire.ChosenCustom) -> NamedTool | NamedCu
     return NamedTool(name) if isinstance(tool, wire.ChosenFunction) else NamedCustomTool(name)
 
 
-def _choice(choice: wire.ToolChoice | None) -> ToolChoice | None:
+def _choice(choice: wire.ToolChoice | None, names: Names) -> ToolChoice | None:
     if choice is None or isinstance(choice, str):
         return choice
     if isinstance(choice, wire.ChosenTools):
-        return AllowedTools(ToolSelection(choice.mode, [_named(tool) for tool in choice.tools]))
+        chosen = [
+            one
+            for index, tool in enumerate(choice.tools)
+            for one in _chosen(tool, names, f"tool_choice.tools[{index}]")
+        ]
+        return AllowedTools(ToolSelection(choice.mode, chosen))
+    if isinstance(choice, ChosenServer):
+        return AllowedTools(ToolSelection("required", _chosen(choice, names, "tool_choice")))
     return _named(choice)
+
+
+def _chosen(
+    tool: wire.ChosenFunction | wire.ChosenCustom | ChosenServer, names: Names, place: str
+) -> list[NamedTool | NamedCustomTool]:
+    """The tools of a choice: all of a server, if it names no tool of it."""
+    if not isinstance(tool, ChosenServer):
+        return [_named(tool)]
+    known = names.server_tools.items()
+    own = {shown: one for shown, one in known if one.label == tool.server_label}
+    if not own:
+        raise RequestError(
+            f"`{place}.server_label` is not the label of one of the `tools`, or it has no tool.",
+            param=f"{place}.server_label",
+        )
+    found = [shown for shown, one in own.items() if tool.name in (None, one.name)]
+    if not found:
+        raise RequestError(f"`{place}.name` is not a tool of that server.", param=f"{place}.name")
+    return [NamedTool(FunctionName(shown)) for shown in found]

@@ -65,15 +65,16 @@ class ItemWriter(ABC):
     def write(self, text: str) -> Iterator[Event]:
         """Add to it."""
         self._pieces.append(text)
-        yield self._delta(text)
+        if (event := self._delta(text)) is not None:
+            yield event
 
     @abstractmethod
     def end(self) -> Iterator[Event]:
         """The events before the one that completes the item."""
 
     @abstractmethod
-    def _delta(self, text: str) -> Event:
-        """The event of what was added."""
+    def _delta(self, text: str) -> Event | None:
+        """The event of what was added, if there is one."""
 
     def _event(self, kind: type[Any], **fields: Any) -> Event:
         return self._number(kind, output_index=self._index, item_id=self.id, **fields)

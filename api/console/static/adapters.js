@@ -2,7 +2,7 @@
 
 import { html, useState } from "./preact-htm.js";
 import { call, upload } from "./api.js";
-import { Failure, Field, bytes, useAnswer, when } from "./parts.js";
+import { Failure, Field, bytes, inOrder, useAnswer, when } from "./parts.js";
 import { Users, resolved } from "./users.js";
 
 const SHOWN = 50; // cards
@@ -63,11 +63,12 @@ function Upload({ done }) {
       <span>Drop <code>${CONFIG}</code> and <code>${TENSORS}</code> here, or choose them</span>
       <input type="file" multiple aria-label="Files of the adapter" onChange=${(event) => take(event.target.files)} />
     </label>
-    <ul class="files">
+    ${(files[CONFIG] || files[TENSORS]) &&
+    html`<ul class="files">
       ${[CONFIG, TENSORS].map(
         (one) => html`<li class=${files[one] ? "good" : ""}>${one}${files[one] ? `: ${bytes(files[one].size)}` : " is missing"}</li>`,
       )}
-    </ul>
+    </ul>`}
     ${["replace", "shared"].map(
       (flag) =>
         html`<label class="check"
@@ -231,7 +232,9 @@ export function Adapters({ models, refresh, shown }) {
   };
   const all = list ?? [];
   const users = resolved(all, usage);
-  const found = all.filter((one) => `${one.name} ${one.tenant ?? ""}`.toLowerCase().includes(find.toLowerCase()));
+  const found = all
+    .filter((one) => `${one.name} ${one.tenant ?? ""}`.toLowerCase().includes(find.toLowerCase()))
+    .sort((a, b) => inOrder(a.tenant ?? "", b.tenant ?? "") || inOrder(a.name, b.name));
   const uploaded = new Set(all.map((one) => one.name));
   const fixed = models.filter((model) => model.parent && !uploaded.has(model.id));
   return html`<div class="pair">

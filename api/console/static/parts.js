@@ -25,6 +25,13 @@ export function bytes(number) {
   return `${number < 10 && unit ? number.toFixed(1) : Math.round(number)} ${units[unit]}`;
 }
 
+const NAMES = new Intl.Collator("en", { numeric: true });
+
+/** Which of two values comes first, for `sort`: numbers in a name count as numbers. */
+export function inOrder(a, b) {
+  return typeof a === "number" ? a - b : NAMES.compare(a, b);
+}
+
 export function when(seconds) {
   return seconds == null ? "–" : new Date(seconds * 1000).toLocaleString();
 }

@@ -2,7 +2,7 @@
 
 import { html, useState } from "./preact-htm.js";
 import { call, hasKey, setKey } from "./api.js";
-import { Copy, Failure, Field, bytes, day, useAnswer, when } from "./parts.js";
+import { Copy, Failure, Field, bytes, day, inOrder, useAnswer, when } from "./parts.js";
 import { Usage, monthAgo } from "./usage.js";
 
 const LIMITS = [
@@ -203,7 +203,7 @@ function Table({ rows, chosen, choose }) {
   const value = COLUMNS[column][1];
   const found = rows
     .filter((row) => row.name.includes(find.trim().toLowerCase()))
-    .sort((a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0) * (down ? -1 : 1));
+    .sort((a, b) => inOrder(value(a), value(b)) * (down ? -1 : 1));
   const last = Math.max(0, Math.ceil(found.length / PAGE) - 1);
   const at = Math.min(page, last);
   const sort = (index) => setOrder([index, index === column ? !down : index > 0]);

@@ -105,6 +105,17 @@ def test_an_admin_sees_who_uses_which_adapter_and_deletes_any(page: Page, site: 
     assert [one.name for one in site.fixture.registry.own("ann")] == ["poet"]
 
 
+def test_adapters_stand_in_the_order_in_which_people_count(page: Page, site: Site) -> None:
+    for seed, name in enumerate(("voice-10", "voice-9")):
+        site.upload("ann", name, seed)
+    enter(page, site, "ann")
+    shown = page.get_by_role("article")
+    expect(shown).to_have_count(4)
+    names = [shown.nth(place).get_attribute("aria-label") for place in range(4)]
+    assert [name for name in names if name and name.startswith("voice")] == ["voice-9", "voice-10"]
+    expect(page.get_by_text("adapter_config.json is missing")).to_have_count(0)  # before any file was chosen
+
+
 def test_a_tenant_sees_its_own_adapters_and_its_own_use_of_shared_ones(page: Page, site: Site) -> None:
     for tenant in ("ann", "bob"):
         site.ledger.add(Identity(tenant, "tenant"), "lawyer", 100, 40, 7, 0.5)

@@ -96,7 +96,7 @@ async def test_hosted_tools_that_clients_offer_by_themselves_are_left_out(kind: 
     assert (visit.status, visit.headers["x-personae-ignored"]) == (200, f"tools[].{kind}")
 
 
-@pytest.mark.parametrize("kind", ["file_search", "mcp", "code_interpreter", "computer_use_preview"])
+@pytest.mark.parametrize("kind", ["file_search", "code_interpreter", "computer_use_preview"])
 async def test_hosted_tools_that_the_answer_depends_on_are_refused(kind: str, app: Starlette) -> None:
     visit = await ask(app, tools=[{"type": kind}])
     assert (visit.status, visit.error["param"]) == (400, "tools[0].type")
