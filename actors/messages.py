@@ -13,17 +13,18 @@ mistaken for a new one.
 import msgspec
 from anyio import Event
 
+from personae.actors.enginecore.planned_step import PlannedStep
 from personae.actors.frontend.inbox import Inbox
 from personae.actors.frontend.live_stream import LiveStream
 from personae.actors.kit.mailbox import Reply
-from personae.engine.plan import StepPlan, StepResult
+from personae.engine.plan import StepResult
 from personae.engine.scheduling.kv_events import KVEvent
 from personae.engine.scheduling.running import HeldPages
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import SchedulerStats, StepSample, StepTimings
 from personae.errors import PersonaeError
 from personae.grammar.matcher import Grammar
-from personae.grammar.spec import GrammarKey, GrammarSpec
+from personae.grammar.spec import GrammarSpec
 from personae.lora.source import AdapterSource
 
 
@@ -440,13 +441,12 @@ class Compile(Message, frozen=True):
 
 
 class Execute(Message, frozen=True):
-    """From the scheduler: run this step. `grammars` has the grammars of the plan's admissions.
+    """From the scheduler: run this step.
 
     `follows`: there was a step just before, so the time since then is the host's overhead (the measured gap).
     """
 
-    plan: StepPlan
-    grammars: dict[GrammarKey, Grammar]
+    step: PlannedStep
     follows: bool
 
 

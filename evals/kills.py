@@ -8,8 +8,8 @@ choices, bound by schemas, by checked schemas, by regular expressions and by GBN
 is killed by SIGKILL: an `engine`, a `child` of the sandbox's fork server, the `forkserver`, or the
 `frontend`, which is started again and finds its engine kept. Its clients lose their connections and ask
 again; that is the only kind that clients may notice. Prints for each kind the kills, answers, lost and
-different ones, requests that were asked again, and a stream's longest pause after each kill. Exit code 1 if
-an answer is lost or differs.
+different ones, requests that were asked again, and a stream's longest pause after each kill; on stderr this
+so far, every few kills. Exit code 1 if an answer is lost or differs.
 """
 
 import os
@@ -41,6 +41,7 @@ from personae.evals.served import Served
 KINDS = ("engine", "child", "forkserver", "frontend")
 _READY_SECONDS = 120.0
 _AGAIN_SECONDS = 0.5
+_TELL_EVERY = 5  # kills
 _PATH = "/v1/completions"
 
 
@@ -212,6 +213,8 @@ class Play:
             while self.found.answers < seen and not self.found.lost:  # noqa: ASYNC110 - as above
                 await anyio.sleep(0.01)
             self.found.pauses.append(self._longest)
+            if self.found.kills % _TELL_EVERY == 0:
+                print(self.found.line(self.kind), file=sys.stderr, flush=True)
         self.done = True
 
 

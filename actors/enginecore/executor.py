@@ -225,13 +225,14 @@ class Executor(ThreadActor[Message]):
     def _execute(self, execute: Execute) -> None:
         begun = self.time()
         waited = self._wait
-        self._recorder.begin(execute.plan)
-        prepared = self._engine.prepare(execute.plan, execute.grammars)
+        plan, grammars = execute.step.begin()
+        self._recorder.begin(plan)
+        prepared = self._engine.prepare(plan, grammars)
         self._gap = self.time() - self._read_at if execute.follows else 0.0
         forward = self._engine.forward(prepared, partial(self._overlap, prepared))
         launched = self.time()
         self._forward += launched - begun - (self._wait - waited)
-        self._in_flight = self._engine.sample(execute.plan, forward)
+        self._in_flight = self._engine.sample(plan, forward)
         now = self.time()
         self._sample += now - launched
         self._seconds = now - begun

@@ -9,6 +9,7 @@ from copy import copy
 from anyio import CapacityLimiter, current_time, sleep, sleep_until
 from msgspec.structs import replace
 
+from personae.actors.enginecore.planned_step import Grammars, PlannedStep
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
@@ -33,6 +34,7 @@ from personae.actors.messages import (
     StepFinished,
     Submit,
 )
+from personae.engine.plan import StepPlan
 from personae.engine.scheduling.kv_events import KVEventRecorder
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog
@@ -54,9 +56,10 @@ class SchedulerActor(Actor[Message]):
 
     Sequences whose grammar is not compiled yet wait here, outside of the scheduler, and delay no others.
 
-    A planned step cannot be changed, so new sequences join the one after it. With `late` the next step is
-    planned when the running one is about to end, estimated from earlier steps. Then sequences that arrive
-    during a step join the next one, not the one after that. A device that runs ahead needs its plan sooner.
+    With `late` the next step is planned when the running one is about to end, estimated from earlier steps.
+    Then sequences that arrive during a step join the next one, not the one after that. A device that runs
+    ahead needs its plan sooner. If a tenant's first sequence arrives after that, the step is planned again,
+    unless the executor has begun it.
     """
 
     def __init__(
@@ -90,6 +93,8 @@ class SchedulerActor(Actor[Message]):
         self._compiling: dict[GrammarKey, dict[str, SequenceLog]] = {}
         self._grammars: dict[str, Grammar] = {}
         self._in_flight = 0
+        self._last: PlannedStep | None = None
+        self._added = False  # a sequence came after the last step was planned
         self._sizes: deque[tuple[int, int]] = deque()  # rows and tokens of the steps in flight
         self._ended: list[StepSample] = []  # not reported yet
         self._counters = scheduler.counters
@@ -186,13 +191,17 @@ class SchedulerActor(Actor[Message]):
     def _submit(self, log: SequenceLog) -> None:
         self._known.add(log.id)
         if log.grammar is None:
-            self._scheduler.add(log, speculates=log.params.speculate)
+            self._add(log, speculates=log.params.speculate)
             return
         key = log.tenant, log.grammar
         if key not in self._compiling:  # it may still be compiling although all sequences left
             self._compiling[key] = {}
             self._compiler.tell(Compile(log.grammar, log.tenant))
         self._compiling[key][log.id] = log
+
+    def _add(self, log: SequenceLog, *, speculates: bool) -> None:
+        self._scheduler.add(log, speculates=speculates)
+        self._added = True
 
     def _compiled(self, compiled: Compiled) -> None:
         logs = self._compiling.pop((compiled.tenant, compiled.spec), {})
@@ -211,7 +220,7 @@ class SchedulerActor(Actor[Message]):
         budget = log.budget(self._scheduler.layout.max_model_len)
         if budget >= grammar.shortest:
             self._grammars[log.id] = grammar
-            self._scheduler.add(log, speculates=log.params.speculate and not grammar.remote)
+            self._add(log, speculates=log.params.speculate and not grammar.remote)
             return
         self._known.discard(log.id)
         why = (
@@ -240,6 +249,7 @@ class SchedulerActor(Actor[Message]):
         counters.step_seconds += sampled.seconds
         counters.gap_seconds += sampled.gap_seconds
         rows, tokens = self._sizes.popleft()
+        counters.count_tokens(tokens)
         if rows:
             sample = StepSample(self._epoch, rows, tokens, sampled.seconds, sampled.gap_seconds)
             self._ended.append(sample)
@@ -265,30 +275,47 @@ class SchedulerActor(Actor[Message]):
         if self._due == due:
             self._due = 0.0  # plan now, even if a clock of whole milliseconds is a little behind
         begun = time.perf_counter()
+        self._scheduler.tick(current_time())
         self._act((), False)
         self._planning += time.perf_counter() - begun
 
     def _plan(self, stepped: bool) -> list[str]:
         """Send plans to the executor. Returns the sequences that are admitted."""
-        admitted: list[str] = []
+        admitted = self._replan() if self._added and self._in_flight else []
+        self._added = False
         while self._in_flight < LOOKAHEAD and not self._too_early():
             plan = self._scheduler.plan()
             if plan is None:
                 break
-            grammars = {
-                (admission.log.tenant, admission.log.grammar): self._grammars[admission.log.id]
-                for admission in plan.admissions
-                if admission.log.grammar is not None
-            }
-            self._executor.tell(Execute(plan, grammars, stepped or self._in_flight > 0))
+            self._last = PlannedStep(plan, self._grammars_of(plan))
+            self._executor.tell(Execute(self._last, stepped or self._in_flight > 0))
             self._in_flight += 1
             if self._in_flight == 1:
                 self._schedule_next()
-            tokens = sum(row.count for row in plan.rows)
-            self._counters.count_tokens(tokens)
-            self._sizes.append((len(plan.rows), tokens))
+            self._sizes.append(_size(plan))
             admitted += (admission.log.id for admission in plan.admissions)
         return admitted
+
+    def _replan(self) -> list[str]:
+        """Plan the last step again for sequences that came after it, unless it has begun. Returns those that
+        are admitted now."""
+        assert self._last is not None
+        before = len(self._last.plan.admissions)
+        if (plan := self._last.replace(self._planned_again)) is None:
+            return []
+        self._sizes[-1] = _size(plan)
+        return [admission.log.id for admission in plan.admissions[before:]]
+
+    def _planned_again(self) -> tuple[StepPlan, Grammars] | None:
+        plan = self._scheduler.replan()
+        return None if plan is None else (plan, self._grammars_of(plan))
+
+    def _grammars_of(self, plan: StepPlan) -> Grammars:
+        return {
+            (admission.log.tenant, admission.log.grammar): self._grammars[admission.log.id]
+            for admission in plan.admissions
+            if admission.log.grammar is not None
+        }
 
     def _stats(self) -> SchedulerStats:
         scheduler = self._scheduler
@@ -310,3 +337,8 @@ class SchedulerActor(Actor[Message]):
             in_flight=self._in_flight,
             counters=copy(self._counters),
         )
+
+
+def _size(plan: StepPlan) -> tuple[int, int]:
+    """Rows and tokens."""
+    return len(plan.rows), sum(row.count for row in plan.rows)

@@ -35,6 +35,12 @@ new. A preempted sequence has no row in the current plan: decode rows are planne
 last by rank is preempted first; sequences that are preempted for others that wait lose their slot before any
 row is planned.
 
+*A plan that is made again* (`replan`) has not begun, so its rows have written nothing, and those that are
+taken back never will. What it took (slots, pages, pins of what it copies) stays taken, and its releases and
+copies stay in front. A sequence that it preempts has no row in it. So it is as if it were made only now,
+with more in it. If one of its sequences has ended meanwhile, it stays as it is: the row of that sequence is
+still in it, and the pages of that sequence are free.
+
 *A deferred row* (its grammar's mask is not ready) has no token, and its sequence no further row until
 `resume`. It keeps its slot and pages, and the position is computed again. Rows of it that are already planned
 have no input; they are deferred too, and they wrote at or above `computed`, as above.

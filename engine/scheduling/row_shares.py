@@ -3,7 +3,8 @@
 On a CPU each row makes a step longer. A tenant with many answers would make every token of another tenant's
 only answer as late as its own, although that tenant asks for little. So a step takes at most as many times as
 long as with a tenant's rows alone as there are tenants, by weight: with two of them twice as long. If the
-rows of all would take longer, the tenants with the most rows have some of theirs in turn. Where further rows
+rows of all would take longer, the tenants with the most rows have some of theirs in turn. In every other such
+step there is room for a few tokens of their prompts. Where further rows
 cost next to nothing, as on most devices, all rows are in each step.
 
 The first token of a request waits for the step that runs, and then takes a step of its own. So that step is
@@ -13,23 +14,25 @@ without the rows of tenants that have more than their share of them, though only
 from collections.abc import Mapping, Sequence
 
 from personae.engine.scheduling.live import LiveSequence
-from personae.engine.scheduling.step_time import StepTime
+from personae.engine.scheduling.step_time import FEWEST_TOKENS, StepTime
 
 HOLD_STEPS = 8
 _WORTH = 1.25  # a step is without rows if it would be so many times as long with them
 
 
 class RowShares:
-    """Decides which rows are left out. `longest` is how long the step may take, in seconds; None if it has
-    all rows."""
+    """Decides which rows are left out. `longest` is how long the step may take, in seconds; None if the rows
+    take little. `full`: they take that long, so prompts of tenants over quota wait for the next step."""
 
-    __slots__ = ("_since", "_times", "_turns", "longest")
+    __slots__ = ("_before", "_since", "_times", "_turns", "full", "longest")
 
     def __init__(self, times: StepTime) -> None:
         self._times = times
         self._turns: dict[str, int] = {}  # of tenants with too many rows: the last sequence that had one
         self._since = HOLD_STEPS  # steps
         self.longest: float | None = None
+        self.full = False
+        self._before = self._turns, self._since, self.full  # the last step
 
     def left_out(
         self, decoding: Sequence[LiveSequence], weights: Mapping[str, float], prompts: Mapping[str, int]
@@ -39,7 +42,8 @@ class RowShares:
         `decoding` are by rank. `weights`: of the tenants that are here. `prompts`: the prompt tokens of each
         tenant that has some to plan.
         """
-        self.longest = None
+        self._before = self._turns, self._since, self.full
+        was_full, self.full, self.longest = self.full, False, None
         self._since += 1
         if len(weights) < 2:
             return set()
@@ -53,7 +57,11 @@ class RowShares:
         if self._since >= HOLD_STEPS and (held := self._held(rows, weights, prompts)):
             self._since = 0
             return held
-        return self._over_share(rows, weights)
+        return self._over_share(rows, weights, prompts, was_full=was_full)
+
+    def take_back(self) -> None:
+        """The last step is planned again."""
+        self._turns, self._since, self.full = self._before
 
     def _held(
         self,
@@ -77,18 +85,27 @@ class RowShares:
         return set(over) if self._seconds(count + 1) > _WORTH * short else set()
 
     def _over_share(
-        self, rows: Mapping[str, Sequence[LiveSequence]], weights: Mapping[str, float]
+        self,
+        rows: Mapping[str, Sequence[LiveSequence]],
+        weights: Mapping[str, float],
+        prompts: Mapping[str, int],
+        *,
+        was_full: bool,
     ) -> set[LiveSequence]:
-        """The rows that would make the step take a tenant longer than its share."""
+        """The rows that would make the step take a tenant longer than its share. If the last step `was_full`,
+        a few tokens of these tenants' prompts fit in, too."""
         seconds, count, total = self._seconds, sum(map(len, rows.values())), sum(weights.values())
         longest = min(
             seconds(max(len(rows.get(tenant, ())), 1)) * total / weight for tenant, weight in weights.items()
         )
         each = seconds(count + 1) - seconds(count)
-        if not each or (too_long := seconds(count) - longest) <= 0:
-            self._turns.clear()
-            return set()
+        few = 0.0 if rows.keys().isdisjoint(prompts) else FEWEST_TOKENS * self._times.each
         self.longest = longest
+        self.full = seconds(count) + few > longest and not was_full
+        too_long = seconds(count) + few * was_full - longest
+        if not each or too_long <= 0:
+            self._turns = {}
+            return set()
         left, waiting = max(count - too_long / each, 1.0), sum(weights[tenant] for tenant in rows)
         out: set[LiveSequence] = set()
         turns: dict[str, int] = {}

@@ -409,6 +409,28 @@ class RunningTable:
         self.prefilling.remove(sequence)
         insort(self.decoding, sequence, key=_by_rank)
 
+    def unplan(self, sequence: LiveSequence, count: int) -> None:
+        """So many positions are not computed: their plan is made again."""
+        table = self._list_of(sequence)
+        sequence.planned -= count
+        if table is not (now := self._list_of(sequence)):
+            table.remove(sequence)
+            insort(now, sequence, key=_by_rank)
+
+    def pin_again(self, sources: Sequence[PageNode]) -> bool:
+        """Keep the pages that a plan copies until it is made again. False if one of them is gone."""
+        if not all(node.handles or self._cache.is_evictable(node) for node in sources):
+            return False
+        for node in sources:
+            self._cache.pin(node)
+        self._sources += sources
+        return True
+
+    @property
+    def sources(self) -> tuple[PageNode, ...]:
+        """The pages that the plan which is being made copies."""
+        return tuple(self._sources)
+
     def park(self, sequence: LiveSequence, stale: int) -> None:
         """No token was chosen at its last position because its mask is not ready. That position is planned
         again after `unpark`. `stale` rows of it are in flight."""

@@ -16,33 +16,29 @@ in pages for which nothing has to be preempted. Drafts count as planned until th
 right.
 
 `plan` may be called again before earlier plans are committed; `__init__.py` explains why that is safe.
+`replan` makes the last plan again if its step has not begun.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from personae.engine.plan import MemoryLayout, StepPlan, StepResult
+from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.scheduling.background import BackgroundAllowance
 from personae.engine.scheduling.fairness import FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence
 from personae.engine.scheduling.output_processor import OutputProcessor
 from personae.engine.scheduling.prefix import CacheObserver, PageNode
 from personae.engine.scheduling.running import HeldPages
-from personae.engine.scheduling.sequence_table import SequenceTable
-from personae.engine.scheduling.step_builder import Chunks, StepBuilder, TokenBudget
+from personae.engine.scheduling.sequence_table import LONGEST_FACTOR, SequenceTable
+from personae.engine.scheduling.step_builder import Chunks, KeptRows, StepBuilder, TokenBudget
 from personae.engine.scheduling.step_time import FEWEST_TOKENS, StepTime
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tiers.tier import PageFetch, TierIndex
 
 # The longest step with prompts of tenants over quota, relative to a step in which all slots decode, and to
 # one with the sequences that decode now.
-OVER_QUOTA_FACTORS = (1.5, 2.0)
-
-# The part of a step's tokens that prompts of a tenant have for a while after all others have left. One that
-# comes back waits for the step that runs. Steps that are shorter compute about as many tokens a second.
-LEFT_ALONE = 1 / 4
-
+OVER_QUOTA_FACTORS = (1.5, LONGEST_FACTOR)
 
 STORED_A_STEP = 2  # pages that a step with rows gives to the tier, besides those it evicts
 STORED_IDLE = 16
@@ -52,12 +48,18 @@ class _InFlightBatch(NamedTuple):
     """A plan whose result is not committed: the sequences of its rows, decode rows first, then chunks. The
     first `drafting` chunks are decode rows that may have drafts."""
 
-    step: int
+    plan: StepPlan
     decoding: list[LiveSequence]
     chunks: Chunks
     drafting: int = 0
-    moves: bool = False
     fetched: tuple[PageNode, ...] = ()  # pages that get their content in this step
+    sources: tuple[PageNode, ...] = ()  # pages that it copies
+    held_back: bool = False  # whether the step before delayed prompts of tenants over quota
+
+    @property
+    def step(self) -> int:
+        """The number of the plan."""
+        return self.plan.step
 
     @property
     def size(self) -> tuple[int, int]:
@@ -159,49 +161,109 @@ class Scheduler:
         allowed = self._allowance.of(others, running) if background else 0
         budget = TokenBudget(self.layout.max_batch_tokens, allowed)
         builder = StepBuilder(self.layout, sequences, budget, self._drafts, last, resting=self._resting)
-        builder.add_decodes()
-        self._add_prompts(builder, budget)
-        rows = builder.rows
+        held_back = self._held_back
+        rows = self._add_rows(builder, budget)
         if self._tier is not None and self._tier.stores and (rows or not self._in_flight_batches):
             table.store_idle(STORED_A_STEP if rows else STORED_IDLE)
         if not rows and (self._in_flight_batches or not (table.releases or sequences.news or table.moves)):
             return None
-        step = self._next_step
-        plan = StepPlan(
-            step,
-            tuple(rows),
-            tuple(builder.admissions),
-            tuple(table.releases),
-            tuple(table.copies),
-            tuple(table.reclaimed),
-            tuple(table.moves),
-        )
-        batch = _InFlightBatch(
-            step,
-            builder.decoding,
-            builder.chunks,
-            builder.drafting,
-            bool(table.moves),
-            table.take_unwritten(),
-        )
-        self._in_flight_batches.append(batch)
-        self._next_step = step + 1
+        plan = self._finish_plan(builder, StepPlan(self._next_step, ()), held_back)
+        self._next_step += 1
         if background:
             self._allowance.stepped(others, running, budget.spent)
         else:
             self._allowance.alone = 0 if others else self._allowance.alone + 1
+        return plan
+
+    def replan(self) -> StepPlan | None:
+        """Make the last plan again, if that lets in a tenant's first sequence, which came after it. Call it
+        only while the step of that plan has not begun. Returns the plan that replaces it; None: it stays.
+
+        What the plan admits stays admitted, and decode rows that bring pages stay. All other rows are chosen
+        again. At most one sequence is preempted, for the one that came. Once a sequence has ended that has a
+        row in the plan, the plan stays: that row writes to memory which only later plans may give away.
+        """
+        table, sequences = self._running, self._sequences
+        last = self._in_flight_batches[-1] if self._in_flight_batches else None
+        if last is None or last.plan.moves or table.releases or not sequences.may_be_replanned_for():
+            return None
+        if not table.pin_again(last.sources):
+            return None
+        self._in_flight_batches.pop()
+        kept = self._take_back(last)
+        self._held_back = last.held_back
+        sequences.row_shares.take_back()
+        table.short = 0
+        sequences.begin_step()
+        sequences.share_out(self._last_step, {sequence for rows in kept for sequence, _ in rows})
+        budget = TokenBudget(self.layout.max_batch_tokens, 0)
+        builder = StepBuilder(
+            self.layout, sequences, budget, self._drafts, self._last_step, resting=self._resting, kept=kept
+        )
+        self._add_rows(builder, budget, len(kept.decoding))
+        return self._finish_plan(builder, last.plan, last.held_back)
+
+    def _take_back(self, batch: _InFlightBatch) -> KeptRows:
+        """Take a plan's rows back. Returns those that stay."""
+        kept = KeptRows([], [], [], [])
+        rows = [*zip(batch.decoding, batch.plan.rows, strict=False), *batch.chunks]
+        drafting = len(batch.decoding) + batch.drafting
+        for number, (sequence, row) in enumerate(rows):
+            is_prompt = number >= drafting and row.start < sequence.known
+            taken = is_prompt or (number < len(batch.decoding) and not (row.pages or sequence.drafts))
+            if taken and not (sequence.parked or sequence.stale or sequence.background):
+                self._sequences.serve(sequence, -row.count)
+                self._running.unplan(sequence, row.count)
+                if row.pages:
+                    kept.admitted.append((sequence, row))
+            else:
+                place = 0 if number < len(batch.decoding) else 1 if number < drafting else 2
+                kept[place].append((sequence, row))
+        return kept
+
+    def _add_rows(self, builder: StepBuilder, budget: TokenBudget, served: int = 0) -> list[Row]:
+        """Rows for all that may have some. The first `served` decode rows have been counted."""
+        builder.add_decodes()
+        if self._sequences.is_shared:
+            for sequence in builder.decoding[served:]:
+                self._sequences.serve(sequence, 1)
+        if self._sequences.over_quota_tenants:
+            budget.over_quota = 0
+        builder.add_admitted()
+        self._add_prompts(builder, budget)
+        return builder.rows
+
+    def _finish_plan(self, builder: StepBuilder, begun: StepPlan, held_back: bool) -> StepPlan:
+        """The plan with the builder's rows, and with all changes: those of the plan `begun` come first."""
+        table = self._running
+        plan = StepPlan(
+            begun.step,
+            tuple(builder.rows),
+            (*begun.admissions, *builder.admissions),
+            (*begun.releases, *table.releases),
+            (*begun.copies, *table.copies),
+            (*begun.reclaimed, *table.reclaimed),
+            tuple(table.moves),
+        )
+        batch = _InFlightBatch(
+            plan,
+            builder.decoding,
+            builder.chunks,
+            builder.drafting,
+            table.take_unwritten(),
+            table.sources,
+            held_back,
+        )
+        self._in_flight_batches.append(batch)
         table.clear_changes()
         return plan
 
     def _add_prompts(self, builder: StepBuilder, budget: TokenBudget) -> None:
         """Rows for prompts. Those of tenants over quota come last, within their limit."""
         sequences, begun = self._sequences, self._running.prefilling.copy()
-        if sequences.left_alone:
-            budget.tokens = min(budget.tokens, max(int(LEFT_ALONE * self.layout.max_batch_tokens), 1))
         if sequences.over_quota_tenants:
             kept = min(self.layout.page_size, budget.tokens) if self._held_back else 0
             left = budget.tokens = budget.tokens - kept
-            budget.over_quota = 0
             builder.add_prompts([s for s in begun if not sequences.is_over_quota(s)])
             budget.over_quota = self._over_quota_tokens(len(builder.decoding), left - budget.tokens)
             budget.tokens += kept
@@ -264,7 +326,7 @@ class Scheduler:
         self._resting = result.resting
         if result.experts is not None:
             self.counters.count_experts(result.experts)
-        if seconds and not result.drafted and not flight.moves:
+        if seconds and not result.drafted and not flight.plan.moves:
             self._times.observe(*flight.size, seconds)
         news, settle = self._sequences.news, self._outputs
         deltas = list(news.values())
@@ -303,8 +365,9 @@ class Scheduler:
         self._running.let_go(number)
 
     def tick(self, now: float) -> None:
-        """It is `now`, in seconds on any clock that only goes forward. Sessions end by it, nothing else."""
-        self._running.sessions.tick(now)
+        """It is `now`, in seconds on any clock that only goes forward. By it sessions end, and the shares of
+        tenants that left."""
+        self._sequences.tick(now)
 
     def keep_session(self, tenant: str, session: str, seconds: float) -> None:
         """Keep the pages of a tenant's session for so long from now on; 0: no longer. Does nothing if it has
@@ -336,9 +399,12 @@ class Scheduler:
         longest = min(OVER_QUOTA_FACTORS[0] * full, OVER_QUOTA_FACTORS[1] * now)
         longest = min(longest, self._sequences.row_shares.longest or longest)
         room = min(self._times.room(decoding, longest), self.layout.max_batch_tokens) - others
+        waits = self._sequences.row_shares.full and not self._held_back
         self._held_back = others > 0 and not self._held_back
+        if self._held_back:
+            return 0
         least = FEWEST_TOKENS if now else self.layout.page_size
-        return max(int(room), 0 if self._held_back else least)
+        return max(int(room), 0 if waits else least)
 
     # Statistics
 

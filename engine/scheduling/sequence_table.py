@@ -1,6 +1,8 @@
 """The state of every sequence, and all transitions between states."""
 
+import math
 from collections import Counter
+from collections.abc import Collection
 
 from personae.engine.plan import FetchPage, MemoryLayout
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
@@ -14,6 +16,8 @@ from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import EngineCounters
 from personae.engine.tiers.tier import PageFetch, TierIndex
 
+# The longest step with prompts of tenants over quota, relative to one without them.
+LONGEST_FACTOR = 2.0
 LONGEST_FETCHES = (0.05, 5.0)  # seconds: at least; if it is not known how long computing takes
 
 
@@ -37,7 +41,6 @@ class SequenceTable:
         "counters",
         "fetches",
         "fetching",
-        "left_alone",
         "left_out",
         "news",
         "over_quota_tenants",
@@ -65,7 +68,6 @@ class SequenceTable:
         self._sharing = sharing
         self._room_for: LiveSequence | None = None  # others have given up what it needs
         self.over_quota_tenants: list[str] = []  # see SlotQuota
-        self.left_alone = False  # see SlotQuota
         self.left_out: set[LiveSequence] = set()  # see RowShares
         self.counters = EngineCounters()
         self.sequences: dict[str, LiveSequence] = {}
@@ -101,15 +103,18 @@ class SequenceTable:
         """Whether any sequence that is not background runs or waits."""
         return self.waiting.foreground > 0 or len(self.running) > self.running.background
 
+    def tick(self, now: float) -> None:
+        """See Scheduler."""
+        self.running.sessions.tick(now)
+        self._quota.tick(now)
+
     def begin_step(self) -> None:
         """Call it once for each step that is planned."""
         self.over_quota_tenants = []
         self.left_out = set()
         self._room_for = None
-        self.left_alone = False
-        if not self._sharing or not self._quota.begin_step():
+        if not self.is_shared:
             return
-        self.left_alone = self._quota.left_alone
         prompts = self.waiting.tokens.copy()
         for sequence in self.running.prefilling:
             if not sequence.background:
@@ -117,12 +122,31 @@ class SequenceTable:
                 prompts[sequence.key.tenant] += sequence.known - sequence.cached
         self.left_out = self.row_shares.left_out(self.running.decoding, self._quota.tenants(), prompts)
         limited = {sequence.key.tenant for sequence in self.left_out}
-        self.over_quota_tenants = self._quota.over_quota_tenants(prompts, limited)
+        # With one row and so many prompt tokens a step takes twice as long as without, or is not measured.
+        few = self._times.room(1, LONGEST_FACTOR * self._times.of(1, 0)) or math.inf
+        self.over_quota_tenants = self._quota.over_quota_tenants(prompts, limited, few)
 
-    def serve_prompt(self, sequence: LiveSequence, tokens: int) -> None:
-        """A prompt has so many tokens in the step that is being planned."""
-        if not sequence.background and self.is_over_quota(sequence):
+    @property
+    def is_shared(self) -> bool:
+        """Whether each tenant has its share of a step: there are several, or were recently."""
+        return self._sharing and self._quota.several
+
+    def serve(self, sequence: LiveSequence, tokens: int) -> None:
+        """A sequence has so many tokens in the step that is being planned; negative: fewer than it had."""
+        if not sequence.background and self.is_shared:
             self._quota.serve(sequence.key.tenant, tokens)
+
+    def may_be_replanned_for(self) -> bool:
+        """Whether a sequence waits that a plan which has not begun should have: the first of a tenant
+        while others run, if there is a slot and memory for it, or another tenant has one to give."""
+        if not self.is_shared or not self.waiting.foreground:
+            return False
+        here = {sequence.key.tenant for sequence in self.running if not sequence.background}
+        heads = (self.waiting.peek(of=(tenant,)) for tenant in self.waiting.tenants - here)
+        return any(
+            head is not None and (self.running.has_slot_for(head, 0) or self._giver_for(head) is not None)
+            for head in heads
+        )
 
     def is_over_quota(self, sequence: LiveSequence) -> bool:
         """Whether its tenant is over quota."""
@@ -210,34 +234,52 @@ class SequenceTable:
                 return
             self.preempt(preempted, last_step)
 
-    def share_out(self, last_step: int | None) -> None:
+    def _giver_for(self, head: LiveSequence) -> str | None:
+        """The tenant that must give up a slot or memory for this waiting sequence; None if none must."""
+        running, quota = self.running, self._quota
+        if head.background or running.has_slot_for(head, 0):
+            return None
+        if not running.has_slot:
+            return quota.giver_for(head.key.tenant)
+        needed = running.pages_for(head)
+        return quota.giver_of_pages(running.pages_by_tenant(), running.pages, head.key.tenant, needed)
+
+    def share_out(self, last_step: int | None, kept: Collection[LiveSequence] = ()) -> None:
         """If there is no slot or no memory for the sequence whose turn it is, or no memory for the running
-        ones of a tenant within its share, a tenant with more than its share may give some up."""
+        ones of a tenant within its share, a tenant with more than its share may give some up: for one that
+        waits as many as it needs, for running ones one in a step. Not those of `kept` sequences."""
         if not self._sharing:
             return
         running, quota = self.running, self._quota
         head = self._next()
-        giver = None
-        if head is not None and not head.background and not running.has_slot:
-            giver = quota.giver_for(head.key.tenant)
-        elif head is not None and not head.background and not running.has_slot_for(head, 0):
-            giver = quota.giver_of_pages(
-                running.pages_by_tenant(), running.pages, head.key.tenant, running.pages_for(head)
-            )
-        if giver is not None:
+        if head is not None and (giver := self._giver_for(head)) is not None:
             self._room_for = head
+            while giver is not None and self._gives_up(giver, head, last_step, kept):
+                giver = self._giver_for(head)
         elif not running.has_pages_to_spare and len(running) > 1:
             last = running.last()
             giver = quota.giver_of_pages(running.pages_by_tenant(), running.pages)
-            if last.background or last.key.tenant == giver:
-                giver = None  # that one is preempted if a page is missing
-        preempted = None if giver is None else running.last_of(giver)
-        wanting = None if head is None else head.id
-        if preempted is not None and preempted.gave_up_for != (wanting, len(preempted.tokens)):
-            # Once for the same one: it came back before that one, and would for ever.
-            preempted.was_preempted = True
-            preempted.gave_up_for = wanting, len(preempted.tokens)
-            self.preempt(preempted, last_step)
+            # Otherwise the last one is preempted if a page is missing.
+            if giver is not None and not last.background and last.key.tenant != giver:
+                self._gives_up(giver, head, last_step, kept)
+
+    def _gives_up(
+        self,
+        giver: str,
+        head: LiveSequence | None,
+        last_step: int | None,
+        kept: Collection[LiveSequence],
+    ) -> bool:
+        """Preempt the sequence that a tenant admitted last, for the one that waits. False if it stays."""
+        sequence = self.running.last_of(giver)
+        gives_up_for = None if head is None else head.id, 0 if sequence is None else len(sequence.tokens)
+        # Once for the same one: it came back before that one, and would for ever.
+        if sequence is None or sequence in kept or sequence.gave_up_for == gives_up_for:
+            return False
+        sequence.was_preempted = True
+        sequence.gave_up_for = gives_up_for
+        self.preempt(sequence, last_step)
+        return True
 
     def preempt(self, sequence: LiveSequence, last_step: int | None) -> None:
         """Move a sequence from its slot back to the head of its queue, after `last_step`, if any, is

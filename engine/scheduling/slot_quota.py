@@ -12,35 +12,48 @@ sequence that it admitted last. They go to a tenant that stays within its own sh
 which there is no room, of a tenant that would exceed its share with it, delays no other tenant.
 
 A step that has begun cannot be interrupted, and new requests wait for it. So a tenant is *over quota* if it
-asks for more than its share of the slots, with shares kept for other tenants that were here recently, or if
-its prompts need more tokens than its share of a step, or if some of its rows are left out of the step
-(`row_shares.py`). These prompts come after all others, whether they have begun or not, and are spread over
-several steps. None of these takes much longer than a step in which all slots decode, or than twice one
-without prompts. Among tenants over quota, the one whose prompts had the fewest tokens goes first in each
-step. A tenant that has been left alone has shorter steps for a while, since the others may come back.
+asks for more than its share of the slots, or if its prompts need more tokens than its share of a step, or if
+some of its rows are left out of the step (`row_shares.py`). It is over quota, too, if its prompts would make
+a step last and another tenant was served less. These prompts come after all others, whether they have begun
+or not, and are spread over several steps. None of these takes much longer than a step in which all slots
+decode, or than twice one without prompts. Among tenants over quota, the least served goes first in each step.
+
+All this holds for as long as others are here or were here within the last `RECENT_SECONDS`, since they may
+come back while a step runs.
 """
 
+import math
 from collections import Counter
 from collections.abc import Set
 
 from personae.engine.scheduling.fairness import FairnessKey
 
-RECENT = 256  # steps for which the share of a tenant that left is kept
-JUST_LEFT = 32  # steps for which its share of the prompt tokens is kept: long prompts are slower meanwhile
+RECENT_SECONDS = 10.0  # for which the share of a tenant that left is kept
 
 
 class SlotQuota:
     """Counts the sequences of each tenant: all that have not ended, and those with a slot. Background
     sequences do not count, because they yield to all others anyway."""
 
-    __slots__ = ("_live", "_recent", "_served", "_slots_total", "_step", "_tokens", "_weights", "_with_slot")
+    __slots__ = (
+        "_live",
+        "_long",
+        "_now",
+        "_recent",
+        "_served",
+        "_slots_total",
+        "_tokens",
+        "_weights",
+        "_with_slot",
+    )
 
     def __init__(self, slots: int, tokens: int) -> None:
         self._slots_total = slots
         self._tokens = tokens
-        self._served: dict[str, float] = {}  # prompt tokens by weight, while a tenant is over quota
-        self._step = 0
-        self._recent: dict[str, tuple[int, float]] = {}  # tenants that left: in which step, their weight
+        self._served: dict[str, float] = {}  # tokens by weight, of tenants that are here or were recently
+        self._long: set[str] = set()  # tenants whose prompts needed more than their share of a step
+        self._now = 0.0
+        self._recent: dict[str, tuple[float, float]] = {}  # tenants that left: when, and their weight
         self._live: Counter[str] = Counter()
         self._with_slot: Counter[str] = Counter()
         self._weights: dict[str, float] = {}
@@ -48,6 +61,8 @@ class SlotQuota:
     def enter(self, key: FairnessKey) -> None:
         """A sequence has arrived."""
         if not key.background:
+            if key.tenant not in self._served:  # idle time earns no credit, but it goes before the others
+                self._served[key.tenant] = min(self._served.values(), default=0.0) - 1.0
             self._live[key.tenant] += 1
             self._weights[key.tenant] = key.weight
             self._recent.pop(key.tenant, None)
@@ -58,7 +73,7 @@ class SlotQuota:
             self._live[key.tenant] -= 1
             if not self._live[key.tenant]:
                 del self._live[key.tenant]
-                self._recent[key.tenant] = self._step, self._weights.pop(key.tenant)
+                self._recent[key.tenant] = self._now, self._weights.pop(key.tenant)
 
     def take_slot(self, key: FairnessKey) -> None:
         """A sequence takes a slot."""
@@ -101,52 +116,53 @@ class SlotQuota:
         share = pages * self._weights[tenant] / sum(self._weights.values())
         return self._below(tenant) and held[tenant] + needed <= share
 
-    def begin_step(self) -> bool:
-        """A step is planned. False if there is one tenant, which is never over quota."""
-        self._step += 1
-        while self._recent and next(iter(self._recent.values()))[0] + RECENT < self._step:
-            del self._recent[next(iter(self._recent))]
-        return len(self._live) + len(self._recent) > 1
+    def tick(self, now: float) -> None:
+        """It is `now`, in seconds."""
+        self._now = now
+        while self._recent and next(iter(self._recent.values()))[0] + RECENT_SECONDS < now:
+            tenant = next(iter(self._recent))
+            del self._recent[tenant], self._served[tenant]
 
     @property
-    def left_alone(self) -> bool:
-        """Whether one tenant is here, and others were recently."""
-        return len(self._live) == 1 and bool(self._recent)
+    def several(self) -> bool:
+        """Whether several tenants are here or were recently. One alone is never over quota."""
+        return len(self._live) + len(self._recent) > 1
 
     def tenants(self) -> dict[str, float]:
-        """The weight of each tenant that is here or has just left."""
-        left = {
-            tenant: weight
-            for tenant, (step, weight) in self._recent.items()
-            if step + JUST_LEFT >= self._step
-        }
-        return left | self._weights
+        """The weight of each tenant that is here or was recently."""
+        return {tenant: weight for tenant, (_, weight) in self._recent.items()} | self._weights
 
-    def over_quota_tenants(self, prompts: Counter[str], limited: Set[str] = frozenset()) -> list[str]:
+    def over_quota_tenants(
+        self, prompts: Counter[str], limited: Set[str] = frozenset(), few: float = math.inf
+    ) -> list[str]:
         """The tenants that ask for more than their share, in the step that is being planned, the least served
         first. `prompts`: the prompt tokens of each tenant that has some to plan. `limited`: the tenants some
-        of whose rows are left out of the step. A tenant stays over quota while it has prompts: the last of
-        many short ones are no single one."""
-        weights = sum(self._weights.values()) + sum(weight for _, weight in self._recent.values())
+        of whose rows are left out of the step. `few`: how many prompt tokens make no step last. A tenant
+        whose prompts needed more than its share stays over quota while it has any: the last of many short
+        ones are no single one."""
+        weights = sum(self.tenants().values())
         asking = sum(self._weights[tenant] for tenant in prompts)
-        left = max((step for step, _ in self._recent.values()), default=-RECENT)
-        if len(prompts) < len(self._live) or left + JUST_LEFT >= self._step:
+        if self._recent or len(prompts) < len(self._live):
             asking += 1.0  # for a prompt of the others
-        found = limited | {
-            tenant
-            for tenant, live in self._live.items()
-            if live > max(self._slots_total * (weight := self._weights[tenant]) / weights, 1)
-            or (
-                asking > weight
-                and prompts[tenant] > (0 if tenant in self._served else self._tokens * weight / asking)
-            )
-        }
-        floor = min((self._served[tenant] for tenant in found if tenant in self._served), default=0.0)
-        known, self._served = self._served, {tenant: self._served.get(tenant, floor) for tenant in found}
-        return sorted(found, key=lambda tenant: (self._served[tenant], tenant in known, tenant))
+        least = min(self._served.values(), default=0.0)
+        found = set(limited)
+        for tenant, live in self._live.items():
+            weight, tokens = self._weights[tenant], prompts[tenant]
+            share = self._tokens * weight / asking
+            if not tokens or asking <= weight:
+                self._long.discard(tenant)
+            elif tokens > share:
+                self._long.add(tenant)
+            if (
+                live > max(self._slots_total * weight / weights, 1)
+                or tenant in self._long
+                or (asking > weight and self._served[tenant] > least and tokens > few)
+            ):
+                found.add(tenant)
+        return sorted(found, key=lambda tenant: (self._served[tenant], tenant))
 
     def serve(self, tenant: str, tokens: int) -> None:
-        """A tenant over quota has so many prompt tokens in the step."""
+        """A tenant has so many tokens in the step."""
         self._served[tenant] += tokens / self._weights[tenant]
 
     def check_integrity(self, live: Counter[str], with_slot: Counter[str]) -> None:

@@ -1,10 +1,23 @@
 """Builds one step: rows by rank, for as long as there are tokens and pages."""
 
+import math
+from typing import NamedTuple
+
 from personae.engine.plan import Admission, MemoryLayout, Row
 from personae.engine.scheduling.live import LiveSequence
 from personae.engine.scheduling.sequence_table import SequenceTable
 
 Chunks = list[tuple[LiveSequence, Row]]
+
+
+class KeptRows(NamedTuple):
+    """What stays of a plan that is made again: rows of decoding sequences, those with drafts, and other
+    chunks; and admissions, whose chunks may become shorter."""
+
+    decoding: Chunks
+    drafting: Chunks
+    chunks: Chunks
+    admitted: Chunks
 
 
 class TokenBudget:
@@ -43,7 +56,8 @@ class StepBuilder:
 
     `rows` are those of `decoding` sequences, then those of `chunks`. The first `drafting` chunks are decode
     rows that may have drafts. `drafts` is how many a row may have, none in this step if it is `resting`;
-    `last_step` is the last plan in flight.
+    `last_step` is the last plan in flight. `kept` is what stays of a plan that is made again; then it
+    preempts none.
     """
 
     def __init__(
@@ -55,6 +69,7 @@ class StepBuilder:
         last_step: int | None,
         *,
         resting: bool = False,
+        kept: KeptRows | None = None,
     ) -> None:
         self._layout = layout
         self._sequences = sequences
@@ -68,15 +83,23 @@ class StepBuilder:
         self.chunks: Chunks = []
         self.drafting = 0
         self.admissions: list[Admission] = []
+        self._preempts = kept is None
+        self._kept = kept or KeptRows([], [], [], [])
+        for sequence, row in (*self._kept.decoding, *self._kept.drafting, *self._kept.chunks):
+            budget.spend(row.count + row.drafts, background=sequence.background)
+        self._has_row = {sequence for rows in self._kept for sequence, _ in rows}
 
     def add_decodes(self) -> None:
         """A row for each decoding sequence that is not left out, by rank; for background ones within the
         budget. A sequence with forced tokens has a chunk of these, from the tokens that are left after each
         sequence has one."""
-        budget, chunks = self._budget, self.chunks
-        spare = budget.tokens - len(self._running)
-        left_out = self._sequences.left_out
-        drafting: Chunks = []
+        budget, chunks, kept = self._budget, self.chunks, self._kept
+        spare = max(budget.tokens - len(self._running), 0)
+        left_out = self._sequences.left_out | self._has_row
+        self.rows += (row for _, row in kept.decoding)
+        self.decoding += (sequence for sequence, _ in kept.decoding)
+        drafting = list(kept.drafting)
+        chunks += kept.chunks
         # The loop may only remove sequences at or after its current position.
         for sequence in self._running.decoding:
             position = sequence.planned
@@ -138,6 +161,8 @@ class StepBuilder:
         """Ensure that a running sequence can get a page; preempts sequences admitted after it. False if it
         cannot."""
         table = self._running
+        if not self._preempts:
+            return table.can_grow()
         while not table.can_grow():
             if self._drafts and table.reclaim(sequence):
                 continue
@@ -152,11 +177,20 @@ class StepBuilder:
                 return False
         return True
 
+    def add_admitted(self) -> None:
+        """Chunks of what the plan that is made again has admitted: one token for tenants over quota."""
+        after = len(self._kept.admitted)
+        for sequence, row in self._kept.admitted:
+            after -= 1
+            self._add_chunk(sequence, row.pages, min(row.count, self._budget.tokens - after))
+
     def add_prompts(self, begun: list[LiveSequence], of: str | None = None) -> None:
         """Chunks of prompts that have begun, then of newly admitted ones, within the budget. With `of` only
         that tenant's prompts are admitted."""
         budget = self._budget
         for sequence in begun:
+            if sequence in self._has_row:
+                continue
             if budget.of(sequence, is_over_quota=self._sequences.is_over_quota(sequence)):
                 self._add_chunk(sequence, ())
         while budget.tokens and (of is None or budget.over_quota):
@@ -169,19 +203,19 @@ class StepBuilder:
             self.admissions.append(Admission(admitted.slot, admitted.log))
             self._add_chunk(admitted, tuple(admitted.pages))
 
-    def _add_chunk(self, sequence: LiveSequence, pages: tuple[int, ...]) -> None:
-        """As much of its log as the budget allows. The last chunk samples."""
+    def _add_chunk(self, sequence: LiveSequence, pages: tuple[int, ...], most: float = math.inf) -> None:
+        """As much of its log as the budget allows, and at most so many tokens. The last chunk samples."""
         assert sequence.slot is not None
         is_over_quota = self._sequences.is_over_quota(sequence)
         # A newly admitted sequence always gets a row, which carries its pages.
-        most = max(self._budget.of(sequence, is_over_quota=is_over_quota), 1 if pages else 0)
-        count = min(most, sequence.known - sequence.planned)
+        allowed = max(self._budget.of(sequence, is_over_quota=is_over_quota), 1 if pages else 0)
+        count = int(min(allowed, most, sequence.known - sequence.planned))
         samples = sequence.planned + count == sequence.known
         row = Row(sequence.slot, sequence.planned, count, samples, pages)
         self.rows.append(row)
         self.chunks.append((sequence, row))
         sequence.planned += count
         self._budget.spend(count, background=sequence.background, is_over_quota=is_over_quota)
-        self._sequences.serve_prompt(sequence, count)
+        self._sequences.serve(sequence, count)
         if samples:
             self._running.begin_decoding(sequence)

@@ -190,6 +190,16 @@ class FakeExecutor:
         self._plans.append(plan)
         self._submitted += 1
 
+    def submit_again(self, plan: StepPlan) -> None:
+        """The last plan, made again."""
+        assert self._plans[-1].step == plan.step
+        self._plans[-1] = plan
+
+    @property
+    def lent_last(self) -> bool:
+        """Whether memory was lent after the last plan, so that it is used only behind that."""
+        return bool(self._loans) and self._loans[-1][0] == self._submitted
+
     def lend(self, pages: tuple[int, ...]) -> None:
         """Lend the memory of these pages to adapters, after the plans so far: their content is lost."""
         self._loans.append((self._submitted, pages))
@@ -399,6 +409,12 @@ class Bench:
         plan = self.scheduler.plan()
         if plan is not None:
             self.executor.submit(plan)
+        return plan
+
+    def replan(self) -> StepPlan | None:
+        plan = self.scheduler.replan() if len(self.executor) else None
+        if plan is not None:
+            self.executor.submit_again(plan)
         return plan
 
     def commit(self, seconds: float = 0.0) -> tuple[Delta, ...]:

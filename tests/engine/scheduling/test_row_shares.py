@@ -36,6 +36,12 @@ class Rows:
         self.prompts: list[int] = []  # the tokens of prompts of each step
         self.tokens: Counter[str] = Counter()
         self.ended: set[str] = set()
+        self.now = 0.0
+
+    def rest(self, seconds: float) -> None:
+        """So long nothing happens."""
+        self.now += seconds
+        self.scheduler.tick(self.now)
 
     def add(self, tenant: str, count: int, tokens: int = LONG, prompt: int = 8, weight: float = 1.0) -> None:
         params = SamplingParams(max_tokens=tokens, temperature=0.0, seed=0, ignore_eos=True)
@@ -64,6 +70,7 @@ class Rows:
                 self.tokens[delta.id] += len(delta.tokens)
                 if delta.finish:
                     self.ended.add(delta.id)
+            self.rest(took)
 
     def play(self, steps: int) -> list[Counter[str]]:
         """The rows of so many steps."""
@@ -144,7 +151,8 @@ def test_a_tenant_alone_has_all_its_rows_and_as_many_steps_as_without_sharing() 
     for sharing in (True, False):
         here = Rows(sharing=sharing)
         here.add("quiet", 1, 4)
-        here.play(300)
+        here.play(10)
+        here.rest(10)
         here.add("loud", 40, 200)
         before = len(here.rows)
         while len(here.ended) < 41:
@@ -153,13 +161,15 @@ def test_a_tenant_alone_has_all_its_rows_and_as_many_steps_as_without_sharing() 
     assert taken[0] == taken[1]
 
 
-def test_soon_after_the_other_has_left_all_rows_are_there_again() -> None:
+def test_ten_seconds_after_the_other_has_left_all_rows_are_there_again() -> None:
     here = Rows()
     here.add("quiet", 1, 60)
     here.add("loud", 40)
     while "quiet-0" not in here.ended:
         here.step()
-    here.play(40)
+    assert all(rows["loud"] < 40 for rows in here.play(200)), "it may come back"
+    here.rest(10)
+    here.play(1)
     assert all(rows["loud"] == 40 for rows in here.play(50))
 
 
@@ -232,3 +242,25 @@ def test_for_any_mix_all_answers_end(tenants: list[tuple[int, int, float]], each
     here.scheduler.check_integrity()
     for number, (count, tokens, _) in enumerate(tenants):
         assert all(here.tokens[f"tenant {number}-{i}"] == tokens for i in range(count))
+
+
+def test_where_the_rows_fill_a_step_prompts_of_the_same_tenant_have_their_tokens_in_every_other_one() -> None:
+    here = Rows(token=0.0008)
+    here.add("quiet", 1)
+    here.play(20)
+    here.add("loud", 40)
+    here.play(50)
+    before = len(here.rows)
+    for number in range(60):
+        params = SamplingParams(max_tokens=1, temperature=0.0, seed=0, ignore_eos=True)
+        prompt = tuple(range(number, number + 20))
+        here.scheduler.add(SequenceLog(f"new-{number}", prompt, 20, params, tenant="loud", salt=b"loud"))
+        here.play(2)
+    prompts = here.prompts[before + 2 :]
+    assert sum(prompts) > 200, "they go on"
+    assert all(not first or not second for first, second in pairwise(prompts))
+    took = [
+        here.seconds(rows.total() - bool(tokens)) + here.token * tokens
+        for rows, tokens in zip(here.rows[before + 2 :], prompts, strict=True)
+    ]
+    assert max(took) <= 2.6 * here.seconds(1)

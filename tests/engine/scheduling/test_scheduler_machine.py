@@ -194,6 +194,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def plan(self):
         self.it.plan()
 
+    @precondition(lambda self: len(self.it.executor) and not self.it.executor.lent_last)
+    @rule()
+    def replan(self):
+        self.it.replan()
+
     @precondition(lambda self: len(self.it.executor))
     @rule()
     def commit(self):
