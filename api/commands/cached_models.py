@@ -5,6 +5,7 @@ too.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -101,7 +102,10 @@ def remove(given: str) -> None:
         meant = nearest(name.repo, found)
         hint = "`personae list` shows what is." if meant is None else f"Did you mean {meant}?"
         raise LoadError(f"{name.repo} is not in the cache. {hint}")
-    plan = scan_cache_dir().delete_revisions(*found[name.repo].commits)
+    cache = scan_cache_dir()
+    own = frozenset(each for each in cache.repos if each.repo_id == name.repo and each.repo_type == "model")
+    # A copy of a repository has the same commits, and the library would delete those of one of the two.
+    plan = replace(cache, repos=own).delete_revisions(*found[name.repo].commits)
     plan.execute()
     typer.echo(f"removed {name.repo}: {size_text(plan.expected_freed_size)}")
 

@@ -29,6 +29,7 @@ _MEANINGS = {
     408: "The request did not arrive in time.",
     409: "The name is taken.",
     413: "The body, or a list in it, is over its limit.",
+    424: "A server that the request names does not answer as it should.",
     429: "This tenant's limit is reached.",
     431: "The headers are over their limit.",
     500: "The request was accepted and could not be finished.",

@@ -227,7 +227,8 @@ def _iq4_xs(blocks: Tensor) -> Parts:
 
 
 def _mxfp4(blocks: Tensor) -> Parts:
-    scales = torch.ldexp(torch.ones((), device=blocks.device), blocks[:, :, 0].int() - 128)
+    exponents = blocks[:, :, 0].int() - 128
+    scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
     return _looked_up(MXFP4.kvalues, _nibbles(blocks[:, :, 1:])), None, scales, None, None, None
 
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from personae.api.cli import app
 from personae.api.http.address import bind
+from personae.api.mcp import allowed
 from personae.api.options import GROUPS, Replicas, ServeOptions, options_of
 from personae.api.wire.compat_names import option_here
 
@@ -254,10 +255,12 @@ def test_every_option_is_passed_on(
     asked: list[tuple[object, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(allowed, "find_spec", lambda name: name)  # the package mcp may be missing
     for folder in ("model", "a", "b", "r", "e"):
         Path(folder).mkdir()
     line = (
         "serve model --adapters a --adapters b --host ::1 --port 9 --ssl-certfile c.pem --ssl-keyfile k.pem "
+        "--mcp-server https://tools/x --mcp-timeout 9 "
         "--device cpu --dtype float32 "
         "--max-model-len 10 --max-batch-tokens 20 --max-seqs 3 --kv-memory 2GiB "
         "--served-model-name name --served-model-name other --default-model a "
@@ -370,6 +373,8 @@ def test_every_option_is_passed_on(
         ssl_certfile=Path("c.pem"),
         ssl_keyfile=Path("k.pem"),
         price=("a=1/2",),
+        mcp_server=("https://tools/x",),
+        mcp_timeout=9,
         adapter_source=("hf://acme",),
         fetches_per_minute=2,
         models=("c=demo",),

@@ -10,9 +10,9 @@ from patience import soon
 from real_server import Running, running
 from tiny_models import make_model_folder
 
-from personae.actors import assembly
 from personae.api.options import ServeOptions
 from personae.evals.hostile import CONTROL, GRAMMARS, SCHEMAS, Bystander, bound_by, measure, outcome_of, send
+from personae.grammar import compiler
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox.server import SandboxLimits
 
@@ -30,7 +30,7 @@ ENDS = {"200", "400 grammar_too_complex", "400 grammar_too_slow", "503 overloade
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     options = ServeOptions(make_model_folder(tmp_path_factory.mktemp("model")), max_seqs=8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembly, "GrammarCompiler", partial(GrammarCompiler, limits=LIMITS))
+        patch.setattr(compiler, "GrammarCompiler", partial(GrammarCompiler, limits=LIMITS))
         with running(options) as server:
             yield server
 
