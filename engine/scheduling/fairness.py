@@ -4,7 +4,7 @@ The scheduler keeps one queue per key, a key being (tenant, adapter), in order o
 the keys. Within a key, priority and order of arrival decide.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import NamedTuple, Protocol
@@ -52,7 +52,7 @@ class VirtualTokenCounters:
     2024.
 
     Each key has a counter of weighted tokens: (`input_weight` * inputs + `output_weight` * outputs) /
-    `weight(key)`. Inputs count at admission, outputs as they come. A key that begins to wait is lifted to the
+    `key.weight`. Inputs count at admission, outputs as they come. A key that begins to wait is lifted to the
     smallest counter of the waiting keys (or of the last one that waited), so that idle time earns no credit.
     While two keys both wait, the weighted service that they get differs by at most 2 * max(input_weight *
     longest input, output_weight * tokens in a batch), both divided by the smaller of their weights.
@@ -66,11 +66,9 @@ class VirtualTokenCounters:
         self,
         input_weight: float = 1.0,
         output_weight: float = 2.0,
-        weight: Callable[[FairnessKey], float] = lambda key: key.weight,
     ) -> None:
         self._input_weight = input_weight
         self._output_weight = output_weight
-        self._weight = weight
         self._counters: dict[FairnessKey, float] = {}
         self._heads: dict[FairnessKey, int] = {}
         self._heap: list[tuple[float, int, FairnessKey]] = []  # may lag behind `_counters`, which only grow
@@ -128,7 +126,7 @@ class VirtualTokenCounters:
     def charge(self, key: FairnessKey, input_tokens: int, output_tokens: int) -> None:
         """Add to the key's counter."""
         cost = self._input_weight * input_tokens + self._output_weight * output_tokens
-        self._counters[key] += cost / self._weight(key)
+        self._counters[key] += cost / key.weight
 
     def forget(self, key: FairnessKey) -> None:
         """Keep the counter only while it is above the floor."""

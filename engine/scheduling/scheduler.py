@@ -51,21 +51,11 @@ class _InFlightBatch(NamedTuple):
     plan: StepPlan
     decoding: list[LiveSequence]
     chunks: Chunks
-    drafting: int = 0
-    fetched: tuple[PageNode, ...] = ()  # pages that get their content in this step
-    sources: tuple[PageNode, ...] = ()  # pages that it copies
-    held_back: bool = False  # whether the step before delayed prompts of tenants over quota
-
-    @property
-    def step(self) -> int:
-        """The number of the plan."""
-        return self.plan.step
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Decode rows, and the tokens of prompt chunks."""
-        prompts = sum(row.count for _, row in self.chunks) - self.drafting
-        return len(self.decoding) + self.drafting, prompts
+    drafting: int
+    size: tuple[int, int]  # decode rows, and the tokens of prompt chunks
+    fetched: tuple[PageNode, ...]  # pages that get their content in this step
+    sources: tuple[PageNode, ...]  # pages that it copies
+    held_back: bool  # whether the step before delayed prompts of tenants over quota
 
 
 class Scheduler:
@@ -152,11 +142,12 @@ class Scheduler:
         table, sequences = self._running, self._sequences
         table.short = 0
         sequences.begin_step()
-        last = self._last_step
+        last = self._in_flight_batches[-1].plan.step if self._in_flight_batches else None
         if table.background and sequences.waiting.foreground:
             sequences.preempt_background(last)
         sequences.share_out(last)
-        others, running = sequences.foreground, len(table) - table.background
+        running = len(table) - table.background
+        others = running > 0 or sequences.waiting.foreground > 0
         background = table.background or sequences.waiting.background
         allowed = self._allowance.of(others, running) if background else 0
         budget = TokenBudget(self.layout.max_batch_tokens, allowed)
@@ -195,10 +186,11 @@ class Scheduler:
         sequences.row_shares.take_back()
         table.short = 0
         sequences.begin_step()
-        sequences.share_out(self._last_step, {sequence for rows in kept for sequence, _ in rows})
+        before = self._in_flight_batches[-1].plan.step if self._in_flight_batches else None
+        sequences.share_out(before, {sequence for rows in kept for sequence, _ in rows})
         budget = TokenBudget(self.layout.max_batch_tokens, 0)
         builder = StepBuilder(
-            self.layout, sequences, budget, self._drafts, self._last_step, resting=self._resting, kept=kept
+            self.layout, sequences, budget, self._drafts, before, resting=self._resting, kept=kept
         )
         self._add_rows(builder, budget, len(kept.decoding))
         return self._finish_plan(builder, last.plan, last.held_back)
@@ -224,7 +216,7 @@ class Scheduler:
     def _add_rows(self, builder: StepBuilder, budget: TokenBudget, served: int = 0) -> list[Row]:
         """Rows for all that may have some. The first `served` decode rows have been counted."""
         builder.add_decodes()
-        if self._sequences.is_shared:
+        if self._sequences.quota is not None:
             for sequence in builder.decoding[served:]:
                 self._sequences.serve(sequence, 1)
         if self._sequences.over_quota_tenants:
@@ -235,7 +227,8 @@ class Scheduler:
 
     def _finish_plan(self, builder: StepBuilder, begun: StepPlan, held_back: bool) -> StepPlan:
         """The plan with the builder's rows, and with all changes: those of the plan `begun` come first."""
-        table = self._running
+        table, chunks = self._running, builder.chunks
+        prompts = sum([row.count for _, row in chunks]) - builder.drafting if chunks else 0
         plan = StepPlan(
             begun.step,
             tuple(builder.rows),
@@ -248,8 +241,9 @@ class Scheduler:
         batch = _InFlightBatch(
             plan,
             builder.decoding,
-            builder.chunks,
+            chunks,
             builder.drafting,
+            (len(builder.decoding) + builder.drafting, prompts),
             table.take_unwritten(),
             table.sources,
             held_back,
@@ -272,11 +266,6 @@ class Scheduler:
                 builder.add_prompts(theirs, tenant)
             begun = []
         builder.add_prompts(begun)
-
-    @property
-    def _last_step(self) -> int | None:
-        """The number of the last plan in flight."""
-        return self._in_flight_batches[-1].step if self._in_flight_batches else None
 
     def expected(self) -> float:
         """The expected seconds of the last plan, from measured steps; 0 if unknown."""
@@ -315,7 +304,7 @@ class Scheduler:
         `seconds` is the step's time, if known. It decides how much of later steps background sequences and
         tenants over quota may have. Raises ValueError for a result out of order or of the wrong size.
         """
-        if not self._in_flight_batches or self._in_flight_batches[0].step != result.step:
+        if not self._in_flight_batches or self._in_flight_batches[0].plan.step != result.step:
             raise ValueError(f"the result of step {result.step} is out of order")
         flight = self._in_flight_batches[0]
         decoding, chunks = flight.decoding, flight.chunks

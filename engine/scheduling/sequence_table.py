@@ -9,7 +9,7 @@ from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages
 from personae.engine.scheduling.row_shares import RowShares
 from personae.engine.scheduling.running import RunningTable
-from personae.engine.scheduling.slot_quota import SlotQuota
+from personae.engine.scheduling.slot_quota import RECENT_SECONDS, OneTenant, SlotQuota
 from personae.engine.scheduling.step_time import StepTime
 from personae.engine.scheduling.waiting import WaitingQueue
 from personae.engine.sequence import Delta, SequenceLog
@@ -26,14 +26,17 @@ class SequenceTable:
 
     `news` are endings that no step's result contains. They are cleared when they are delivered. `counters`
     are the engine's. `fetches` are to be begun, and cleared then. `times` are the engine's step times.
+    `quota` shares slots and steps among tenants; None while there is one tenant, or without `sharing`.
     """
 
     __slots__ = (
         "_alive",
         "_arrivals",
+        "_foreground",
         "_layout",
+        "_now",
+        "_only",
         "_policy",
-        "_quota",
         "_room_for",
         "_sharing",
         "_tier",
@@ -44,6 +47,7 @@ class SequenceTable:
         "left_out",
         "news",
         "over_quota_tenants",
+        "quota",
         "returning",
         "row_shares",
         "running",
@@ -64,8 +68,11 @@ class SequenceTable:
         self._policy = policy
         self._alive: Counter[FairnessKey] = Counter()
         self._arrivals = 0
-        self._quota = SlotQuota(layout.max_seqs, layout.max_batch_tokens)
+        self.quota: SlotQuota | None = None
         self._sharing = sharing
+        self._now = 0.0
+        self._foreground = 0  # sequences that are not background
+        self._only: OneTenant | None = None  # the last one that was here, while there is no quota
         self._room_for: LiveSequence | None = None  # others have given up what it needs
         self.over_quota_tenants: list[str] = []  # see SlotQuota
         self.left_out: set[LiveSequence] = set()  # see RowShares
@@ -88,9 +95,10 @@ class SequenceTable:
         leader = None if log.after is None else self.sequences.get(log.after)
         sequence = LiveSequence(log, self._arrivals, self._layout)
         self._arrivals += 1
+        if not sequence.background:
+            self._arrive(sequence.key)
         self.sequences[log.id] = sequence
         self._alive[sequence.key] += 1
-        self._quota.enter(sequence.key)
         if leader is not None and leader.computed < leader.log.prompt_length:
             sequence.place = SequenceState.FOLLOWING
             leader.followers.append(sequence)
@@ -98,53 +106,83 @@ class SequenceTable:
             self._wait(sequence)
         return sequence
 
-    @property
-    def foreground(self) -> bool:
-        """Whether any sequence that is not background runs or waits."""
-        return self.waiting.foreground > 0 or len(self.running) > self.running.background
+    def _arrive(self, key: FairnessKey) -> None:
+        """A sequence that is not background arrives. With a second tenant comes the quota."""
+        self._foreground += 1
+        if not self._sharing:
+            return
+        only = self._only
+        if self.quota is not None:
+            self.quota.enter(key)
+        elif only is None or only.name == key.tenant or only.left + RECENT_SECONDS < self._now:
+            self._only = OneTenant(key.tenant, key.weight)
+        else:
+            self.quota = self._quota_of(only)
+            self.quota.enter(key)
+
+    def _quota_of(self, only: OneTenant) -> SlotQuota:
+        """A quota that knows the tenant that was here without others until now."""
+        quota = SlotQuota(self._layout.max_seqs, self._layout.max_batch_tokens)
+        quota.tick(self._now)
+        if only.left < math.inf:
+            quota.remember(only)
+        for sequence in self.sequences.values():
+            if not sequence.background:
+                quota.enter(sequence.key)
+                if sequence.slot is not None:
+                    quota.take_slot(sequence.key)
+        return quota
+
+    def _depart(self, key: FairnessKey) -> None:
+        """A sequence that is not background has ended."""
+        self._foreground -= 1
+        if self.quota is not None:
+            self.quota.leave(key)
+        elif not self._foreground:
+            self._only = OneTenant(key.tenant, key.weight, self._now)
 
     def tick(self, now: float) -> None:
         """See Scheduler."""
+        self._now = now
         self.running.sessions.tick(now)
-        self._quota.tick(now)
+        if self.quota is not None:
+            self.quota.tick(now)
+            if not self.quota.several:
+                self._only, self.quota = self.quota.last(), None
 
     def begin_step(self) -> None:
         """Call it once for each step that is planned."""
         self.over_quota_tenants = []
         self.left_out = set()
         self._room_for = None
-        if not self.is_shared:
+        if self.quota is None:
             return
         prompts = self.waiting.tokens.copy()
         for sequence in self.running.prefilling:
             if not sequence.background:
                 # Not what is left: the end of a long prompt is no short one.
                 prompts[sequence.key.tenant] += sequence.known - sequence.cached
-        self.left_out = self.row_shares.left_out(self.running.decoding, self._quota.tenants(), prompts)
+        self.left_out = self.row_shares.left_out(self.running.decoding, self.quota.tenants(), prompts)
         limited = {sequence.key.tenant for sequence in self.left_out}
         # With one row and so many prompt tokens a step takes twice as long as without, or is not measured.
         few = self._times.room(1, LONGEST_FACTOR * self._times.of(1, 0)) or math.inf
-        self.over_quota_tenants = self._quota.over_quota_tenants(prompts, limited, few)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether each tenant has its share of a step: there are several, or were recently."""
-        return self._sharing and self._quota.several
+        self.over_quota_tenants = self.quota.over_quota_tenants(prompts, limited, few)
 
     def serve(self, sequence: LiveSequence, tokens: int) -> None:
         """A sequence has so many tokens in the step that is being planned; negative: fewer than it had."""
-        if not sequence.background and self.is_shared:
-            self._quota.serve(sequence.key.tenant, tokens)
+        if self.quota is not None and not sequence.background:
+            self.quota.serve(sequence.key.tenant, tokens)
 
     def may_be_replanned_for(self) -> bool:
         """Whether a sequence waits that a plan which has not begun should have: the first of a tenant
         while others run, if there is a slot and memory for it, or another tenant has one to give."""
-        if not self.is_shared or not self.waiting.foreground:
+        if self.quota is None or not self.waiting.foreground:
             return False
         here = {sequence.key.tenant for sequence in self.running if not sequence.background}
         heads = (self.waiting.peek(of=(tenant,)) for tenant in self.waiting.tenants - here)
         return any(
-            head is not None and (self.running.has_slot_for(head, 0) or self._giver_for(head) is not None)
+            head is not None
+            and (self.running.has_slot_for(head, 0) or self._giver_for(self.quota, head) is not None)
             for head in heads
         )
 
@@ -184,7 +222,8 @@ class SequenceTable:
         fetched = sum(isinstance(move, FetchPage) for move in self.running.moves[moves:])
         sequence.settled = sequence.background and self.waiting.foreground > 0
         sequence.was_preempted = False
-        self._quota.take_slot(sequence.key)
+        if self.quota is not None and not sequence.background:
+            self.quota.take_slot(sequence.key)
         self.waiting.remove(sequence)
         if not sequence.charged:
             sequence.charged = True
@@ -206,22 +245,23 @@ class SequenceTable:
         if given is not None and given.place is SequenceState.WAITING and of in (None, given.key.tenant):
             return given
         head = self.waiting.peek(self.over_quota_tenants, None if of is None else (of,))
-        if not self._sharing or of is not None or head is None or head.background:
+        quota = self.quota
+        if quota is None or of is not None or head is None or head.background:
             return head
         if self.running.has_slot_for(head, 0) or len(tenants := self.waiting.tenants) < 2:
             return head
         held = self.running.pages_by_tenant()
-        within = [tenant for tenant in tenants if self._stays_within_share(tenant, held)]
+        within = [tenant for tenant in tenants if self._stays_within_share(quota, tenant, held)]
         if head.key.tenant in within or not within:
             return head
         return self.waiting.peek(self.over_quota_tenants, within)
 
-    def _stays_within_share(self, tenant: str, held: Counter[str]) -> bool:
+    def _stays_within_share(self, quota: SlotQuota, tenant: str, held: Counter[str]) -> bool:
         """Whether a tenant does with its next sequence."""
         head = self.waiting.peek(of=(tenant,))
         assert head is not None
         running = self.running
-        return self._quota.stays_within_share(tenant, held, running.pages, running.pages_for(head))
+        return quota.stays_within_share(tenant, held, running.pages, running.pages_for(head))
 
     def preempt_background(self, last_step: int | None) -> None:
         """Preempt background sequences for the others that wait, if it is these others' turn."""
@@ -234,9 +274,9 @@ class SequenceTable:
                 return
             self.preempt(preempted, last_step)
 
-    def _giver_for(self, head: LiveSequence) -> str | None:
+    def _giver_for(self, quota: SlotQuota, head: LiveSequence) -> str | None:
         """The tenant that must give up a slot or memory for this waiting sequence; None if none must."""
-        running, quota = self.running, self._quota
+        running = self.running
         if head.background or running.has_slot_for(head, 0):
             return None
         if not running.has_slot:
@@ -248,14 +288,14 @@ class SequenceTable:
         """If there is no slot or no memory for the sequence whose turn it is, or no memory for the running
         ones of a tenant within its share, a tenant with more than its share may give some up: for one that
         waits as many as it needs, for running ones one in a step. Not those of `kept` sequences."""
-        if not self._sharing:
+        running, quota = self.running, self.quota
+        if quota is None:
             return
-        running, quota = self.running, self._quota
         head = self._next()
-        if head is not None and (giver := self._giver_for(head)) is not None:
+        if head is not None and (giver := self._giver_for(quota, head)) is not None:
             self._room_for = head
             while giver is not None and self._gives_up(giver, head, last_step, kept):
-                giver = self._giver_for(head)
+                giver = self._giver_for(quota, head)
         elif not running.has_pages_to_spare and len(running) > 1:
             last = running.last()
             giver = quota.giver_of_pages(running.pages_by_tenant(), running.pages)
@@ -285,7 +325,8 @@ class SequenceTable:
         """Move a sequence from its slot back to the head of its queue, after `last_step`, if any, is
         committed."""
         self.counters.preemptions += 1
-        self._quota.leave_slot(sequence.key)
+        if self.quota is not None and not sequence.background:
+            self.quota.leave_slot(sequence.key)
         self.running.give_up_slot(sequence, keep=True)
         if last_step is None:
             self._wait(sequence)
@@ -310,7 +351,8 @@ class SequenceTable:
         cache."""
         match sequence.place:
             case SequenceState.RUNNING:
-                self._quota.leave_slot(sequence.key)
+                if self.quota is not None and not sequence.background:
+                    self.quota.leave_slot(sequence.key)
                 if keep and not sequence.log.prefill:  # its answer goes on elsewhere
                     self.running.keep_session(sequence)
                 self.running.give_up_slot(sequence, keep=keep)
@@ -332,7 +374,8 @@ class SequenceTable:
         del self.sequences[sequence.id]
         self.release_followers(sequence)
         self._alive[sequence.key] -= 1
-        self._quota.leave(sequence.key)
+        if not sequence.background:
+            self._depart(sequence.key)
         if not self._alive[sequence.key]:
             del self._alive[sequence.key]
             self._policy.forget(sequence.key)
@@ -383,10 +426,13 @@ class SequenceTable:
                 assert s.handle is None, f"sequence {s.id} holds a cache handle while {place.name}"
                 assert not s.planned | s.computed, f"sequence {s.id} counts pages it has dropped"
         assert self._alive == Counter(s.key for s in places), "a key outlives its sequences, or the reverse"
-        self._quota.check_integrity(
-            Counter(s.key.tenant for s in places if not s.background),
-            Counter(s.key.tenant for s in self.running if not s.background),
-        )
+        tenants = Counter(s.key.tenant for s in places if not s.background)
+        assert self._foreground == tenants.total(), "the count of sequences is wrong"
+        if self.quota is not None:
+            with_slot = Counter(s.key.tenant for s in self.running if not s.background)
+            self.quota.check_integrity(tenants, with_slot)
+        else:
+            assert not self._sharing or len(tenants) < 2, f"no quota for {sorted(tenants)}"
         self.running.check_integrity()
         pages = self.running.pages_used
         assert places or self.running.holds or not pages, (

@@ -19,21 +19,30 @@ or not, and are spread over several steps. None of these takes much longer than 
 decode, or than twice one without prompts. Among tenants over quota, the least served goes first in each step.
 
 All this holds for as long as others are here or were here within the last `RECENT_SECONDS`, since they may
-come back while a step runs.
+come back while a step runs. There is a quota only so long.
 """
 
 import math
 from collections import Counter
 from collections.abc import Set
+from typing import NamedTuple
 
 from personae.engine.scheduling.fairness import FairnessKey
 
 RECENT_SECONDS = 10.0  # for which the share of a tenant that left is kept
 
 
+class OneTenant(NamedTuple):
+    """The tenant that was here last, without others, and when it left; infinity: it has not."""
+
+    name: str
+    weight: float
+    left: float = math.inf
+
+
 class SlotQuota:
-    """Counts the sequences of each tenant: all that have not ended, and those with a slot. Background
-    sequences do not count, because they yield to all others anyway."""
+    """Counts the sequences of each tenant: all that have not ended, and those with a slot. It gets none that
+    are background: these yield to all others anyway."""
 
     __slots__ = (
         "_live",
@@ -58,34 +67,35 @@ class SlotQuota:
         self._with_slot: Counter[str] = Counter()
         self._weights: dict[str, float] = {}
 
+    def remember(self, tenant: OneTenant) -> None:
+        """A tenant was here recently."""
+        self._served[tenant.name] = -1.0
+        self._recent[tenant.name] = tenant.left, tenant.weight
+
     def enter(self, key: FairnessKey) -> None:
         """A sequence has arrived."""
-        if not key.background:
-            if key.tenant not in self._served:  # idle time earns no credit, but it goes before the others
-                self._served[key.tenant] = min(self._served.values(), default=0.0) - 1.0
-            self._live[key.tenant] += 1
-            self._weights[key.tenant] = key.weight
-            self._recent.pop(key.tenant, None)
+        if key.tenant not in self._served:  # idle time earns no credit, but it goes before the others
+            self._served[key.tenant] = min(self._served.values(), default=0.0) - 1.0
+        self._live[key.tenant] += 1
+        self._weights[key.tenant] = key.weight
+        self._recent.pop(key.tenant, None)
 
     def leave(self, key: FairnessKey) -> None:
         """A sequence has ended."""
-        if not key.background:
-            self._live[key.tenant] -= 1
-            if not self._live[key.tenant]:
-                del self._live[key.tenant]
-                self._recent[key.tenant] = self._now, self._weights.pop(key.tenant)
+        self._live[key.tenant] -= 1
+        if not self._live[key.tenant]:
+            del self._live[key.tenant]
+            self._recent[key.tenant] = self._now, self._weights.pop(key.tenant)
 
     def take_slot(self, key: FairnessKey) -> None:
         """A sequence takes a slot."""
-        if not key.background:
-            self._with_slot[key.tenant] += 1
+        self._with_slot[key.tenant] += 1
 
     def leave_slot(self, key: FairnessKey) -> None:
         """A sequence leaves its slot."""
-        if not key.background:
-            self._with_slot[key.tenant] -= 1
-            if not self._with_slot[key.tenant]:
-                del self._with_slot[key.tenant]
+        self._with_slot[key.tenant] -= 1
+        if not self._with_slot[key.tenant]:
+            del self._with_slot[key.tenant]
 
     def giver_for(self, tenant: str) -> str | None:
         """The tenant that must give up a slot for this one; None if none must."""
@@ -127,6 +137,12 @@ class SlotQuota:
     def several(self) -> bool:
         """Whether several tenants are here or were recently. One alone is never over quota."""
         return len(self._live) + len(self._recent) > 1
+
+    def last(self) -> OneTenant | None:
+        """The tenant that is here or was recently, if at most one is."""
+        here = [OneTenant(tenant, weight) for tenant, weight in self._weights.items()]
+        gone = [OneTenant(tenant, weight, left) for tenant, (left, weight) in self._recent.items()]
+        return next(iter(here + gone), None)
 
     def tenants(self) -> dict[str, float]:
         """The weight of each tenant that is here or was recently."""

@@ -84,22 +84,29 @@ class StepBuilder:
         self.drafting = 0
         self.admissions: list[Admission] = []
         self._preempts = kept is None
-        self._kept = kept or KeptRows([], [], [], [])
-        for sequence, row in (*self._kept.decoding, *self._kept.drafting, *self._kept.chunks):
-            budget.spend(row.count + row.drafts, background=sequence.background)
-        self._has_row = {sequence for rows in self._kept for sequence, _ in rows}
+        self._drafting: Chunks = []
+        self._admitted: Chunks = []
+        self._has_row: set[LiveSequence] = set()
+        if kept is not None:
+            self._keep(kept)
+
+    def _keep(self, kept: KeptRows) -> None:
+        self.rows += [row for _, row in kept.decoding]
+        self.decoding += [sequence for sequence, _ in kept.decoding]
+        self.chunks += kept.chunks
+        self._drafting += kept.drafting
+        self._admitted += kept.admitted
+        self._has_row |= {sequence for rows in kept for sequence, _ in rows}
+        for sequence, row in (*kept.decoding, *kept.drafting, *kept.chunks):
+            self._budget.spend(row.count + row.drafts, background=sequence.background)
 
     def add_decodes(self) -> None:
         """A row for each decoding sequence that is not left out, by rank; for background ones within the
         budget. A sequence with forced tokens has a chunk of these, from the tokens that are left after each
         sequence has one."""
-        budget, chunks, kept = self._budget, self.chunks, self._kept
+        budget, chunks, drafting = self._budget, self.chunks, self._drafting
         spare = max(budget.tokens - len(self._running), 0)
         left_out = self._sequences.left_out | self._has_row
-        self.rows += (row for _, row in kept.decoding)
-        self.decoding += (sequence for sequence, _ in kept.decoding)
-        drafting = list(kept.drafting)
-        chunks += kept.chunks
         # The loop may only remove sequences at or after its current position.
         for sequence in self._running.decoding:
             position = sequence.planned
@@ -135,8 +142,10 @@ class StepBuilder:
             budget.spend(count, background=sequence.background)
             sequence.planned = position + count
         self.drafting = len(drafting)
-        chunks[:0] = drafting
-        self.rows += (row for _, row in chunks)
+        if drafting:
+            chunks[:0] = drafting
+        if chunks:
+            self.rows += [row for _, row in chunks]
 
     def _drafts_of(self, sequence: LiveSequence, spare: int) -> int:
         """How many drafts the sequence's next row may have: from the tokens that are left, within its pages,
@@ -179,8 +188,8 @@ class StepBuilder:
 
     def add_admitted(self) -> None:
         """Chunks of what the plan that is made again has admitted: one token for tenants over quota."""
-        after = len(self._kept.admitted)
-        for sequence, row in self._kept.admitted:
+        after = len(self._admitted)
+        for sequence, row in self._admitted:
             after -= 1
             self._add_chunk(sequence, row.pages, min(row.count, self._budget.tokens - after))
 
@@ -193,7 +202,10 @@ class StepBuilder:
                 continue
             if budget.of(sequence, is_over_quota=self._sequences.is_over_quota(sequence)):
                 self._add_chunk(sequence, ())
-        while budget.tokens and (of is None or budget.over_quota):
+        waiting = self._sequences.waiting
+        while (
+            (waiting.foreground or waiting.background) and budget.tokens and (of is None or budget.over_quota)
+        ):
             admitted = self._sequences.admit(
                 background=budget.background > 0, over_quota=budget.over_quota > 0, of=of
             )
