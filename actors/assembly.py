@@ -53,6 +53,7 @@ from personae.engine.speculation.forced import Retokenizer
 from personae.engine.speculation.head_proposer import HeadProposer
 from personae.engine.speculation.policy import Always, Measured
 from personae.engine.speculation.speculator import Propose, Speculator, expected_text, own_text
+from personae.engine.speculation.step import SpeculativeStepEngine
 from personae.engine.speculation.tenant_answers import TenantAnswers
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine
@@ -382,11 +383,12 @@ class EngineBuilder:
         if on_gpu:
             warm_up(runner)
         others = [] if self.ranks is None else self.ranks.build(_pool_sizes(sizes))
-        return StepEngine(as_one([runner, *others]), self.retokenizer, self._speculator(proposer))
-
-    def _speculator(self, proposer: BatchProposer | None) -> Speculator | None:
+        worker = as_one([runner, *others])
         if self.speculate == "off":
-            return None
+            return StepEngine(worker, self.retokenizer)
+        return SpeculativeStepEngine(worker, self.retokenizer, self._speculator(proposer))
+
+    def _speculator(self, proposer: BatchProposer | None) -> Speculator:
         propose: Propose = expected_text
         answers = None
         if self.speculate != "draft":

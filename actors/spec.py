@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from personae.actors.client import ModelCard
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
@@ -16,12 +16,16 @@ from personae.grammar.matcher import Grammar
 from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.lora.source import AdapterSource
 
+Prepared = TypeVar("Prepared")
+Computed = TypeVar("Computed")
+Launched = TypeVar("Launched")
 
-class StepRunner(Protocol):
+
+class StepRunner(Protocol[Prepared, Computed, Launched]):
     """Runs steps: `engine.step.StepEngine`, or a simulation of it.
 
-    A step is `prepare`, `forward`, `fill`, `sample`, `finish`. The values passed between them belong to the
-    implementation.
+    A step is `prepare`, `forward`, `fill`, `sample`, `finish`. What a call hands to the next one is the
+    implementation's: `Prepared` on the host, `Computed` by the device, and `Launched` until it is read.
     """
 
     runs_ahead: bool
@@ -38,22 +42,22 @@ class StepRunner(Protocol):
     def worker(self) -> AdapterMemory:
         """The memory that holds the adapters."""
 
-    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, Grammar], /) -> Any:
+    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, Grammar], /) -> Prepared:
         """Apply the plan's changes, and do the host's work before the device begins."""
 
-    def forward(self, prepared: Any, overlap: Callable[[], None], /) -> Any:
+    def forward(self, prepared: Prepared, overlap: Callable[[], None], /) -> Computed:
         """Start the forward pass, and call `overlap` while it runs."""
 
-    def fill(self, prepared: Any, /) -> None:
+    def fill(self, prepared: Prepared, /) -> None:
         """Make the step's masks, after the previous step has finished."""
 
-    def sample(self, plan: StepPlan, forward: Any, /) -> Any:
+    def sample(self, plan: StepPlan, forward: Computed, /) -> Launched:
         """Start sampling."""
 
-    def ready(self, launched: Any, /) -> bool:
+    def ready(self, launched: Launched, /) -> bool:
         """Whether `finish` would return without waiting for the device."""
 
-    def finish(self, launched: Any, /) -> StepResult:
+    def finish(self, launched: Launched, /) -> StepResult:
         """Wait for the step and read its result."""
 
 
@@ -104,7 +108,7 @@ class EngineSpec:
     `page_source` gives pages to other engines.
     """
 
-    build_step_engine: Callable[[], StepRunner]
+    build_step_engine: Callable[[], StepRunner[Any, Any, Any]]
     build_scheduler: Callable[[], Scheduler]
     build_compiler: Callable[[], GrammarService]
     layout: MemoryLayout

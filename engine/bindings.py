@@ -27,19 +27,19 @@ _REFUSED = "the grammar rejects the sampled token {}"
 class Bindings:
     """The matchers of all slots.
 
-    `known` gets forced text. `retokenizer` finds its tokens; without one, no text is forced. `deferrals`: the
-    rows that wait for masks from another process, or for a replay.
+    `known` gets forced text. `retokenizer` finds its tokens; without one, no text is forced. `matchers` are
+    by slot. `deferrals`: the rows that wait; None while no slot has a grammar, since none can.
     """
 
     def __init__(
         self, known: KnownTokens, vocab_size: int, max_model_len: int, retokenizer: Retokenizer | None
     ) -> None:
-        self.deferrals = Deferrals()
+        self.deferrals: Deferrals | None = None
         self._known = known
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._retokenizer = retokenizer
-        self._matchers: dict[int, Binding] = {}
+        self.matchers: dict[int, Binding] = {}
         self._local: dict[int, Matcher] = {}  # those of them that are states of grammars, in this process
         self._replays: dict[int, SequenceLog] = {}  # of the slots whose grammar has to catch up
         self._jumps: dict[int, JumpForward] = {}
@@ -49,24 +49,27 @@ class Bindings:
         if log.grammar is not None:
             self._bind(slot, log, grammars[log.tenant, log.grammar])
         elif excludes(log.params):
-            self._matchers[slot] = Exclusion(log, self._vocab_size)
+            self.matchers[slot] = Exclusion(log, self._vocab_size)
 
     def _bind(self, slot: int, log: SequenceLog, grammar: Grammar) -> None:
         tokens = log.tokens[log.prompt_length :]
-        self._matchers[slot] = grammar.begin(log.budget(self._max_model_len), tokens)
+        self.matchers[slot] = grammar.begin(log.budget(self._max_model_len), tokens)
+        if self.deferrals is None:
+            self.deferrals = Deferrals()
+        self.deferrals.grammars.add(slot)
         self.deferrals.count += 1
         if not grammar.remote:
             self._replays[slot] = log
-            self._replay(slot, REPLAY_SECONDS)
+            self._replay(slot, self.deferrals, REPLAY_SECONDS)
 
-    def _replay(self, slot: int, seconds: float) -> None:
+    def _replay(self, slot: int, deferrals: Deferrals, seconds: float) -> None:
         """Go on with the replay of a slot. If that is done, its matcher takes its place."""
-        matcher = self._matchers[slot].replayed(seconds)
+        matcher = self.matchers[slot].replayed(seconds)
         if matcher is None:
             return
         log = self._replays.pop(slot)
-        self.deferrals.count -= 1
-        self._matchers[slot] = self._local[slot] = matcher
+        deferrals.count -= 1
+        self.matchers[slot] = self._local[slot] = matcher
         if self._retokenizer is not None and jumps(log):
             limit = log.prompt_length + log.budget(self._max_model_len)
             self._jumps[slot] = jump = JumpForward(matcher, log, limit, self._retokenizer)
@@ -74,14 +77,19 @@ class Bindings:
 
     def release(self, slot: int) -> None:
         """The slot's sequence has left."""
-        if (matcher := self._matchers.pop(slot, None)) is not None:
+        if (matcher := self.matchers.pop(slot, None)) is None:
+            return
+        matcher.end()
+        if self.deferrals is not None and slot in self.deferrals.grammars:
             self.deferrals.leave(slot, matcher)
+            if not self.deferrals.grammars:
+                self.deferrals = None
         for kept in (self._local, self._replays, self._jumps):
             kept.pop(slot, None)
 
     def is_remote(self, slot: int) -> bool:
         """Whether the slot's masks come from another process."""
-        matcher = self._matchers.get(slot)
+        matcher = self.matchers.get(slot)
         return matcher is not None and matcher.remote
 
     def guesses(self, slot: int, log: SequenceLog) -> GrammarProposer | None:
@@ -92,11 +100,11 @@ class Bindings:
         return GrammarProposer(matcher, self._retokenizer, log, self._jumps.get(slot))
 
     def of(self, packed: PackedStep) -> list[Binding | None]:
-        """The bindings of the rows that choose a token. The token may be known."""
-        chosen = []
+        """The bindings of the rows that choose a token. The token may be known, if a grammar forced it."""
+        chosen: list[Binding | None] = []
         for slot, end in zip(packed.sampled_slots, packed.sampled_ends, strict=True):
             known = self._known.at(slot, end)
-            chosen.append(self._matchers.get(slot) if known is None else KnownToken(known))
+            chosen.append(self.matchers.get(slot) if known is None else KnownToken(known))
         return chosen
 
     def jumps(self, slots: Sequence[int]) -> list[JumpForward | None]:
@@ -106,18 +114,22 @@ class Bindings:
     def find_deferred(self, rows: Iterable[Row], packed: PackedStep) -> list[int]:
         """The indices of the samples that this step cannot choose. Waits briefly for their masks. `rows` are
         the plan's."""
-        return self.deferrals.find_deferred(rows, packed, self._matchers) if self.deferrals.any else []
+        if self.deferrals is None or not self.deferrals.any:
+            return []
+        return self.deferrals.find_deferred(rows, packed, self.matchers)
 
     def resumable(self) -> list[int]:
         """The slots whose masks have arrived, each once. Replays advance."""
+        if self.deferrals is None:
+            return []
         replays = [*self._replays]
         for slot in replays:
-            self._replay(slot, REPLAY_SECONDS / len(replays))
-        return self.deferrals.resumable(self._matchers)
+            self._replay(slot, self.deferrals, REPLAY_SECONDS / len(replays))
+        return self.deferrals.resumable(self.matchers)
 
     def fill_late(self, bitmask: torch.Tensor, matchers: Sequence[Binding | None]) -> None:
         """Fill the masks that arrived after the others were filled."""
-        if self.deferrals.count:
+        if self.deferrals is not None and self.deferrals.count:
             for row, matcher in enumerate(matchers):
                 if matcher is not None and matcher.remote:
                     matcher.fill(bitmask.numpy(), row)
@@ -138,7 +150,7 @@ class Bindings:
         if drafts is not None and drafts.refused is not None:
             return Brought(failure=_REFUSED.format(drafts.refused))
         slot = launched.plan.rows[launched.rows[i]].slot
-        if matcher is None or self._matchers.get(slot) is not matcher or (drafts and not drafts.open):
+        if matcher is None or self.matchers.get(slot) is not matcher or (drafts and not drafts.open):
             return Brought(tokens)
         brought = self._take(slot, launched.ends[i] + len(tokens) - 1, matcher, jump, tokens[-1])
         if brought is None:

@@ -11,14 +11,34 @@ there.
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
 
 from personae.engine.plan import Row
-from personae.engine.worker.worker import PackedStep
+from personae.engine.worker.worker import Forward, PackedStep
 from personae.grammar.matcher import Binding
+from personae.kernels.upload import upload
 
 STEP_PATIENCE = 0.002  # seconds that a step waits for all such masks together
 SHARED_STEP_PATIENCE = 0.0005  # the same for a step with rows of others, which would wait too
+
+
+def without(forward: Forward, out: list[int], device: torch.device) -> Forward:
+    """The step as if the rows of the samples `out` were chunks of a prompt, which choose no token."""
+    packed = forward.packed
+    others = [i for i in range(len(packed.sampled_rows)) if i not in out]
+    fewer = replace(
+        packed,
+        sampled_rows=[packed.sampled_rows[i] for i in others],
+        sampled_slots=[packed.sampled_slots[i] for i in others],
+        sampled_ends=[packed.sampled_ends[i] for i in others],
+        drafts={others.index(i): drafts for i, drafts in packed.drafts.items() if i in others},
+    )
+    behind = range(len(packed.sampled_rows), len(packed.sampled))  # the logits of drafts
+    logits = forward.logits[upload(np.array([*others, *behind], np.int64), device)]
+    return Forward(fewer, forward.hidden, logits)
 
 
 @dataclass(slots=True)
@@ -30,10 +50,11 @@ class _Deferred:
 
 
 class Deferrals:
-    """The slots whose rows are deferred. `count` is how many slots have a grammar in another process, or a
-    replay."""
+    """The slots whose rows are deferred, of the slots with a grammar: `grammars`. `count` is how many of
+    these have one in another process, or a replay."""
 
     def __init__(self) -> None:
+        self.grammars: set[int] = set()
         self.count = 0
         # Slots whose token was replaced after the running step had begun with it.
         self._replaced: frozenset[int] = frozenset()
@@ -54,8 +75,8 @@ class Deferrals:
         self._replaced = frozenset(slots)
 
     def leave(self, slot: int, matcher: Binding) -> None:
-        """A slot's sequence has left."""
-        matcher.end()
+        """The sequence of a slot with a grammar has left."""
+        self.grammars.remove(slot)
         self.count -= matcher.remote or not matcher.ready
         self._deferred.pop(slot, None)
         self._reported.discard(slot)

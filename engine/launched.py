@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from personae.engine.device_event import DeviceToHostEvent
-from personae.engine.logprobs import PromptLogprobs
+from personae.engine.observer import Observation
 from personae.engine.plan import Drafted, StepPlan, StepResult
 from personae.engine.sampled_tokens import SampledTokens, TokenChoices
 from personae.engine.sequence import TokenLogprobs
@@ -24,30 +24,30 @@ class Brought(NamedTuple):
     code: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LaunchedStep:
     """A step whose tokens are not read yet.
 
-    `rows` are the plan's row indices that sample; `matchers` and `jumps` are theirs at launch. `bitmask` is
-    kept until the device has read it. `arrival`: when the prompts' log-probabilities and embeddings are on
-    the host. `deferred` are the rows, by index in the plan, that this step skips. `drafts` are the rows with
-    drafts, and `brought` the results that are read before the step is finished, both by index among `rows`.
+    `rows` are the plan's row indices that sample, and `ends` the positions of their tokens; `matchers` and
+    `jumps` are theirs at launch. `bitmask` is kept until the device has read it. `deferred` are the rows, by
+    index in the plan, that this step skips. `observations` are on the host at `arrival`. `drafts` are the
+    rows with drafts, and `brought` the results that are read before the step is finished, both by index among
+    `rows`; `drafted` is what became of drafts, by row.
     """
 
     plan: StepPlan
-    sampled: SampledTokens | None
-    rows: list[int]
-    matchers: list[Binding | None]
-    jumps: list[JumpForward | None]
-    bitmask: torch.Tensor | None
-    prompt_logprobs: dict[int, PromptLogprobs]
-    arrival: DeviceToHostEvent | None
-    deferred: frozenset[int] = frozenset()
+    sampled: SampledTokens | None = None
+    rows: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
+    matchers: list[Binding | None] = field(default_factory=list)
+    jumps: list[JumpForward | None] = field(default_factory=list)
+    bitmask: torch.Tensor | None = None
+    deferred: frozenset[int] = frozenset()
+    observations: list[Observation] = field(default_factory=list)
+    arrival: DeviceToHostEvent | None = None
     drafts: dict[int, DraftRow] = field(default_factory=dict)
     brought: dict[int, Brought] = field(default_factory=dict)
     drafted: dict[int, Drafted] = field(default_factory=dict)
-    embeddings: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
@@ -55,9 +55,8 @@ class LaunchedStep:
         there = self.arrival is None or self.arrival.reached
         return there and (self.sampled is None or self.sampled.ready)
 
-    def read(self, bring: "Bring", *, resting: bool = False) -> StepResult:
-        """Wait for the step and read it. `bring` returns the result of a row with a matcher. `resting`: see
-        StepResult."""
+    def read(self, bring: "Bring") -> StepResult:
+        """Wait for the step and read it. `bring` returns the result of a row with a matcher."""
         tokens: list[tuple[int, ...]] = [()] * len(self.plan.rows)
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         failures: dict[int, str] = {}
@@ -82,14 +81,14 @@ class LaunchedStep:
             for i, drafts in self.drafts.items():
                 if drafts.logprobs and self.rows[i] in logprobs:
                     logprobs[self.rows[i]] += tuple(drafts.logprobs)
+        result = StepResult(
+            self.plan.step, tuple(tokens), logprobs, {}, failures, codes, deferred, self.drafted
+        )
         if self.arrival is not None:
             self.arrival.wait()
-        prompts = {row: entries.read() for row, entries in self.prompt_logprobs.items()}
-        vectors = {row: vector.numpy().tobytes() for row, vector in self.embeddings.items()}
-        step, drafted = self.plan.step, self.drafted
-        return StepResult(
-            step, tuple(tokens), logprobs, prompts, failures, codes, deferred, drafted, vectors, resting
-        )
+            for observation in self.observations:
+                result = observation(result)
+        return result
 
 
 Bring = Callable[[LaunchedStep, int, TokenChoices], Brought]

@@ -1,36 +1,38 @@
 """The log-probabilities of prompt tokens, for the rows of one step that request them."""
 
-from collections.abc import Mapping
-
 import numpy as np
+from msgspec.structs import replace
 
 from personae.engine.logprobs import PromptLogprobs, prompt_logprobs
-from personae.engine.plan import StepPlan
+from personae.engine.observer import PromptObserver
+from personae.engine.plan import StepResult
 from personae.engine.sequence import SequenceLog
-from personae.engine.worker.worker import Forward, Worker
+from personae.engine.worker.worker import Forward
 from personae.kernels.upload import upload
 
 PROMPT_LOGITS_ROWS = 256  # prompt tokens whose logits are computed at a time, to bound memory
 
 
-def prompt_logprobs_of(
-    plan: StepPlan, forward: Forward, logs: Mapping[int, SequenceLog], worker: Worker
-) -> dict[int, PromptLogprobs]:
-    """For each row that requests them: an entry per prompt token that this chunk predicts, and None for the
-    first token of the prompt. `logs`: by slot."""
-    found: dict[int, PromptLogprobs] = {}
-    for packed_row, index in enumerate(forward.packed.order):
-        row = plan.rows[index]
-        log = logs[row.slot]
+class PromptLogprobsObserver(PromptObserver[PromptLogprobs]):
+    """Reads an entry per prompt token that a chunk predicts, and None for the first token of the prompt."""
+
+    @staticmethod
+    def observes(log: SequenceLog) -> bool:
+        """See PromptObserver."""
+        return log.params.prompt_logprobs is not None
+
+    def _read(self, forward: Forward, offset: int, slot: int, start: int, count: int) -> PromptLogprobs:
+        log = self.logs[slot]
         top = log.params.prompt_logprobs
-        if top is None or row.start >= log.prompt_length:
-            continue
-        targets = log.tokens[row.start + 1 : min(row.start + row.count + 1, log.prompt_length)]
-        first = forward.packed.offsets[packed_row]
+        assert top is not None
+        targets = log.tokens[start + 1 : min(start + count + 1, log.prompt_length)]
         parts = []
         for done in range(0, len(targets), PROMPT_LOGITS_ROWS):
             wanted = targets[done : done + PROMPT_LOGITS_ROWS]
-            logits = worker.prompt_logits(forward, row.slot, first + done, len(wanted))
+            logits = self._worker.prompt_logits(forward, slot, offset + done, len(wanted))
             parts.append(prompt_logprobs(logits, upload(np.array(wanted), logits.device), top))
-        found[index] = PromptLogprobs(row.start == 0, tuple(parts), top)
-    return found
+        return PromptLogprobs(start == 0, tuple(parts), top)
+
+    def _add(self, result: StepResult, found: dict[int, PromptLogprobs]) -> StepResult:
+        entries = {row: logprobs.read() for row, logprobs in found.items()}
+        return replace(result, prompt_logprobs=entries)

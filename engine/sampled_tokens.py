@@ -37,8 +37,11 @@ class SampledTokens:
     them.
 
     If some tokens need host verification, they are final only after `settle`. `replaced` has the rows whose
-    token changed: a step that was launched before that has computed them with the first token.
+    token changed: a step that was launched before that has computed them with the first token. `on_settled`
+    is called once, when they are final; never if they are from the start.
     """
+
+    on_settled: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -82,6 +85,9 @@ class SampledTokens:
             self._arrival.wait()
             self.undecided, self.replaced = ask(self._tokens.tolist(), self._best.tolist())
             self._send(self._conclude(self.undecided))
+            if self.on_settled is not None:
+                self.on_settled()
+                self.on_settled = None
 
     def read(self) -> TokenChoices:
         """Wait until the tokens are final and on the host, and return them."""

@@ -14,37 +14,37 @@ If grammars have to verify tokens of N, these are settled as late as possible: o
 pass of N+1, on a GPU after its launch. If a token was replaced by then, its row of N+1 was computed with the
 wrong token. That row is deferred (`deferral.py`); the other rows do not wait.
 
-The rows of sequences that may have drafts (`speculation/`) begin where the step before ended, and drafts are
-made from its tokens. So for such rows N is read when N+1 is prepared, except while the speculator rests.
+What only some sequences request is read by observers (`observer.py`), which are there only while such a
+sequence is. An engine whose rows have drafts is a `SpeculativeStepEngine` (`speculation/step.py`).
 """
 
-import math
-import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 
 from personae.engine.bindings import Bindings
+from personae.engine.deferral import without
 from personae.engine.device_event import DeviceToHostEvent
 from personae.engine.launched import LaunchedStep
+from personae.engine.observer import PromptObserver
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.pooling import Pooling
-from personae.engine.prompt_logprobs import prompt_logprobs_of
-from personae.engine.sampled_tokens import SampledTokens, TokenChoices
+from personae.engine.prompt_logprobs import PromptLogprobsObserver
+from personae.engine.sampled_tokens import SampledTokens
 from personae.engine.sampler import Sampler
 from personae.engine.sequence import SequenceLog
-from personae.engine.speculation.forced import JumpForward, Retokenizer
-from personae.engine.speculation.speculator import Speculator
-from personae.engine.speculation.verification import DraftRow, Slots, verify
+from personae.engine.speculation.forced import Retokenizer
 from personae.engine.worker.known import KnownTokens
 from personae.engine.worker.worker import Forward, PackedStep, Worker
 from personae.grammar.masks import BitmaskPool, fill_masks, verifying
 from personae.grammar.matcher import Binding, Grammar
 from personae.grammar.spec import GrammarKey, GrammarSpec
-from personae.kernels.upload import upload
+
+Kind = type[PromptObserver[Any]]
+OBSERVERS: tuple[Kind, ...] = (PromptLogprobsObserver, Pooling)
 
 
 def _no_overlap() -> None:
@@ -55,35 +55,27 @@ class StepEngine:
     """Executes plans in the given order, with the worker, the sampler and the grammar matchers of every slot.
 
     `runs_ahead`: the device computes asynchronously, so a step can be read after the next is launched.
-    `retokenizer` finds the tokens of forced text; without it no text is forced. `speculator` makes drafts.
+    `retokenizer` finds the tokens of forced text; without it no text is forced.
     """
 
-    def __init__(
-        self, worker: Worker, retokenizer: Retokenizer | None = None, speculator: Speculator | None = None
-    ) -> None:
+    def __init__(self, worker: Worker, retokenizer: Retokenizer | None = None) -> None:
         self.worker = worker
         slots, vocab_size = worker.layout.max_seqs, worker.vocab_size
         self.sampler = Sampler(slots, vocab_size, worker.device, worker.commit)
-        self._known = KnownTokens(slots, vocab_size)
-        self._pooling = Pooling(worker)
-        self._bindings = Bindings(self._known, vocab_size, worker.layout.max_model_len, retokenizer)
         self.runs_ahead = worker.device.type != "cpu"
-        self._bitmask: torch.Tensor | None = None  # for the step whose forward pass has begun
-        self._sampled: tuple[SampledTokens, int, PackedStep] | None = None  # the last step's, until settled
+        self._known = KnownTokens(slots, vocab_size)
+        self._bindings = Bindings(self._known, vocab_size, worker.layout.max_model_len, retokenizer)
         self._bitmasks = BitmaskPool(slots, vocab_size)
+        self._bitmask: torch.Tensor | None = None  # for the step whose forward pass has begun
         self._logs: dict[int, SequenceLog] = {}
-        self._speculator = speculator
-        self._last: LaunchedStep | None = None  # the last step, if there is a speculator
-        self._clock = time.perf_counter
-        self._begun = 0.0  # when the last step's preparation began, without the draft model's time
-        self._prepared: StepPlan | None = None  # the last step's, with its drafts
-        if speculator is not None:
-            self.sampler.ask_patience = math.inf  # a step is read before its drafts are verified
+        self._observers: dict[Kind, PromptObserver[Any]] = {}
+        # The tokens of the last step, while grammars have to verify some of them.
+        self._unsettled: tuple[SampledTokens, PackedStep] | None = None
 
     @property
     def deferred(self) -> bool:
         """Whether rows are deferred because their masks are not ready."""
-        return bool(self._bindings.deferrals)
+        return self._bindings.deferrals is not None and bool(self._bindings.deferrals)
 
     def resumable(self) -> tuple[str, ...]:
         """The sequences that can resume: their deferred step is finished and their masks have arrived. Each
@@ -95,67 +87,33 @@ class StepEngine:
 
         `grammars` has the compiled grammar of every admission with a spec, by its tenant and spec.
         """
-        if self._speculator is not None:
-            waits = self.runs_ahead or self._speculator.needs_results(plan)
-            if waits:
-                self._collect(self._speculator)
-            self._begun, before = self._clock(), self._begun
-            if self._prepared is not None and not self.runs_ahead:
-                self._speculator.paced(self._prepared, self._begun - before, ahead=not waits)
         if plan.releases or plan.admissions:
             self._settle()
-        for slot in plan.releases:
-            if self._speculator is not None:
-                self._speculator.release(slot)
-            self.sampler.release(slot)
-            self._pooling.release(slot)
-            self._logs.pop(slot, None)
-            self._bindings.release(slot)
-        for admission in plan.admissions:
-            self._admit(admission.slot, admission.log, grammars)
-        if self._speculator is not None:
-            self._speculator.begin(plan)
-            if plan.rows:
-                rows, self._known.guesses = self._speculator.resolve(plan.rows)
-                plan = msgspec.structs.replace(plan, rows=rows)
-            self._prepared = plan if plan.rows else None
-            self._begun += self._speculator.drafting_seconds
-        return self.worker.begin(plan, self._known)
+            for slot in plan.releases:
+                self._release(slot)
+            for admission in plan.admissions:
+                self._admit(admission.slot, admission.log, grammars)
+        return self._begin(plan)
+
+    def _release(self, slot: int) -> None:
+        self.sampler.release(slot)
+        self._bindings.release(slot)
+        self._logs.pop(slot, None)
+        for kind in [*self._observers]:
+            self._observers[kind].release(slot)
+            self._drop_unused(kind)
 
     def _admit(self, slot: int, log: SequenceLog, grammars: Mapping[GrammarKey, Grammar]) -> None:
         self._known.admit(slot, log)
         self._logs[slot] = log
         self.sampler.admit(slot, log)
-        self._pooling.admit(slot, log)
         self._bindings.admit(slot, log, grammars)
-        if self._speculator is not None and log.params.speculate and not self._bindings.is_remote(slot):
-            self._speculator.admit(slot, log, self._bindings.guesses(slot, log))
+        for kind in OBSERVERS:
+            if kind.observes(log):
+                self._observers.setdefault(kind, kind(self.worker)).logs[slot] = log
 
-    def _collect(self, speculator: Speculator) -> None:
-        """Read the last step's results for sequences that may have drafts. Waits for the step if there are
-        any."""
-        launched, self._last = self._last, None
-        if launched is None:
-            return
-        rows = [i for i, row in enumerate(launched.plan.rows) if speculator.follows(row.slot)]
-        if not rows:
-            return
-        samples = {row: i for i, row in enumerate(launched.rows)}
-        if launched.sampled is None:
-            samples, read = {}, TokenChoices([])
-        else:
-            self._settle()
-            read = launched.sampled.read()
-        for index in rows:
-            brought: tuple[int, ...] = ()
-            accepted = 0
-            if (i := samples.get(index)) is not None:
-                launched.brought[i] = found = self._bindings.bring(launched, i, read)
-                brought = found.tokens
-                accepted = launched.drafts[i].accepted if i in launched.drafts else 0
-            drafted = speculator.brought(launched.plan.rows[index].slot, accepted, brought)
-            if drafted is not None:
-                launched.drafted[index] = drafted
+    def _begin(self, plan: StepPlan) -> PackedStep | None:
+        return self.worker.begin(plan, self._known)
 
     def forward(self, packed: PackedStep | None, overlap: Callable[[], None] = _no_overlap) -> Forward | None:
         """Start the forward pass of the prepared step. `overlap` is called once while it runs: it may finish
@@ -166,16 +124,20 @@ class StepEngine:
         if not self.runs_ahead:
             self._settle()
             return self.worker.forward(packed, overlap, lambda: self._logit_mask(packed))
-        launched = self.worker.forward(packed)
+        forward = self.worker.forward(packed)
         # Only a row that is being verified waits for its verification.
-        self._bindings.deferrals.mark_replaced(self._settle())
+        if (replaced := self._settle()) and self._bindings.deferrals is not None:
+            self._bindings.deferrals.mark_replaced(replaced)
         overlap()
-        return launched
+        return forward
 
     def fill(self, packed: PackedStep | None) -> None:
         """Fill the grammar masks of the step that has begun, once the step before is finished. Masks that are
         not filled by sampling time are filled then."""
-        matchers = [] if packed is None else self._bindings.of(packed)
+        if packed is not None and self._bindings.matchers:
+            self._fill(self._bindings.of(packed))
+
+    def _fill(self, matchers: list[Binding | None]) -> None:
         if any(matchers):
             self._bitmask = self._bitmasks.acquire()
             fill_masks(self._bitmask, matchers)
@@ -191,126 +153,92 @@ class StepEngine:
         if whole:
             logit_mask = logit_mask.clone()
             logit_mask[whole] = -1
-        if packed.drafts:  # the masks of drafts are made once the drafts are known to be right
-            drafts = logit_mask.new_full((len(packed.sampled) - len(slots), logit_mask.shape[1]), -1)
-            logit_mask = torch.cat((logit_mask, drafts))
         return logit_mask
 
     def sample(self, plan: StepPlan, forward: Forward | None) -> LaunchedStep:
         """Fill the masks and start sampling. The tokens of the step before must have been read."""
         if forward is None:
-            return LaunchedStep(plan, None, [], [], [], None, {}, None)
-        if out := self._bindings.find_deferred(plan.rows, forward.packed):
-            launched = self._sample_others(plan, forward, out)
-        else:
-            launched = self._sample(plan, forward)
-        if self._speculator is not None:
-            self._last = launched
-            if not self.runs_ahead:
-                self._speculator.took(
-                    forward.packed.attention.max_query,
-                    len(forward.packed.tokens),
-                    self._clock() - self._begun,
-                )
+            return LaunchedStep(plan)
+        packed = forward.packed
+        out = [] if self._bindings.deferrals is None else self._bindings.find_deferred(plan.rows, packed)
+        if out:
+            forward = self._defer(plan.step, forward, out)
+        launched = self._choose(plan, forward)
+        launched.deferred = frozenset(packed.sampled_rows[i] for i in out)
+        if self._observers:
+            self._observe(launched, forward)
         return launched
 
-    def _sample(self, plan: StepPlan, forward: Forward) -> LaunchedStep:
-        rows, slots = forward.packed.sampled_rows, forward.packed.sampled_slots
-        matchers = self._bindings.of(forward.packed)
-        sampled = None
-        if self._bitmask is None:
-            self.fill(forward.packed)
-        else:
-            self._bindings.fill_late(self._bitmask, matchers)
-        bitmask, self._bitmask = self._bitmask, None
-        if rows:
-            verifications = verifying(matchers)
-            logits = forward.logits[: len(rows)]  # behind these are those of drafts
-            if verifications and (
-                self.runs_ahead
-                or any(self._logs[row.slot].params.prompt_logprobs is not None for row in plan.rows)
-            ):
-                logits = logits.clone()  # other logits overwrite them before all tokens are final
-            sampled = self.sampler.sample(
-                logits,
-                slots,
-                forward.packed.sampled_ends,
-                None if bitmask is None else bitmask[: len(rows)],
-                verifications,
-            )
-            self._sampled = sampled, plan.step, forward.packed
-        jumping = self._bindings.jumps(slots)
-        drafts = {}
-        if forward.packed.drafts and sampled is not None:
-            drafts = self._verify(forward, sampled, matchers, jumping)
-        prompts = prompt_logprobs_of(plan, forward, self._logs, self.worker)
-        embeddings = self._pooling.of(plan, forward, self._logs)
-        arrival = DeviceToHostEvent(self.worker.device) if prompts or embeddings else None
-        return LaunchedStep(
-            plan,
-            sampled,
-            rows,
-            matchers,
-            jumping,
-            bitmask,
-            prompts,
-            arrival,
-            ends=forward.packed.sampled_ends,
-            drafts=drafts,
-            embeddings=embeddings,
-        )
-
-    def _verify(
-        self,
-        forward: Forward,
-        sampled: SampledTokens,
-        matchers: list[Binding | None],
-        jumps: list[JumpForward | None],
-    ) -> dict[int, DraftRow]:
-        """Choose the tokens after the drafts that are right."""
-        packed = forward.packed
-        rows = {
-            i: DraftRow(packed.sampled_slots[i], packed.sampled_ends[i], drafts, first, matchers[i], jumps[i])
-            for i, (drafts, first) in packed.drafts.items()
-        }
-        self._settle()
-        assert self._speculator is not None
-        slots = Slots(self._known.at, self._speculator.ends, self._known.extend)
-        logits = forward.logits[len(packed.sampled_rows) :]
-        verify(rows, sampled.read().tokens, logits, self.sampler, self._bitmasks, slots)
-        return rows
-
-    def _sample_others(self, plan: StepPlan, forward: Forward, out: list[int]) -> LaunchedStep:
-        """As `sample`, but without the packed samples `out`, as if their rows were chunks of a prompt."""
-        packed = forward.packed
-        others = [i for i in range(len(packed.sampled_rows)) if i not in out]
-        if self._bitmask is not None:
-            self._bitmask[: len(others)] = self._bitmask[others]
+    def _defer(self, step: int, forward: Forward, out: list[int]) -> Forward:
+        """The step without these samples, whose rows skip it."""
+        packed, deferrals = forward.packed, self._bindings.deferrals
+        assert deferrals is not None
         for i in out:
-            self._bindings.deferrals.defer(plan.step, packed.sampled_slots[i], packed.sampled_ends[i])
-        fewer = replace(
-            packed,
-            sampled_rows=[packed.sampled_rows[i] for i in others],
-            sampled_slots=[packed.sampled_slots[i] for i in others],
-            sampled_ends=[packed.sampled_ends[i] for i in others],
-            drafts={others.index(i): drafts for i, drafts in packed.drafts.items() if i in others},
+            deferrals.defer(step, packed.sampled_slots[i], packed.sampled_ends[i])
+        if self._bitmask is not None:
+            others = [i for i in range(len(packed.sampled_rows)) if i not in out]
+            self._bitmask[: len(others)] = self._bitmask[others]
+        return without(forward, out, self.worker.device)
+
+    def _choose(self, plan: StepPlan, forward: Forward) -> LaunchedStep:
+        """Start to choose the step's tokens."""
+        packed = forward.packed
+        rows = packed.sampled_rows
+        launched = LaunchedStep(plan, rows=rows, ends=packed.sampled_ends)
+        verifications: dict[int, Binding] = {}
+        if self._bindings.matchers:
+            launched.matchers = self._bindings.of(packed)
+            launched.jumps = self._bindings.jumps(packed.sampled_slots)
+            if self._bitmask is None:
+                self._fill(launched.matchers)
+            else:
+                self._bindings.fill_late(self._bitmask, launched.matchers)
+            launched.bitmask, self._bitmask = self._bitmask, None
+            verifications = verifying(launched.matchers)
+        else:
+            launched.matchers = launched.jumps = [None] * len(rows)
+        if not rows:
+            return launched
+        logits = forward.logits[: len(rows)]  # behind these are those of drafts
+        if verifications and (self.runs_ahead or self._observers):
+            logits = logits.clone()  # other logits overwrite them before all tokens are final
+        bitmask = None if launched.bitmask is None else launched.bitmask[: len(rows)]
+        launched.sampled = sampled = self.sampler.sample(
+            logits, packed.sampled_slots, packed.sampled_ends, bitmask, verifications
         )
-        behind = range(len(packed.sampled_rows), len(packed.sampled))
-        logits = forward.logits[upload(np.array([*others, *behind], np.int64), self.worker.device)]
-        launched = self._sample(plan, Forward(fewer, forward.hidden, logits))
-        return replace(launched, deferred=frozenset(packed.sampled_rows[i] for i in out))
+        if verifications:
+            self._unsettled = sampled, packed
+            sampled.on_settled = partial(self._settled, plan.step, sampled, packed)
+        return launched
+
+    def _observe(self, launched: LaunchedStep, forward: Forward) -> None:
+        """Have the observers read the step."""
+        for kind in [*self._observers]:
+            if (observation := self._observers[kind].observe(launched.plan, forward)) is not None:
+                launched.observations.append(observation)
+            self._drop_unused(kind)
+        if launched.observations:
+            launched.arrival = DeviceToHostEvent(self.worker.device)
+
+    def _drop_unused(self, kind: Kind) -> None:
+        if not self._observers[kind].logs:
+            del self._observers[kind]
 
     def _settle(self) -> Iterable[int]:
-        """Make the tokens of the last step final. Rows that are undecided are deferred. Returns the slots
-        whose first token was replaced."""
-        if self._sampled is None:
+        """Make the tokens of the last step final, before its slots change hands or the next step reads them.
+        Returns the slots whose first token was replaced."""
+        if self._unsettled is None:
             return ()
-        sampled, step, packed = self._sampled
-        self._sampled = None
+        sampled, packed = self._unsettled
         sampled.settle()
-        for i in sampled.undecided:
-            self._bindings.deferrals.defer(step, packed.sampled_slots[i], packed.sampled_ends[i])
         return [packed.sampled_slots[i] for i in sampled.replaced]
+
+    def _settled(self, step: int, sampled: SampledTokens, packed: PackedStep) -> None:
+        """The tokens of a step are final. Rows that are undecided are deferred."""
+        self._unsettled = None
+        for i in sampled.undecided:
+            assert self._bindings.deferrals is not None
+            self._bindings.deferrals.defer(step, packed.sampled_slots[i], packed.sampled_ends[i])
 
     def ready(self, launched: LaunchedStep) -> bool:
         """Whether `finish` would return without waiting for the device."""
@@ -318,17 +246,12 @@ class StepEngine:
 
     def finish(self, launched: LaunchedStep) -> StepResult:
         """Wait for the step, read its tokens and advance the grammars by them."""
-        if self._last is launched and self._speculator is not None:
-            self._collect(self._speculator)
-        if self._sampled is not None and self._sampled[0] is launched.sampled:
-            self._settle()
-        resting = self._speculator is not None and self._speculator.resting
-        result = launched.read(self._bindings.bring, resting=resting)
+        result = launched.read(self._bindings.bring)
         if (experts := self.worker.expert_balance) is not None:
             result = msgspec.structs.replace(result, experts=experts)
         if launched.bitmask is not None:
             self._bitmasks.release(launched.bitmask)
-        if result.deferred:
+        if result.deferred and self._bindings.deferrals is not None:
             self._bindings.deferrals.finished(result.step)
         return result
 

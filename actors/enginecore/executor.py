@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Generic
 
 from personae.actors.enginecore.step_recorder import StepRecorder
 from personae.actors.kit.mailbox import Ref
@@ -36,7 +36,7 @@ from personae.actors.messages import (
     Resumed,
     StepFinished,
 )
-from personae.actors.spec import StepRunner
+from personae.actors.spec import Computed, Launched, Prepared, StepRunner
 from personae.engine.stats import StepTimings
 from personae.engine.worker.worker import AdapterTicket
 from personae.errors import ActorStopped, AdapterError, Overloaded
@@ -48,7 +48,7 @@ POLL_SECONDS = 0.00005
 MASK_POLL_SECONDS = 0.001  # between two checks for masks, while there is nothing else to do
 
 
-class Executor(ThreadActor[Message]):
+class Executor(ThreadActor[Message], Generic[Prepared, Computed, Launched]):
     """Runs plans in the order in which they arrive. Loads and releases adapters between them.
 
     Loading an adapter, and lending memory to and from the KV cache, is memory work. It is done in pieces
@@ -66,7 +66,7 @@ class Executor(ThreadActor[Message]):
 
     def __init__(
         self,
-        build: Callable[[], StepRunner],
+        build: Callable[[], StepRunner[Prepared, Computed, Launched]],
         scheduler: Ref[Message],
         store: Ref[Message],
         recorder: StepRecorder,
@@ -79,9 +79,7 @@ class Executor(ThreadActor[Message]):
         self._memory_work: deque[Iterator[None]] = deque()
         self._owed = 0  # pages that the scheduler asked back
         self._memory_wanted = False  # the store was asked for memory
-        self._in_flight: Any = (
-            None  # the launched step whose result is not read; its type belongs to the step engine
-        )
+        self._in_flight: Launched | None = None  # whose result is not read
         self._unreported: StepFinished | None = None
         self._polling = False  # a `PollMasks` message is on its way
         self._read_at = self._gap = self._seconds = 0.0
@@ -158,8 +156,9 @@ class Executor(ThreadActor[Message]):
         """Wait a little for the next message before the launched step is read. The next plan is being made
         from the step that was just reported. It is worth waiting for: otherwise the device would be idle from
         the end of this step until that plan is launched."""
-        remaining = GRACE_SECONDS
-        while not self.pending and remaining > 0 and not self._engine.ready(self._in_flight):
+        remaining, launched = GRACE_SECONDS, self._in_flight
+        assert launched is not None
+        while not self.pending and remaining > 0 and not self._engine.ready(launched):
             self.sleep(POLL_SECONDS)
             remaining -= POLL_SECONDS
         return self.pending
@@ -242,7 +241,7 @@ class Executor(ThreadActor[Message]):
         else:
             self._read_at = now
 
-    def _overlap(self, prepared: Any) -> None:
+    def _overlap(self, prepared: Prepared) -> None:
         """Do the host's work while the forward pass runs."""
         if self._in_flight is not None:
             self._read_step()

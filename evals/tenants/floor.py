@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -36,7 +36,7 @@ STEPS = 16
 
 
 def steps(
-    engine_spec: EngineSpec, engine: StepRunner, digests: list[str | None], prompt: int
+    engine_spec: EngineSpec, engine: StepRunner[Any, Any, Any], digests: list[str | None], prompt: int
 ) -> tuple[float, float]:
     """Seconds of the fastest step in which all rows decode, and of a prompt's token."""
     scheduler, decoding, prompts = engine_spec.build_scheduler(), [], []

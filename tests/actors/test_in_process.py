@@ -212,7 +212,7 @@ async def test_streams_continue_token_for_token_when_the_executor_crashes(assemb
 
     def build() -> StepEngine:
         engine = engine_spec.build_step_engine()
-        engine.__class__ = CrashingEngine
+        engine.__class__ = type("Crashing", (CrashingEngine, type(engine)), {})
         engine.crash_at = crashes.pop(0) if crashes else 0
         return engine
 

@@ -42,6 +42,7 @@ from personae.engine.speculation.forced import Retokenizer
 from personae.engine.speculation.head_proposer import HeadProposer
 from personae.engine.speculation.policy import Policy
 from personae.engine.speculation.speculator import Propose, Speculator, own_text
+from personae.engine.speculation.step import SpeculativeStepEngine
 from personae.engine.speculation.tenant_answers import TenantAnswers
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine, by_tenant
@@ -192,8 +193,11 @@ class EngineHarness:
             model_drafts.kv.data.fill_(torch.nan)
         if answers is not None:
             propose = partial(own_text, answers=answers)
-        speculator = None if policy is None else Speculator(policy, propose, drafting, answers)
-        self.engine = StepEngine(as_one(self.ranks), spelling, speculator)
+        worker = as_one(self.ranks)
+        self.engine = StepEngine(worker, spelling)
+        if policy is not None:
+            speculator = Speculator(policy, propose, drafting, answers)
+            self.engine = SpeculativeStepEngine(worker, spelling, speculator)
         for name, path in (adapters or {}).items():
             self.place(name, read_adapter(path, self.shapes))
         self.scheduler = Scheduler(layout, VirtualTokenCounters(), drafts=MAX_DRAFTS if policy else 0)

@@ -69,7 +69,8 @@ def noting(engine_spec: EngineSpec, notes: list[str], monkeypatch: pytest.Monkey
 
     def build() -> StepEngine:
         engine = engine_spec.build_step_engine()
-        engine.__class__, engine.worker.__class__ = RecordingEngine, RecordingRunner
+        engine.__class__ = type("Recording", (RecordingEngine, type(engine)), {})
+        engine.worker.__class__ = RecordingRunner
         engine.notes, engine.loop, engine.worker.engine = notes, loop, engine
         return engine
 
