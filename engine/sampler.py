@@ -207,14 +207,20 @@ class Sampler:
     ) -> SampledTokens:
         assert self._admitted.issuperset(slots), "a row's slot is free"
         slot = np.asarray(slots, np.int64)
-        wanting = _rows_of(slots, self._wanting)
+        wanting = _rows_of(slots, self._wanting) if self._wanting else []
         raw = torch.log_softmax(_take(logits, wanting, self._device), 1) if wanting else None
-        penalised = _rows_of(slots, self._penalised)
-        self._change(logits, slot, penalised, _rows_of(slots, self._biased))
+        penalised = _rows_of(slots, self._penalised) if self._penalised else []
+        if penalised:
+            factors = self._factors[:, slot[penalised]]
+            self._penalties.apply(logits, np.array(penalised), slot[penalised], factors)
+        if self._biased and (biased := _rows_of(slots, self._biased)):
+            self._biases.apply(logits, np.array(biased), slot[biased])
         kept = logits.clone() if verifications and self._overwrites else logits
         rows = self._rows(slot, np.asarray(positions, np.int64))
         stops: dict[int, Words] = {}
-        early = [row for row in _rows_of(slots, self._early) if positions[row] < self._early[slots[row]].end]
+        early: list[int] = []
+        if self._early:
+            early = [i for i in _rows_of(slots, self._early) if positions[i] < self._early[slots[i]].end]
         if early:
             if bitmask is None:
                 bitmask = allocate_bitmask(len(slot), self._vocab_size)
@@ -254,14 +260,6 @@ class Sampler:
             before = self._newest[device_slots]
             self._commit(device_slots, tokens)
         return SampledTokens(tokens, best, wanting, tops, conclude, asked)
-
-    def _change(self, logits: Tensor, slot: IntArray, penalised: list[int], biased: list[int]) -> None:
-        """Steps 1 and 2, in place."""
-        if penalised:
-            slots = slot[penalised]
-            self._penalties.apply(logits, np.array(penalised), slots, self._factors[:, slots])
-        if biased:
-            self._biases.apply(logits, np.array(biased), slot[biased])
 
     def _exclude_stops(self, bitmask: Tensor, early: list[int], slots: Sequence[int]) -> dict[int, Words]:
         """Excludes EOS and stop ids in `bitmask` for rows before their min_tokens, unless the grammar allows
@@ -355,7 +353,7 @@ class Sampler:
 
 def _rows_of(slots: Sequence[int], members: Collection[int]) -> list[int]:
     """The rows whose slots are among `members`."""
-    return [row for row, slot in enumerate(slots) if slot in members] if members else []
+    return [row for row, slot in enumerate(slots) if slot in members]
 
 
 def _take(x: Tensor, rows: list[int], device: torch.device) -> Tensor:

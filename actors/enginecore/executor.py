@@ -118,9 +118,10 @@ class Executor(ThreadActor[Message], Generic[Prepared, Computed, Launched]):
                 self._repay()
         if self._in_flight is not None and not self._next_arrived():
             self._read_step()
-        if not self.pending:
+        if self._unreported is not None and not self.pending:
             self._report()
-        self._do_memory_work()
+        if self._memory_work:
+            self._do_memory_work()
         if self._engine.deferred:
             self._resume()
 

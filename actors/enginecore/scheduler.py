@@ -81,6 +81,7 @@ class SchedulerActor(Actor[Message]):
         self._late = late
         self._due = self._timer = 0.0  # when the next step may be planned; the due time of the current timer
         self._scheduler = scheduler
+        self._lends = scheduler.layout.lendable > 0
         self._kv_events = kv_events
         if kv_events is not None:
             scheduler.observe_cache(kv_events)
@@ -153,7 +154,7 @@ class SchedulerActor(Actor[Message]):
     def _act(self, deltas: Sequence[Delta], stepped: bool) -> None:
         """Plan, and send what there is to report."""
         admitted = self._plan(stepped)
-        if wanted := self._scheduler.call_in():
+        if self._lends and (wanted := self._scheduler.call_in()):
             self._executor.tell(Repay(wanted))
         if self._tier is not None:
             self._work_on(self._tier)
@@ -287,13 +288,14 @@ class SchedulerActor(Actor[Message]):
             plan = self._scheduler.plan()
             if plan is None:
                 break
-            self._last = PlannedStep(plan, self._grammars_of(plan))
+            self._last = PlannedStep(plan, self._grammars_of(plan) if plan.admissions else {})
             self._executor.tell(Execute(self._last, stepped or self._in_flight > 0))
             self._in_flight += 1
             if self._in_flight == 1:
                 self._schedule_next()
             self._sizes.append(_size(plan))
-            admitted += (admission.log.id for admission in plan.admissions)
+            if plan.admissions:
+                admitted += [admission.log.id for admission in plan.admissions]
         return admitted
 
     def _replan(self) -> list[str]:
@@ -341,4 +343,4 @@ class SchedulerActor(Actor[Message]):
 
 def _size(plan: StepPlan) -> tuple[int, int]:
     """Rows and tokens."""
-    return len(plan.rows), sum(row.count for row in plan.rows)
+    return len(plan.rows), sum([row.count for row in plan.rows])

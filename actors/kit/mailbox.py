@@ -127,7 +127,7 @@ class Mailbox(Generic[M]):
         """Queue a message. Raises Overloaded when full, ActorStopped when closed, RuntimeError on another
         thread than the loop's."""
         self._check()
-        if self.full:
+        if self._senders or len(self._envelopes) >= self.capacity:
             raise Overloaded(f"{self.path}: its mailbox of {self.capacity} is full")
         self._push(Envelope(message, self.loop.time(), reply))
 
@@ -163,7 +163,8 @@ class Mailbox(Generic[M]):
         envelope = self._envelopes.popleft()
         if envelope.reply is not None and envelope.reply.waiting:
             self.owed.add(envelope.reply)
-        self.admit()
+        if self._senders:
+            self.admit()
         return envelope
 
     def admit(self) -> None:

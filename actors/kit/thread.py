@@ -76,6 +76,8 @@ class ThreadActor(ABC, Generic[M]):
     thread."""
 
     _epoch: "_ThreadRun[M]"
+    time: Callable[[], float]
+    """Returns a time in seconds on this thread's clock, for differences."""
 
     @property
     def ref(self) -> Ref[M]:
@@ -91,10 +93,6 @@ class ThreadActor(ABC, Generic[M]):
 
     def stopped(self) -> None:
         """Run after the last message, whether the actor stops or has crashed."""
-
-    def time(self) -> float:
-        """Return a time in seconds on this thread's clock, for differences."""
-        return self._epoch.cell.mailbox.loop.threads.time()
 
     def sleep(self, seconds: float) -> None:
         """Sleep on this thread. Messages queue up meanwhile."""
@@ -149,6 +147,7 @@ class _ThreadRun(Generic[M]):
     def _run_actor(self, factory: Callable[[], ThreadActor[M]]) -> None:
         actor = factory()
         actor._epoch = self
+        actor.time = self.cell.mailbox.loop.threads.time
         actor.started()
         self.call_loop(self._ready)
         try:
