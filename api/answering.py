@@ -19,7 +19,8 @@ from personae.grammar.fuzzy_match import nearest
 from personae.lora.mix_id import parts_of
 
 if TYPE_CHECKING:
-    from personae.api.adapters.registry import AdapterRecord, Registry
+    from personae.api.adapters.records import AdapterRecord
+    from personae.api.adapters.registry import Registry
 
 ADAPTER = "x-personae-adapter"
 """The header with the exact version of the adapter that answers, as `poet@2`."""

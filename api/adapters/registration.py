@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from personae.api.adapters.checked_defaults import check_defaults
 from personae.api.adapters.defaults import NO_DEFAULTS, RequestDefaults
-from personae.api.adapters.registry import AdapterRecord, Registry
+from personae.api.adapters.records import AdapterRecord
+from personae.api.adapters.registry import Registry
 from personae.api.adapters.sources.fetch import FetchJob, fetch
 from personae.api.adapters.sources.url import allowed_prefix, parse_source
 from personae.api.exchange import Exchange

@@ -1,16 +1,12 @@
-"""Which tenant has which adapters, and the files of each.
+"""What changes the adapters that are registered, and their files.
 
 An adapter's files are in a folder named after its digest, so replacing an adapter touches nothing that
 another request, tenant or version uses. A folder stays as long as a row names it or a request holds it. A
 folder that a crash left without either is deleted at the next start.
 
-The table `adapters` has the version of each name that serves it, `adapter_versions` the others that are kept,
-and `adapter_settings` what belongs to the name: the newest number that was given, and whether it is pinned.
-
 Everything here belongs to the event loop, except what it passes to threads itself.
 """
 
-import builtins
 import os
 import secrets
 import time
@@ -28,22 +24,26 @@ from typing import NamedTuple
 
 import msgspec
 from anyio import Lock, to_thread
-from msgspec import UNSET, UnsetType
 
-from personae.actors.client import ModelCard
 from personae.api.adapters.aliases import Aliases
 from personae.api.adapters.checker import AdapterChecker, ThreadChecker
-from personae.api.adapters.defaults import RequestDefaults, decode_defaults, encode_defaults
-from personae.api.adapters.sources.url import parse_source, requested_name
+from personae.api.adapters.defaults import RequestDefaults, encode_defaults
+from personae.api.adapters.records import (
+    AdapterRecord,
+    AdapterRecords,
+    AdapterTraits,
+    no_such_adapter,
+    no_such_version,
+)
 from personae.api.database.base import Connection, TableRow
 from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
-from personae.errors import Conflict, LoadError, NotFound, QuotaExceeded, RequestError, StorageFailed
+from personae.errors import Conflict, LoadError, QuotaExceeded, StorageFailed
 from personae.kernels.sizes import size_text
 from personae.lora.bounds import AdapterBounds
 from personae.lora.disk import bytes_in
-from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE, targets
+from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
 
 STAGING = "staging"
 _KEY = ("tenant", "name")
@@ -78,72 +78,10 @@ _SET = (
 )
 KEPT_VERSIONS = 5
 """How many versions of a name are kept besides the one that serves it."""
-_MOST_DIGITS = 15
 _BIND = "insert into meta values (?, ?) on conflict (key) do update set value = excluded.value"
 
 
-class AdapterRecord(msgspec.Struct, frozen=True):
-    """A registered adapter, as the API shows it. `bytes` are those on the disk. `traits` name what it has in
-    addition to low rank on linear modules, `invocation` has its activating tokens (aLoRA). `versions` are all
-    that are kept, and `version` is this one; with `pinned`, the name stays with the version that it has.
-    `source` is where it was fetched from. `defaults`, which lists leave out, are for requests that name the
-    version. Admins who list other tenants' adapters see the `tenant`."""
-
-    id: str
-    name: str
-    version: int
-    sha256: str
-    ranks: dict[str, int]
-    targets: list[str]
-    bytes: int
-    created: int
-    base_model: str
-    shared: bool
-    traits: tuple[str, ...] = ()
-    invocation: tuple[int, ...] = ()
-    versions: tuple[int, ...] = ()
-    pinned: bool = False
-    source: str | None = None
-    defaults: RequestDefaults | UnsetType = UNSET
-    tenant: str | UnsetType = UNSET
-    object: str = "adapter"
-
-    @property
-    def exact(self) -> str:
-        """The name that always means this version."""
-        return f"{self.name}@{self.version}"
-
-    def card(self, name: str | None = None) -> ModelCard:
-        """The adapter as a model that requests may name, by its name or by the `name` that was asked for."""
-        return ModelCard(
-            name or self.name,
-            self.sha256,
-            self.created,
-            self.base_model,
-            max(self.ranks.values(), default=0),
-            self.traits,
-            self.invocation,
-            version=self.exact,
-            defaults=encode_defaults(self.defaults or RequestDefaults()),
-        )
-
-
-class _Traits(msgspec.Struct, frozen=True):
-    """The content of a row's column `traits`."""
-
-    traits: tuple[str, ...] = ()
-    invocation: tuple[int, ...] = ()
-
-
-class _Settings(NamedTuple):
-    """What belongs to a name rather than to a version; `id` is that of its row."""
-
-    id: str
-    newest: int = 0
-    pinned: bool = False
-
-
-class Registry:
+class Registry(AdapterRecords):
     """The adapters of a data directory, each for one base. `base` is the first base; `add_base` adds others.
 
     `reserved` are names that the server itself uses. `checker` checks uploads; None: a thread does. Besides
@@ -160,10 +98,8 @@ class Registry:
         checker: AdapterChecker | None = None,
         kept_versions: int = KEPT_VERSIONS,
     ) -> None:
-        self._data = data
-        self._base = base
+        super().__init__(data, base)
         self._reserved = set(reserved)
-        self._bounds: dict[str, AdapterBounds] = {}  # by what a row has as its base
         self._kept_versions = kept_versions
         self._held: Counter[str] = Counter()
         self.aliases = Aliases(data)
@@ -195,82 +131,10 @@ class Registry:
         self._bind(key, f"{shapes.layers} {sorted(shapes.modules.items())}{' merged' * shapes.merged}")
         self._bounds[key] = bounds
 
-    def _key(self, base: str | None) -> str:
-        """What a row has as its base: nothing for the first, so that it may be renamed."""
-        return "" if base is None or base == self._base else base
-
     def close(self) -> None:
         """Wait until all deletions are done."""
         self._checker.close()
         self._staging.close()
-
-    def find(self, tenant: str, name: str) -> AdapterRecord | None:
-        """The tenant's adapter of that name, else one that is shared. `name@N` is its version N. If a request
-        had it fetched, its source is a name of it, too."""
-        if "://" in name:
-            with suppress(RequestError):
-                return self.find(tenant, requested_name(parse_source(name)))
-            return None
-        name, at, number = name.partition("@")
-        rows = self._data.rows(
-            "select * from adapters where name = ? and (tenant = ? or shared) "
-            "order by tenant <> ?, created, tenant limit 1",
-            (name, tenant, tenant),
-        )
-        if not rows:
-            return None
-        if at and number != str(rows[0]["version"]):
-            if not number.isascii() or not number.isdigit() or len(number) > _MOST_DIGITS or number[0] == "0":
-                return None
-            rows = self._data.rows(
-                "select * from adapter_versions where tenant = ? and name = ? and version = ? "
-                "and (tenant = ? or shared)",
-                (rows[0]["tenant"], name, int(number), tenant),
-            )
-        return self._records(rows, tenant)[0] if rows else None
-
-    def versions(self, tenant: str, name: str) -> builtins.list[AdapterRecord]:
-        """Every kept version of the adapter that `find` finds, that the tenant may use, the newest first."""
-        served = self.find(tenant, name)
-        return [] if served is None else self._each_version(tenant, served)
-
-    def _each_version(self, tenant: str, served: AdapterRecord) -> builtins.list[AdapterRecord]:
-        exact = [self.find(tenant, f"{served.name}@{number}") for number in sorted(served.versions)[::-1]]
-        return [record for record in exact if record is not None]
-
-    def names_of(self, digest: str) -> set[str]:
-        """The names under which tenants know an adapter."""
-        rows = self._data.rows("select distinct name from adapters where digest = ?", (digest,))
-        if rows:
-            return {row["name"] for row in rows}
-        rows = self._data.rows(
-            "select distinct name, version from adapter_versions where digest = ?", (digest,)
-        )
-        return {f"{row['name']}@{row['version']}" for row in rows}
-
-    def list(self, tenant: str) -> builtins.list[AdapterRecord]:
-        """All adapters that `find` would find, by name."""
-        rows = self._data.rows(
-            "select * from adapters where tenant = ? or shared order by name, tenant <> ?, created, tenant",
-            (tenant, tenant),
-        )
-        found: dict[str, TableRow] = {}
-        for row in rows:
-            found.setdefault(row["name"], row)
-        return self._records(builtins.list(found.values()), tenant)
-
-    def own(self, tenant: str | None) -> tuple[AdapterRecord, ...]:
-        """A tenant's own adapters, or those of all tenants, each with its tenant."""
-        rows = self._data.rows(
-            "select * from adapters where ? is null or tenant = ? order by tenant, name", (tenant, tenant)
-        )
-        records = zip(self._records(rows, None), rows, strict=True)
-        return tuple(msgspec.structs.replace(record, tenant=row["tenant"]) for record, row in records)
-
-    def count(self) -> int:
-        """The number of all tenants' adapters."""
-        (count,) = self._data.rows("select count(*) from adapters")[0]
-        return int(count)
 
     async def bring(self, digest: str) -> None:
         """Have an adapter's files in this server's folder: from the object store, if they are not there.
@@ -399,7 +263,7 @@ class Registry:
                 size,
                 shared,
                 int(time.time()),
-                msgspec.json.encode(_Traits(read.traits, read.invocation)).decode(),
+                msgspec.json.encode(AdapterTraits(read.traits, read.invocation)).decode(),
                 source,
                 encode_defaults(defaults) if defaults is not None else old["defaults"] if old else "{}",
                 key,
@@ -431,15 +295,11 @@ class Registry:
             )
         return old
 
-    def _dropped(
-        self, who: Identity, name: str, size: int, retired: TableRow | None
-    ) -> builtins.list[TableRow]:
+    def _dropped(self, who: Identity, name: str, size: int, retired: TableRow | None) -> list[TableRow]:
         """The versions that go when one of `size` bytes is added to a name and `retired` no longer serves it:
         those of the name that are too many, then the oldest of all names until the rest fits. Those that an
         alias names stay. Raises QuotaExceeded."""
-        kept = builtins.list(
-            self._data.rows("select * from adapter_versions where tenant = ?", (who.tenant,))
-        )
+        kept = list(self._data.rows("select * from adapter_versions where tenant = ?", (who.tenant,)))
         kept += [] if retired is None else [retired]
         kept.sort(key=lambda row: (row["created"], row["version"]))
         aliased = self.aliases.targets(who.tenant)
@@ -460,13 +320,6 @@ class Registry:
         if used := sorted(gone & self.aliases.targets(tenant)):
             raise Conflict(f"An alias names `{used[0]}`; change or remove the alias first.", param="name")
 
-    def _settings(self, tenant: str, name: str) -> _Settings:
-        rows = self._data.rows("select * from adapter_settings where tenant = ? and name = ?", (tenant, name))
-        if not rows:
-            return _Settings(f"settings-{secrets.token_hex(12)}")
-        row = rows[0]
-        return _Settings(row["id"], row["newest"], bool(row["pinned"]))
-
     async def pin(self, tenant: str, name: str, version: int | None) -> AdapterRecord:
         """Have the name mean this version from now on, whatever is uploaded later; None: the newest again.
         Raises NotFound."""
@@ -475,7 +328,7 @@ class Registry:
             kept = {row["version"]: row for row in self._versions_of(tenant, name)}
             wanted = max([*kept, served["version"]]) if version is None else version
             if wanted != served["version"] and wanted not in kept:
-                raise _no_such_version(name, wanted, [*kept, served["version"]])
+                raise no_such_version(name, wanted, [*kept, served["version"]])
             newest = max(settings.newest, served["version"])
             row = (tenant, name, settings.id, newest, int(version is not None))
 
@@ -505,19 +358,6 @@ class Registry:
             await to_thread.run_sync(change)
             return self._records([self._own_version(tenant, name)], tenant)[0]
 
-    def own_version(self, tenant: str, name: str) -> AdapterRecord:
-        """The tenant's own adapter of that name, or its version `name@N`. Raises NotFound."""
-        return self._records([self._own_version(tenant, name)], tenant)[0]
-
-    def _own_version(self, tenant: str, name: str) -> TableRow:
-        plain, at, number = name.partition("@")
-        served = self._own_row(tenant, plain, name)
-        rows = [served, *self._versions_of(tenant, plain)] if at else [served]
-        found = [row for row in rows if not at or str(row["version"]) == number]
-        if not found:
-            raise no_such_adapter(name)
-        return found[0]
-
     async def remove(self, tenant: str, name: str) -> None:
         """Remove the tenant's own adapter of that name with all its versions, or one version of it, `name@N`.
 
@@ -546,18 +386,6 @@ class Registry:
             await to_thread.run_sync(self._delete, rows, (tenant, name) if whole else None)
             for row in rows:
                 self._collect(row["digest"])
-
-    def _own_row(self, tenant: str, name: str, asked: str | None = None) -> TableRow:
-        """The tenant's own row that serves the name. Raises NotFound."""
-        rows = self._data.rows("select * from adapters where tenant = ? and name = ?", (tenant, name))
-        if not rows:
-            raise no_such_adapter(asked or name)
-        return rows[0]
-
-    def _versions_of(self, tenant: str, name: str) -> builtins.list[TableRow]:
-        return builtins.list(
-            self._data.rows("select * from adapter_versions where tenant = ? and name = ?", (tenant, name))
-        )
 
     def _commit(self, folder: Path, digest: str, change: "_Change") -> None:
         """Move the files first, then change the rows: after a crash in between, no row names them."""
@@ -639,55 +467,6 @@ class Registry:
             with self._data.write() as db:
                 db.execute(_BIND, (name, shapes.encode()))
 
-    def _records(self, rows: Sequence[TableRow], tenant: str | None) -> builtins.list[AdapterRecord]:
-        """The records of these rows. `tenant` sees its own versions and shared ones; None: all."""
-        values: tuple[object, ...] = ()
-        where = ""
-        if len(rows) == 1:
-            where, values = " where tenant = ? and name = ?", (rows[0]["tenant"], rows[0]["name"])
-        pinned = {
-            (row["tenant"], row["name"])
-            for row in self._data.rows(f"select * from adapter_settings{where}", values)  # noqa: S608  our own words
-            if row["pinned"]
-        }
-        others: dict[tuple[str, str], builtins.list[int]] = {}
-        for table in ("adapters", "adapter_versions"):
-            query = f"select tenant, name, version, shared from {table}{where}"  # noqa: S608  our own words
-            for row in self._data.rows(query, values):
-                if tenant in (None, row["tenant"]) or row["shared"]:
-                    others.setdefault((row["tenant"], row["name"]), []).append(row["version"])
-        return [
-            self._record(row, sorted(others.get(key, ())), key in pinned)
-            for row, key in ((row, (row["tenant"], row["name"])) for row in rows)
-        ]
-
-    def _record(self, row: TableRow, versions: Sequence[int], pinned: bool) -> AdapterRecord:
-        ranks = msgspec.json.decode(row["ranks"], type=dict[str, int])
-        traits = msgspec.json.decode(row["traits"], type=_Traits)
-        return AdapterRecord(
-            id=row["id"],
-            name=row["name"],
-            version=row["version"],
-            sha256=row["digest"],
-            ranks=ranks,
-            targets=self._targets(row["base"], ranks),
-            bytes=row["bytes"],
-            created=row["created"],
-            base_model=row["base"] or self._base,
-            shared=bool(row["shared"]),
-            traits=traits.traits,
-            invocation=traits.invocation,
-            versions=tuple(versions),
-            pinned=pinned,
-            source=row["source"] or None,
-            defaults=decode_defaults(row["defaults"]),
-        )
-
-    def _targets(self, key: str, ranks: dict[str, int]) -> builtins.list[str]:
-        """The names of an adapter's modules: PEFT's, or ours as long as its base has not been loaded."""
-        bounds = self._bounds.get(key)
-        return sorted(ranks) if bounds is None else targets(ranks, bounds.shapes)
-
 
 class _Change(NamedTuple):
     """What an upload changes: its `row`, which `serves` the name or is only kept; the row that it retires and
@@ -727,17 +506,3 @@ def _bytes(rows: Iterable[TableRow]) -> int:
 def object_name(digest: str) -> str:
     """The name of an adapter's files in an object store."""
     return f"adapters/{digest}"
-
-
-def no_such_adapter(name: str) -> NotFound:
-    """The same error for another tenant's adapter as for one that does not exist."""
-    return NotFound(f"There is no adapter `{name[:80]}`.", param="name", code="adapter_not_found")
-
-
-def _no_such_version(name: str, version: int, known: Iterable[int]) -> NotFound:
-    numbers = ", ".join(map(str, sorted(known)))
-    return NotFound(
-        f"There is no version {version} of `{name}`; there are {numbers}.",
-        param="version",
-        code="adapter_not_found",
-    )

@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from personae.api.adapters.checked_defaults import check_defaults
 from personae.api.adapters.defaults import NO_DEFAULTS, RequestDefaults
+from personae.api.adapters.records import AdapterRecord, no_such_adapter
 from personae.api.adapters.registration import (
     FetchAdapter,
     base_of,
@@ -21,7 +22,7 @@ from personae.api.adapters.registration import (
     checked_name,
     register_source,
 )
-from personae.api.adapters.registry import AdapterRecord, Registry, no_such_adapter
+from personae.api.adapters.registry import Registry
 from personae.api.adapters.upload import copy_folder, read_adapter_form
 from personae.api.body import read_json
 from personae.api.exchange import Exchange, exchange_of

@@ -12,7 +12,8 @@ import msgspec
 
 from personae.actors.client import ModelCard
 from personae.actors.on_demand import OnDemandEngine, SharedMemory
-from personae.api.adapters.registry import AdapterRecord, Registry
+from personae.api.adapters.records import AdapterRecord
+from personae.api.adapters.registry import Registry
 from personae.api.answering import find_model
 from personae.api.exchange import Exchange
 from personae.api.opened import Opened

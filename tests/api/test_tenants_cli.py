@@ -12,7 +12,7 @@ from live_server import serving
 from typer.testing import CliRunner, Result
 from uploads import TENSORS, UploadFixture, open_fixture, whole
 
-from personae.api.adapters.registry import AdapterRecord
+from personae.api.adapters.records import AdapterRecord
 from personae.api.cli import app
 from personae.api.commands import serve
 from personae.api.commands.startup import StartUp
