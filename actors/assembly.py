@@ -43,7 +43,6 @@ from personae.engine.parallel.messages import PoolSizes
 from personae.engine.parallel.process import preparation
 from personae.engine.parallel.ranks import Ranks
 from personae.engine.plan import MemoryLayout
-from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.kv_events import KVEventRecorder
 from personae.engine.scheduling.scheduler import Scheduler
@@ -196,8 +195,9 @@ def assemble(
             tier.forget_fetches()
         return Scheduler(
             layout,
-            TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()),
+            VirtualTokenCounters(),
             options.background_tokens,
+            background_policy=VirtualTokenCounters(),
             sharing=True,
             drafts=0 if speculate == "off" else MAX_DRAFTS,
             tier=tier,

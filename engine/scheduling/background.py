@@ -11,7 +11,7 @@ first.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
 from personae.engine.scheduling.step_time import StepCost
@@ -21,15 +21,20 @@ class TieredPolicy:
     """A fairness policy made of two: `background` keys have their turn if no others wait.
 
     They also have a turn after the others were served `patience` tokens while a background key waited all the
-    time. Then one background sequence goes first, and keeps its slot.
+    time. Then one background sequence goes first, and keeps its slot. `waiting` are the keys on offer in
+    `foreground`.
     """
 
     def __init__(
-        self, foreground: FairnessPolicy, background: FairnessPolicy, patience: int = 16_384
+        self,
+        foreground: FairnessPolicy,
+        background: FairnessPolicy,
+        patience: int = 16_384,
+        waiting: Iterable[FairnessKey] = (),
     ) -> None:
         self._policies = (foreground, background)
         self._patience = patience
-        self._waiting: tuple[set[FairnessKey], set[FairnessKey]] = (set(), set())
+        self._waiting: tuple[set[FairnessKey], set[FairnessKey]] = (set(waiting), set())
         self._passed_over = 0  # tokens served to others while background keys waited
 
     def offer(self, key: FairnessKey, order: int) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from personae.engine.plan import Drafted, Row, StepResult
-from personae.engine.scheduling.fairness import FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence, SequenceState
 from personae.engine.scheduling.sequence_table import SequenceTable
 from personae.engine.sequence import Delta, TokenLogprobs
@@ -17,10 +16,7 @@ class OutputProcessor:
     `in_flight` returns how many rows of a sequence are planned but not committed.
     """
 
-    def __init__(
-        self, policy: FairnessPolicy, sequences: SequenceTable, in_flight: Callable[[LiveSequence], int]
-    ) -> None:
-        self._policy = policy
+    def __init__(self, sequences: SequenceTable, in_flight: Callable[[LiveSequence], int]) -> None:
         self._sequences = sequences
         self._in_flight = in_flight
 
@@ -29,7 +25,7 @@ class OutputProcessor:
     ) -> None:
         """The same as `row` for decode rows without failures, logprobs, drafts or deferred rows: the usual,
         hot case."""
-        charge, running, ended = self._policy.charge, SequenceState.RUNNING, SequenceState.ENDED
+        charge, running, ended = self._sequences.policy.charge, SequenceState.RUNNING, SequenceState.ENDED
         publish = self._sequences.running.publish
         for sequence, brought in zip(decoding, tokens, strict=False):
             place = sequence.place
@@ -100,7 +96,7 @@ class OutputProcessor:
                 self._check_known(sequence)
                 return
             self._sequences.counters.jumped += max(len(tokens) - 1 - accepted, 0)
-            self._policy.charge(sequence.key, 0, len(tokens))
+            self._sequences.policy.charge(sequence.key, 0, len(tokens))
             drafted = result.drafted.get(index)
             counts = None if drafted is None else drafted[:2]
             logprobs = result.logprobs.get(index, ())

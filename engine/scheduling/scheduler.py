@@ -62,9 +62,9 @@ class Scheduler:
     """Takes logs, makes plans, turns results into deltas.
 
     `background` is how many tokens of a step background sequences may have while others are present; None
-    chooses. With `sharing`, a tenant that holds more than its share of the slots gives some to others
-    (`slot_quota.py`). `drafts` is how many drafts a decode row may have. `tier` keeps pages for which there
-    is no room.
+    chooses. `background_policy` ranks them; without it `policy` does. With `sharing`, a tenant that holds
+    more than its share of the slots gives some to others (`slot_quota.py`). `drafts` is how many drafts a
+    decode row may have. `tier` keeps pages for which there is no room.
 
     Every sequence that was added ends exactly once: by a delta with `finish`, or by `cancel`. Raises
     ValueError if the layout cannot work.
@@ -76,6 +76,7 @@ class Scheduler:
         policy: FairnessPolicy,
         background: int | None = None,
         *,
+        background_policy: FairnessPolicy | None = None,
         sharing: bool = False,
         drafts: int = 0,
         tier: TierIndex | None = None,
@@ -92,14 +93,15 @@ class Scheduler:
         if layout.lendable and (layout.num_pages % layout.run or layout.lendable % layout.run):
             raise ValueError(f"lent pages must be whole runs of {layout.run}")
         self.layout = layout
-        self._policy = policy
         self._drafts = drafts
         self._times = StepTime()
         self._tier = tier
-        self._sequences = SequenceTable(layout, policy, sharing=sharing, tier=tier, times=self._times)
+        self._sequences = SequenceTable(
+            layout, policy, background_policy, sharing=sharing, tier=tier, times=self._times
+        )
         self.counters = self._sequences.counters
         self._running = self._sequences.running
-        self._outputs = OutputProcessor(policy, self._sequences, self._rows_in_flight)
+        self._outputs = OutputProcessor(self._sequences, self._rows_in_flight)
         self._allowance = BackgroundAllowance(layout.max_batch_tokens, background, cost=self._times.decoding)
         self._in_flight_batches: deque[_InFlightBatch] = deque()
         self._next_step = 0
@@ -410,7 +412,7 @@ class Scheduler:
     @property
     def fairness_gap(self) -> float:
         """Between the most and the least served of the waiting keys, in weighted tokens."""
-        return self._policy.gap()
+        return self._sequences.policy.gap()
 
     @property
     def in_flight(self) -> int:

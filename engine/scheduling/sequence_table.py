@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from personae.engine.plan import FetchPage, MemoryLayout
+from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages
 from personae.engine.scheduling.row_shares import RowShares
@@ -26,17 +27,18 @@ class SequenceTable:
 
     `news` are endings that no step's result contains. They are cleared when they are delivered. `counters`
     are the engine's. `fetches` are to be begun, and cleared then. `times` are the engine's step times.
+    `background_policy` ranks background sequences, from the first one on; without it `policy` does.
     `quota` shares slots and steps among tenants; None while there is one tenant, or without `sharing`.
     """
 
     __slots__ = (
         "_alive",
         "_arrivals",
+        "_background_policy",
         "_foreground",
         "_layout",
         "_now",
         "_only",
-        "_policy",
         "_room_for",
         "_sharing",
         "_tier",
@@ -47,6 +49,7 @@ class SequenceTable:
         "left_out",
         "news",
         "over_quota_tenants",
+        "policy",
         "quota",
         "returning",
         "row_shares",
@@ -59,13 +62,15 @@ class SequenceTable:
         self,
         layout: MemoryLayout,
         policy: FairnessPolicy,
+        background_policy: FairnessPolicy | None = None,
         *,
         sharing: bool = False,
         tier: TierIndex | None = None,
         times: StepTime | None = None,
     ) -> None:
         self._layout = layout
-        self._policy = policy
+        self.policy = policy
+        self._background_policy = background_policy
         self._alive: Counter[FairnessKey] = Counter()
         self._arrivals = 0
         self.quota: SlotQuota | None = None
@@ -92,6 +97,9 @@ class SequenceTable:
         """A sequence arrives: it follows its leader, or waits. Raises ValueError if its id is taken."""
         if log.id in self.sequences or log.id in self.news:
             raise ValueError(f"sequence {log.id!r} already exists")
+        if log.background and self._background_policy is not None:
+            self.policy = TieredPolicy(self.policy, self._background_policy, waiting=self.waiting.keys)
+            self.waiting.policy, self._background_policy = self.policy, None
         leader = None if log.after is None else self.sequences.get(log.after)
         sequence = LiveSequence(log, self._arrivals, self._layout)
         self._arrivals += 1
@@ -227,7 +235,7 @@ class SequenceTable:
         self.waiting.remove(sequence)
         if not sequence.charged:
             sequence.charged = True
-            self._policy.charge(sequence.key, sequence.known - sequence.computed, 0)
+            self.policy.charge(sequence.key, sequence.known - sequence.computed, 0)
             if sequence.reads_cache:
                 self.counters.prefix_queries += sequence.known
                 self.counters.prefix_hits += sequence.computed
@@ -378,7 +386,7 @@ class SequenceTable:
             self._depart(sequence.key)
         if not self._alive[sequence.key]:
             del self._alive[sequence.key]
-            self._policy.forget(sequence.key)
+            self.policy.forget(sequence.key)
 
     def fail(self, sequence: LiveSequence, reason: str | None = None) -> None:
         """End a sequence with an error that no result contains. By default: it needs more memory than there

@@ -13,16 +13,16 @@ _by_turn = attrgetter("turn", "order")
 
 
 class WaitingQueue:
-    """Every sequence here may be admitted at once. The policy decides whose turn it is.
+    """Every sequence here may be admitted at once. `policy` decides whose turn it is.
 
     A preempted sequence keeps its turn, so it returns to its old position in its queue. `tokens`: of the
     waiting sequences of each tenant, without background ones.
     """
 
-    __slots__ = ("_policy", "_queues", "background", "foreground", "tokens")
+    __slots__ = ("_queues", "background", "foreground", "policy", "tokens")
 
     def __init__(self, policy: FairnessPolicy) -> None:
-        self._policy = policy
+        self.policy = policy
         self._queues: dict[FairnessKey, list[LiveSequence]] = {}
         self.foreground = 0  # the number of sequences that are not background
         self.background = 0
@@ -36,6 +36,11 @@ class WaitingQueue:
             yield from queue
 
     @property
+    def keys(self) -> Collection[FairnessKey]:
+        """The keys that have a queue."""
+        return self._queues.keys()
+
+    @property
     def tenants(self) -> set[str]:
         """The tenants of the sequences that are not background."""
         return {key.tenant for key in self._queues if not key.background}
@@ -46,13 +51,13 @@ class WaitingQueue:
         insort(queue, sequence, key=_by_turn)
         self._count(sequence, 1)
         if queue[0] is sequence:
-            self._policy.offer(sequence.key, sequence.order)
+            self.policy.offer(sequence.key, sequence.order)
 
     def peek(self, behind: Collection[str] = (), of: Collection[str] | None = None) -> LiveSequence | None:
         """The sequence whose turn it is; None if none waits. `behind` and `of`: see FairnessPolicy."""
         if not self._queues or (of is not None and self.tenants.isdisjoint(of)):
             return None
-        return self._queues[self._policy.choose(behind, of)][0]
+        return self._queues[self.policy.choose(behind, of)][0]
 
     def remove(self, sequence: LiveSequence) -> None:
         """Remove the sequence from anywhere in its queue."""
@@ -63,9 +68,9 @@ class WaitingQueue:
         self._count(sequence, -1)
         if not queue:
             del self._queues[sequence.key]
-            self._policy.withdraw(sequence.key)
+            self.policy.withdraw(sequence.key)
         elif index == 0:
-            self._policy.offer(sequence.key, queue[0].order)
+            self.policy.offer(sequence.key, queue[0].order)
 
     def _count(self, sequence: LiveSequence, change: int) -> None:
         if sequence.background:

@@ -15,7 +15,6 @@ from time import perf_counter_ns
 
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
-from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
@@ -37,7 +36,7 @@ def answer(plan: StepPlan) -> StepResult:
 def decode(rows: int, steps: int) -> tuple[list[float], list[float]]:
     """Microseconds of each plan() and each commit() of `steps` pure decode steps of `rows` rows."""
     layout = MemoryLayout(rows * (steps // 16 + 8), 16, rows, steps + 100, 8192)
-    scheduler = Scheduler(layout, TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()))
+    scheduler = Scheduler(layout, VirtualTokenCounters(), background_policy=VirtualTokenCounters())
     for i in range(rows):
         scheduler.add(log(str(i), range(i, i + 16 + i % 16), steps + 50, i % 8))
     plans, commits = list[float](), list[float]()
@@ -59,7 +58,7 @@ def decode(rows: int, steps: int) -> tuple[list[float], list[float]]:
 def admit(tokens: int, repeats: int, *, cached: bool) -> list[float]:
     """Microseconds of each plan() that admits one prompt of `tokens` tokens."""
     layout = MemoryLayout(tokens, 16, 4, tokens + 100, tokens)
-    scheduler = Scheduler(layout, TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()))
+    scheduler = Scheduler(layout, VirtualTokenCounters(), background_policy=VirtualTokenCounters())
     spent = []
     for i in range(repeats):
         first = 0 if cached else i * tokens
