@@ -27,11 +27,10 @@ from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.scheduling.background import BackgroundAllowance
 from personae.engine.scheduling.fairness import FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence
-from personae.engine.scheduling.output_processor import OutputProcessor
 from personae.engine.scheduling.prefix import CacheObserver, PageNode
 from personae.engine.scheduling.running import HeldPages
 from personae.engine.scheduling.sequence_table import LONGEST_FACTOR, SequenceTable
-from personae.engine.scheduling.step_builder import Chunks, KeptRows, StepBuilder, TokenBudget
+from personae.engine.scheduling.step_rows import Chunks, KeptRows, OutputProcessor, StepBuilder, TokenBudget
 from personae.engine.scheduling.step_time import FEWEST_TOKENS, StepTime
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tiers.tier import PageFetch, TierIndex
