@@ -18,7 +18,7 @@ What only some sequences request is read by observers (`observer.py`), which are
 sequence is. An engine whose rows have drafts is a `SpeculativeStepEngine` (`speculation/step.py`).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -196,7 +196,7 @@ class StepEngine:
             launched.bitmask, self._bitmask = self._bitmask, None
             verifications = verifying(launched.matchers)
         else:
-            launched.matchers = launched.jumps = [None] * len(rows)
+            launched.matchers, launched.jumps = [None] * len(rows), [None] * len(rows)
         if not rows:
             return launched
         logits = forward.logits[: len(rows)]  # behind these are those of drafts
@@ -224,7 +224,7 @@ class StepEngine:
         if not self._observers[kind].logs:
             del self._observers[kind]
 
-    def _settle(self) -> Iterable[int]:
+    def _settle(self) -> Sequence[int]:
         """Make the tokens of the last step final, before its slots change hands or the next step reads them.
         Returns the slots whose first token was replaced."""
         if self._unsettled is None:

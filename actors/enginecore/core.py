@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Any, Never
 
 import anyio
 from anyio.abc import ByteStream
@@ -101,7 +101,7 @@ def spawn_core(
     epoch = 0
     bound = 4 * engine_spec.max_live  # a submit, cancel, progress and refusal of each live sequence
 
-    def open_executor() -> Executor:  # it starts first; the others belong to the same epoch
+    def open_executor() -> Executor[Any, Any, Any]:  # it starts first; the others belong to the same epoch
         nonlocal epoch
         epoch = begin_epoch()
         return Executor(engine_spec.build_step_engine, scheduler, store, recorder)
