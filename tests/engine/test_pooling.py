@@ -13,6 +13,10 @@ from peft import PeftModel
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import VOCAB, model_folder
 
+from personae.engine.observer import PromptObserver
+from personae.engine.plan import StepPlan
+from personae.engine.worker.worker import Forward
+
 LENGTHS = [1, 2, 16, 17, 150]
 ADAPTERS = ["rank-8-attention", "rank-16-mlp", None]
 
@@ -76,6 +80,28 @@ def test_means_and_last_tokens_are_those_of_peft_beside_answers(
                 np.testing.assert_allclose(
                     np.frombuffer(found, np.float32), wanted, rtol=1e-4, atol=1e-5, err_msg=f"{name} {length}"
                 )
+
+
+def test_steps_without_such_a_prompt_are_not_observed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    observed: list[int] = []
+    observe = PromptObserver.observe
+
+    def noted(self: PromptObserver[Any], plan: StepPlan, forward: Forward) -> Any:
+        observed.append(plan.step)
+        return observe(self, plan, forward)
+
+    monkeypatch.setattr(PromptObserver, "observe", noted)
+    harness = EngineHarness(base, max_batch_tokens=40)
+    logs = [
+        harness.log("answer", prompt(20), max_tokens=40),
+        harness.log("embedded", prompt(150), max_tokens=1, pooling="mean"),
+        harness.log("echoed", prompt(60), max_tokens=20, prompt_logprobs=1),
+    ]
+    played = harness.play(logs)
+    assert played["embedded"].embedding is not None
+    assert len(played["echoed"].prompt_logprobs) == 60
+    assert 0 < len(set(observed)) <= max(observed) + 1 < harness.steps / 2
+    assert not harness.engine._observers
 
 
 def test_a_cached_prefix_saves_work_for_the_last_token_and_is_not_used_for_a_mean(base: Path) -> None:

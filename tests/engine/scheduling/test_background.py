@@ -5,7 +5,7 @@ from fake_executor import Bench, FakeExecutor, make_log, solo
 
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.background import BackgroundAllowance, TieredPolicy
-from personae.engine.scheduling.fairness import FairnessKey
+from personae.engine.scheduling.fairness import FairnessKey, VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.scheduling.step_time import StepCost
 from personae.evals.tenants.fcfs import FirstComeFirstServed
@@ -70,6 +70,26 @@ def test_service_counts_against_others_only_while_a_background_key_waits():
     policy.charge(USER, 100, 100)
     policy.offer(BATCH, 1)
     assert policy.choose() == USER
+
+
+def test_tiers_that_come_with_the_first_background_sequence_choose_as_if_they_had_been_there():
+    layout, dice = MemoryLayout(64, 4, 3, 64, 16), random.Random(3)
+    policy = VirtualTokenCounters()
+    always = Scheduler(layout, TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()), 2)
+    later = Scheduler(layout, policy, 2, background_policy=VirtualTokenCounters())
+    both = [Bench(scheduler, FakeExecutor(layout), 2) for scheduler in (always, later)]
+    for number in range(90):
+        for it in both:
+            assert (it.scheduler._sequences.policy is policy) == (it is both[1] and number <= 40)
+        logs = [user(number, tenant=dice.choice("ab"))] if dice.random() < 0.5 else []
+        logs += [batch(number, tenant=dice.choice("ab"))] if number >= 40 and number % 10 == 0 else []
+        for it in both:
+            it.add(*logs)
+            it.step()
+    for it in both:
+        it.run()
+    assert both[0].ended == both[1].ended
+    assert both[0].brought == both[1].brought
 
 
 def test_the_allowance_is_small_for_a_while_after_others_were_there():

@@ -7,6 +7,7 @@ from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.live import PRIORITY_STEP
 from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.scheduling.slot_quota import RECENT_SECONDS
 
 
 def bench(slots: int = 8, *, sharing: bool = True) -> Bench:
@@ -52,6 +53,26 @@ def test_without_sharing_it_waits_for_an_answer_to_end() -> None:
     flood(it, "quiet", 1)
     settle(it)
     assert not it.brought["quiet0"].tokens
+
+
+def test_there_is_a_quota_only_while_a_second_tenant_is_here_or_was_recently() -> None:
+    it = bench()
+    table, tick = it.scheduler._sequences, it.scheduler.tick
+    flood(it, "loud", 9)
+    settle(it, 3)
+    assert table.quota is None
+    flood(it, "quiet", 1, tokens=1)
+    settle(it, 10)
+    assert it.brought["quiet0"].finish
+    for now, here in ((RECENT_SECONDS, True), (RECENT_SECONDS + 1, False)):
+        tick(now)
+        assert (table.quota is not None) == here
+    it.run()
+    for tenant, now, here in (("a", 14.0, True), ("b", 14.0, True), ("c", 50.0, False), ("d", 60.0, True)):
+        tick(now)
+        flood(it, tenant, 1, tokens=1)
+        assert (table.quota is not None) == here, tenant
+        it.run()
 
 
 @pytest.mark.parametrize(
