@@ -24,7 +24,9 @@ def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
 def uploads(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> tuple[Tensor, ...]:
     """As `upload`, for several arrays in one copy. Each begins at a multiple of 16 bytes and is
     contiguous."""
-    arrays = [np.ascontiguousarray(array) for array in arrays]
+    arrays = list(map(np.ascontiguousarray, arrays))
+    if device.type == "cpu":
+        return tuple(map(torch.from_numpy, arrays))
     if device.type != "cuda":
         return tuple(torch.from_numpy(array).to(device) for array in arrays)
     ends = np.cumsum([-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]).tolist()
