@@ -92,7 +92,8 @@ class SampledTokens:
     def read(self) -> TokenChoices:
         """Wait until the tokens are final and on the host, and return them."""
         if self._choices is None:
-            self.settle()
+            if self._verify is not None:
+                self.settle()
             self._arrival.wait()
             self._choices = self._read()
         return self._choices

@@ -123,7 +123,7 @@ class StepEngine:
             return None
         if not self.runs_ahead:
             self._settle()
-            return self.worker.forward(packed, overlap, lambda: self._logit_mask(packed))
+            return self.worker.forward(packed, overlap, partial(self._logit_mask, packed))
         forward = self.worker.forward(packed)
         # Only a row that is being verified waits for its verification.
         if (replaced := self._settle()) and self._bindings.deferrals is not None:

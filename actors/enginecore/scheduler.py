@@ -320,21 +320,15 @@ class SchedulerActor(Actor[Message]):
         }
 
     def _stats(self) -> SchedulerStats:
-        scheduler = self._scheduler
+        stats = self._scheduler.stats()
         if self._tier is not None:
             stored, errors = self._tier.counts()
             self._counters.tier_stored += stored
             self._counters.tier_errors += errors
-        return SchedulerStats(
-            running=scheduler.running,
-            waiting=scheduler.waiting + sum(map(len, self._compiling.values())),
-            pages_total=scheduler.layout.num_pages,
-            pages_used=scheduler.pages_used,
-            pages_lent=scheduler.pages_lent,
-            pages_kept=scheduler.pages_kept,
-            sessions=scheduler.sessions,
+        return replace(
+            stats,
+            waiting=stats.waiting + sum(map(len, self._compiling.values())),
             tier_pages=0 if self._tier is None else self._tier.pages,
-            page_size=scheduler.layout.page_size,
             fairness_gap=self._fairness_gap,
             in_flight=self._in_flight,
             counters=copy(self._counters),

@@ -134,7 +134,8 @@ class Streamer(Actor[Message]):
             self._ingress.tell(Progress(tuple(started), tuple(ended)))
         if returned:
             self._ingress.tell(Preempted(tuple(returned), self._epoch))
-        self._try_next()
+        if not self._probation.over:
+            self._try_next()
         return ended
 
     def _replay(self) -> None:

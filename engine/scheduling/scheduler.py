@@ -33,6 +33,7 @@ from personae.engine.scheduling.sequence_table import LONGEST_FACTOR, SequenceTa
 from personae.engine.scheduling.step_rows import Chunks, KeptRows, OutputProcessor, StepBuilder, TokenBudget
 from personae.engine.scheduling.step_time import FEWEST_TOKENS, StepTime
 from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.stats import SchedulerStats
 from personae.engine.tiers.tier import PageFetch, TierIndex
 
 # The longest step with prompts of tenants over quota, relative to a step in which all slots decode, and to
@@ -397,6 +398,21 @@ class Scheduler:
         return max(int(room), 0 if waits else least)
 
     # Statistics
+
+    def stats(self) -> SchedulerStats:
+        """The load now, without what only the engine core knows, and without the counters."""
+        table = self._running
+        running = len(table)
+        return SchedulerStats(
+            running=running,
+            waiting=len(self._sequences.sequences) - running,
+            pages_total=self.layout.num_pages,
+            pages_used=table.pages_used,
+            pages_lent=len(table.lent),
+            pages_kept=table.pages_kept,
+            sessions=len(table.sessions),
+            page_size=self.layout.page_size,
+        )
 
     @property
     def running(self) -> int:
