@@ -20,8 +20,7 @@ from crash_harness import NAMES, Clock, mixed, play, play_all, same
 from engine_harness import Played
 from msgspec.structs import replace
 from patience import PATIENCE, soon
-from tiny_adapters import ZOO, make_adapter_folder
-from tiny_models import VOCAB, model_folder
+from tiny_models import VOCAB
 
 from personae.actors.frontend import engine_process
 from personae.actors.kit.child import Incident
@@ -34,25 +33,9 @@ from personae.errors import EngineLost, ModelLoadError, Overloaded, RequestFaile
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"]),
+    pytest.mark.usefixtures("single_threaded"),
 ]
 FAULTY = str(Path(__file__).resolve().parent.parent / "support" / "faulty_core.py")
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2] / ".pkg"))
-
-
-@pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
-    base = model_folder("qwen3")
-    root = tmp_path_factory.mktemp("adapters")
-    for name in NAMES[:-1]:
-        make_adapter_folder(root / name, base, **ZOO[name])
-    return EngineOptions(
-        base, (root,), device="cpu", dtype="float32", max_seqs=8, max_batch_tokens=64, kv_memory=2**22
-    )
 
 
 def engine_cores() -> list[int]:

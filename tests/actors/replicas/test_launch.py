@@ -7,18 +7,14 @@ import signal
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import anyio
 import pytest
-from crash_harness import NAMES, mixed, play_all, same
+from crash_harness import mixed, play_all, same
 from msgspec import structs
 from patience import PATIENCE
-from tiny_adapters import ZOO, make_adapter_folder
-from tiny_models import model_folder
 
 from personae.actors.assembly import assemble
-from personae.actors.frontend.engine_process import EngineProcess
 from personae.actors.options import EngineOptions
 from personae.actors.process import ChildProcess, CoreProcess
 from personae.actors.replicas.exact import ExactPrefixes
@@ -34,38 +30,8 @@ from personae.errors import EngineLost, LoadError, ModelLoadError, RequestError
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"]),
+    pytest.mark.usefixtures("single_threaded"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3] / ".pkg"))
-
-
-@pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
-    base = model_folder("qwen3")
-    root = tmp_path_factory.mktemp("adapters")
-    for name in NAMES[:-1]:
-        make_adapter_folder(root / name, base, **ZOO[name])
-    return EngineOptions(
-        base, (root,), device="cpu", dtype="float32", max_seqs=8, max_batch_tokens=64, kv_memory=2**22
-    )
-
-
-@pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The process ids of all engine cores that were started, in order."""
-    started: list[int] = []
-    load = EngineProcess._load
-
-    async def noted(self: EngineProcess) -> None:
-        started.append(self._process.pid)
-        await load(self)
-
-    monkeypatch.setattr(EngineProcess, "_load", noted)
-    return started
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

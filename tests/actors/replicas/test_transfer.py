@@ -11,15 +11,13 @@ from pathlib import Path
 
 import anyio
 import pytest
-from crash_harness import NAMES, mixed, play_all, same
+from crash_harness import mixed, play_all, same
 from engine_harness import Played
 from msgspec import structs
 from patience import PATIENCE
-from tiny_adapters import ZOO, make_adapter_folder
-from tiny_models import VOCAB, model_folder
+from tiny_models import VOCAB
 
 from personae.actors.assembly import assemble
-from personae.actors.frontend.engine_process import EngineProcess
 from personae.actors.frontend.frontend import LocalClient
 from personae.actors.in_process import open_in_process
 from personae.actors.multi_process import MultiProcessEngine
@@ -34,46 +32,14 @@ from personae.errors import LoadError
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"]),
+    pytest.mark.usefixtures("single_threaded"),
 ]
 PAGE = 16
 
 
-@pytest.fixture(autouse=True)
-def _single_threaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3] / ".pkg"))
-
-
 @pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
-    base = model_folder("qwen3")
-    root = tmp_path_factory.mktemp("adapters")
-    for name in NAMES[:-1]:
-        make_adapter_folder(root / name, base, **ZOO[name])
-    return EngineOptions(
-        base,
-        (root,),
-        device="cpu",
-        dtype="float32",
-        max_seqs=8,
-        max_batch_tokens=64,
-        kv_memory=2**22,
-        kv_transfer=True,
-    )
-
-
-@pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The process ids of all engine cores that were started, in order."""
-    started: list[int] = []
-    load = EngineProcess._load
-
-    async def noted(self: EngineProcess) -> None:
-        started.append(self._process.pid)
-        await load(self)
-
-    monkeypatch.setattr(EngineProcess, "_load", noted)
-    return started
+def options(options: EngineOptions) -> EngineOptions:
+    return replace(options, kv_transfer=True)
 
 
 @asynccontextmanager
