@@ -451,19 +451,6 @@ class SeveralModelsOptions:
     ] = None
 
 
-GROUPS = (
-    ModelOptions,
-    SeveralModelsOptions,
-    BatchingOptions,
-    AdapterOptions,
-    AnswerOptions,
-    ServerOptions,
-    AccessOptions,
-    ProcessOptions,
-    ClusterOptions,
-)
-
-
 @dataclass(frozen=True)
 class ServeOptions(
     ModelOptions,
@@ -487,6 +474,9 @@ class ServeOptions(
             check=check_model,
         ),
     ] = None
+
+
+GROUPS = ServeOptions.__bases__
 
 
 class Option(NamedTuple):

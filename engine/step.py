@@ -242,7 +242,7 @@ class StepEngine:
 
     def ready(self, launched: LaunchedStep) -> bool:
         """Whether `finish` would return without waiting for the device."""
-        return launched.ready
+        return not self.runs_ahead or launched.ready
 
     def finish(self, launched: LaunchedStep) -> StepResult:
         """Wait for the step, read its tokens and advance the grammars by them."""
