@@ -24,11 +24,6 @@ class PromptObserver(ABC, Generic[Found]):
         self._worker = worker
         self.logs = {}
 
-    @staticmethod
-    @abstractmethod
-    def observes(log: SequenceLog) -> bool:
-        """Whether the sequence requests this."""
-
     def release(self, slot: int) -> None:
         """The slot's prompt is computed, or its sequence has left and will be computed again if it comes
         back."""

@@ -7,7 +7,6 @@ from torch import Tensor
 from personae.engine.device_event import to_host
 from personae.engine.observer import PromptObserver
 from personae.engine.plan import StepResult
-from personae.engine.sequence import SequenceLog
 from personae.engine.worker.worker import Forward, Worker
 
 ROWS = 512  # hidden states that are normalised at a time, to bound memory
@@ -20,11 +19,6 @@ class Pooling(PromptObserver[Tensor]):
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
         self._sums: dict[int, Tensor] = {}
-
-    @staticmethod
-    def observes(log: SequenceLog) -> bool:
-        """See PromptObserver."""
-        return log.params.pooling is not None
 
     def release(self, slot: int) -> None:
         """See PromptObserver."""

@@ -6,7 +6,6 @@ from msgspec.structs import replace
 from personae.engine.logprobs import PromptLogprobs, prompt_logprobs
 from personae.engine.observer import PromptObserver
 from personae.engine.plan import StepResult
-from personae.engine.sequence import SequenceLog
 from personae.engine.worker.worker import Forward
 from personae.kernels.upload import upload
 
@@ -15,11 +14,6 @@ PROMPT_LOGITS_ROWS = 256  # prompt tokens whose logits are computed at a time, t
 
 class PromptLogprobsObserver(PromptObserver[PromptLogprobs]):
     """Reads an entry per prompt token that a chunk predicts, and None for the first token of the prompt."""
-
-    @staticmethod
-    def observes(log: SequenceLog) -> bool:
-        """See PromptObserver."""
-        return log.params.prompt_logprobs is not None
 
     def _read(self, forward: Forward, offset: int, slot: int, start: int, count: int) -> PromptLogprobs:
         log = self.logs[slot]

@@ -44,7 +44,8 @@ from personae.grammar.matcher import Binding, Grammar
 from personae.grammar.spec import GrammarKey, GrammarSpec
 
 Kind = type[PromptObserver[Any]]
-OBSERVERS: tuple[Kind, ...] = (PromptLogprobsObserver, Pooling)
+OBSERVERS: dict[str, Kind] = {"prompt_logprobs": PromptLogprobsObserver, "pooling": Pooling}
+"""By the field of a sequence's parameters that requests it."""
 
 
 def _no_overlap() -> None:
@@ -108,8 +109,8 @@ class StepEngine:
         self._logs[slot] = log
         self.sampler.admit(slot, log)
         self._bindings.admit(slot, log, grammars)
-        for kind in OBSERVERS:
-            if kind.observes(log):
+        for field, kind in OBSERVERS.items():
+            if getattr(log.params, field) is not None:
                 self._observers.setdefault(kind, kind(self.worker)).logs[slot] = log
 
     def _begin(self, plan: StepPlan) -> PackedStep | None:

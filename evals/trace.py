@@ -71,7 +71,7 @@ class CallCounter:
 async def chat(app: Starlette, tokens: int) -> None:
     """One plain streamed chat of so many tokens."""
     body = {"messages": [{"role": "user", "content": "Tell me a story."}], "stream": True, "temperature": 0}
-    limits = {"max_tokens": tokens, "ignore_eos": True}
+    limits = {"max_tokens": tokens, "ignore_eos": True, "repetition_penalty": 1}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         answer = await client.post("/v1/chat/completions", json=body | limits)
         assert answer.text.rstrip().endswith("[DONE]"), answer.text

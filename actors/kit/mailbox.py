@@ -126,10 +126,12 @@ class Mailbox(Generic[M]):
     def put(self, message: M, reply: Reply[object] | None = None) -> None:
         """Queue a message. Raises Overloaded when full, ActorStopped when closed, RuntimeError on another
         thread than the loop's."""
-        self._check()
+        if self.closed or not self.loop.here():
+            self._check()
         if self._senders or len(self._envelopes) >= self.capacity:
             raise Overloaded(f"{self.path}: its mailbox of {self.capacity} is full")
-        self._push(Envelope(message, self.loop.time(), reply))
+        self._envelopes.append(Envelope(message, self.loop.time(), reply))
+        self.wake()
 
     async def wait_to_put(self, message: M) -> None:
         """Queue a message as soon as there is room, in order of the calls. Raises ActorStopped if the mailbox
