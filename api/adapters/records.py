@@ -1,7 +1,8 @@
 """The adapters that are registered, as rows and as the API shows them.
 
 The table `adapters` has the version of each name that serves it, `adapter_versions` the others that are kept,
-and `adapter_settings` what belongs to the name: the newest number that was given, and whether it is pinned.
+and `adapter_settings` what belongs to the name: the newest number that was given, whether it is pinned,
+and whether what it means stays on the device.
 """
 
 import builtins
@@ -29,8 +30,9 @@ class AdapterRecord(msgspec.Struct, frozen=True):
     """A registered adapter, as the API shows it. `bytes` are those on the disk. `traits` name what it has in
     addition to low rank on linear modules, `invocation` has its activating tokens (aLoRA). `versions` are all
     that are kept, and `version` is this one; with `pinned`, the name stays with the version that it has.
-    `source` is where it was fetched from. `defaults`, which lists leave out, are for requests that name the
-    version. Admins who list other tenants' adapters see the `tenant`."""
+    With `keep_loaded`, what the name means stays on the device. `source` is where it was fetched from.
+    `defaults`, which lists leave out, are for requests that name the version. Admins who list other tenants'
+    adapters see the `tenant`."""
 
     id: str
     name: str
@@ -46,6 +48,7 @@ class AdapterRecord(msgspec.Struct, frozen=True):
     invocation: tuple[int, ...] = ()
     versions: tuple[int, ...] = ()
     pinned: bool = False
+    keep_loaded: bool = False
     source: str | None = None
     defaults: RequestDefaults | UnsetType = UNSET
     tenant: str | UnsetType = UNSET
@@ -84,6 +87,7 @@ class NameSettings(NamedTuple):
     id: str
     newest: int = 0
     pinned: bool = False
+    keep_loaded: bool = False
 
 
 class AdapterRecords:
@@ -92,12 +96,12 @@ class AdapterRecords:
 
     def __init__(self, data: DataDir, base: str) -> None:
         self._data = data
-        self._base = base
+        self.base = base
         self._bounds: dict[str, AdapterBounds] = {}
 
     def _key(self, base: str | None) -> str:
         """What a row has as its base: nothing for the first, so that it may be renamed."""
-        return "" if base is None or base == self._base else base
+        return "" if base is None or base == self.base else base
 
     def find(self, tenant: str, name: str) -> AdapterRecord | None:
         """The tenant's adapter of that name, else one that is shared. `name@N` is its version N. If a request
@@ -197,7 +201,7 @@ class AdapterRecords:
         if not rows:
             return NameSettings(f"settings-{secrets.token_hex(12)}")
         row = rows[0]
-        return NameSettings(row["id"], row["newest"], bool(row["pinned"]))
+        return NameSettings(row["id"], row["newest"], bool(row["pinned"]), bool(row["keep_loaded"]))
 
     def _records(self, rows: Sequence[TableRow], tenant: str | None) -> builtins.list[AdapterRecord]:
         """The records of these rows. `tenant` sees its own versions and shared ones; None: all."""
@@ -205,10 +209,9 @@ class AdapterRecords:
         where = ""
         if len(rows) == 1:
             where, values = " where tenant = ? and name = ?", (rows[0]["tenant"], rows[0]["name"])
-        pinned = {
-            (row["tenant"], row["name"])
+        settings = {
+            (row["tenant"], row["name"]): row
             for row in self._data.rows(f"select * from adapter_settings{where}", values)  # noqa: S608  our own words
-            if row["pinned"]
         }
         others: dict[tuple[str, str], builtins.list[int]] = {}
         for table in ("adapters", "adapter_versions"):
@@ -217,12 +220,12 @@ class AdapterRecords:
                 if tenant in (None, row["tenant"]) or row["shared"]:
                     others.setdefault((row["tenant"], row["name"]), []).append(row["version"])
         return [
-            self._record(row, sorted(others.get(key, ())), key in pinned)
+            self._record(row, sorted(others.get(key, ())), settings.get(key))
             for row, key in ((row, (row["tenant"], row["name"])) for row in rows)
         ]
 
-    def _record(self, row: TableRow, versions: Sequence[int], pinned: bool) -> AdapterRecord:
-        ranks = msgspec.json.decode(row["ranks"], type=dict[str, int])
+    def _record(self, row: TableRow, versions: Sequence[int], settings: TableRow | None) -> AdapterRecord:
+        ranks = ranks_of(row)
         traits = msgspec.json.decode(row["traits"], type=AdapterTraits)
         return AdapterRecord(
             id=row["id"],
@@ -233,12 +236,13 @@ class AdapterRecords:
             targets=self._targets(row["base"], ranks),
             bytes=row["bytes"],
             created=row["created"],
-            base_model=row["base"] or self._base,
+            base_model=row["base"] or self.base,
             shared=bool(row["shared"]),
             traits=traits.traits,
             invocation=traits.invocation,
             versions=tuple(versions),
-            pinned=pinned,
+            pinned=settings is not None and bool(settings["pinned"]),
+            keep_loaded=settings is not None and bool(settings["keep_loaded"]),
             source=row["source"] or None,
             defaults=decode_defaults(row["defaults"]),
         )
@@ -247,6 +251,11 @@ class AdapterRecords:
         """The names of an adapter's modules: PEFT's, or ours as long as its base has not been loaded."""
         bounds = self._bounds.get(key)
         return sorted(ranks) if bounds is None else targets(ranks, bounds.shapes)
+
+
+def ranks_of(row: TableRow) -> dict[str, int]:
+    """The adapter's ranks, by module."""
+    return msgspec.json.decode(row["ranks"], type=dict[str, int])
 
 
 def no_such_adapter(name: str) -> NotFound:

@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -34,12 +34,19 @@ from personae.api.adapters.records import (
     AdapterTraits,
     no_such_adapter,
     no_such_version,
+    ranks_of,
 )
 from personae.api.database.base import Connection, TableRow
 from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
-from personae.errors import Conflict, LoadError, QuotaExceeded, StorageFailed
+from personae.errors import (
+    AdapterError,
+    Conflict,
+    LoadError,
+    QuotaExceeded,
+    StorageFailed,
+)
 from personae.kernels.sizes import size_text
 from personae.lora.bounds import AdapterBounds
 from personae.lora.disk import bytes_in
@@ -73,8 +80,9 @@ _NAMED = (
     "select 1 from adapter_versions where digest = ? limit 1"
 )
 _SET = (
-    "insert into adapter_settings (tenant, name, id, newest, pinned) values (?, ?, ?, ?, ?) "
-    "on conflict (tenant, name) do update set newest = excluded.newest, pinned = excluded.pinned"
+    "insert into adapter_settings (tenant, name, id, newest, pinned, keep_loaded) values (?, ?, ?, ?, ?, ?) "
+    "on conflict (tenant, name) do update set newest = excluded.newest, pinned = excluded.pinned, "
+    "keep_loaded = excluded.keep_loaded"
 )
 KEPT_VERSIONS = 5
 """How many versions of a name are kept besides the one that serves it."""
@@ -119,7 +127,7 @@ class Registry(AdapterRecords):
         """Take adapters for one more base, which has these names. Raises LoadError if the directory's
         adapters of that name are for a base with other shapes."""
         self._reserved.update(reserved)
-        if base != self._base:
+        if base != self.base:
             self._learn(base, bounds)
 
     def reserve(self, names: Iterable[str]) -> None:
@@ -275,8 +283,10 @@ class Registry(AdapterRecords):
                 serves,
                 retired if retired is not None and retired not in dropped else None,
                 dropped,
-                (who.tenant, name, known.id, newest, int(known.pinned)),
+                (who.tenant, name, known.id, newest, int(known.pinned), int(known.keep_loaded)),
             )
+            if serves and known.keep_loaded:
+                self._check_kept_loaded(key, (who.tenant, name), read.ranks)
             with self.hold(digest):
                 await to_thread.run_sync(self._commit, folder, digest, change)
             for each in dropped:
@@ -289,7 +299,7 @@ class Registry(AdapterRecords):
         """The row, if its next version may be for this base. Raises Conflict."""
         if old is not None and old["base"] != key:
             raise Conflict(
-                f"`{old['name']}` is an adapter of the base `{old['base'] or self._base}`; all versions of a "
+                f"`{old['name']}` is an adapter of the base `{old['base'] or self.base}`; all versions of a "
                 "name are for one base.",
                 param="base_model",
             )
@@ -330,7 +340,9 @@ class Registry(AdapterRecords):
             if wanted != served["version"] and wanted not in kept:
                 raise no_such_version(name, wanted, [*kept, served["version"]])
             newest = max(settings.newest, served["version"])
-            row = (tenant, name, settings.id, newest, int(version is not None))
+            row = (tenant, name, settings.id, newest, int(version is not None), int(settings.keep_loaded))
+            if settings.keep_loaded and wanted != served["version"]:
+                self._check_kept_loaded(served["base"], (tenant, name), ranks_of(kept[wanted]))
 
             def change() -> None:
                 with self._data.write() as db:
@@ -342,6 +354,46 @@ class Registry(AdapterRecords):
 
             await to_thread.run_sync(change)
         return self._records([self._own_row(tenant, name)], tenant)[0]
+
+    async def keep_loaded(self, tenant: str, name: str, keep: bool) -> AdapterRecord:
+        """Have what the name means stay on the device from now on, or no longer. Raises NotFound, and
+        Conflict if too little would be left for others."""
+        async with self._lock:
+            served, known = self._own_row(tenant, name), self._settings(tenant, name)
+            if keep:
+                self._check_kept_loaded(served["base"], (tenant, name), ranks_of(served))
+            newest = max(known.newest, served["version"])
+            row = (tenant, name, known.id, newest, int(known.pinned), int(keep))
+
+            def change() -> None:
+                with self._data.write() as db:
+                    db.execute(_SET, row)
+
+            await to_thread.run_sync(change)
+        return self._records([self._own_row(tenant, name)], tenant)[0]
+
+    def kept_loaded(self, base: str) -> tuple[str, ...]:
+        """The digests of the adapters that stay on the device, for one base."""
+        return tuple(sorted({row["digest"] for row in self._rows_kept_loaded(self._key(base))}))
+
+    def _rows_kept_loaded(self, key: str) -> Sequence[TableRow]:
+        return self._data.rows(
+            "select a.* from adapters a join adapter_settings s on a.tenant = s.tenant and a.name = s.name "
+            "where s.keep_loaded <> 0 and a.base = ?",
+            (key,),
+        )
+
+    def _check_kept_loaded(self, key: str, of: tuple[str, str], ranks: Mapping[str, int]) -> None:
+        """Raises Conflict if the device could not keep an adapter with these ranks as what a tenant's name
+        means."""
+        bounds = self._bounds.get(key)
+        if bounds is None:
+            return  # a base that has not been started; it checks nothing until then
+        others = [row for row in self._rows_kept_loaded(key) if (row["tenant"], row["name"]) != of]
+        try:
+            bounds.check_kept_loaded([*map(ranks_of, others), ranks])
+        except AdapterError as error:
+            raise Conflict(f"`{of[1]}` cannot stay loaded: {error.message}.", param="keep_loaded") from None
 
     async def set_defaults(self, tenant: str, name: str, defaults: RequestDefaults) -> AdapterRecord:
         """Replace the defaults of the version that the tenant's own name, or `name@N`, means. Raises
