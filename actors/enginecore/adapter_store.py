@@ -12,8 +12,8 @@ held on the device until somebody needs the room. So a queue that comes back to 
 answered at once and does not wait behind the steps that the executor has. When there is no room, or sequences
 need the memory, the half that was unpinned first may be evicted, then half of what is left.
 
-Adapters that are kept loaded are loaded without a queue, and their memory is not given to others. Whoever
-names them bounds them, so that all other adapters still fit one after the other.
+Adapters that are kept loaded are loaded without a queue, and others do not get their memory. The frontend
+bounds them, so that all other adapters still fit one after the other.
 """
 
 import logging

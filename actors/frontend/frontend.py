@@ -173,7 +173,7 @@ class Frontend:
         """Tell the engine core, and each that is started later."""
         if message != self._kept_loaded:
             self._kept_loaded = message
-            with suppress(ActorStopped):  # one that is not running is told when it has started
+            with suppress(ActorStopped):  # one that is not running gets it when it starts
                 self._store.tell(message)
 
     def engine_started(self) -> None:
