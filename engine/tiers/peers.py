@@ -39,6 +39,10 @@ class PeerTier(StagedTier):
         """See TierIndex."""
         return source is not None and self._serves(source)
 
+    def wants(self, name: bytes) -> bool:
+        """See TierIndex."""
+        return False
+
     def counts(self) -> TierCounts:
         """See TierIndex."""
         with self._lock:

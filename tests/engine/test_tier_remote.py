@@ -12,36 +12,24 @@ import numpy as np
 import pytest
 from patience import eventually
 from s3 import s3_server
+from tier_pages import ANN, BOB, BOUND, CHAT, PAGE, content, fetched, keys, store
 
 from personae.engine.object_stores import AsyncObjects, StoredObject, open_store
-from personae.engine.plan import PageKey, PageOwner
-from personae.engine.scheduling.page_names import page_keys, root_key, session_digest, tenant_digest
+from personae.engine.plan import PageKey
 from personae.engine.tiers import remote
 from personae.engine.tiers.disk import DiskTier
 from personae.engine.tiers.remote import RemoteTier
 from personae.engine.tiers.stack import TierStack
-from personae.engine.tiers.tier import PageBytes, PageFetch, Tier
+from personae.engine.tiers.tier import PageBytes, PageFetch
 
 obstore = pytest.importorskip("obstore", reason="obstore is not installed: pip install obstore")
 
-PAGE = 5000
-BOUND = 2**20
-ANN, BOB = (PageOwner(tenant_digest(name), 1.0) for name in ("ann", "bob"))
-CHAT = ANN._replace(session=session_digest("chat"))
 _number = count()
 
 
 @pytest.fixture(params=["memory", "file"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"memory://{next(_number)}" if request.param == "memory" else f"file://{tmp_path}/bucket"
-
-
-def keys(count: int, salt: bytes = b"ann", first: int = 0) -> list[PageKey]:
-    return page_keys(root_key(salt, None), range(first, first + 4 * count), 4)
-
-
-def content(count: int, seed: int = 0) -> PageBytes:
-    return np.random.default_rng(seed).integers(0, 256, (count, PAGE), np.uint8)
 
 
 class Faulty(AsyncObjects):
@@ -100,20 +88,8 @@ def faults(tier: RemoteTier) -> Faulty:
     return tier._objects
 
 
-def store(tier: Tier, names: list[PageKey], pages: PageBytes, owner: PageOwner = ANN) -> None:
-    tier.store(names, [owner] * len(names), lambda: pages)
-
-
 def drain(tier: RemoteTier) -> None:
     eventually(lambda: not tier._queued, "all is stored")
-
-
-def fetched(tier: Tier, wanted: list[PageKey]) -> tuple[int, PageBytes | None]:
-    ticket = tier.reserve(len(wanted))
-    count = tier.fetch(PageFetch(ticket, (), tuple(wanted)))
-    pages = tier.take(ticket).copy() if count else None
-    tier.discard(ticket)
-    return count, pages
 
 
 def keep(url: str, names: list[PageKey], pages: PageBytes, identity: str = "a model") -> None:
