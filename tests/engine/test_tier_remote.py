@@ -340,6 +340,32 @@ def test_a_session_that_cannot_be_deleted_is_used_no_more_and_deleted_later(
     assert "of a deleted session stay" in caplog.text
 
 
+def test_a_store_that_cannot_list_is_asked_for_one_page_before_it_is_asked_for_others(url: str) -> None:
+    names, pages = keys(20), content(20)
+    objects = Faulty(url)
+    objects.lists = False
+    keep(url, keys(3, b"bob"), content(3))
+    tiers = [RemoteTier(objects, BOUND, PAGE, "a model") for _ in range(2)]
+    for tier in tiers:
+        eventually(tier.listed.is_set, "it has asked for a listing")
+        assert not tier.pages, "and takes nothing from it"
+    store(tiers[0], names, pages, CHAT)
+    drain(tiers[0])
+    assert tiers[1].has(names[0].name), "it may have any page"
+    assert tiers[1].wants(names[0].name)
+    assert not tiers[0].wants(names[0].name)
+    count, found = fetched(tiers[1], names)
+    assert count == 20
+    assert found is not None
+    assert np.array_equal(found, pages)
+    objects.asked.clear()
+    assert fetched(tiers[1], keys(20, b"carol")) == (0, None)
+    assert objects.asked == ["get"]
+    for tier in tiers:
+        tier.close()
+        assert tier.counts().errors == 0
+
+
 def test_stores_and_fetches_at_once_are_bounded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "IN_FLIGHT_BYTES", 3 * PAGE)
     monkeypatch.setattr(remote, "QUEUE_BYTES", 50 * PAGE)
