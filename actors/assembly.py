@@ -56,6 +56,7 @@ from personae.engine.speculation.tenant_answers import TenantAnswers
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine
 from personae.engine.tiers.host import HostTier
+from personae.engine.tiers.nixl import WINDOW_BYTES, NixlAgent
 from personae.engine.tiers.page_header import header_bytes
 from personae.engine.tiers.peers import PeerTier
 from personae.engine.tiers.remote import Objects, RemoteTier
@@ -183,7 +184,7 @@ def assemble(
     tiers: list[Tier] = []
     source = None
     if options.gives_pages:
-        source = PageSource(identity, page_bytes)
+        source = PageSource(identity, page_bytes, _nixl_agent(options, page_bytes))
         certified = options.page_identity
         tls = None if certified is None else client_context(certified, certified.certificate)
         tiers.append(PeerTier(source, tls))
@@ -290,6 +291,23 @@ def _open_disk(
         parts=options.share,
         token_bytes=token_bytes,
     )
+
+
+def _nixl_agent(options: EngineOptions, page_bytes: int) -> NixlAgent | None:
+    """The agent of `--kv-transfer-backend nixl`. Raises LoadError."""
+    if options.kv_transfer_backend != "nixl":
+        return None
+    if page_bytes > WINDOW_BYTES:
+        raise LoadError(
+            f"--kv-transfer-backend nixl moves pages of up to {size_text(WINDOW_BYTES)}; "
+            f"this model's have {size_text(page_bytes)}."
+        )
+    try:
+        return NixlAgent()
+    except ModuleNotFoundError:
+        raise LoadError("--kv-transfer-backend nixl needs NIXL (pip install nixl).") from None
+    except Exception as error:  # whatever the library raises
+        raise LoadError(f"--kv-transfer-backend nixl cannot be used: {reason(error)}.") from None
 
 
 def _open_objects(url: str, object_bytes: int) -> Objects:

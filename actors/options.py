@@ -317,6 +317,13 @@ class BatchingOptions:
             "computing them; with --ray over TCP with TLS."
         ),
     ] = False
+    kv_transfer_backend: Annotated[
+        Literal["sockets", "nixl"],
+        OptionInfo(
+            "The way of these pages. NIXL reads them from the other engine's memory, without TLS: for a "
+            "private network with RDMA. Needs nixl (pip install nixl)."
+        ),
+    ] = "sockets"
     gpu_memory_utilization: Annotated[
         float,
         OptionInfo(

@@ -66,6 +66,8 @@ async def open_engine(
         if getattr(options, name) is None and getattr(options, f"{name}_bytes") is not None:
             given = f"--{name.replace('_', '-')}"
             raise LoadError(f"{given}-bytes needs {given}.")
+    if options.kv_transfer_backend != "sockets" and not (options.kv_transfer or options.prefill_replicas):
+        raise LoadError(f"--kv-transfer-backend {options.kv_transfer_backend} needs --kv-transfer.")
     if secret is None:
         evicts = options.kv_remote is not None and options.kv_remote.startswith((LMCACHE, MOONCAKE))
         secret, in_store = await kept_secret(options.kv_disk, None if evicts else options.kv_remote)
