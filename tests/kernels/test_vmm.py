@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 from paper_gpu import Mistake, PaperGpu  # noqa: E402  # below the mark, which says what they need
 
 from personae.errors import DriverError  # noqa: E402
-from personae.kernels.memory import FixedMemory, granule_of, memory_of  # noqa: E402
+from personae.kernels.memory import granule_of, memory_of  # noqa: E402
 from personae.kernels.vmm import DeviceMemory  # noqa: E402
 
 CUDA = torch.device("cuda")
@@ -120,7 +120,7 @@ def test_without_the_package_or_the_ability_the_shares_are_fixed(gpu: PaperGpu, 
     assert granule_of(CUDA) is None
     with PaperGpu(1 << 20):
         assert granule_of(CUDA) is None
-        assert isinstance(memory_of(CUDA, 0), FixedMemory)
+        assert not memory_of(CUDA, 0).lends
     causes = [record.message.split(": ", 1)[1] for record in caplog.records]
     assert causes[0] == "the device has no virtual memory management"
     assert causes[1].startswith("the package cuda-bindings is not installed")
