@@ -77,6 +77,8 @@ def check_kv_remote(url: str) -> str:
 def _check_page_store(url: str) -> str:
     """The URL of an LMCache server or of a Mooncake master. Raises ValueError."""
     scheme = LMCACHE if url.startswith(LMCACHE) else MOONCAKE
+    if "@" in url:
+        raise ValueError(f"a URL that begins with {scheme} has no credentials.")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -84,7 +86,7 @@ def _check_page_store(url: str) -> str:
         metrics = int(options.pop("metrics_port", ["1"])[0])
     except ValueError:
         raise ValueError(f"{url!r} has no host and port; write it as {scheme}127.0.0.1:5555.") from None
-    if host is None or port is None or parts.path.strip("/") or parts.username is not None:
+    if host is None or port is None or parts.path.strip("/"):
         raise ValueError(f"{url!r} has no host and port alone; write it as {scheme}127.0.0.1:5555.")
     if scheme == MOONCAKE:
         if options or not 0 < metrics < 2**16:
