@@ -15,6 +15,7 @@ from types import FrameType
 import anyio
 import pytest
 from msgspec.structs import replace as replace_log
+from page_stores import page_store
 from patience import PATIENCE, eventually
 from tiny_models import VOCAB, model_folder
 from virtual_clock import real_clock
@@ -117,6 +118,18 @@ async def test_a_restarted_server_finds_a_tenants_prefix_and_no_other_finds_it(
     assert off.tokens == first.tokens == second.tokens == other.tokens
     changed = await serve(replace(on, dtype="bfloat16"))
     assert changed.cached == 0, "another numerics class"
+
+
+@pytest.mark.parametrize("kind", ["lmcache", "mooncake"])
+async def test_a_restarted_server_finds_its_prefix_in_the_real_store_of_pages(
+    kind: str, tmp_path: Path
+) -> None:
+    with page_store(kind, tmp_path) as store:
+        on = options_of(kv_remote=store.url, kv_remote_bytes=2**24)
+        first, second, other = await serve(on), await serve(on, keeps=False), await serve(on, b"bob")
+    assert (first.cached, second.cached, other.cached) == (0, WHOLE, 0)
+    assert first.tokens == second.tokens == other.tokens
+    assert first.errors == second.errors == other.errors == 0
 
 
 async def test_a_request_that_asks_for_memory_only_leaves_nothing_in_a_tier(kept: dict[str, object]) -> None:
