@@ -92,3 +92,6 @@ class AsyncObjects:
     async def delete(self, paths: Sequence[str]) -> None:
         """Delete objects. May raise FileNotFoundError if one is not there."""
         await self._api.delete_async(self._store, paths)
+
+    def close(self) -> None:
+        """Does nothing: obstore frees what it holds."""

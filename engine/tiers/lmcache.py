@@ -147,6 +147,11 @@ class LMCacheObjects:
     async def delete(self, paths: Sequence[str]) -> None:
         """Does nothing: the server evicts what is used least."""
 
+    def close(self) -> None:
+        """Close all connections."""
+        while self._idle:
+            self._idle.pop().close()
+
     @asynccontextmanager
     async def _linked(self, path: str) -> AsyncIterator[tuple[_Link, _Registration]]:
         """A connection, and what the server said of itself. After a failure the next one asks again."""

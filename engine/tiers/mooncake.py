@@ -90,12 +90,16 @@ class MooncakeObjects:
             if (code := await self._ask("remove", path, True)) not in (0, _NOT_FOUND):
                 raise OSError(f"it answered {code} to remove")
 
+    def close(self) -> None:
+        """Does nothing: closing may block. The store forgets who is silent."""
+
     async def _ask(self, name: str, *arguments: Any) -> Any:
         """The answer of one of the store's functions."""
         if self._store is None:
             if self._setting_up is None or self._setting_up.done():
                 self._setting_up = asyncio.create_task(self._set_up())
-            await asyncio.shield(self._setting_up)
+            await asyncio.wait([self._setting_up])
+            self._setting_up.result()
         return await _on_a_thread(partial(getattr(self._store, name), *arguments))
 
     async def _set_up(self) -> None:

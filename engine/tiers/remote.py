@@ -82,6 +82,9 @@ class Objects(Protocol):
     async def delete(self, paths: Sequence[str], /) -> None:
         """Delete objects."""
 
+    def close(self) -> None:
+        """Called at the end, on the thread of the other calls."""
+
 
 class _PagePath(NamedTuple):
     """The path of a page. `session` is `NO_SESSION` if it has none."""
@@ -138,6 +141,7 @@ class RemoteTier(StagedTier):
             for each in fetches:
                 each.cancel()
             self._loop.run_until_complete(asyncio.wait(fetches))
+        self._objects.close()
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 

@@ -13,6 +13,8 @@ from tier_pages import BOB, CHAT, PAGE, content, fetched, keys, store
 from personae.engine.tiers.disk import DiskTier
 from personae.engine.tiers.host import HostTier
 from personae.engine.tiers.stack import TierStack
+from personae.engine.worker.runner import _on_host
+from personae.kernels.side_stream import SideStream
 
 DEVICES = [
     "cpu",
@@ -48,6 +50,17 @@ def test_pages_come_back_as_they_were_and_only_whole_ones_of_the_same_tokens(dev
         assert fetched(tier, keys(3, b"bob")) == (0, None)
         assert fetched(tier, [names[0], names[1]._replace(tokens=b"others")])[0] == 1
         assert tier.counts() == (20, 0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_pages_are_copied_beside_the_steps_as_they_are_when_they_are_given(device: str) -> None:
+    beside = SideStream() if device == "cuda" else None
+    pages = torch.from_numpy(content(9)).to(device)
+    given = pages.clone()
+    ready = _on_host(given, beside)
+    pages.zero_()
+    del given
+    assert np.array_equal(ready(), content(9))
 
 
 def test_the_bound_holds_and_a_tenant_that_fills_it_loses_its_own_pages_only() -> None:
