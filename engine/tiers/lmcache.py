@@ -141,8 +141,9 @@ class LMCacheObjects:
         self._registration = None
         async with self._linked(prefix):
             pass
-        for nothing in ():
-            yield nothing
+        nothing: tuple[Sequence[StoredObject], ...] = ()
+        for some in nothing:
+            yield some
 
     async def delete(self, paths: Sequence[str]) -> None:
         """Does nothing: the server evicts what is used least."""

@@ -157,16 +157,37 @@ def double_unmap(memory: DeviceMemory, tensor: torch.Tensor) -> None:
 
 
 def double_map(memory: DeviceMemory, tensor: torch.Tensor) -> None:
-    memory._driver.call("cuMemMap", tensor.data_ptr(), GRANULE, 0, memory._driver.create(), 0)
+    memory._driver.call(
+        "cuMemMap",
+        tensor.data_ptr(),
+        GRANULE,
+        0,
+        memory._driver.call("cuMemCreate", GRANULE, memory._driver.prop, 0),
+        0,
+    )
 
 
 def map_at_another_address(memory: DeviceMemory, tensor: torch.Tensor) -> None:
-    memory._driver.call("cuMemMap", tensor.data_ptr() + GRANULE, GRANULE, 0, memory._driver.create(), 0)
+    memory._driver.call(
+        "cuMemMap",
+        tensor.data_ptr() + GRANULE,
+        GRANULE,
+        0,
+        memory._driver.call("cuMemCreate", GRANULE, memory._driver.prop, 0),
+        0,
+    )
 
 
 def map_askew(memory: DeviceMemory, tensor: torch.Tensor) -> None:
     memory.give_back(tensor)
-    memory._driver.call("cuMemMap", tensor.data_ptr() + 512, GRANULE, 0, memory._driver.create(), 0)
+    memory._driver.call(
+        "cuMemMap",
+        tensor.data_ptr() + 512,
+        GRANULE,
+        0,
+        memory._driver.call("cuMemCreate", GRANULE, memory._driver.prop, 0),
+        0,
+    )
 
 
 def release_mapped(memory: DeviceMemory, tensor: torch.Tensor) -> None:
