@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -156,13 +157,17 @@ def double_unmap(memory: DeviceMemory, tensor: torch.Tensor) -> None:
     memory._driver.call("cuMemUnmap", tensor.data_ptr(), GRANULE)
 
 
+def created(memory: DeviceMemory) -> Any:
+    return memory._driver.call("cuMemCreate", GRANULE, memory._driver.prop, 0)
+
+
 def double_map(memory: DeviceMemory, tensor: torch.Tensor) -> None:
     memory._driver.call(
         "cuMemMap",
         tensor.data_ptr(),
         GRANULE,
         0,
-        memory._driver.call("cuMemCreate", GRANULE, memory._driver.prop, 0),
+        created(memory),
         0,
     )
 
@@ -173,7 +178,7 @@ def map_at_another_address(memory: DeviceMemory, tensor: torch.Tensor) -> None:
         tensor.data_ptr() + GRANULE,
         GRANULE,
         0,
-        memory._driver.call("cuMemCreate", GRANULE, memory._driver.prop, 0),
+        created(memory),
         0,
     )
 
@@ -185,7 +190,7 @@ def map_askew(memory: DeviceMemory, tensor: torch.Tensor) -> None:
         tensor.data_ptr() + 512,
         GRANULE,
         0,
-        memory._driver.call("cuMemCreate", GRANULE, memory._driver.prop, 0),
+        created(memory),
         0,
     )
 
@@ -200,7 +205,7 @@ def free_mapped(memory: DeviceMemory, tensor: torch.Tensor) -> None:
 
 def grant_unmapped(memory: DeviceMemory, tensor: torch.Tensor) -> None:
     memory.give_back(tensor)
-    memory._driver.grant(tensor.data_ptr(), GRANULE)
+    memory._driver.call("cuMemSetAccess", tensor.data_ptr(), GRANULE, [memory._driver.access], 1)
 
 
 @pytest.mark.parametrize(
