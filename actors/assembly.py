@@ -55,7 +55,7 @@ from personae.engine.speculation.speculator import Propose, Speculator, expected
 from personae.engine.speculation.tenant_answers import TenantAnswers
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine
-from personae.engine.tiers.host import HostTier
+from personae.engine.tiers.host_memory import HostTier
 from personae.engine.tiers.nixl import WINDOW_BYTES, NixlAgent
 from personae.engine.tiers.page_header import header_bytes
 from personae.engine.tiers.peers import PeerTier

@@ -10,7 +10,7 @@ import torch
 from personae.engine.object_stores import AsyncObjects
 from personae.engine.plan import PageKey, PageOwner
 from personae.engine.tiers.disk import DiskTier
-from personae.engine.tiers.host import HostTier
+from personae.engine.tiers.host_memory import HostTier
 from personae.engine.tiers.remote import RemoteTier
 from personae.engine.tiers.stack import TierStack
 from personae.engine.tiers.tier import PageBytes, PageFetch

@@ -11,7 +11,7 @@ from patience import eventually
 from tier_pages import BOB, CHAT, PAGE, content, fetched, keys, store
 
 from personae.engine.tiers.disk import DiskTier
-from personae.engine.tiers.host import HostTier
+from personae.engine.tiers.host_memory import HostTier
 from personae.engine.tiers.stack import TierStack
 from personae.engine.worker.runner import _on_host
 from personae.kernels.side_stream import SideStream

@@ -28,7 +28,7 @@ from personae.engine.object_stores import AsyncObjects
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.engine.tiers.disk import DiskTier
-from personae.engine.tiers.host import HostTier
+from personae.engine.tiers.host_memory import HostTier
 from personae.engine.tiers.remote import RemoteTier
 from personae.engine.tiers.tier import PageFetch, Tier
 
