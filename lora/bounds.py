@@ -14,7 +14,8 @@ class AdapterBounds:
     """What an adapter must fit: the base's shapes, the pool's ranks, the range of its dtype, and the bytes
     for what it needs in addition to its ranks, which also bound what ranks on experts need. itemsize: of the
     pool's dtype. stored: the dtype (safetensors' name) of the file from which
-    it is placed, if there is one (`lora/stored.py`)."""
+    it is placed, if there is one (`lora/stored.py`). capacity_rows, max_adapters: of the pool, see
+    LoraPool."""
 
     shapes: LoraShapes
     max_rank: int
@@ -22,6 +23,8 @@ class AdapterBounds:
     max_extra: int = 2**63
     stored: str | None = None
     itemsize: int = 4
+    capacity_rows: int = 2**31
+    max_adapters: int = 2**31
 
     @property
     def max_update(self) -> float:
