@@ -1,6 +1,6 @@
 """LMCache's server as the objects of a remote tier: `--kv-remote lmcache://127.0.0.1:PORT`.
 
-The server keeps chunks of one size in shared memory and, where it is told so, behind that on a disk, in Redis
+The server keeps chunks of one size in shared memory and, if it has adapters for that, on a disk, in Redis
 or in S3. It names a chunk by the model and by a hash of the chunk's tokens. Here the model is the identity of
 our pages, and 16 numbers from the object's name stand for the tokens. A chunk is the object's length, the
 object, and what was there before.

@@ -27,7 +27,7 @@ from personae.engine.object_stores import StoredObject
 
 Answer = TypeVar("Answer")
 
-METRICS_PORT = 9003  # of a master, unless it is told another one
+METRICS_PORT = 9003  # of a master, unless it has another one
 BUFFER_BYTES = 128 * 2**20  # for objects that are under way
 _NOT_FOUND = -704
 _NO_ROOM = -200
