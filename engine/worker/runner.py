@@ -321,8 +321,8 @@ class Runner(DeviceAdapters):
 
 
 def _on_host(content: torch.Tensor, beside: SideStream | None) -> Callable[[], PageBytes]:
-    """Begin to copy pages to the host, on a GPU in parallel with its steps. The function returns them there, and waits
-    until they are. It holds the content until then."""
+    """Begin to copy pages to the host, on a GPU in parallel with its steps. The function returns them there,
+    and waits until they are. It holds the content until then."""
     with nullcontext() if beside is None else beside.fork():
         host, arrival = to_host(content), DeviceToHostEvent(content.device)
 
