@@ -59,23 +59,20 @@ FIGURES: dict[str, tuple[str, str, str, Callable[[Result], float]]] = {
 
 def with_a_tier(times: int, kind: str, requests: int, seed: int) -> Scenario:
     """One engine whose memory has room for a part of what is asked for again, and a tier of `times` as many
-    pages. `kind`: conversations of ten turns, or prompts with one of few beginnings; with `slow` a page takes
-    ten times as long to fetch."""
-    talks = kind.startswith("conversations")
+    pages. The prompts are those of conversations. If `kind` ends with `slow`, a page takes ten times as long
+    to fetch."""
     load = SimulatedWorkload(
         requests=requests,
         rate=25.0,
         adapters=0,
         tenants=4,
-        prompt=(20, 120) if talks else (4, 40),
-        prefix=(128, 256),
-        prefixed=0.0 if talks else 0.9,
+        prompt=(20, 120),
+        prefixed=0.0,
         answer=(1, 30),
         schemas=0.0,
         leaves=0.0,
         slow=0.0,
-        conversations=120 if talks else 0,
-        turns=10,
+        conversations=120,
     )
     costs = Costs(step=0.005, token=0.0001, fetch=0.002 if kind.endswith("slow") else 0.0002)
     return Scenario(
@@ -132,7 +129,7 @@ Requests = Annotated[int, typer.Option(min=1)]
 @app.command()
 def tiers(results: Path, requests: Requests = 3000, seed: int = 1) -> None:
     """Serve the same requests with tiers of different sizes."""
-    for kind in ("conversations", "conversations, slow", "beginnings"):
+    for kind in ("conversations", "conversations, slow"):
         for times in SIZES:
             _run(results, "tiers", kind, times, with_a_tier(times, kind, requests, seed))
 
