@@ -1,7 +1,6 @@
 """Checks whether an adapter fits. Uploads and loads use the same checks."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 import torch
 
@@ -38,6 +37,7 @@ def bounds_of_pool(
         dtype.itemsize,
         capacity_rows,
         max_adapters,
+        RANK_PAGE,
     )
 
 
@@ -61,28 +61,6 @@ def check_fit(adapter: Adapter, bounds: AdapterBounds) -> None:
         )
     if not (adapter.peak <= bounds.max_value and adapter.reach <= bounds.max_update):
         raise _overflow(adapter, bounds)
-
-
-def check_kept_loaded(kept: Sequence[Mapping[str, int]], bounds: AdapterBounds) -> None:
-    """Raises AdapterError if adapters with these ranks by module, which all stay on the device, would leave
-    less than half of its slots, ranks or bytes to others."""
-    rows: Counter[str] = Counter()
-    for ranks in kept:
-        for module, rank in ranks.items():
-            if bounds.shapes.sites[module].experts == 1:  # pages of experts only have addresses
-                rows[module] += -(-rank // RANK_PAGE) * RANK_PAGE
-    used = sum(adapter_bytes(bounds.shapes, ranks, bounds.itemsize) for ranks in kept)
-    for what, needed, half in (
-        ("adapters", len(kept), bounds.max_adapters // 2),
-        ("ranks of a module", max(rows.values(), default=0), bounds.capacity_rows // 2),
-        ("bytes", used, bounds.max_extra // 2),
-    ):
-        if needed > half:
-            raise AdapterError(
-                f"adapters that stay loaded would have {needed} {what}; at most half of the device's memory "
-                f"for adapters may be theirs, {half} {what}",
-                param="keep_loaded",
-            )
 
 
 def too_large(adapter: Adapter, bounds: AdapterBounds) -> AdapterError:

@@ -52,7 +52,6 @@ from personae.errors import (
 from personae.kernels.sizes import size_text
 from personae.lora.bounds import AdapterBounds
 from personae.lora.disk import bytes_in
-from personae.lora.fit import check_kept_loaded
 from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE, targets
 
 STAGING = "staging"
@@ -544,7 +543,7 @@ class Registry:
             return  # a base that has not been started; it checks nothing until then
         others = [row for row in self._rows_kept_loaded(key) if (row["tenant"], row["name"]) != of]
         try:
-            check_kept_loaded([*map(_ranks, others), ranks], bounds)
+            bounds.check_kept_loaded([*map(_ranks, others), ranks])
         except AdapterError as error:
             raise Conflict(f"`{of[1]}` cannot stay loaded: {error.message}.", param="keep_loaded") from None
 
