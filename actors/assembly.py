@@ -36,13 +36,12 @@ from personae.engine.loader import load_model
 from personae.engine.lora_shapes import lora_shapes, rank_shapes, shared_shapes
 from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import NumericsClass, weights_digest
-from personae.engine.object_stores import AsyncObjects, reason
+from personae.engine.object_stores import LMCACHE, MOONCAKE, AsyncObjects, reason
 from personae.engine.packed_weights import PackedWeights
 from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.parallel.messages import PoolSizes
 from personae.engine.parallel.process import preparation
 from personae.engine.parallel.ranks import Ranks
-from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.kv_events import KVEventRecorder
 from personae.engine.scheduling.scheduler import Scheduler
@@ -56,7 +55,11 @@ from personae.engine.speculation.step import SpeculativeStepEngine
 from personae.engine.speculation.tenant_answers import TenantAnswers
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine
+from personae.engine.tiers.host_memory import HostTier
+from personae.engine.tiers.nixl import WINDOW_BYTES, NixlAgent
+from personae.engine.tiers.page_header import header_bytes
 from personae.engine.tiers.peers import PeerTier
+from personae.engine.tiers.remote import Objects, RemoteTier
 from personae.engine.tiers.stack import stacked
 from personae.engine.tiers.tier import Tier
 from personae.engine.tiers.transfer import PageSource
@@ -177,17 +180,23 @@ def assemble(
         _instructions(device, options),
     )
     identity, page_bytes = _page_identity(options, model, sizes, draft, numerics)
+    token_bytes = TOKEN_BYTES * layout.page_size + ADAPTER_BYTES
     tiers: list[Tier] = []
     source = None
     if options.gives_pages:
-        source = PageSource(identity, page_bytes)
+        source = PageSource(identity, page_bytes, _nixl_agent(options, page_bytes))
         certified = options.page_identity
         tls = None if certified is None else client_context(certified, certified.certificate)
         tiers.append(PeerTier(source, tls))
+    if options.kv_host_bytes is not None:
+        tiers.append(HostTier(options.kv_host_bytes, page_bytes, device))
     if options.kv_disk is not None:
-        tiers.append(_open_disk(options.kv_disk, options, layout, identity, page_bytes))
+        tiers.append(_open_disk(options.kv_disk, options, token_bytes, identity, page_bytes))
     if options.kv_remote is not None:
-        tiers.append(_open_remote(options.kv_remote, options.kv_remote_bytes, identity, page_bytes))
+        object_bytes = header_bytes(token_bytes) + page_bytes
+        objects = _open_objects(options.kv_remote, object_bytes)
+        bound = KV_TIER_BYTES if options.kv_remote_bytes is None else options.kv_remote_bytes
+        tiers.append(RemoteTier(objects, bound, page_bytes, identity))
     tier = stacked(tiers, page_bytes)
 
     def build_scheduler() -> Scheduler:
@@ -267,7 +276,7 @@ def _page_identity(
 
 
 def _open_disk(
-    folder: Path, options: EngineOptions, layout: MemoryLayout, identity: str, page_bytes: int
+    folder: Path, options: EngineOptions, token_bytes: int, identity: str, page_bytes: int
 ) -> Tier:
     """The tier of `--kv-disk`."""
     if not hasattr(os, "posix_fallocate"):
@@ -281,19 +290,41 @@ def _open_disk(
         page_bytes,
         identity,
         parts=options.share,
-        token_bytes=TOKEN_BYTES * layout.page_size + ADAPTER_BYTES,
+        token_bytes=token_bytes,
     )
 
 
-def _open_remote(url: str, bound: int | None, identity: str, page_bytes: int) -> Tier:
-    """The tier of `--kv-remote`. Raises LoadError."""
-    from personae.engine.tiers.remote import RemoteTier
-
+def _nixl_agent(options: EngineOptions, page_bytes: int) -> NixlAgent | None:
+    """The agent of `--kv-transfer-backend nixl`. Raises LoadError."""
+    if options.kv_transfer_backend != "nixl":
+        return None
+    if page_bytes > WINDOW_BYTES:
+        raise LoadError(
+            f"--kv-transfer-backend nixl moves pages of up to {size_text(WINDOW_BYTES)}; "
+            f"this model's have {size_text(page_bytes)}."
+        )
     try:
-        objects = AsyncObjects(url)
+        return NixlAgent()
+    except ModuleNotFoundError:
+        raise LoadError("--kv-transfer-backend nixl needs NIXL (pip install nixl).") from None
+    except Exception as error:  # whatever the library raises
+        raise LoadError(f"--kv-transfer-backend nixl cannot be used: {reason(error)}.") from None
+
+
+def _open_objects(url: str, object_bytes: int) -> Objects:
+    """The store of `--kv-remote`. Raises LoadError."""
+    try:
+        if url.startswith(LMCACHE):
+            from personae.engine.tiers.lmcache import LMCacheObjects
+
+            return LMCacheObjects(url, object_bytes)
+        if url.startswith(MOONCAKE):
+            from personae.engine.tiers.mooncake import MooncakeObjects
+
+            return MooncakeObjects(url)
+        return AsyncObjects(url)
     except Exception as error:
         raise LoadError(f"--kv-remote {url} cannot be used: {reason(error)}.") from None
-    return RemoteTier(objects, KV_TIER_BYTES if bound is None else bound, page_bytes, identity)
 
 
 def _instructions(device: torch.device, options: EngineOptions) -> str:
@@ -526,7 +557,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         raise LoadError(f"{option} does not work on Windows.")
     if options.draft_model is not None:
         raise LoadError(f"{option} and --draft-model do not work together so far.")
-    for name in ("kv_disk", "kv_remote", "kv_transfer"):
+    for name in ("kv_host_bytes", "kv_disk", "kv_remote", "kv_transfer"):
         if getattr(options, name):
             other = f"--{name.replace('_', '-')}"
             raise LoadError(f"{option} and {other} do not work together so far.")

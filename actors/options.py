@@ -12,11 +12,13 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import parse_qs, urlsplit
 
 from personae.actors.cluster.identity import TlsIdentity
-from personae.engine.object_stores import MEMORY, SCHEMES, check_store_url
+from personae.engine.object_stores import LMCACHE, MEMORY, MOONCAKE, SCHEMES, check_store_url
 from personae.engine.quantization import QUANTIZATIONS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -65,10 +67,50 @@ def parse_size(text: str) -> int:
 
 def check_kv_remote(url: str) -> str:
     """The URL of `--kv-remote`. Raises ValueError."""
+    if url.startswith((LMCACHE, MOONCAKE)):
+        return _check_page_store(url)
     url = check_store_url(url, (*SCHEMES, MEMORY))
-    if find_spec("obstore") is None:
-        raise ValueError(f"{url!r} needs obstore (pip install obstore).")
+    _needs(url, "obstore")
     return url
+
+
+def _check_page_store(url: str) -> str:
+    """The URL of an LMCache server or of a Mooncake master. Raises ValueError."""
+    scheme = LMCACHE if url.startswith(LMCACHE) else MOONCAKE
+    if "@" in url:
+        raise ValueError(f"a URL that begins with {scheme} has no credentials.")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+        options = parse_qs(parts.query, strict_parsing=bool(parts.query))
+        metrics = int(options.pop("metrics_port", ["1"])[0])
+    except ValueError:
+        raise ValueError(f"{url!r} has no host and port; write it as {scheme}127.0.0.1:5555.") from None
+    if host is None or port is None or parts.path.strip("/"):
+        raise ValueError(f"{url!r} has no host and port alone; write it as {scheme}127.0.0.1:5555.")
+    if scheme == MOONCAKE:
+        if options or not 0 < metrics < 2**16:
+            raise ValueError(f"{url!r} may have ?metrics_port=PORT, the HTTP port of Mooncake's master.")
+        _needs(url, "mooncake", "mooncake-transfer-engine-non-cuda, or mooncake-transfer-engine with CUDA 12")
+        return url
+    if parts.query or not _is_here(host):
+        raise ValueError(f"{url!r} is not on this machine: LMCache's server shares its memory with us.")
+    _needs(url, "zmq", "pyzmq")
+    return url.rstrip("/")
+
+
+def _is_here(host: str) -> bool:
+    """Whether it is a loopback address, or localhost."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _needs(url: str, module: str, package: str = "") -> None:
+    """Raises ValueError if a module is not installed."""
+    if find_spec(module) is None:
+        raise ValueError(f"{url!r} needs {module} (pip install {package or module}).")
 
 
 def parse_quantization(name: str) -> str:
@@ -226,6 +268,16 @@ class BatchingOptions:
             unset="on a CPU 2GiB, or half of a small memory; on a GPU see --gpu-memory-utilization",
         ),
     ] = None
+    kv_host_bytes: Annotated[
+        int | None,
+        OptionInfo(
+            "With a GPU: host memory where pages of the KV cache are kept when the GPU has no room for them, "
+            "such as 20GiB. Each engine of --replicas takes so much.",
+            min=1,
+            parse=parse_size,
+            metavar="SIZE",
+        ),
+    ] = None
     kv_disk: Annotated[
         Path | None,
         OptionInfo(
@@ -243,9 +295,9 @@ class BatchingOptions:
     kv_remote: Annotated[
         str | None,
         OptionInfo(
-            "An object store where pages of the KV cache are kept, too, such as s3://bucket/prefix or "
-            "file:///folder. Servers that share it find the prefixes of one another. Needs obstore (pip "
-            "install obstore).",
+            "A store where pages of the KV cache are kept, too: s3://bucket/prefix or file:///folder (needs "
+            "obstore: pip install obstore), lmcache://127.0.0.1:5555 or mooncake://HOST:50051. Servers that "
+            "share it find the prefixes of one another.",
             metavar="URL",
             check=check_kv_remote,
         ),
@@ -267,6 +319,13 @@ class BatchingOptions:
             "computing them; with --ray over TCP with TLS."
         ),
     ] = False
+    kv_transfer_backend: Annotated[
+        Literal["sockets", "nixl"],
+        OptionInfo(
+            "The way of these pages. NIXL reads them from the other engine's memory, without TLS: for a "
+            "private network with RDMA. Needs nixl (pip install nixl)."
+        ),
+    ] = "sockets"
     gpu_memory_utilization: Annotated[
         float,
         OptionInfo(

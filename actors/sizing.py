@@ -14,8 +14,8 @@ from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.engine.worker.profiling import step_bytes
 from personae.errors import LoadError
-from personae.kernels.cgroup import free_memory
-from personae.kernels.memory import granule_of, main_memory
+from personae.kernels.cgroup import free_memory, main_memory
+from personae.kernels.memory import granule_of
 from personae.kernels.reference import FP8
 from personae.kernels.sgmv import RANK_PAGE
 from personae.kernels.sizes import size_text

@@ -25,6 +25,7 @@ from personae.api.opened import Opened
 from personae.api.options import ServeOptions, shared
 from personae.api.page_secret import kept_secret
 from personae.engine.generation_config import GenerationDefaults
+from personae.engine.object_stores import LMCACHE, MOONCAKE
 from personae.errors import LoadError
 
 
@@ -65,9 +66,14 @@ async def open_engine(
         if getattr(options, name) is None and getattr(options, f"{name}_bytes") is not None:
             given = f"--{name.replace('_', '-')}"
             raise LoadError(f"{given}-bytes needs {given}.")
+    if options.kv_transfer_backend != "sockets" and not (options.kv_transfer or options.prefill_replicas):
+        raise LoadError(f"--kv-transfer-backend {options.kv_transfer_backend} needs --kv-transfer.")
     if secret is None:
-        secret, in_store = await kept_secret(options.kv_disk, options.kv_remote)
-        if not in_store:
+        evicts = options.kv_remote is not None and options.kv_remote.startswith((LMCACHE, MOONCAKE))
+        secret, in_store = await kept_secret(options.kv_disk, None if evicts else options.kv_remote)
+        if evicts and secret is None:
+            raise LoadError(f"--kv-remote {options.kv_remote} needs --data-dir: it keeps what names pages.")
+        if not in_store and not evicts:
             options = replace(options, kv_remote=None, kv_remote_bytes=None)
     if options.prefill_replicas:
         options = replace(options, kv_transfer=True)

@@ -9,9 +9,9 @@ pages, fills whole granules. Ordered by layer, lending would take enough idle ne
 every layer.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from math import gcd
-from typing import Protocol
+from collections.abc import Collection, Iterator, Sequence
+from math import gcd, prod
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,33 +22,20 @@ from personae.kernels.attention import kv_width
 from personae.kernels.memory import Memory, giving_back_pages, memory_of
 from personae.kernels.states import windows
 
+if TYPE_CHECKING:
+    from personae.engine.heads.states import HeadStates
+
 Specs = Sequence[KVSpec | None]
 """The spec of each layer; None for a layer that keeps nothing."""
 
 
-Members = Mapping[KVSpec, Sequence[int]]
-"""The layers of each spec."""
-Groups = tuple[dict[KVSpec, Tensor], dict[KVSpec, Tensor]]
-"""What is kept of tokens, and what is kept of pages."""
+class _Kind(NamedTuple):
+    """So many parts of this shape are kept of a page, by each of so many layers."""
 
-
-class HiddenReader(Protocol):
-    """Keeps what a trained head reads of every token that the model computes, by the pages of the cache."""
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """It reads the residual stream as it enters these layers, ascending. The number of layers means as it
-        leaves the last."""
-
-    @property
-    def pages(self) -> Tensor:
-        """What is kept, by page: [pages, ...]."""
-
-    def write(self, hidden: Tensor, places: Tensor) -> None:
-        """hidden: [T, len(layers), hidden_size]; places: [T] int64, as those of keys and values."""
-
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """See KVCache."""
+    layers: int
+    parts: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class KVCache:
@@ -61,7 +48,7 @@ class KVCache:
     the hidden states of every forward pass.
     """
 
-    reader: HiddenReader | None = None
+    reader: "HeadStates | None" = None
 
     def __init__(
         self,
@@ -83,54 +70,38 @@ class KVCache:
         self._run = layout.run
         self._memory = memory_of(device, 0) if memory is None else memory
         pages, members = layout.num_pages + spare, _members(specs)
-        self.groups, self._state_groups = (
-            self._by_pages(members, pages) if self._memory.granule else self._by_layers(members, pages)
-        )
+        stateful = [spec for spec in members if spec.state]
+        kinds = [
+            _Kind(len(members[spec]), 1, (self._windows, *spec.state), torch.float32) for spec in stateful
+        ]
+        kinds += [
+            _Kind(len(layers), spec.parts, self._page_shape(spec), spec.dtype or dtype)
+            for spec, layers in members.items()
+        ]
+        tensors = self._reserve(kinds, pages)
+        groups, states = tensors[len(stateful) :], tensors[: len(stateful)]
+        self._kept = (*groups, *states)
+        self.groups = dict(zip(members, groups, strict=True))
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.states: dict[int, Tensor] = {}
         for spec, layers in members.items():
             for layer, parts in zip(layers, self.groups[spec], strict=True):
                 values = parts[1] if spec.latent is None else parts[0][..., : spec.latent]
                 self.layers[layer] = parts[0], values
-            if spec.state:
-                self.states |= zip(layers, self._state_groups[spec], strict=True)
+        for spec, kept in zip(stateful, states, strict=True):
+            self.states |= zip(members[spec], kept[:, 0], strict=True)
 
-    def _by_layers(self, members: Members, pages: int) -> Groups:
-        states = {
-            spec: self._memory.reserve((len(layers), pages, self._windows, *spec.state), torch.float32)
-            for spec, layers in members.items()
-            if spec.state
-        }
-        return {
-            spec: self._memory.reserve(
-                (len(layers), spec.parts, pages, *self._page_shape(spec)), spec.dtype or self.dtype
-            )
-            for spec, layers in members.items()
-        }, states
-
-    def _by_pages(self, members: Members, pages: int) -> Groups:
+    def _reserve(self, kinds: Sequence[_Kind], pages: int) -> list[Tensor]:
+        """What is kept of each kind: [layers, parts, pages, *shape]."""
+        if not self._memory.granule:
+            return [self._memory.reserve((*each[:2], pages, *each.shape), each.dtype) for each in kinds]
         self._pages = self._memory.reserve((pages, self.page_bytes), torch.uint8)
         self._memory.back(self._pages)
-        size = self.page_size
-        widths = [
-            len(layers) * spec.bytes(self.dtype) * spec.tokens(size) for spec, layers in members.items()
+        widths = [each.layers * each.parts * prod(each.shape) * each.dtype.itemsize for each in kinds]
+        return [
+            part.view(each.dtype).view(pages, *each[:2], *each.shape).movedim(0, 2)
+            for each, part in zip(kinds, torch.split(self._pages, widths, dim=1), strict=True)
         ]
-        state_widths = [len(layers) * spec.state_bytes(size) for spec, layers in members.items()]
-        split = torch.split(self._pages, [*state_widths, *widths], dim=1)
-        states = {
-            spec: part.view(torch.float32)
-            .view(pages, len(layers), self._windows, *spec.state)
-            .transpose(0, 1)
-            for (spec, layers), part in zip(members.items(), split, strict=False)
-            if spec.state
-        }
-        parts = zip(members.items(), split[len(members) :], strict=True)
-        return {
-            spec: part.view(spec.dtype or self.dtype)
-            .view(pages, len(layers), spec.parts, *self._page_shape(spec))
-            .permute(1, 2, 0, 3, 4, 5)
-            for (spec, layers), part in parts
-        }, states
 
     def _page_shape(self, spec: KVSpec) -> tuple[int, int, int]:
         """The shape of one page of one layer's keys."""
@@ -144,12 +115,9 @@ class KVCache:
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages (source, destination) in all layers, one pair after the other."""
-        for group in self.groups.values():
+        for kept in self._kept:
             for source, destination in pairs:
-                group[:, :, destination] = group[:, :, source]
-        for states in self._state_groups.values():
-            for source, destination in pairs:
-                states[:, destination] = states[:, source]
+                kept[:, :, destination] = kept[:, :, source]
         if self.reader is not None:
             self.reader.copy_pages(pairs)
 
@@ -183,10 +151,8 @@ class KVCache:
 
     def _tensors(self) -> Iterator[Tensor]:
         """All that is kept of pages, layer by layer: [pages, ...]."""
-        for group in self.groups.values():
-            yield from group.flatten(0, 1)
-        for states in self._state_groups.values():
-            yield from states
+        for kept in self._kept:
+            yield from kept.flatten(0, 1)
 
     def giving_back(self, pages: Collection[int]) -> Iterator[None]:
         """Return the memory of these pages, whole runs, piece by piece. Ordered by layer there may be

@@ -21,11 +21,10 @@ from personae.engine.parallel.comm import ONE_RANK, Comm, Unconnected
 from personae.engine.quantization.base import load
 from personae.engine.quantization.unquantized import multiplies_bfloat16
 from personae.errors import ModelLoadError
-from personae.kernels.cgroup import free_memory
+from personae.kernels.cgroup import free_memory, main_memory
 from personae.kernels.decoder import PackedLayout, PackedPlace, Weight
 from personae.kernels.malloc import give_back_freed
 from personae.kernels.mappable import MappableMemory
-from personae.kernels.memory import main_memory
 from personae.lora.base import fingerprint
 from personae.lora.shapes import Fingerprint
 

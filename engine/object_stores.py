@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 SCHEMES = ("s3://", "gs://", "az://", "file:///")
 MEMORY = "memory://"
+LMCACHE, MOONCAKE = "lmcache://", "mooncake://"  # stores of pages; see `tiers/`
 _SECONDS = timedelta(seconds=20)  # for one request
 _CONNECT = timedelta(seconds=5)
 _RETRY_SECONDS = timedelta(seconds=30)
@@ -53,15 +54,17 @@ def reason(error: BaseException) -> str:
 
 
 class StoredObject(NamedTuple):
-    """An object in a listing."""
+    """An object in a listing. `size`: None if the store does not say."""
 
     path: str
-    size: int
+    size: int | None
     modified: datetime
 
 
 class AsyncObjects:
     """The objects of a store, for asyncio: obstore's futures are asyncio's. Raises what obstore raises."""
+
+    lists = True
 
     def __init__(self, url: str) -> None:
         import obstore
@@ -89,3 +92,6 @@ class AsyncObjects:
     async def delete(self, paths: Sequence[str]) -> None:
         """Delete objects. May raise FileNotFoundError if one is not there."""
         await self._api.delete_async(self._store, paths)
+
+    def close(self) -> None:
+        """Does nothing: obstore frees what it holds."""

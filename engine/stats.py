@@ -71,7 +71,7 @@ class EngineCounters(msgspec.Struct):
         int,
         CounterMetric(
             "personae:kv_tier_hits",
-            "Prompt tokens found in --kv-disk, --kv-remote or another engine; the cache hits include them.",
+            "Prompt tokens found in a tier or in another engine; the cache hits include them.",
         ),
     ] = 0
     tier_stored: Annotated[int, CounterMetric("personae:kv_tier_stored", "KV pages written to the tier.")] = 0

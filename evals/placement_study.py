@@ -7,7 +7,6 @@
 for each figure, from all lines of the file.
 """
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -19,10 +18,10 @@ from personae.actors.simulation.capacity import quantile
 from personae.actors.simulation.scenario import PLACEMENT_NAMES, PlacementName, SimulationReport
 from personae.actors.simulation.world import simulate
 from personae.evals.placement import day
+from personae.evals.plots import lines
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 480, 260, 56, 110, 34, 40
 _COLOURS = {
     "random": "#9aa5b1",
     "least-loaded": "#d97706",
@@ -104,49 +103,11 @@ def table(found: list[Result]) -> str:
 
 
 def plot(title: str, found: list[Result], value: Callable[[Result], float]) -> str:
-    """A self-contained SVG: a line per policy, by number of replicas."""
-    counts = sorted({one.replicas for one in found})
-    most = max(map(value, found)) * 1.1 or 1.0
-    step = (_WIDTH - _LEFT - _RIGHT) / max(len(counts) - 1, 1)
-
-    def place(one: Result) -> tuple[float, float]:
-        up = value(one) / most * (_HEIGHT - _TOP - _BOTTOM)
-        return _LEFT + step * counts.index(one.replicas), _HEIGHT - _BOTTOM - up
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
-        'font-size="11" fill="#1f2933">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{_LEFT}" y="18" font-size="12" font-weight="bold">{title}</text>',
-    ]
-    for tick in range(5):
-        y = _HEIGHT - _BOTTOM - tick / 4 * (_HEIGHT - _TOP - _BOTTOM)
-        parts.append(
-            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e7eb"/>'
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(tick / 4 * most)}</text>'
-        )
-    for index, count in enumerate(counts):
-        x = _LEFT + step * index
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 22}" text-anchor="middle">{count}</text>')
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<text x="{middle:.1f}" y="{_HEIGHT - 6}" text-anchor="middle">replicas</text>')
-    for index, (policy, colour) in enumerate(_COLOURS.items()):
-        mine = sorted((one for one in found if one.policy == policy), key=lambda one: one.replicas)
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, mine))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in map(place, mine)]
-        y = _TOP + 16 * index + 8
-        parts.append(
-            f'<rect x="{_WIDTH - _RIGHT + 14}" y="{y - 8}" width="10" height="10" fill="{colour}"/>'
-            f'<text x="{_WIDTH - _RIGHT + 30}" y="{y + 1}">{policy}</text>'
-        )
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _short(value: float) -> str:
-    """A number for an axis."""
-    digits = max(2 - math.ceil(math.log10(value)), 0) if value > 0 else 0
-    return f"{value:.{digits}f}"
+    """An SVG: a line per policy, by number of replicas."""
+    by_policy = {
+        policy: [(one.replicas, value(one)) for one in found if one.policy == policy] for policy in _COLOURS
+    }
+    return lines(title, "replicas", by_policy, _COLOURS)
 
 
 def _result(policy: PlacementName, report: SimulationReport) -> Result:

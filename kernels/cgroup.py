@@ -8,6 +8,7 @@ Documentation/scheduler/sched-bwc.rst.
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,16 @@ _ROOT = Path("/")
 def memory_limit(root: Path = _ROOT) -> int | None:
     """Bytes of memory that the process may use; None if no group limits it. `root`: of the file system."""
     return min((limit for limit, _ in _memory_limits(root)), default=None)
+
+
+def main_memory() -> int | None:
+    """Bytes of memory of the machine, or its container's limit if that is lower; None if the system does not
+    say."""
+    if sys.platform == "win32":
+        return None
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit()
+    return there if limit is None else min(there, limit)
 
 
 def free_memory(root: Path = _ROOT) -> int | None:

@@ -4,10 +4,10 @@ back."""
 import ctypes
 import logging
 import mmap
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import groupby
 from math import prod
 from typing import Protocol
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from personae.errors import DriverError
-from personae.kernels.cgroup import memory_limit
 from personae.kernels.malloc import libc
 from personae.kernels.vmm import DeviceMemory, Driver
 
@@ -54,23 +53,26 @@ class Memory(Protocol):
         """Free the memory of a contiguous part for others. Nothing may use the part any more."""
 
 
-class HostMemory:
-    """The system's memory: the system maps pages when they are written and unmaps them when they are
-    freed."""
+class TorchMemory:
+    """A device's memory as torch has it. On a CPU the system maps pages when they are written and unmaps them
+    when they are given back. On a GPU all of it is backed from the start and stays."""
 
-    lends = True
     granule = free = 0
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.lends = device.type == "cpu"
 
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See Memory. The tensor is zero."""
-        return zeros(shape, dtype, torch.device("cpu"))
+        return zeros(shape, dtype, self._device)
 
     def back(self, part: Tensor) -> None:
-        """Does nothing: memory comes when it is written."""
+        """Does nothing: memory comes when it is written, or is there."""
 
     def give_back(self, part: Tensor) -> None:
         """See Memory. Frees whole pages of the system, on Linux only."""
-        if sys.platform != "linux":
+        if not self.lends or sys.platform != "linux":
             return
         begin = -(-part.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (part.data_ptr() + part.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -79,41 +81,11 @@ class HostMemory:
             libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
-class FixedMemory:
-    """A device's memory as torch allocates it: backed from the start, never given back."""
-
-    lends = False
-    granule = free = 0
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See Memory. The tensor is zero."""
-        return zeros(shape, dtype, self._device)
-
-    def back(self, part: Tensor) -> None:
-        """Does nothing: the memory is there."""
-
-    def give_back(self, part: Tensor) -> None:
-        """Does nothing: the memory stays."""
-
-
-def main_memory() -> int | None:
-    """Bytes of memory of the machine, or its container's limit if that is lower; None if the system does not
-    say."""
-    if sys.platform == "win32":
-        return None
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = memory_limit()
-    return there if limit is None else min(there, limit)
-
-
 def granule_of(device: torch.device) -> int | None:
     """The granule of memory that can be lent on a device; None, with a warning, if the device cannot lend
     memory."""
     if device.type == "cpu":
-        return HostMemory.granule
+        return 0
     try:
         return Driver(device).granule
     except DriverError as error:
@@ -129,9 +101,7 @@ def warn_of_fixed_shares(error: DriverError) -> None:
 def memory_of(device: torch.device, lends: int) -> Memory:
     """A device's memory. On a GPU: `lends` bytes that can be lent, or, if 0, memory that cannot. Raises
     DriverError."""
-    if device.type == "cpu":
-        return HostMemory()
-    return DeviceMemory(device, lends) if lends else FixedMemory(device)
+    return DeviceMemory(device, lends) if lends and device.type != "cpu" else TorchMemory(device)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -156,19 +126,8 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 def giving_back_pages(memory: Memory, pages: Tensor, ids: Iterable[int]) -> Iterator[None]:
     """Give back pages[id] for each id. Each run of neighbouring pages is one piece, because the system takes
     about 20 us for each call on huge pages."""
-    run: list[int] = []
-    for id in sorted(ids):
-        if run and id != run[-1] + 1:
-            memory.give_back(pages[run[0] : run[-1] + 1])
-            yield
-            run = []
-        run.append(id)
-    if run:
-        memory.give_back(pages[run[0] : run[-1] + 1])
+    numbered = enumerate(sorted(ids))
+    for _, run in groupby(numbered, lambda each: each[1] - each[0]):  # neighbours have the same difference
+        found = [id for _, id in run]
+        memory.give_back(pages[found[0] : found[-1] + 1])
         yield
-
-
-def give_back_pages(memory: Memory, pages: Tensor, ids: Iterable[int]) -> None:
-    """As `giving_back_pages`, in one call."""
-    for _ in giving_back_pages(memory, pages, ids):
-        pass

@@ -37,15 +37,15 @@ class Driver:
         able = api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         if not self.call("cuDeviceGetAttribute", able, self.call("cuDeviceGet", number)):
             raise DriverError("the device has no virtual memory management")
-        self._prop = api.CUmemAllocationProp()
-        self._prop.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        self._prop.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        self._prop.location.id = number
-        self._access = api.CUmemAccessDesc()
-        self._access.location = self._prop.location
-        self._access.flags = api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        self.prop = api.CUmemAllocationProp()
+        self.prop.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self.prop.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        self.prop.location.id = number
+        self.access = api.CUmemAccessDesc()
+        self.access.location = self.prop.location
+        self.access.flags = api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         least = api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        self.granule = int(self.call("cuMemGetAllocationGranularity", self._prop, least))
+        self.granule = int(self.call("cuMemGetAllocationGranularity", self.prop, least))
 
     def call(self, name: str, *args: Any) -> Any:
         """Call a function of the driver; returns its results without the status."""
@@ -57,18 +57,10 @@ class Driver:
             raise DriverError(f"{name}: {status!r}")
         return found[0] if found else None
 
-    def create(self) -> Any:
-        """A granule of memory that is not mapped yet."""
-        return self.call("cuMemCreate", self.granule, self._prop, 0)
-
     def settle(self) -> None:
         """Wait for the device. Any thread may call this."""
         self.call("cuCtxSetCurrent", self._context)
         self.call("cuCtxSynchronize")
-
-    def grant(self, address: int, size: int) -> None:
-        """Let kernels read and write the memory mapped there."""
-        self.call("cuMemSetAccess", address, size, [self._access], 1)
 
 
 class DeviceMemory:
@@ -90,7 +82,7 @@ class DeviceMemory:
         held = (driver, self._free, self._mapped, self._ranges)
         weakref.finalize(self, _release, *held).atexit = False  # at exit the driver may be gone already
         for _ in range(-(-size // self.granule)):
-            self._free.append(driver.create())
+            self._free.append(driver.call("cuMemCreate", self.granule, driver.prop, 0))
 
     @property
     def free(self) -> int:
@@ -133,7 +125,7 @@ class DeviceMemory:
         for place in range(address, address + count * self.granule, self.granule):
             self._driver.call("cuMemMap", place, self.granule, 0, self._free[-1], 0)
             self._mapped[place] = self._free.pop()
-        self._driver.grant(address, count * self.granule)
+        self._driver.call("cuMemSetAccess", address, count * self.granule, [self._driver.access], 1)
 
     def _take(self, address: int, count: int) -> None:
         for place in range(address, address + count * self.granule, self.granule):

@@ -6,7 +6,6 @@ directly only if it is pinned; copies from other memory would delay the calling 
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,69 +13,55 @@ from torch import Tensor
 from personae.lora.single import scaled
 
 
-class CopyEvent(Protocol):
+class CopyEvent:
     """A position in the order of the copies."""
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
 
     @property
     def reached(self) -> bool:
         """Whether all copies before it are done."""
+        return bool(self._event.query())  # type: ignore[no-untyped-call]  # torch has no types here
 
     def wait(self) -> None:
         """Later work of the device waits for all earlier copies. The caller does not wait."""
+        torch.cuda.current_stream().wait_event(self._event)
 
 
-class Copies(Protocol):
-    """An ordered sequence of copies."""
+class Copies:
+    """An ordered sequence of copies: here within the host's memory, where the calling thread does them at
+    once."""
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory on the host to copy from, with undefined values. It may be freed as soon as `copy` returns.
         It must not be written again before the copy is done."""
+        return torch.empty(shape, dtype=dtype)
 
     def begin(self) -> None:
-        """Later copies wait for the device's earlier work, which may read the memory that they write."""
+        """Later copies wait for the device's earlier work, which may read the memory that they write. (On a
+        CPU, steps run on the same thread.)"""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Copy from the host, asynchronously."""
+        scaled(target, source)
 
     def clear(self, target: Tensor) -> None:
         """Fill with zeros, in the same order."""
+        for row in target:
+            row.zero_()
 
     def mark(self) -> CopyEvent | None:
         """An event after all copies so far; None if they are done."""
+        return None
 
     def overlap(self) -> AbstractContextManager[object]:
         """Work launched within the block is ordered with the copies: its readers wait for the copies, and not
         for the steps launched since `begin`."""
-
-
-class HostCopies:
-    """Copies within the host's memory. The calling thread does them at once."""
-
-    def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See Copies."""
-        return torch.empty(shape, dtype=dtype)
-
-    def begin(self) -> None:
-        """See Copies. Steps run on the same thread, so there is nothing to do."""
-
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        """See Copies."""
-        scaled(target, source)
-
-    def clear(self, target: Tensor) -> None:
-        """See Copies."""
-        for row in target:
-            row.zero_()
-
-    def mark(self) -> None:
-        """There is nothing to wait for."""
-
-    def overlap(self) -> AbstractContextManager[object]:
-        """See Copies."""
         return nullcontext()
 
 
-class StreamCopies:
+class StreamCopies(Copies):
     """Copies on a CUDA stream. The thread that runs the steps makes and uses it."""
 
     def __init__(self) -> None:
@@ -104,23 +89,11 @@ class StreamCopies:
         """See Copies."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
         event.record(self._stream)
-        return _CudaCopyEvent(event)
+        return CopyEvent(event)
 
     def overlap(self) -> AbstractContextManager[object]:
         """See Copies."""
         return torch.cuda.stream(self._stream)
-
-
-class _CudaCopyEvent:
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
-
-    @property
-    def reached(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]  # as above
-
-    def wait(self) -> None:
-        torch.cuda.current_stream().wait_event(self._event)
 
 
 def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

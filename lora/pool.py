@@ -21,7 +21,7 @@ from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool, sgmv_calls
 from personae.kernels.upload import upload
 from personae.lora.adapter import Adapter
 from personae.lora.base import BaseWeights
-from personae.lora.copies import Copies, CopyEvent, HostCopies
+from personae.lora.copies import Copies, CopyEvent
 from personae.lora.fit import bounds_of_pool, check_fit, too_large
 from personae.lora.non_lora_deltas import NonLoraDeltas
 from personae.lora.resident import Resident
@@ -99,7 +99,7 @@ class LoraPool:
         self.deltas = NonLoraDeltas(shapes, base, dtype, device)
         self.budget = pool_bytes(shapes, capacity_rows, dtype, memory.granule)
         self._borrows = spare_rows > 0
-        self._copies: Copies = HostCopies() if copies is None else copies
+        self._copies = Copies() if copies is None else copies
         self._filler = PageReader({module: (a.data, b.data) for module, (a, b) in self._halves.items()})
         self._arriving: dict[int, list[CopyEvent]] = {}  # by slot, one event per layer
         self.begin_sgmv = sgmv_calls(device, dtype)
@@ -150,10 +150,6 @@ class LoraPool:
         """How often the adapter is pinned; 0 if it is not in the pool."""
         resident = self._residents.get(digest)
         return 0 if resident is None else resident.pins
-
-    def free_pages(self, module: str) -> int:
-        """How many of a module's pages are free."""
-        return len(self._pages.free[module])
 
     def has_experts(self, slots: Collection[int]) -> bool:
         """Whether an adapter in these slots changes experts."""
@@ -276,7 +272,8 @@ class LoraPool:
         self.deltas.drop(resident.slot)
         self._arriving.pop(resident.slot, None)
         for module, pages in resident.pages.items():
-            self._halves.left(module, self._pages.put(module, pages))
+            for half, chunks in zip(self._halves[module], self._pages.put(module, pages), strict=True):
+                half.left(chunks)
             self._set_rank(module, resident.slot, 0)
 
     def check_integrity(self) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from personae.kernels.memory import Memory, give_back_pages
+from personae.kernels.memory import Memory, giving_back_pages
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.copies import Copies
 from personae.lora.shapes import LoraShapes
@@ -110,7 +110,8 @@ class RankPool:
             self._memory.give_back(group)
             return
         for share in group:
-            give_back_pages(self._memory, share, pages)
+            for _ in giving_back_pages(self._memory, share, pages):
+                pass
 
     def _bytes(self, chunk: int) -> Tensor:
         return self.data.view(torch.uint8).flatten()[chunk * self.chunk : (chunk + 1) * self.chunk]
@@ -158,11 +159,6 @@ class RankPools(Mapping[str, tuple[RankPool, RankPool]]):
             if half.lacking([chunk]):  # another load may have backed it in the meantime
                 half.back(chunk)
                 yield
-
-    def left(self, module: str, chunks: tuple[Collection[int], Collection[int]]) -> None:
-        """No page in these chunks of A, and of B, is in use any more."""
-        for half, own in zip(self[module], chunks, strict=True):
-            half.left(own)
 
     def giving_back(self, copies: Copies) -> Iterator[None]:
         """Free what no adapter uses, piece by piece: after the device has done its earlier work, which may

@@ -106,6 +106,10 @@ KNOWN = {
     # KV events leave over ZeroMQ where an operator asks for them: frames of msgpack, at the given address.
     "actors/kv_publisher.py imports zmq",
     "actors/kv_publisher.py binds a socket",
+    # With --kv-remote: LMCache's server on loopback, in frames of msgpack; what a Mooncake master lists.
+    "engine/tiers/lmcache.py imports zmq",
+    "engine/tiers/lmcache.py imports zmq.asyncio",
+    "engine/tiers/mooncake.py imports httpx, which fetches",
     # An engine that outlives its frontend waits for the next one in the data folder, which only its owner may
     # enter, and takes nothing without a ticket.
     "actors/enginecore/kept.py opens a socket with a name",

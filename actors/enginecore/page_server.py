@@ -161,8 +161,9 @@ async def _answer(
         held: HeldPages = await scheduler.ask(lambda reply: HoldPages(wanted.root, wanted.chunks, reply))
         try:
             pages = held.pages[wanted.first :]
+            agent = source.agent if wanted.nixl else None
             await to_thread.run_sync(
-                send_pages, connection, source.contents(pages), len(pages), limiter=threads
+                send_pages, connection, source.contents(pages), len(pages), agent, limiter=threads
             )
         finally:
             scheduler.tell(LetGo(held.number))

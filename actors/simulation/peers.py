@@ -57,6 +57,10 @@ class SimulatedPeers(SimulatedStaging):
         """See TierIndex."""
         return source is not None or (self._below is not None and self._below.has(name))
 
+    def wants(self, name: bytes) -> bool:
+        """See TierIndex."""
+        return self._below is not None and self._below.wants(name)
+
     def seconds(self, pages: int) -> float | None:
         """See TierIndex."""
         own = self._costs.connect + pages * self._costs.transfer

@@ -96,6 +96,10 @@ class SimulatedTier(SimulatedStaging):
         """See TierIndex."""
         return name in self._cells
 
+    def wants(self, name: bytes) -> bool:
+        """See TierIndex."""
+        return name not in self._cells
+
     def seconds(self, pages: int) -> float | None:
         """See TierIndex."""
         return None if self._strikes() else pages * self._costs.fetch

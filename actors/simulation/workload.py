@@ -29,6 +29,8 @@ class SimulatedWorkload:
     are probabilities for each request: `schemas` is bound by one of `grammars` grammars, `siblings` has two
     or three choices, `leaves` disconnects at some time, `slow` reads slowly, `sessions` belongs to a session,
     of which `deletes` (a share) are deleted by their client after a request.
+    With `conversations`, so many go on at once, chosen by Zipf's law: a prompt is the conversation's last one
+    and `prompt` tokens more. After one of `turns` prompts a new conversation begins in its place.
     `broken` of the adapters cannot be read, `bad` of the grammars cannot be compiled or take long, `thinks`
     of the others have slow masks, `poison` of the requests kill the engine. A share `targeted` has the
     latency targets `targets`, if there are any.
@@ -58,6 +60,8 @@ class SimulatedWorkload:
     targeted: float = 1.0
     sessions: float = 0.0
     deletes: float = 0.0
+    conversations: int = 0
+    turns: int = 10
     speculates: bool = True  # every second unbound answer has drafts
 
 
@@ -96,6 +100,8 @@ def requests(load: SimulatedWorkload, seed: int) -> Iterator[SimulatedRequest]:
         else spec
         for i, spec in enumerate(specs)
     ]
+    talks: list[tuple[int, ...]] = [()] * load.conversations  # the last prompt of each
+    popular = list(accumulate((rank + 1) ** -load.zipf for rank in range(load.conversations)))
     at = 0.0
     left = 1
     for number in range(load.requests):
@@ -112,6 +118,10 @@ def requests(load: SimulatedWorkload, seed: int) -> Iterator[SimulatedRequest]:
         if random_() < load.poison:
             prompt = (POISON, *prompt)
         tenant = dice.choices(tenants, cum_weights=shares)[0]
+        if talks:
+            talk = dice.choices(range(len(talks)), cum_weights=popular)[0]
+            prompt, tenant = talks[talk] + own, tenants[talk % len(tenants)]
+            talks[talk] = () if random_() * load.turns < 1 else prompt
         based = not digests or random_() < 0.1
         grammar = specs[randrange(len(specs))] if specs and random_() < load.schemas else None
         log = SequenceLog(

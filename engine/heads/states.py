@@ -15,8 +15,8 @@ from personae.engine.plan import MemoryLayout
 
 
 class HeadStates:
-    """See HiddenReader. `values`: [places, hidden_size], by the place of a token's keys. The last page is for
-    padding."""
+    """Keeps what a head reads of every token that the model computes, by the pages of the cache. `values`:
+    [places, hidden_size], by the place of a token's keys. The last page is for padding."""
 
     def __init__(self, head: Head, layout: MemoryLayout) -> None:
         self._head = head
@@ -26,20 +26,21 @@ class HeadStates:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """See HiddenReader."""
+        """It reads the residual stream as it enters these layers, ascending. The number of layers means as it
+        leaves the last."""
         return self._head.layers
 
     @property
     def pages(self) -> Tensor:
-        """See HiddenReader."""
+        """What is kept, by page: [pages, ...]."""
         return self.values.view(-1, self._page_size, self.values.shape[1])
 
     def write(self, hidden: Tensor, places: Tensor) -> None:
-        """See HiddenReader."""
+        """hidden: [T, len(layers), hidden_size]; places: [T] int64, as those of keys and values."""
         self.values[places] = self._head.combine(hidden)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """See HiddenReader."""
+        """See KVCache."""
         pages = self.pages
         for source, destination in pairs:
             pages[destination] = pages[source]

@@ -280,7 +280,7 @@ class RunningTable:
         assert self._tier is not None
         if node.stored or not node.durable:
             return
-        if len(self.moves) < self._tier.room and not self._tier.has(name_of(node)):
+        if len(self.moves) < self._tier.room and self._tier.wants(name_of(node)):
             self.moves.append(StorePage(node.page, key_of(node), owner_of(node)))
         node.stored = True
 

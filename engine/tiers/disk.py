@@ -13,18 +13,14 @@ Whatever fails is logged in one sentence and counted. Requests are computed as w
 import errno
 import fcntl
 import hashlib
-import logging
 import os
-import queue
 import re
 import shutil
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -37,37 +33,18 @@ from personae.engine.tiers.page_header import (
     unpack_header,
 )
 from personae.engine.tiers.page_index import PageIndex
-from personae.engine.tiers.staging import StagedTier
-from personae.engine.tiers.tier import PageBytes, PageFetch, TierCounts
+from personae.engine.tiers.tier import PageBytes, PageFetch
+from personae.engine.tiers.writer import WriterTier
 from personae.kernels.sizes import size_text
 
 FILE_BYTES = 64 * 2**20  # of a file, about
-QUEUE_BYTES = 64 * 2**20  # that wait to be written
 RETRY_SECONDS = 30.0  # without writes after one has failed
-CLOSE_SECONDS = 5.0
 
 _ALIGNMENT = 512
 _IDENTITY_NAME = re.compile(r"[0-9a-f]{32}")
 
-_log = logging.getLogger("personae.kv")
 
-
-class _Storing(NamedTuple):
-    """Pages that wait to be written."""
-
-    keys: Sequence[PageKey]
-    owners: Sequence[PageOwner]
-    ready: Callable[[], PageBytes]
-
-
-class _Forgetting(NamedTuple):
-    """A session whose pages are to be deleted."""
-
-    tenant: bytes
-    session: bytes
-
-
-class DiskTier(StagedTier):
+class DiskTier(WriterTier):
     """Implements `Tier` in `folder`, with at most `bound` bytes there, in pages of `page_bytes`.
 
     `identity` says what else decides a page's content. Up to `parts` engines may use the folder at once, each
@@ -84,7 +61,7 @@ class DiskTier(StagedTier):
         parts: int = 1,
         token_bytes: int = 512,
     ) -> None:
-        super().__init__(page_bytes)
+        super().__init__(page_bytes, "kv-disk")
         self._header_bytes = -(-header_bytes(token_bytes) // _ALIGNMENT) * _ALIGNMENT
         self._slot_bytes = -(-(self._header_bytes + page_bytes) // _ALIGNMENT) * _ALIGNMENT
         self._slots_of_a_file = max(FILE_BYTES // self._slot_bytes, 1)
@@ -96,11 +73,6 @@ class DiskTier(StagedTier):
         self._used = 0  # slots below this one have been given out
         self._files: list[int] = []
         self._writes = 0
-        self._queue: queue.SimpleQueue[_Storing | _Forgetting | None] = queue.SimpleQueue()
-        self._queued = 0  # pages
-        self._stored = self._errors = 0
-        self._silent_until = 0.0  # no writes before
-        self._reported: set[str] = set()
         self._part: Path | None = None
         self._part_lock = -1
         self.scanned = threading.Event()  # the index is complete
@@ -108,20 +80,18 @@ class DiskTier(StagedTier):
             self._report(f"--kv-disk-bytes is too small: a page takes {size_text(self._slot_bytes)}")
             self.scanned.set()
             return
-        self._writer = threading.Thread(target=self._run, name="kv-disk", daemon=True)
-        opened = False
         try:
-            opened = self._open(folder, parts)
+            self._open = self._lock_part(folder, parts)
         except OSError as error:
             self._report(f"--kv-disk cannot be used, prompts are computed: {error}")
-        if opened:
+        if self._open:
             self._writer.start()
         else:
             self.scanned.set()
 
     # Opening
 
-    def _open(self, folder: Path, parts: int) -> bool:
+    def _lock_part(self, folder: Path, parts: int) -> bool:
         """Lock a part of the folder. False if others have all of them. Raises OSError."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         own = folder / self._identity.hex()
@@ -143,7 +113,7 @@ class DiskTier(StagedTier):
         return True
 
     def _scan(self) -> None:
-        """Find the pages of an earlier process."""
+        """Find the pages of an earlier process. Raises OSError."""
         assert self._part is not None
         found: list[tuple[PageHeader, int]] = []
         files = -(-self._capacity // self._slots_of_a_file)
@@ -183,28 +153,13 @@ class DiskTier(StagedTier):
         """See TierIndex."""
         return len(self._index)
 
-    @property
-    def room(self) -> int:
-        """See TierIndex."""
-        if self._part is None or time.monotonic() < self._silent_until:
-            return 0
-        return max(QUEUE_BYTES // self.page_bytes, 1) - self._queued
-
-    @property
-    def stores(self) -> bool:
-        """See TierIndex."""
-        return True
-
     def has(self, name: bytes, source: str | None = None) -> bool:
         """See TierIndex."""
         return name in self._index
 
-    def counts(self) -> TierCounts:
+    def wants(self, name: bytes) -> bool:
         """See TierIndex."""
-        with self._lock:
-            counts = TierCounts(self._stored, self._errors)
-            self._stored = self._errors = 0
-            return counts
+        return name not in self._index
 
     # Fetching
 
@@ -251,44 +206,16 @@ class DiskTier(StagedTier):
 
     # Writing
 
-    def store(
-        self, keys: Sequence[PageKey], owners: Sequence[PageOwner], ready: Callable[[], PageBytes]
-    ) -> None:
-        """See Tier."""
-        if self._part is None:
-            return
-        with self._lock:
-            self._queued += len(keys)
-        self._queue.put(_Storing(keys, owners, ready))
-
-    def forget(self, tenant: bytes, session: bytes) -> None:
-        """See Tier."""
-        if self._part is not None:
-            self._queue.put(_Forgetting(tenant, session))
-
-    def _run(self) -> None:
-        """The writer's thread."""
+    def _prepare(self) -> None:
         try:
             self._scan()
         except OSError as error:
             self._report(f"the pages in --kv-disk cannot be read, prompts are computed: {error}")
         self.scanned.set()
-        while (item := self._queue.get()) is not None:
-            if isinstance(item, _Forgetting):
-                self._forget(*item)
-                continue
-            keys, owners, ready = item
-            try:
-                if time.monotonic() >= self._silent_until:
-                    for key, owner, page in zip(keys, owners, ready(), strict=True):
-                        if key.name not in self._index:
-                            self._write(key, owner, page)
-            except OSError as error:
-                self._silent_until = time.monotonic() + RETRY_SECONDS
-                self._report(f"pages cannot be written to --kv-disk, prompts are computed: {error}")
-            finally:
-                with self._lock:
-                    self._queued -= len(keys)
+
+    def _failed(self, error: OSError) -> None:
+        self._silent_until = time.monotonic() + RETRY_SECONDS
+        self._report(f"pages cannot be written to --kv-disk, prompts are computed: {error}")
 
     def _forget(self, tenant: bytes, session: bytes) -> None:
         """Overwrite the pages of a session with zeros."""
@@ -362,24 +289,13 @@ class DiskTier(StagedTier):
 
     def close(self) -> None:
         """See Tier."""
-        if self._part is None:
+        if not self._open:
             return
-        self._queue.put(None)
-        self._writer.join(CLOSE_SECONDS)
-        if self._writer.is_alive():
+        if not self._finish():
             return  # a disk that does not answer; the system closes the files
         for file in (*self._files, self._part_lock):
             with suppress(OSError):
                 os.close(file)
-        self._part = None
-
-    def _report(self, sentence: str) -> None:
-        """Count a failure, and log it the first time."""
-        with self._lock:
-            self._errors += 1
-        if sentence not in self._reported:
-            self._reported.add(sentence)
-            _log.warning("%s", sentence)
 
 
 def _locked(part: Path) -> int | None:

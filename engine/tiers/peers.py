@@ -30,7 +30,7 @@ class PeerTier(StagedTier):
     def __init__(self, source: PageSource, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(source.page_bytes)
         self._tls = tls
-        self._identity = source.identity
+        self._identity, self._agent = source.identity, source.agent
         self._errors = 0
         self._silent_until: dict[str, float] = {}  # by address
         self._reported: set[str] = set()  # addresses of engines whose first failure was logged
@@ -38,6 +38,10 @@ class PeerTier(StagedTier):
     def has(self, name: bytes, source: str | None = None) -> bool:
         """See TierIndex."""
         return source is not None and self._serves(source)
+
+    def wants(self, name: bytes) -> bool:
+        """See TierIndex."""
+        return False
 
     def counts(self) -> TierCounts:
         """See TierIndex."""
@@ -67,7 +71,9 @@ class PeerTier(StagedTier):
         """The first of the pages, as far as another engine has them."""
         path, first = (*fetch.before, *fetch.keys), len(fetch.before)
         seconds = min(fetch.patience, LONGEST_FETCH)
-        pages, problem = fetch_pages(source, self._identity, path, first, self.page_bytes, seconds, self._tls)
+        pages, problem = fetch_pages(
+            source, self._identity, path, first, self.page_bytes, seconds, self._tls, self._agent
+        )
         if problem:
             with self._lock:
                 self._errors += 1

@@ -1,4 +1,4 @@
-"""The tier in an object store, which several servers may share: an object for each page.
+"""The tier in a store of objects, which several servers may share: an object for each page.
 
     URL/IDENTITY/TENANT/SESSION/NAME    a header and a page, as `page_header.py` has them
 
@@ -8,6 +8,9 @@ whose it is. The first listing is made at the start, further ones find what othe
 A page is written whole or not at all, and a page that is not what its path says is never used. A page that
 is no longer needed is deleted: the least recently used one here of the tenant that has the most for its
 weight.
+
+A store that cannot list what it has (`Objects.lists`) is asked for every page: first for one, and for others
+when that one is there. Its objects have no tenant and no session in their paths (zeros).
 
 One thread waits for the store, and every request to it has a limit of time. After a failure the store is
 asked for nothing for a while, longer after each further one. Whatever fails is logged in one sentence and
@@ -61,7 +64,11 @@ _log = logging.getLogger("personae.kv")
 
 
 class Objects(Protocol):
-    """What the tier asks of a store: see `AsyncObjects`."""
+    """What the tier asks of a store: see `AsyncObjects`. `lists`: whether `list` says what it has."""
+
+    @property
+    def lists(self) -> bool:
+        """See the class."""
 
     async def put(self, path: str, data: bytes, /) -> None:
         """Write an object whole, or not at all."""
@@ -74,6 +81,9 @@ class Objects(Protocol):
 
     async def delete(self, paths: Sequence[str], /) -> None:
         """Delete objects."""
+
+    def close(self) -> None:
+        """Called at the end, on the thread of the other calls."""
 
 
 class _PagePath(NamedTuple):
@@ -131,6 +141,7 @@ class RemoteTier(StagedTier):
             for each in fetches:
                 each.cancel()
             self._loop.run_until_complete(asyncio.wait(fetches))
+        self._objects.close()
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
@@ -164,7 +175,12 @@ class RemoteTier(StagedTier):
 
     def has(self, name: bytes, source: str | None = None) -> bool:
         """See TierIndex."""
-        return name in self._index and name not in self._coming and not self._silent
+        known = name in self._index and name not in self._coming
+        return (known or not self._objects.lists) and not self._silent
+
+    def wants(self, name: bytes) -> bool:
+        """See TierIndex."""
+        return name not in self._index
 
     def counts(self) -> TierCounts:
         """See TierIndex."""
@@ -194,6 +210,8 @@ class RemoteTier(StagedTier):
         """Fetch pages into `pages`, some at once. Returns how many of the first ones are there."""
         keys, numbers = fetch.keys, iter(range(len(fetch.keys)))
         missing = len(keys)  # the first of those that did not come
+        if not self._objects.lists and not await self._get(keys[next(numbers)], pages[0]):
+            return 0
 
         async def fetch_some() -> None:
             nonlocal missing
@@ -211,6 +229,8 @@ class RemoteTier(StagedTier):
     async def _get(self, key: PageKey, page: PageBytes) -> bool:
         """Fetch a page, and check that it is the right one and whole."""
         place = self._index.get(key.name)
+        if place is None and not self._objects.lists:
+            place = _PagePath(NO_SESSION, NO_SESSION, key.name)
         if place is None or not self.has(key.name):
             return False
         begin = header_bytes(len(key.tokens))
@@ -296,7 +316,8 @@ class RemoteTier(StagedTier):
         async with self._puts:
             if key.name in self._index or self._silent:
                 return
-            place = _PagePath(owner.tenant, owner.session or NO_SESSION, key.name)
+            whose = (owner.tenant, owner.session or NO_SESSION)
+            place = _PagePath(*whose if self._objects.lists else (NO_SESSION, NO_SESSION), key.name)
             with self._lock:
                 victims = self._make_room(owner)
                 self._coming.add(key.name)
@@ -347,6 +368,9 @@ class RemoteTier(StagedTier):
 
     async def _delete_sessions(self) -> None:
         """Delete the pages of sessions, also those that other servers stored. What fails is tried again."""
+        if not self._objects.lists:
+            self._report("--kv-remote cannot delete the pages of sessions; they stay until it evicts them")
+            self._to_forget.clear()
         for tenant, session in [*self._to_forget]:
             if self._silent:
                 return
@@ -389,8 +413,10 @@ class RemoteTier(StagedTier):
         digests: dict[str, bytes] = {}  # the same object for the same digest
         async for each in self._listed(self._root):
             place = _page_path(each.path, digests)
-            if place is not None and each.size > self.page_bytes:
+            if place is not None and (each.size is None or each.size > self.page_bytes):
                 found[place.name] = each.modified, place
+        if not self._objects.lists:
+            return
         with self._lock:
             here = list(self._index)
         gone = [name for name in here if name not in found]

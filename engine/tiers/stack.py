@@ -42,6 +42,10 @@ class TierStack(StagedTier):
         """See TierIndex."""
         return any(tier.has(name, source) for tier in self._tiers)
 
+    def wants(self, name: bytes) -> bool:
+        """See TierIndex."""
+        return any(tier.wants(name) for tier in self._tiers)
+
     def seconds(self, pages: int) -> float | None:
         """See TierIndex. Any of them may be asked."""
         longest = super().seconds(pages)

@@ -53,8 +53,11 @@ class TierIndex(Protocol):
         """Whether it ever takes pages."""
 
     def has(self, name: bytes, source: str | None = None, /) -> bool:
-        """Whether it has a page of that name, or the engine `source` probably does. It may still be lost or
-        damaged when it is fetched."""
+        """Whether it may have a page of that name, or the engine `source` may. A fetch may still not find it,
+        or find it damaged."""
+
+    def wants(self, name: bytes, /) -> bool:
+        """Whether `store` would keep a page of that name: it does not know that it has one."""
 
     def seconds(self, pages: int, /) -> float | None:
         """How long it would take to fetch so many pages, by what earlier fetches took. None: it can fetch

@@ -6,6 +6,7 @@ indexed by slot, so a step of decode rows takes a handful of vector operations, 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from personae.engine.worker.page_tables import PageTables
 from personae.engine.worker.prefill_graphs import PrefillGraphs
 from personae.engine.worker.worker import Drafts, Forward, LogitMask, PackedStep, all_logits
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.side_stream import SideStream
 from personae.kernels.upload import uploads
 from personae.lora.context import LoraOutput
 from personae.lora.pool import LoraPool
@@ -57,6 +59,7 @@ class Runner(DeviceAdapters):
         self.expert_balance = None
         self._stages = model.comm.stages
         self._tier = tier
+        self._beside = SideStream() if tier is not None and model.device.type == "cuda" else None
         self.graphs, self.prefill_graphs = graphs, prefill_graphs
         self.device = model.device
         self.vocab_size = model.config.vocab_size
@@ -88,7 +91,7 @@ class Runner(DeviceAdapters):
         if stores:
             content = self.kv.read_pages([move.page for move in stores])
             keys, owners = [move.key for move in stores], [move.owner for move in stores]
-            self._tier.store(keys, owners, _on_host(content))
+            self._tier.store(keys, owners, _on_host(content, self._beside))
         fetches: dict[int, list[FetchPage]] = {}
         for move in moves:
             if isinstance(move, ForgetSession):
@@ -317,11 +320,13 @@ class Runner(DeviceAdapters):
         return packed.tokens
 
 
-def _on_host(content: torch.Tensor) -> Callable[[], PageBytes]:
-    """Begin to copy pages to the host. The function returns them there, and waits until they are."""
-    host, arrival = to_host(content), DeviceToHostEvent(content.device)
+def _on_host(content: torch.Tensor, beside: SideStream | None) -> Callable[[], PageBytes]:
+    """Begin to copy pages to the host, on a GPU in parallel with its steps. The function returns them there,
+    and waits until they are. It holds the content until then."""
+    with nullcontext() if beside is None else beside.fork():
+        host, arrival = to_host(content), DeviceToHostEvent(content.device)
 
-    def ready() -> PageBytes:
+    def ready(content: torch.Tensor = content) -> PageBytes:
         arrival.wait()
         return host.numpy()
 

@@ -1,18 +1,21 @@
-"""A disk and an object store as tiers, of whose operations some go wrong, as the seed says."""
+"""Host memory, a disk and an object store as tiers, of whose operations some go wrong, as the seed says."""
 
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
+import torch
+
 from personae.engine.object_stores import AsyncObjects
 from personae.engine.plan import PageKey, PageOwner
 from personae.engine.tiers.disk import DiskTier
+from personae.engine.tiers.host_memory import HostTier
 from personae.engine.tiers.remote import RemoteTier
 from personae.engine.tiers.stack import TierStack
 from personae.engine.tiers.tier import PageBytes, PageFetch
 
-ON_DISK = 100  # pages: few enough that some are overwritten, and are found in the object store
+IN_MEMORY, ON_DISK = 30, 100  # pages: few enough that some are overwritten, and are found behind that
 
 
 class UnreliableTier(TierStack):
@@ -23,7 +26,8 @@ class UnreliableTier(TierStack):
         objects = AsyncObjects(f"file://{folder / 'objects'}")
         self._disk = DiskTier(folder, ON_DISK * (page_bytes + 1024), page_bytes, "isolation")
         self._remote = RemoteTier(objects, 2**40, page_bytes, "isolation")
-        super().__init__([self._disk, self._remote], page_bytes)
+        self._host = HostTier(IN_MEMORY * page_bytes, page_bytes, torch.device("cpu"))
+        super().__init__([self._host, self._disk, self._remote], page_bytes)
         self._dice, self._fails = dice, fails
         self._disk.scanned.wait()
         self._remote.listed.wait()
@@ -44,7 +48,7 @@ class UnreliableTier(TierStack):
         if self._strikes():
             return
         super().store(keys, owners, ready)
-        while self._disk._queued or self._remote._queued:
+        while self._host._queued or self._disk._queued or self._remote._queued:
             time.sleep(0.0001)
 
     def fetch(self, fetch: PageFetch) -> int:

@@ -283,6 +283,7 @@ def test_every_option_is_passed_on(
         "--otlp-traces-endpoint http://o --tenant-metrics 3 --eval-reports e "
         "--tool-format hermes --reasoning-format none --max-tokens-overflow refuse --stream-ping-interval 2 "
         "--adapter-versions 7 --kv-disk k --kv-disk-bytes 1GiB "
+        "--kv-host-bytes 4GiB --kv-transfer-backend nixl "
         "--kv-remote s3://b/p/ --kv-remote-bytes 2GiB --packed-weights-size 3GiB "
         "--session-ttl 60 --price a=1/2 --prefill-replicas 1 --kv-transfer "
         "--adapter-source hf://acme --model c=demo --keep-alive 9 --models-memory 1GiB "
@@ -362,6 +363,8 @@ def test_every_option_is_passed_on(
         max_tokens_overflow="refuse",
         stream_ping_interval=2,
         adapter_versions=7,
+        kv_host_bytes=2**32,
+        kv_transfer_backend="nixl",
         kv_disk=Path("k"),
         kv_disk_bytes=2**30,
         kv_remote="s3://b/p",

@@ -3,7 +3,7 @@ from dataclasses import fields
 import options_page
 import pytest
 
-from personae.actors.options import parse_size
+from personae.actors.options import check_kv_remote, parse_size
 from personae.api.commands.remote import server_root
 from personae.api.options import GROUPS, ServeOptions, options_of
 
@@ -28,6 +28,26 @@ def test_sizes_are_read(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("lmcache://127.0.0.1", "no host and port"),
+        ("lmcache://127.0.0.1:5555/x", "no host and port"),
+        ("lmcache://127.0.0.1:99999", "no host and port"),
+        ("lmcache://10.0.0.1:5555", "not on this machine"),
+        ("mooncake://user:secret@h:1", "no credentials"),
+        ("mooncake://h:1?metrics_port=x", "no host and port"),
+        ("mooncake://h:1?metrics_port=0", "HTTP port of Mooncake's master"),
+        ("mooncake://h:1?other=1", "HTTP port of Mooncake's master"),
+        ("lmcache:/x", "is no object store"),
+    ],
+)
+def test_a_store_of_pages_has_the_form_that_its_message_names(url: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem) as caught:
+        check_kv_remote(url)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("given", ["h:1", "http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])

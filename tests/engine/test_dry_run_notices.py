@@ -29,7 +29,7 @@ from personae.kernels import upload  # noqa: E402
 from personae.kernels.side_stream import SideStream  # noqa: E402
 from personae.kernels.triton import sgmv  # noqa: E402
 from personae.kernels.vmm import DeviceMemory  # noqa: E402
-from personae.lora.copies import StreamCopies, _CudaCopyEvent  # noqa: E402
+from personae.lora.copies import CopyEvent, StreamCopies  # noqa: E402
 
 SMALL = 24 << 20
 GRANULE = 1 << 12
@@ -130,7 +130,7 @@ def test_tokens_that_are_read_before_they_are_there(base, adapters, monkeypatch,
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(_CudaCopyEvent, "wait"), (StreamCopies, "begin")],
+    [(CopyEvent, "wait"), (StreamCopies, "begin")],
     ids=["wait for it", "begin behind the steps"],
 )
 def test_copies_beside_the_steps_without_an_order(owner, name, base, adapters, monkeypatch, truth) -> None:

@@ -10,24 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tier_pages import ANN, BOB, BOUND, PAGE, content, fetched, keys, store
 
-from personae.engine.plan import PageKey, PageOwner
-from personae.engine.scheduling.page_names import page_keys, root_key, session_digest, tenant_digest
+from personae.engine.plan import PageKey
+from personae.engine.scheduling.page_names import session_digest
 from personae.engine.tiers import disk, staging
 from personae.engine.tiers.disk import DiskTier
-from personae.engine.tiers.tier import PageBytes, PageFetch
-
-PAGE = 5000
-BOUND = 2**20
-ANN, BOB = (PageOwner(tenant_digest(name), 1.0) for name in ("ann", "bob"))
-
-
-def keys(count: int, salt: bytes = b"ann", first: int = 0) -> list[PageKey]:
-    return page_keys(root_key(salt, None), range(first, first + 4 * count), 4)
-
-
-def content(count: int, seed: int = 0) -> PageBytes:
-    return np.random.default_rng(seed).integers(0, 256, (count, PAGE), np.uint8)
+from personae.engine.tiers.tier import PageBytes
 
 
 @contextmanager
@@ -40,18 +29,6 @@ def opened(
         yield tier
     finally:
         tier.close()
-
-
-def store(tier: DiskTier, names: list[PageKey], pages: PageBytes, owner: PageOwner = ANN) -> None:
-    tier.store(names, [owner] * len(names), lambda: pages)
-
-
-def fetched(tier: DiskTier, wanted: list[PageKey]) -> tuple[int, PageBytes | None]:
-    ticket = tier.reserve(len(wanted))
-    count = tier.fetch(PageFetch(ticket, (), tuple(wanted)))
-    pages = tier.take(ticket).copy() if count else None
-    tier.discard(ticket)
-    return count, pages
 
 
 def keep(folder: Path, names: list[PageKey], pages: PageBytes, **more: object) -> None:

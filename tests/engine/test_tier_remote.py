@@ -12,36 +12,24 @@ import numpy as np
 import pytest
 from patience import eventually
 from s3 import s3_server
+from tier_pages import ANN, BOB, BOUND, CHAT, PAGE, content, fetched, keys, store
 
 from personae.engine.object_stores import AsyncObjects, StoredObject, open_store
-from personae.engine.plan import PageKey, PageOwner
-from personae.engine.scheduling.page_names import page_keys, root_key, session_digest, tenant_digest
+from personae.engine.plan import PageKey
 from personae.engine.tiers import remote
 from personae.engine.tiers.disk import DiskTier
 from personae.engine.tiers.remote import RemoteTier
 from personae.engine.tiers.stack import TierStack
-from personae.engine.tiers.tier import PageBytes, PageFetch, Tier
+from personae.engine.tiers.tier import PageBytes, PageFetch
 
 obstore = pytest.importorskip("obstore", reason="obstore is not installed: pip install obstore")
 
-PAGE = 5000
-BOUND = 2**20
-ANN, BOB = (PageOwner(tenant_digest(name), 1.0) for name in ("ann", "bob"))
-CHAT = ANN._replace(session=session_digest("chat"))
 _number = count()
 
 
 @pytest.fixture(params=["memory", "file"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"memory://{next(_number)}" if request.param == "memory" else f"file://{tmp_path}/bucket"
-
-
-def keys(count: int, salt: bytes = b"ann", first: int = 0) -> list[PageKey]:
-    return page_keys(root_key(salt, None), range(first, first + 4 * count), 4)
-
-
-def content(count: int, seed: int = 0) -> PageBytes:
-    return np.random.default_rng(seed).integers(0, 256, (count, PAGE), np.uint8)
 
 
 class Faulty(AsyncObjects):
@@ -100,20 +88,8 @@ def faults(tier: RemoteTier) -> Faulty:
     return tier._objects
 
 
-def store(tier: Tier, names: list[PageKey], pages: PageBytes, owner: PageOwner = ANN) -> None:
-    tier.store(names, [owner] * len(names), lambda: pages)
-
-
 def drain(tier: RemoteTier) -> None:
     eventually(lambda: not tier._queued, "all is stored")
-
-
-def fetched(tier: Tier, wanted: list[PageKey]) -> tuple[int, PageBytes | None]:
-    ticket = tier.reserve(len(wanted))
-    count = tier.fetch(PageFetch(ticket, (), tuple(wanted)))
-    pages = tier.take(ticket).copy() if count else None
-    tier.discard(ticket)
-    return count, pages
 
 
 def keep(url: str, names: list[PageKey], pages: PageBytes, identity: str = "a model") -> None:
@@ -362,6 +338,32 @@ def test_a_session_that_cannot_be_deleted_is_used_no_more_and_deleted_later(
         faults(tier).trouble = None
         eventually(lambda: not paths(url), "they are deleted")
     assert "of a deleted session stay" in caplog.text
+
+
+def test_a_store_that_cannot_list_is_asked_for_one_page_before_it_is_asked_for_others(url: str) -> None:
+    names, pages = keys(20), content(20)
+    objects = Faulty(url)
+    objects.lists = False
+    keep(url, keys(3, b"bob"), content(3))
+    tiers = [RemoteTier(objects, BOUND, PAGE, "a model") for _ in range(2)]
+    for tier in tiers:
+        eventually(tier.listed.is_set, "it has asked for a listing")
+        assert not tier.pages, "and takes nothing from it"
+    store(tiers[0], names, pages, CHAT)
+    drain(tiers[0])
+    assert tiers[1].has(names[0].name), "it may have any page"
+    assert tiers[1].wants(names[0].name)
+    assert not tiers[0].wants(names[0].name)
+    count, found = fetched(tiers[1], names)
+    assert count == 20
+    assert found is not None
+    assert np.array_equal(found, pages)
+    objects.asked.clear()
+    assert fetched(tiers[1], keys(20, b"carol")) == (0, None)
+    assert objects.asked == ["get"]
+    for tier in tiers:
+        tier.close()
+        assert tier.counts().errors == 0
 
 
 def test_stores_and_fetches_at_once_are_bounded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

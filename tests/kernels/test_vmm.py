@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 from paper_gpu import Mistake, PaperGpu  # noqa: E402  # below the mark, which says what they need
 
 from personae.errors import DriverError  # noqa: E402
-from personae.kernels.memory import FixedMemory, granule_of, memory_of  # noqa: E402
+from personae.kernels.memory import granule_of, memory_of  # noqa: E402
 from personae.kernels.vmm import DeviceMemory  # noqa: E402
 
 CUDA = torch.device("cuda")
@@ -120,7 +121,7 @@ def test_without_the_package_or_the_ability_the_shares_are_fixed(gpu: PaperGpu, 
     assert granule_of(CUDA) is None
     with PaperGpu(1 << 20):
         assert granule_of(CUDA) is None
-        assert isinstance(memory_of(CUDA, 0), FixedMemory)
+        assert not memory_of(CUDA, 0).lends
     causes = [record.message.split(": ", 1)[1] for record in caplog.records]
     assert causes[0] == "the device has no virtual memory management"
     assert causes[1].startswith("the package cuda-bindings is not installed")
@@ -156,17 +157,42 @@ def double_unmap(memory: DeviceMemory, tensor: torch.Tensor) -> None:
     memory._driver.call("cuMemUnmap", tensor.data_ptr(), GRANULE)
 
 
+def created(memory: DeviceMemory) -> Any:
+    return memory._driver.call("cuMemCreate", GRANULE, memory._driver.prop, 0)
+
+
 def double_map(memory: DeviceMemory, tensor: torch.Tensor) -> None:
-    memory._driver.call("cuMemMap", tensor.data_ptr(), GRANULE, 0, memory._driver.create(), 0)
+    memory._driver.call(
+        "cuMemMap",
+        tensor.data_ptr(),
+        GRANULE,
+        0,
+        created(memory),
+        0,
+    )
 
 
 def map_at_another_address(memory: DeviceMemory, tensor: torch.Tensor) -> None:
-    memory._driver.call("cuMemMap", tensor.data_ptr() + GRANULE, GRANULE, 0, memory._driver.create(), 0)
+    memory._driver.call(
+        "cuMemMap",
+        tensor.data_ptr() + GRANULE,
+        GRANULE,
+        0,
+        created(memory),
+        0,
+    )
 
 
 def map_askew(memory: DeviceMemory, tensor: torch.Tensor) -> None:
     memory.give_back(tensor)
-    memory._driver.call("cuMemMap", tensor.data_ptr() + 512, GRANULE, 0, memory._driver.create(), 0)
+    memory._driver.call(
+        "cuMemMap",
+        tensor.data_ptr() + 512,
+        GRANULE,
+        0,
+        created(memory),
+        0,
+    )
 
 
 def release_mapped(memory: DeviceMemory, tensor: torch.Tensor) -> None:
@@ -179,7 +205,7 @@ def free_mapped(memory: DeviceMemory, tensor: torch.Tensor) -> None:
 
 def grant_unmapped(memory: DeviceMemory, tensor: torch.Tensor) -> None:
     memory.give_back(tensor)
-    memory._driver.grant(tensor.data_ptr(), GRANULE)
+    memory._driver.call("cuMemSetAccess", tensor.data_ptr(), GRANULE, [memory._driver.access], 1)
 
 
 @pytest.mark.parametrize(

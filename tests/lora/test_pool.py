@@ -21,7 +21,7 @@ def test_an_adapter_occupies_the_pages_of_its_true_rank() -> None:
     pool = make_pool()
     adapter = adapter_of(1, {"q": 1, "v": 8, "down": 13})
     pool.load(adapter)
-    free = {module: pool.num_pages - pool.free_pages(module) for module in SHAPES.modules}
+    free = {module: pool.num_pages - len(pool._pages.free[module]) for module in SHAPES.modules}
     assert free == {"q": 1, "k": 0, "v": 1, "o": 0, "gate": 0, "up": 0, "down": 2}
     assert_holds(pool, adapter)
     pool.check_integrity()
@@ -71,7 +71,7 @@ def test_loading_twice_is_loading_once() -> None:
     pool = make_pool()
     slot = pool.load(adapter_of(1, {"q": 8}))
     assert pool.load(adapter_of(1, {"q": 8})) == slot
-    assert pool.free_pages("q") == pool.num_pages - 1
+    assert len(pool._pages.free["q"]) == pool.num_pages - 1
 
 
 def test_the_least_recently_used_leaves_first() -> None:

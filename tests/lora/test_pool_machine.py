@@ -114,7 +114,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.lent(missing)
         with suppress(Overloaded, AdapterError):
             self.pool.load(adapter)
-            if len(before) < 3 and all(self.pool.free_pages(m) for m in SHAPES.modules):
+            if len(before) < 3 and all(self.pool._pages.free[m] for m in SHAPES.modules):
                 assert set(before) < set(self.pool.residents), "nobody had to leave"
         self.paid(self.pool.free_up(missing))
 

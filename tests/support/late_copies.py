@@ -6,10 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from personae.lora.copies import Copies, CopyEvent
 
-class LateCopies:
-    """`lora.copies.Copies` on the CPU. `log` has the requested copies; `arrived` counts those that have
-    arrived."""
+
+class LateCopies(Copies):
+    """On the CPU. `log` has the requested copies; `arrived` counts those that have arrived."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -52,7 +53,7 @@ class LateCopies:
         self._copies.append(copy)
 
 
-class LateEvent:
+class LateEvent(CopyEvent):
     """An event after so many copies."""
 
     def __init__(self, copies: LateCopies, count: int) -> None:

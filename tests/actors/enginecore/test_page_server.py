@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from personae.actors.messages import LetGo, Message
 from personae.engine.scheduling.page_names import page_keys, root_key
 from personae.engine.scheduling.running import HeldPages
 from personae.engine.tiers import transfer
+from personae.engine.tiers.nixl import PACKAGES, WINDOWS, NixlAgent
 from personae.engine.tiers.peers import PeerTier
 from personae.engine.tiers.tier import PageBytes, PageFetch
 from personae.engine.tiers.transfer import CERTIFIED, PageSource
@@ -110,15 +112,50 @@ async def fetched(server: Server, first: int, count: int, **more: Any) -> tuple[
     return pages[:, 0].tolist(), problem
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def nixl_agents(server: Server) -> NixlAgent:
+    """The agent of a fetcher, after the server got one."""
+    if not any(map(find_spec, PACKAGES)):
+        pytest.skip("NIXL is not installed: pip install --no-deps nixl-cu13")
+    server.source.agent = NixlAgent()
+    return NixlAgent()
+
+
+async def test_a_window_into_which_a_late_transfer_may_write_is_used_by_nobody(tmp_path: Path) -> None:
+    async with serving(tmp_path, Holder()) as server:
+        agent = nixl_agents(server)
+        assert server.source.agent is not None
+        taken = [agent.take_window() for _ in range(WINDOWS)]
+        assert agent.take_window() is None
+        assert await fetched(server, 0, 3, agent=agent) == ([], "all windows of NIXL are in use")
+        window = taken.pop()
+        assert window is not None
+        states = ["PROC"] * 3 + ["DONE"]
+        agent._agent.check_xfer_state, check = lambda handle: states.pop(0), agent._agent.check_xfer_state
+        holder = server.source.agent
+        there = holder.take_window()
+        assert there is not None
+        there.memory[:9] = 7
+        with pytest.raises(TimeoutError):
+            agent.read(holder.metadata, there.address, 9, window, 0.0)
+        agent.give_back(window)
+        assert agent.take_window() is None, "the transfer may still write"
+        assert agent.take_window() is None
+        assert agent.take_window() is not None, "it has ended"
+        agent._agent.check_xfer_state = check
+        with pytest.raises(OSError, match="NIXL"):
+            agent.read(holder.metadata, 4096, 9, window, PATIENCE)
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp", "nixl"])
 async def test_pages_come_whole_and_in_order_and_are_let_go(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "PIECE_BYTES", 3 * PAGE)
-    async with serving(tmp_path if kind == "unix" else None, Holder(9)) as server:
-        assert await fetched(server, 2, 8) == ([2, 3, 4, 5, 6, 7], "")
-        assert await fetched(server, 7, 10) == ([7, 8], ""), "it has evicted one: no error"
-        assert await fetched(server, 0, 1) == ([0], "")
+    async with serving(None if kind == "tcp" else tmp_path, Holder(9)) as server:
+        more = {"agent": nixl_agents(server)} if kind == "nixl" else {}
+        assert await fetched(server, 2, 8, **more) == ([2, 3, 4, 5, 6, 7], "")
+        assert await fetched(server, 7, 10, **more) == ([7, 8], ""), "it has evicted one: no error"
+        assert await fetched(server, 0, 1, **more) == ([0], "")
         with anyio.fail_after(PATIENCE):
             while server.holder.let_go < 3:  # noqa: ASYNC110 - after the last byte
                 await anyio.sleep(0.005)

@@ -15,6 +15,7 @@ from types import FrameType
 import anyio
 import pytest
 from msgspec.structs import replace as replace_log
+from page_stores import page_store
 from patience import PATIENCE, eventually
 from tiny_models import VOCAB, model_folder
 from virtual_clock import real_clock
@@ -27,6 +28,7 @@ from personae.engine.object_stores import AsyncObjects
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.engine.tiers.disk import DiskTier
+from personae.engine.tiers.host_memory import HostTier
 from personae.engine.tiers.remote import RemoteTier
 from personae.engine.tiers.tier import PageFetch, Tier
 
@@ -118,6 +120,18 @@ async def test_a_restarted_server_finds_a_tenants_prefix_and_no_other_finds_it(
     assert changed.cached == 0, "another numerics class"
 
 
+@pytest.mark.parametrize("kind", ["lmcache", "mooncake"])
+async def test_a_restarted_server_finds_its_prefix_in_the_real_store_of_pages(
+    kind: str, tmp_path: Path
+) -> None:
+    with page_store(kind, tmp_path) as store:
+        on = options_of(kv_remote=store.url, kv_remote_bytes=2**24)
+        first, second, other = await serve(on), await serve(on, keeps=False), await serve(on, b"bob")
+    assert (first.cached, second.cached, other.cached) == (0, WHOLE, 0)
+    assert first.tokens == second.tokens == other.tokens
+    assert first.errors == second.errors == other.errors == 0
+
+
 async def test_a_request_that_asks_for_memory_only_leaves_nothing_in_a_tier(kept: dict[str, object]) -> None:
     assembly = assemble(options_of(**kept))
     tier = await found(assembly.engine_spec.tier)
@@ -140,6 +154,7 @@ async def test_a_server_without_a_tier_enters_none_of_its_code(tmp_path: Path) -
     for tiers, on in (
         ({}, False),
         ({"kv_disk": tmp_path, "kv_disk_bytes": 2**24}, True),
+        ({"kv_host_bytes": 2**24}, True),
         ({"kv_transfer": True, "page_socket": tmp_path / "0"}, True),
         ({"kv_remote": "memory://calls"}, True),
     ):
@@ -319,9 +334,9 @@ async def test_a_store_that_hangs_and_then_lies_changes_no_answer(
     assert (await serve(on)).hits >= 16, "its first page has been stored again"
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1000.0])
+@pytest.mark.parametrize(("kind", "seconds"), [(DiskTier, 0.0), (HostTier, 0.0), (HostTier, 1000.0)])
 async def test_a_preempted_sequence_gets_its_pages_from_a_tier_that_is_faster_than_computing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[DiskTier | HostTier], seconds: float
 ) -> None:
     """The prompts fill no page, so what is fetched is what preempted answers had."""
     logs = [
@@ -329,21 +344,22 @@ async def test_a_preempted_sequence_gets_its_pages_from_a_tier_that_is_faster_th
         for n in range(4)
     ]
     answers: dict[bool, dict[str, list[int]]] = {}
-    fetched, fetch, store = [0], DiskTier.fetch, DiskTier.store
+    fetched, fetch, store = [0], kind.fetch, kind.store
 
-    def written(tier: DiskTier, *pages: object) -> None:
+    def written(tier: DiskTier | HostTier, *pages: object) -> None:
         store(tier, *pages)  # type: ignore[arg-type]  # as given
-        eventually(lambda: not tier._queued, "they are on the disk, however slow the machine is")
+        eventually(lambda: not tier._queued, "they are there, however slow the machine is")
 
-    def counted(tier: DiskTier, wanted: PageFetch) -> int:
+    def counted(tier: DiskTier | HostTier, wanted: PageFetch) -> int:
         fetched[0] += (count := fetch(tier, wanted))
         return count
 
-    monkeypatch.setattr(DiskTier, "fetch", counted)
-    monkeypatch.setattr(DiskTier, "store", written)
-    monkeypatch.setattr(DiskTier, "seconds", lambda tier, pages: seconds)
+    monkeypatch.setattr(kind, "fetch", counted)
+    monkeypatch.setattr(kind, "store", written)
+    monkeypatch.setattr(kind, "seconds", lambda tier, pages: seconds)
+    on_disk = {"kv_disk": tmp_path, "kv_disk_bytes": 2**26}
     for tiered in (False, True):
-        kept = {"kv_disk": tmp_path, "kv_disk_bytes": 2**26} if tiered else {}
+        kept = (on_disk if kind is DiskTier else {"kv_host_bytes": 2**26}) if tiered else {}
         assembly = assemble(options_of(kv_memory=2**19, max_model_len=200, **kept))
         tokens = answers[tiered] = {log.id: [] for log in logs}
 

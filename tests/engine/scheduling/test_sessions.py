@@ -30,6 +30,9 @@ class RecordingTier:
     def has(self, name: bytes, source: str | None = None) -> bool:
         return False
 
+    def wants(self, name: bytes) -> bool:
+        return True
+
     def seconds(self, pages: int) -> float | None:
         return None
 
