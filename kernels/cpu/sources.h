@@ -13,10 +13,10 @@ constexpr int64_t NEAR = 2048, FAR = 16384;
 // How many groups a single row reads side by side, each from its first byte to its last, without asking for anything. AMD's Zen 3
 // then fetches all of them ahead by itself, and reads 1.3 times as much as where it is asked for one. That is for formats whose
 // products take less time than reading: of 4 bits a row is not faster so.
-#if defined(WIDE_REGISTERS)
-constexpr int SIDE_BY_SIDE = 1;
-#else
+#if defined(__AVX2__) && !defined(WIDE_REGISTERS)
 constexpr int SIDE_BY_SIDE = 4;
+#else
+constexpr int SIDE_BY_SIDE = 1;  // not measured
 #endif
 constexpr bool read_side_by_side(Kept kept) { return SIDE_BY_SIDE > 1 && (kept == BFLOAT16 || layout_of(kept).bits == 8); }
 
