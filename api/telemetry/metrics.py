@@ -14,7 +14,6 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from personae.actors.client import EngineClient
 from personae.api.choices import Part
@@ -237,7 +236,7 @@ class TokenCollector(Collector):
         between = HistogramMetricFamily(
             "vllm:inter_token_latency_seconds", "Between a sequence's tokens, as they come.", labels=_LABELS
         )
-        bounds = [floatToGoString(bound) for bound in (*_PER_TOKEN, float("inf"))]
+        bounds = [*(str(float(bound)) for bound in _PER_TOKEN), "+Inf"]
         for label, series in self._series.copy().items():
             generated.add_metric((label,), series.tokens)
             if any(series.counts):
