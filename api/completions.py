@@ -277,7 +277,7 @@ class CompletionBuilder(AnswerBuilder):
 
     def of(self, part: Part) -> Iterable[Completion]:
         """The event for a part, if it contains anything."""
-        if part.words.text or part.tokens or part.entries or part.finish is not None:
+        if part.tokens or part.finish is not None or part.entries or part.words.text:
             so_far = self._job.usage() if self._running_usage else None
             yield self._answer([self._choice(part)], so_far if self._usage else UNSET)
 

@@ -62,6 +62,8 @@ class OutputPieces:
     @property
     def text(self) -> str:
         """The text for the reader."""
+        if len(self.pieces) == 1 and isinstance(only := self.pieces[0], Span) and not only.reasoning:
+            return only.text  # of most tokens of most answers
         return "".join(span.text for span in self._spans() if not span.reasoning)
 
     @property

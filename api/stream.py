@@ -10,9 +10,9 @@ need not wake for each token.
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import anyio
 import msgspec
@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from personae.actors.kit.bridge import Loop
 from personae.actors.kit.signal import Signal
 from personae.api.choices import Part
 from personae.api.exchange import Exchange
@@ -121,15 +122,16 @@ class EventStream:
         outbox = _Outbox()
         failure: Exception | None = None
         started = False
-        sent_at = anyio.current_time()
+        now = Loop.current().time
+        sent_at = now()
 
         def put(part: Part) -> None:
             nonlocal sent_at
             if not started or flow is None or flow.write_paused or not outbox.idle:
                 outbox.put(part)
             elif events := b"".join(map(_event, self._form.of(part))):
-                sent_at = anyio.current_time()
-                _at_once(_send(send, events, more=True))
+                sent_at = now()
+                flow.write(events)
 
         async def follow() -> None:
             nonlocal failure
@@ -151,14 +153,14 @@ class EventStream:
             tasks.start_soon(follow)
             while (parts := await waiting()) is not None:
                 events = b"".join(_event(event) for part in parts for event in self._form.of(part))
-                if not events and self._ping and anyio.current_time() >= sent_at + self._ping:
+                if not events and self._ping and now() >= sent_at + self._ping:
                     events = _PING
                 if not started and (events or outbox.begun):
                     started = True
                     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                 if events:
                     await _send(send, events, more=True)
-                    sent_at = anyio.current_time()
+                    sent_at = now()
         if failure is None:
             try:
                 await self._form.store()
@@ -175,16 +177,6 @@ class EventStream:
             await _send(send, b"".join(map(_event, last_events)), more=False)
             return
         await _send(send, b"".join(map(_event, self._form.last())) + self._form.done, more=False)
-
-
-def _at_once(sending: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that has nothing to wait for."""
-    try:
-        sending.send(None)
-    except StopIteration:
-        return
-    sending.close()
-    raise RuntimeError("the connection waits although its writing is not paused")
 
 
 def _event(value: msgspec.Struct) -> bytes:

@@ -236,7 +236,7 @@ class EvalReports:
         return _report(self._read(id), last_line(self._path(id) / OUTPUT))
 
     def compare(self, id: str, against: str) -> Comparison:
-        """A run compared with another. Raises as `get` does, and RequestError if they have no case in common."""
+        """A run compared with another. Raises as `get` does, and RequestError if no case is in both."""
         after, before = (_verdicts(self._read(each)) for each in (id, against))
         cases: dict[RowKey, list[tuple[bool, bool]]] = {}
         for (row, case), passed in after.items():

@@ -1,4 +1,4 @@
-"""Whether a connection takes what is written to it."""
+"""A way for the parts of a stream past ASGI's `send`, which costs several calls for each."""
 
 from typing import Protocol
 
@@ -7,6 +7,11 @@ FLOW = "personae.flow"
 
 
 class Flow(Protocol):
-    """While `write_paused` is False, ASGI's `send` does not wait. uvicorn's FlowControl is one."""
+    """A connection whose answer has begun and has no length."""
 
-    write_paused: bool
+    @property
+    def write_paused(self) -> bool:
+        """Whether the client reads more slowly than is written. Then only `send` may be used, which waits."""
+
+    def write(self, body: bytes) -> None:
+        """Send the next part of the answer."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from personae.api.http.flow import FLOW
 from personae.api.settings import ApiSettings
@@ -74,7 +74,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._cancel_head_timer()
         super().on_headers_complete()
         # The application begins in a later turn of the loop.
-        self.scope["extensions"] = {FLOW: self.flow}  # type: ignore[dict-item]  # ours is no dict
+        self.scope["extensions"] = {FLOW: CycleFlow(self.cycle)}  # type: ignore[dict-item]  # ours is no dict
 
     def on_message_complete(self) -> None:
         """The request is complete; the next bytes are another one's head."""
@@ -138,6 +138,25 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+
+
+class CycleFlow:
+    """The `Flow` of one of uvicorn's requests."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def write_paused(self) -> bool:
+        """As `Flow`."""
+        return self._cycle.flow.write_paused
+
+    def write(self, body: bytes) -> None:
+        """As `Flow`."""
+        if not self._cycle.disconnected:
+            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))  # a chunk
 
 
 async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:

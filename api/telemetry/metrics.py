@@ -5,12 +5,15 @@ here. Other names begin with `personae:`. The engine's counts are read from it a
 """
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from personae.actors.client import EngineClient
 from personae.api.choices import Part
@@ -87,21 +90,18 @@ class Metrics:
         self._names = {model_name}
         self._adapters = AdapterCollector(client, self.label, max_adapters, adapters)
         self._engines = MergedCollector(EngineCollector(client, model_name))
-        self._collectors = (self._engines, self._adapters)
+        self.tokens = TokenCollector()
+        self._collectors = (self._engines, self._adapters, self.tokens)
         for collector in self._collectors:
             self.registry.register(collector)
         self.prompt_tokens = self._counter(
             "vllm:prompt_tokens", "Prompt tokens of accepted requests.", *_LABELS
         )
-        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens emitted.", *_LABELS)
         self.success = self._counter(
             "vllm:request_success", "Sequences ended, by reason.", *_LABELS, "finished_reason"
         )
         self.first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN
-        )
-        self.inter_token = self._histogram(
-            "vllm:inter_token_latency_seconds", "Between a sequence's tokens, as they come.", _PER_TOKEN
         )
         self.per_token = self._histogram(
             "vllm:request_time_per_output_token_seconds",
@@ -197,14 +197,53 @@ class Metrics:
         """The metrics of a page that refreshes every few seconds: a fraction of all, and cheaper."""
         for collector in self._collectors:
             yield from collector.collect()
-        for counted in (self.prompt_tokens, self.generation_tokens, self.success):
-            yield from counted.collect()
-        for timed in (self.first_token, self.inter_token):
-            yield from timed.collect()
+        for shown in (self.prompt_tokens, self.success, self.first_token):
+            yield from shown.collect()
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""
         return generate_latest(self.registry)
+
+
+@dataclass(slots=True)
+class TokenSeries:
+    """The tokens of one model: how many, and the seconds between a sequence's, by bucket."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    counts: list[int] = field(default_factory=lambda: [0] * (len(_PER_TOKEN) + 1))
+
+    def waited(self, seconds: float) -> None:
+        """Count the time between two tokens."""
+        self.seconds += seconds
+        self.counts[bisect_left(_PER_TOKEN, seconds)] += 1
+
+
+class TokenCollector(Collector):
+    """The two metrics that change with every token. prometheus_client's own take a lock for each value that
+    changes and look at the buckets one by one."""
+
+    def __init__(self) -> None:
+        self._series: dict[str, TokenSeries] = {}
+
+    def of(self, label: str) -> TokenSeries:
+        """The model's series."""
+        return self._series.setdefault(label, TokenSeries())
+
+    def collect(self) -> Iterator[Metric]:
+        """Show all series."""
+        generated = CounterMetricFamily("vllm:generation_tokens", "Tokens emitted.", labels=_LABELS)
+        between = HistogramMetricFamily(
+            "vllm:inter_token_latency_seconds", "Between a sequence's tokens, as they come.", labels=_LABELS
+        )
+        bounds = [*(str(float(bound)) for bound in _PER_TOKEN), "+Inf"]
+        for label, series in self._series.copy().items():
+            generated.add_metric((label,), series.tokens)
+            if any(series.counts):
+                buckets = list(zip(bounds, accumulate(series.counts), strict=True))
+                between.add_metric((label,), buckets, series.seconds)
+        yield generated
+        yield between
 
 
 @dataclass(slots=True)
@@ -226,8 +265,7 @@ class SequenceClock:
     last: float = 0.0
     tokens: int = 0
     reason: str | None = None
-    _inter_token: Histogram | None = None  # the series that every token goes to, once they are known
-    _generated: Counter | None = None
+    _series: TokenSeries | None = None  # that every token goes to, once it is known
 
     def saw(self, part: Part) -> None:
         """Record a part as it arrives from the engine."""
@@ -237,20 +275,17 @@ class SequenceClock:
             metrics.queue.labels(model).observe(part.queued)
             self.began = min(self.arrived + part.queued, now)
         if part.tokens:
-            if self.tokens == 0:
+            if (series := self._series) is None:
+                series = self._series = metrics.tokens.of(model)
                 self.first = now
                 metrics.first_token.labels(model).observe(now - self.arrived)
                 if metrics.tenants is not None:
                     metrics.tenants.first_token(self.tenant, now - self.arrived)
             else:
-                if self._inter_token is None:
-                    self._inter_token = metrics.inter_token.labels(model)
-                self._inter_token.observe((now - self.last) / len(part.tokens))
-            if self._generated is None:
-                self._generated = metrics.generation_tokens.labels(model)
+                series.waited((now - self.last) / len(part.tokens))
             self.last = now
             self.tokens += len(part.tokens)
-            self._generated.inc(len(part.tokens))
+            series.tokens += len(part.tokens)
         if part.finish is not None:
             self.end("stop" if part.finish == "tool_calls" else part.finish)
 

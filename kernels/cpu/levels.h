@@ -15,13 +15,35 @@ constexpr int64_t LEVELS_CHUNK = 16;  // blocks of a group that meet all rows of
 
 // Such blocks. `ahead`: what is asked for from here on in the second cache, `share` lines for each block of each pass over them.
 struct LevelsChunk {
-    const Packed& w;
-    const int64_t g, first, last, share;
-    const char *const blocks, *ahead;
+    const int64_t first, last, share, at;  // at: bytes from a group's first block
+    const char* ahead;
 
-    LevelsChunk(const Packed& w, int64_t g, int64_t first, int64_t share)
-        : w(w), g(g), first(first), last(std::min(w.blocks, first + LEVELS_CHUNK)), share(share),
-          blocks(w.group(g) + layout_of(w.kept).blocks_bytes(first)), ahead(blocks + FAR) {}
+    LevelsChunk(const Packed& w, int64_t g, int64_t first, int64_t blocks, int64_t share)
+        : first(first), last(std::min(w.blocks, first + blocks)), share(share),
+          at(layout_of(w.kept).blocks_bytes(first)), ahead(w.group(g) + at + FAR) {}
+};
+
+struct Biases {  // of a group's two tiles; null: none, else readable up to the groups' end
+    const float* half[2];
+
+    Biases(const float* bias, const Packed& w, int64_t g) : half{none(), none()} {
+        for (int64_t i = 0; i < 2 && bias; i++) half[i] = bias + w.column(g, i);
+    }
+    static const float* none() {
+        alignas(64) static const float zeros[16] = {};
+        return zeros;
+    }
+};
+
+// One group of a product, and where its sums lie.
+struct LevelsGroup {
+    const char* blocks;
+    const float* scales;  // of outputs; null: there are none
+    Biases bias;
+    Quarters c;
+
+    LevelsGroup(const Packed& w, int64_t g, const Biases& bias, const Quarters& c)
+        : blocks(w.group(g)), scales(w.scaled() ? w.scales(g) : nullptr), bias(bias), c(c) {}
 };
 
 // Rows that registers have sums for.
@@ -80,85 +102,112 @@ struct Reader {
     static Vec steps(IVec codes) { return (Vec)(((codes << 19) & int32_t(0x83f80000)) | int32_t(120 << 23)); }
 };
 
-// Of R rows, `row` and the next of c: += x times a chunk, and the bias with the first one; with the last one their outputs' scales.
-template <Kept KEPT, int R>
-void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const float* const* bias, const Quarters& c, int64_t row) {
+// Of R rows, `row` and the next of c: += x times a chunk of G groups, and the bias with the first one; with the last one their
+// outputs' scales.
+template <Kept KEPT, int R, int G>
+void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const LevelsGroup* groups, int64_t row) {
     using Read = Reader<KEPT>;
 #if defined(WIDE_REGISTERS)
-    constexpr int T = 2;  // times 16 outputs together
+    constexpr int T = 2;  // times 16 outputs
 #else
     constexpr int T = R == 1 ? 2 : 1;
 #endif
+    constexpr bool BESIDE = R == 1 && read_side_by_side(KEPT);
+    constexpr int TOGETHER = BESIDE ? 1 : T;  // of these at once
     constexpr int64_t PARTS = 32 / Read::L.per_scale, READINGS = 8 / Read::WORDS / PARTS;
     const Table table = Read::table();
     constexpr int32_t ZERO = Read::L.zero + Read::Sums::RAISED, LOG_ZERO = __builtin_ctz(ZERO | 1 << 30);
     for (int64_t half = 0; half < 2; half += T) {
-        Vec total[R][T];
-        each<R>([&](auto r) ALWAYS_INLINE {
-            each<T>([&](auto t) ALWAYS_INLINE {
-                total[r][t] = chunk.first ? load(c.at(row + r, half + t)) : Read::L.scaled ? Vec{} : load(bias[half + t]);
+        Vec total[G][R][T];
+        each<G>([&](auto g) ALWAYS_INLINE {
+            each<R>([&](auto r) ALWAYS_INLINE {
+                each<T>([&](auto t) ALWAYS_INLINE {
+                    total[g][r][t] = chunk.first      ? load(groups[g].c.at(row + r, half + t))
+                                     : Read::L.scaled ? Vec{}
+                                                      : load(groups[g].bias.half[half + t]);
+                });
             });
         });
-        const char *block = chunk.blocks, *super = block, *ahead = chunk.ahead;
+        int64_t at = chunk.at, super_at = at;
+        const char* ahead = chunk.ahead;
         const int64_t share = half == 0 ? chunk.share : 0;
-        for (int64_t b = chunk.first; b < chunk.last; b++, block += Read::L.block_bytes()) {
-            if (Read::L.super_bytes && b % TOGETHER_K == 0) super = block, block += Read::L.super_bytes;
-            const char* lines = block + Read::L.scale_bytes + half * Read::L.half_bytes();
-            if (row == 0) each<int(T * Read::L.bits)>([&](auto line) ALWAYS_INLINE { __builtin_prefetch(lines + line * 64 + NEAR); });
-            for (int64_t line = 0; line < share; line++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-            each<int(PARTS)>([&](auto part) ALWAYS_INLINE {
-                typename Read::Sums sum[R][T];
-                each<R>([&](auto r) ALWAYS_INLINE {
-                    const int32_t* less = x.less + (r * x.blocks + b) * 3 + (PARTS == 2 ? 1 + part : 0);
-                    const IVec from = ZERO ? splat(*less) << LOG_ZERO : IVec{};
-                    each<T>([&](auto t) ALWAYS_INLINE { sum[r][t].begin(from); });
+        for (int64_t b = chunk.first; b < chunk.last; b++, at += Read::L.block_bytes()) {
+            if (Read::L.super_bytes && b % TOGETHER_K == 0) super_at = at, at += Read::L.super_bytes;
+            for (int64_t line = 0; !BESIDE && line < share; line++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+            if (!BESIDE && row == 0)
+                each<int(T * Read::L.bits)>([&](auto line) ALWAYS_INLINE {
+                    __builtin_prefetch(groups[0].blocks + at + Read::L.scale_bytes + half * Read::L.half_bytes() + line * 64 + NEAR);
                 });
-                auto read = [&](int64_t reading) ALWAYS_INLINE {
-                    const int64_t i = part * READINGS + reading;
-                    each<int(Read::WORDS)>([&](auto word) ALWAYS_INLINE {
-                        const int8_t* numbers = x.numbers + b * 32 + (i * Read::WORDS + word) * 4;
-                        std::array<typename Read::Sums::Levels, T> levels;
-                        each<T>([&](auto t) ALWAYS_INLINE {
-                            levels[t] = typename Read::Sums::Levels(Read::levels(lines + t * Read::L.half_bytes(), i, word, table));
+            each<T / TOGETHER>([&](auto tile) ALWAYS_INLINE {
+                const int64_t first = half + tile * TOGETHER;
+                each<int(PARTS)>([&](auto part) ALWAYS_INLINE {
+                    typename Read::Sums sum[G][R][TOGETHER];
+                    each<R>([&](auto r) ALWAYS_INLINE {
+                        const int32_t* less = x.less + (r * x.blocks + b) * 3 + (PARTS == 2 ? 1 + part : 0);
+                        const IVec from = ZERO ? splat(*less) << LOG_ZERO : IVec{};
+                        each<G>([&](auto g) ALWAYS_INLINE { each<TOGETHER>([&](auto t) ALWAYS_INLINE { sum[g][r][t].begin(from); }); });
+                    });
+                    auto read = [&](int64_t reading) ALWAYS_INLINE {
+                        const int64_t i = part * READINGS + reading;
+                        each<int(Read::WORDS)>([&](auto word) ALWAYS_INLINE {
+                            const int8_t* numbers = x.numbers + b * 32 + (i * Read::WORDS + word) * 4;
+                            each<G>([&](auto g) ALWAYS_INLINE {
+                                std::array<typename Read::Sums::Levels, TOGETHER> levels;
+                                each<TOGETHER>([&](auto t) ALWAYS_INLINE {
+                                    const char* lines = groups[g].blocks + at + Read::L.scale_bytes + (first + t) * Read::L.half_bytes();
+                                    levels[t] = typename Read::Sums::Levels(Read::levels(lines, i, word, table));
+                                });
+                                each<R>([&](auto r) ALWAYS_INLINE {
+                                    int32_t four;
+                                    std::memcpy(&four, numbers + r * x.blocks * 32, 4);
+                                    const IVec inputs = splat(four);
+                                    each<TOGETHER>([&](auto t) ALWAYS_INLINE {
+                                        sum[g][r][t].add(levels[t], inputs);
+                                        if constexpr ((decltype(word)::value + 1) % Read::Sums::FIT == 0) sum[g][r][t].settle();
+                                    });
+                                });
+                            });
                         });
-                        each<R>([&](auto r) ALWAYS_INLINE {
-                            int32_t four;
-                            std::memcpy(&four, numbers + r * x.blocks * 32, 4);
-                            const IVec inputs = splat(four);
-                            each<T>([&](auto t) ALWAYS_INLINE {
-                                sum[r][t].add(levels[t], inputs);
-                                if constexpr ((decltype(word)::value + 1) % Read::Sums::FIT == 0) sum[r][t].settle();
+                    };
+                    if constexpr (R == 1) {
+                        each<int(READINGS)>(read);
+                    } else {
+#pragma GCC unroll 1
+                        for (int64_t reading = 0; reading < READINGS; reading++) read(reading);
+                    }
+                    each<G>([&](auto g) ALWAYS_INLINE {
+                        const char *block = groups[g].blocks + at, *super = groups[g].blocks + super_at;
+                        each<TOGETHER>([&](auto t) ALWAYS_INLINE {
+                            const Vec scale = KEPT == INT8 ? Vec{} : Read::scale(super, block, first + t, part);
+                            each<R>([&](auto r) ALWAYS_INLINE {
+                                const Vec of_row = splat(x.scales[r * x.blocks + b]);
+                                Vec& all = total[g][r][tile * TOGETHER + t];
+                                all = fma(floats(sum[g][r][t].whole()), KEPT == INT8 ? of_row : scale * of_row, all);
                             });
                         });
                     });
-                };
-                if constexpr (R == 1) {
-                    each<int(READINGS)>(read);
-                } else {
-#pragma GCC unroll 1
-                    for (int64_t reading = 0; reading < READINGS; reading++) read(reading);
-                }
-                each<T>([&](auto t) ALWAYS_INLINE {
-                    const Vec scale = KEPT == INT8 ? Vec{} : Read::scale(super, block, half + t, part);
-                    each<R>([&](auto r) ALWAYS_INLINE {
-                        const Vec of_row = splat(x.scales[r * x.blocks + b]);
-                        total[r][t] = fma(floats(sum[r][t].whole()), KEPT == INT8 ? of_row : scale * of_row, total[r][t]);
+                });
+                if constexpr (Read::L.least)
+                    each<G>([&](auto g) ALWAYS_INLINE {
+                        each<TOGETHER>([&](auto t) ALWAYS_INLINE {
+                            const Vec least = Read::least(groups[g].blocks + super_at, groups[g].blocks + at, first + t);
+                            each<R>([&](auto r) ALWAYS_INLINE {
+                                Vec& all = total[g][r][tile * TOGETHER + t];
+                                all = fma(least, splat(x.totals[r * x.blocks + b]), all);
+                            });
+                        });
                     });
-                });
             });
-            if constexpr (Read::L.least)
-                each<T>([&](auto t) ALWAYS_INLINE {
-                    const Vec least = Read::least(super, block, half + t);
-                    each<R>([&](auto r) ALWAYS_INLINE { total[r][t] = fma(least, splat(x.totals[r * x.blocks + b]), total[r][t]); });
-                });
         }
         chunk.ahead = ahead;
-        each<T>([&](auto t) ALWAYS_INLINE {
-            each<R>([&](auto r) ALWAYS_INLINE {
-                Vec& all = total[r][t];
-                if (Read::L.scaled && chunk.last == x.blocks)
-                    all = fma(all, load(chunk.w.scales(chunk.g) + (half + t) * 16), load(bias[half + t]));
-                store(c.at(row + r, half + t), all);
+        each<G>([&](auto g) ALWAYS_INLINE {
+            each<T>([&](auto t) ALWAYS_INLINE {
+                each<R>([&](auto r) ALWAYS_INLINE {
+                    Vec& all = total[g][r][t];
+                    if (Read::L.scaled && chunk.last == x.blocks)
+                        all = fma(all, load(groups[g].scales + (half + t) * 16), load(groups[g].bias.half[half + t]));
+                    store(groups[g].c.at(row + r, half + t), all);
+                });
             });
         });
     }
@@ -167,8 +216,8 @@ void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const float* const* bi
 // By how many rows there are.
 template <Kept KEPT, size_t... R>
 constexpr auto level_rows_of(std::index_sequence<R...>) {
-    using Way = void (*)(WholeRows, LevelsChunk&, const float* const*, const Quarters&, int64_t);
-    return std::array<Way, sizeof...(R)>{multiply_level_rows<KEPT, int(R) + 1>...};
+    using Way = void (*)(WholeRows, LevelsChunk&, const LevelsGroup*, int64_t);
+    return std::array<Way, sizeof...(R)>{multiply_level_rows<KEPT, int(R) + 1, 1>...};
 }
 
 }  // namespace

@@ -131,18 +131,6 @@ struct Nothing {  // what is added to a product before it is taken: see AtHand i
     void add(int64_t, int64_t, const Quarters&) const {}
 };
 
-struct Biases {  // of a group's two tiles; null: none, else readable up to the groups' end
-    const float* half[2];
-
-    Biases(const float* bias, const Packed& w, int64_t g) : half{none(), none()} {
-        for (int64_t i = 0; i < 2 && bias; i++) half[i] = bias + w.column(g, i);
-    }
-    static const float* none() {
-        alignas(64) static const float zeros[16] = {};
-        return zeros;
-    }
-};
-
 // How many rows enter a product: all of them, or of each group the first so many.
 struct Count {
     int64_t rows;
@@ -154,37 +142,76 @@ struct Count {
 
 // The sums c of a panel, of rows from `row` on, = x times a group of bfloat16 or float16, plus the bias.
 template <typename Source>
-void multiply_plain(const Rows& x, int64_t row, int64_t rows, const Packed& w, int64_t g, const Biases& bias, const Quarters& c) {
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t half = 0; half < 2; half++) store(c.at(i, half), w.halves ? Vec{} : load(bias.half[half]));
-    multiply_panel(x, row, rows, Source(w.group(g)), c);
-    for (int64_t half = 0; half < 2 && w.halves; half++) {
-        const Vec scale = load(w.scales(g) + half * 16), more = load(bias.half[half]);
-        for (int64_t i = 0; i < rows; i++) store(c.at(i, half), fma(load(c.at(i, half)), scale, more));
+struct Plain {
+    static constexpr bool ALONE = read_side_by_side(BFLOAT16);
+
+    static void panel(const Rows& x, int64_t row, int64_t rows, const Packed& w, int64_t g, const Biases& bias, const Quarters& c) {
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t half = 0; half < 2; half++) store(c.at(i, half), w.halves ? Vec{} : load(bias.half[half]));
+        multiply_panel(x, row, rows, Source(w.group(g)), c);
+        for (int64_t half = 0; half < 2 && w.halves; half++) {
+            const Vec scale = load(w.scales(g) + half * 16), more = load(bias.half[half]);
+            for (int64_t i = 0; i < rows; i++) store(c.at(i, half), fma(load(c.at(i, half)), scale, more));
+        }
     }
-}
+
+    // The same of one row and N groups side by side, each read from its first byte to its last.
+    template <int N>
+    static void alone(const Rows& x, const Packed& w, const int64_t* groups, const float* bias, const Quarters* c) {
+        const char* from[N];
+        Vec sum[N][2];
+        each<N>([&](auto i) ALWAYS_INLINE {
+            from[i] = w.group(groups[i]);
+            const Biases of(bias, w, groups[i]);
+            each<2>([&](auto t) ALWAYS_INLINE { sum[i][t] = load(of.half[t]); });
+        });
+        const auto* in = x.operand(0, 0, typename Source::Element{});
+        for (int64_t block = 0; block < x.blocks; block++, in += TILE)
+            each<2>([&](auto t) ALWAYS_INLINE {
+#pragma GCC unroll 16
+                for (int64_t pair = 0; pair < 16; pair++)
+                    each<N>([&](auto i) ALWAYS_INLINE {
+                        const bf16* two = (const bf16*)from[i] + ((block * 2 + t) * 16 + pair) * 32;
+                        sum[i][t] = TwoInputs<typename Source::Element>(two).times(in + pair * 2, sum[i][t]);
+                    });
+            });
+        each<N>([&](auto i) ALWAYS_INLINE { each<2>([&](auto t) ALWAYS_INLINE { store(c[i].at(0, t), sum[i][t]); }); });
+    }
+};
 
 // The same of weights in few bits. A chunk meets all rows, then the next.
 template <Kept KEPT>
-void multiply_levels(const Rows& x, int64_t row, int64_t rows, const Packed& w, int64_t g, const Biases& bias, const Quarters& c) {
-    static constexpr auto by_rows = level_rows_of<KEPT>(std::make_index_sequence<LEVELS_TALL>());
-    constexpr int64_t LINES = (layout_of(KEPT).block_bytes() + 63) / 64;
-    const int64_t times = (rows + LEVELS_TALL - 1) / LEVELS_TALL;
-    for (int64_t first = 0; first < x.blocks; first += LEVELS_CHUNK) {
-        LevelsChunk chunk(w, g, first, (LINES + times - 1) / times);
-        for (int64_t i = 0, tall; i < rows; i += tall) {
-            const int64_t left = (rows - i + LEVELS_TALL - 1) / LEVELS_TALL;
-            tall = (rows - i + left - 1) / left;
-            by_rows[tall - 1](x.whole.from(row + i), chunk, bias.half, c, i);
+struct Levels {
+    static constexpr bool ALONE = read_side_by_side(KEPT);
+
+    static void panel(const Rows& x, int64_t row, int64_t rows, const Packed& w, int64_t g, const Biases& bias, const Quarters& c) {
+        static constexpr auto by_rows = level_rows_of<KEPT>(std::make_index_sequence<LEVELS_TALL>());
+        constexpr int64_t LINES = (layout_of(KEPT).block_bytes() + 63) / 64;
+        const int64_t times = (rows + LEVELS_TALL - 1) / LEVELS_TALL;
+        const LevelsGroup group(w, g, bias, c);
+        for (int64_t first = 0; first < x.blocks; first += LEVELS_CHUNK) {
+            LevelsChunk chunk(w, g, first, LEVELS_CHUNK, (LINES + times - 1) / times);
+            for (int64_t i = 0, tall; i < rows; i += tall) {
+                const int64_t left = (rows - i + LEVELS_TALL - 1) / LEVELS_TALL;
+                tall = (rows - i + left - 1) / left;
+                by_rows[tall - 1](x.whole.from(row + i), chunk, &group, i);
+            }
         }
     }
-}
+
+    template <int N>
+    static void alone(const Rows& x, const Packed& w, const int64_t* groups, const float* bias, const Quarters* c) {
+        const auto given = each_made<N>([&](auto i) { return LevelsGroup(w, groups[i], Biases(bias, w, groups[i]), c[i]); });
+        LevelsChunk all(w, groups[0], 0, w.blocks, 0);
+        multiply_level_rows<KEPT, 1, N>(x.whole, all, given.data(), 0);
+    }
+};
 
 // x [rows, k] times the groups `first` to `last` of a weight, plus the bias. place(row, count, group) says where a product
 // goes, of `count` rows from `row` on, as Quarters; all rows of a tile are written. take(row, count, group, c) gets it.
 //
-// With vectors: a panel meets all groups, then the next. PANEL_OF: the product of both.
-template <auto PANEL_OF, typename More, typename Place, typename Take>
+// With vectors: a panel meets all groups, then the next.
+template <typename Product, typename More, typename Place, typename Take>
 void multiply_with_vectors(const Rows& x, Count rows, const Packed& w, int64_t first, int64_t last, const float* bias,
                            More& more, Place place, Take take) {
     for (int64_t row = 0; row < rows.rows; row += PANEL) {
@@ -193,11 +220,50 @@ void multiply_with_vectors(const Rows& x, Count rows, const Packed& w, int64_t f
             if (count <= 0) continue;
             more.begin(w, g);
             const Quarters c = place(row, count, g);
-            PANEL_OF(x, row, count, w, g, Biases(bias, w, g), c);
+            Product::panel(x, row, count, w, g, Biases(bias, w, g), c);
             more.add(row, count, c);
             take(row, count, g, c);
         }
     }
+}
+
+// By how many groups are read side by side.
+template <typename Product, size_t... N>
+constexpr auto alone_of(std::index_sequence<N...>) {
+    using Way = void (*)(const Rows&, const Packed&, const int64_t*, const float*, const Quarters*);
+    return std::array<Way, sizeof...(N)>{Product::template alone<int(N) + 1>...};
+}
+
+// The same of one row, and some groups side by side.
+template <typename Product, typename More, typename Place, typename Take>
+void multiply_alone(const Rows& x, Count rows, const Packed& w, int64_t first, int64_t last, const float* bias, More& more,
+                    Place place, Take take) {
+    static constexpr auto by_groups = alone_of<Product>(std::make_index_sequence<SIDE_BY_SIDE>());
+    alignas(64) float sums[SIDE_BY_SIDE][PANEL * GROUP];
+    const auto c = each_made<SIDE_BY_SIDE>([&](auto i) { return Quarters(sums[i]); });
+    int64_t left = 0;
+    for (int64_t g = first; g < last; g++) left += rows.of(g) > 0;
+    for (int64_t g = first, count; left; left -= count) {
+        const int64_t times = (left + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE;
+        int64_t groups[SIDE_BY_SIDE], found = 0;
+        for (count = (left + times - 1) / times; found < count; g++)
+            if (rows.of(g)) groups[found++] = g;
+        by_groups[count - 1](x, w, groups, bias, c.data());
+        for (int64_t i = 0; i < count; i++) {
+            more.begin(w, groups[i]);
+            const Quarters there = place(0, 1, groups[i]);
+            for (int64_t half = 0; half < 2; half++) store(there.at(0, half), load(c[i].at(0, half)));
+            more.add(0, 1, there);
+            take(0, 1, groups[i], there);
+        }
+    }
+}
+
+template <typename Product, typename... Rest>
+void multiply_vectors(const Rows& x, Count rows, Rest&... rest) {
+    if constexpr (SIDE_BY_SIDE > 1 && Product::ALONE)
+        if (rows.rows == 1) return multiply_alone<Product>(x, rows, rest...);
+    multiply_with_vectors<Product>(x, rows, rest...);
 }
 
 // With tiles: of a group all panels, whose sums stay in tiles.
@@ -226,20 +292,23 @@ void multiply_bfloat16(Rest&... rest) {
 #if defined(WIDE_REGISTERS)
     switch (instructions()) {
         case FLOATS: break;
-        case PAIRS: return multiply_with_vectors<multiply_plain<AsTheyLie<bf16>>>(rest...);
+        case PAIRS: return multiply_vectors<Plain<AsTheyLie<bf16>>>(rest...);
         case TILES: return multiply_with_tiles(rest...);
-        case HALVES: return multiply_with_vectors<multiply_plain<AsTheyLie<half>>>(rest...);
+        case HALVES: return multiply_vectors<Plain<AsTheyLie<half>>>(rest...);
     }
 #endif
-    multiply_with_vectors<multiply_plain<Floats>>(rest...);
+    multiply_vectors<Plain<Floats>>(rest...);
 }
 
 // Items of work: some 96 KiB of weights each, a few microseconds' reading, and as many as two or four threads share evenly.
-// Of many rows, which are more than the second cache holds, half a MiB: so they are read from beyond it less often.
+// Of many rows, which are more than the second cache holds, half a MiB: so they are read from beyond it less often. Where groups
+// are read side by side, an item has that many, or nearly.
 inline int64_t items_of(const Packed& w, int64_t rows) {
-    const int64_t bytes = (rows > 4 * PANEL ? 512 : 96) << 10, each = std::max<int64_t>(1, bytes / w.blocks_bytes());
-    const int64_t items = (w.groups + each - 1) / each;
-    return std::min(w.paired ? (w.groups + 1) / 2 : w.groups, (items + 3) / 4 * 4);
+    const bool alone = rows == 1 && read_side_by_side(w.kept);
+    const int64_t together = alone ? SIDE_BY_SIDE : 1, bytes = (rows > 4 * PANEL ? 512 : 96) << 10;
+    const int64_t each = std::max<int64_t>(1, bytes / w.blocks_bytes() / together) * together;
+    const int64_t items = std::max<int64_t>(4, ((w.groups + each - 1) / each + (alone ? 1 : 3)) / 4 * 4);
+    return std::min(w.paired ? (w.groups + 1) / 2 : w.groups, items);
 }
 
 template <typename More, typename Place, typename Take>
@@ -251,7 +320,7 @@ void multiply_item(const Rows& x, Count rows, const Packed& w, int64_t item, con
     switch (w.kept) {
         case BFLOAT16: return multiply_bfloat16(x, rows, w, first, last, bias, more, place, take);
 #define LEVELS(KEPT) \
-    case KEPT: return multiply_with_vectors<multiply_levels<KEPT>>(x, rows, w, first, last, bias, more, place, take);
+    case KEPT: return multiply_vectors<Levels<KEPT>>(x, rows, w, first, last, bias, more, place, take);
         LEVELS(INT8) LEVELS(INT4) LEVELS(Q8_0) LEVELS(Q4_0) LEVELS(Q4_1) LEVELS(Q4_K) LEVELS(Q6_K)
         LEVELS(Q5_0) LEVELS(Q5_1) LEVELS(Q5_K) LEVELS(IQ4_NL) LEVELS(IQ4_XS) LEVELS(MXFP4)
 #undef LEVELS

@@ -29,6 +29,16 @@ ALWAYS_INLINE inline void each(F f) {
     each_of(std::make_integer_sequence<int, N>(), f);
 }
 
+// What f gives for 0 to N - 1.
+template <typename F, int... I>
+inline auto each_made_of(std::integer_sequence<int, I...>, F f) {
+    return std::array{f(std::integral_constant<int, I>())...};
+}
+template <int N, typename F>
+inline auto each_made(F f) {
+    return each_made_of(std::make_integer_sequence<int, N>(), f);
+}
+
 #if defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define WIDE_REGISTERS 1  // one has all lanes, and there are 32 of them
 typedef float Vec __attribute__((vector_size(64)));

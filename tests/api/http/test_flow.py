@@ -11,7 +11,7 @@ from starlette.requests import Request
 from personae.api.choices import Part
 from personae.api.http.flow import FLOW
 from personae.api.output_pieces import OutputPieces
-from personae.api.stream import AnswerBuilder, EventStream, _at_once
+from personae.api.stream import AnswerBuilder, EventStream
 from personae.api.wire.answers import CachedTokens
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +34,7 @@ class Connection:
     """Keeps what is sent. While `flow.write_paused` is set, `send` waits until `goes_on`."""
 
     def __init__(self) -> None:
-        self.flow = SimpleNamespace(write_paused=False)
+        self.flow = SimpleNamespace(write_paused=False, write=self.write)
         self.goes_on = anyio.Event()
         self.sent: list[bytes] = []
 
@@ -43,6 +43,10 @@ class Connection:
             await self.goes_on.wait()
         if message["type"] == "http.response.body":
             self.sent.append(message["body"])
+
+    def write(self, body: bytes) -> None:
+        assert not self.flow.write_paused
+        self.sent.append(body)
 
     async def receive(self) -> Any:
         await anyio.sleep_forever()
@@ -100,8 +104,3 @@ async def test_parts_are_gathered_while_the_connection_is_paused_and_stay_in_ord
         sink(part(5))
 
     assert await connection.serve(work) == [1, 2, 7, 5]
-
-
-async def test_a_connection_that_waits_although_it_is_not_paused_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="the connection waits"):
-        _at_once(anyio.lowlevel.checkpoint())
