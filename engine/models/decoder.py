@@ -49,6 +49,7 @@ from personae.kernels.decoder import (
     fuse,
     packed_layout,
 )
+from personae.kernels.latent_attention import LatentPlan
 from personae.kernels.quantized import QuantizedWeight
 from personae.kernels.states import plan_states
 from personae.lora.context import LoraContext, LoraOutput
@@ -275,15 +276,18 @@ class Decoder:
         self.norm = norm(config.hidden_size)
         self._attention, self._plain_attention = attention_backend(device, dtype), ReferenceAttention()
         self._scores = {  # of the layers with plain attention
-            index: layer.attention.scores if isinstance(layer.attention, Attention) else None
+            index: layer.attention.scores
             for index, layer in enumerate(self.layers)
-            if isinstance(layer.attention, LatentAttention)
-            or (isinstance(layer.attention, Attention) and layer.attention.scores is not None)
+            if isinstance(layer.attention, Attention) and layer.attention.scores is not None
         }
+        self._latent = next(  # which is the same in all layers
+            (layer.attention.spec for layer in self.layers if isinstance(layer.attention, LatentAttention)),
+            None,
+        )
         self._attending = {
             index: (layer.attention.heads, read)
             for index, layer in enumerate(self.layers)
-            if (read := layer.read) is not None and layer.attention.heads
+            if (read := layer.read) is not None and layer.attention.heads and not read.latent
         }
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.output = Linear(
@@ -373,7 +377,11 @@ class Decoder:
         """What the first layer reads [T, H] -> the residual stream after the last layer [T, H]."""
         states = plan_states(batch, kv.page_size) if kv.states else None
         attend = attend or self.plan(kv, batch)
-        step = ForwardContext(positions, batch, kv.layers, kv.states, attend, lora, states, per_layer)
+        latent = None
+        if self._latent is not None:
+            width, plain = self._latent.plain_dim + self._latent.value_dim, lora is None or not lora.rescales
+            latent = LatentPlan(batch, self._latent.latent, width, plain=plain)
+        step = ForwardContext(positions, batch, kv.layers, kv.states, attend, lora, states, latent, per_layer)
         residual: Tensor | None = None
         kept = []
         for index, layer in enumerate(self.layers):
