@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _TABLE = (  # model_type, architecture, file
     ("arcee", "ArceeForCausalLM", "nemotron"),
+    ("bamba", "BambaForCausalLM", "bamba"),
     ("cohere", "CohereForCausalLM", "cohere"),
     ("cohere2", "Cohere2ForCausalLM", "cohere"),
     ("cwm", "CwmForCausalLM", "cwm"),

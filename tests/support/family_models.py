@@ -311,6 +311,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": None,
         },
     ),
+    "bamba": ("bamba", {**MAMBA, "attn_layer_indices": [1], "attention_bias": True, "mlp_bias": True}),
     "falcon_h1": (
         "falcon_h1",
         {
