@@ -18,6 +18,7 @@ from personae.engine.checkpoints.huggingface import Folder
 from personae.engine.fields import read_fields
 from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError, ModelLoadError
+from personae.kernels.sizes import size_text
 
 GROUP = 32  # inputs that share a scale
 IGNORED = ("lm_head", r"re:.*\.(gate|router|shared_expert_gate)(\..*)?$")
@@ -34,7 +35,8 @@ def run(model: Path, out: Path, texts: Sequence[Path], *, windows: int, width: i
     oneshot, modifier, dataset, auto = _library()
     parts = _windows(Tokenizer.load(model), texts, width, windows)
     typer.echo(f"calibrating with {len(parts)} windows of {width} tokens", err=True)
-    loaded = auto.from_pretrained(model, dtype="auto")
+    wide = source.config().dtype in (None, "float32")  # whose scales would not fit into the bits
+    loaded = auto.from_pretrained(model, dtype="bfloat16" if wide else "auto")
     weights = {
         "num_bits": 4,
         "type": "int",
@@ -58,8 +60,8 @@ def run(model: Path, out: Path, texts: Sequence[Path], *, windows: int, width: i
             shutil.copy(file, out / file.name)
     written = Folder(out)
     written.tensors(written.config())  # raises if it could not be served
-    before, after = (_bytes(folder) for folder in (source, written))
-    typer.echo(f"{out}: {after / 1e6:.0f} MB instead of {before / 1e6:.0f}; personae serve {out}")
+    before, after = (size_text(_bytes(folder)) for folder in (source, written))
+    typer.echo(f"{out}: {after} instead of {before}; personae serve {out}")
 
 
 def _plain(model: Path) -> Folder:

@@ -17,7 +17,7 @@ from personae.engine.loader import load_model
 
 def quantize(*arguments: object) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["quantize", *map(str, arguments)])
-    return result.exit_code, " ".join(result.output.split())
+    return result.exit_code, " ".join(f"{result.output} {result.exception!r}".split())
 
 
 @pytest.fixture
@@ -71,6 +71,7 @@ def test_texts_that_cannot_be_used_are_named(
     assert why in said
 
 
+@pytest.mark.filterwarnings("ignore")  # the tool's own
 @pytest.mark.skipif(find_spec("llmcompressor") is None, reason="needs llm-compressor")
 def test_a_model_in_four_bits_is_served_in_its_bits(text: Path, tmp_path: Path) -> None:
     lines = tmp_path / "chat.jsonl"
