@@ -81,4 +81,4 @@ def test_a_model_in_four_bits_is_served_in_its_bits(text: Path, tmp_path: Path) 
     code, said = quantize(model_folder("llama"), out, *arguments)
     assert code == 0, said
     decoder = load_model(out, device=torch.device("cpu"))
-    assert decoder.quantization == "compressed-tensors"
+    assert decoder.quantization == "pack-quantized"
